@@ -21,7 +21,7 @@ from typing import Any
 from command import MULTINODE, run
 
 from multinode.traffic.algorithms import bus_factor
-from multinode.traffic.traffic import held_back, median_error
+from multinode.traffic.step_calls import held_back, median_error
 
 PLAIN = Path(__file__).parent / "plain_all_reduce.py"
 SIZE_BYTES = 64 << 20

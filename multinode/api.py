@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from multinode.records.finding import Finding
     from multinode.records.plan import LaunchPlan
     from multinode.records.run import Run
-    from multinode.traffic.traffic import Strategy
+    from multinode.traffic.step_calls import Strategy
 
 __all__ = [
     "CheckFinding",
@@ -121,7 +121,7 @@ __all__ = [
 
 # Where the names are defined that are not defined here. Each is imported when it is used: a verb needs few of them.
 _FROM = {
-    "traffic.traffic": ("Strategy",),
+    "traffic.step_calls": ("Strategy",),
     "contrast.figures": ("Contrast",),
     "network.size_scan": ("ScanReport",),
     "predict.forecast": ("Forecast", "ForecastRequest"),

@@ -12,7 +12,7 @@ from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactorySettings
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, Strategy, nic_bytes, nic_time_s, strategy_calls
+from multinode.traffic.step_calls import Call, Strategy, nic_bytes, nic_time_s, strategy_calls
 from multinode.units import (
     BITS_PER_BYTE,
     ETHERNET_MTU,

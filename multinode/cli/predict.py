@@ -18,7 +18,7 @@ from multinode.units import parse_rate
 if TYPE_CHECKING:
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.records.averaging import Averaging
-    from multinode.traffic.traffic import Strategy
+    from multinode.traffic.step_calls import Strategy
 
 T = TypeVar("T")
 _FOR_ADVISE = {"run_ids", "link_measured"}

@@ -1,6 +1,6 @@
 """The interface that each node trains over: from the hostfile, or on the fastest network that all nodes share.
 
-Routes are compared here with what the kernel would do; `preflight` tests connections.
+Routes are compared here with what the kernel would do; `check/connectivity.py` tests connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make a Side of a contrast from its runs, and the Contrast of two stored runs. Prints nothing."""
+"""Make a Side of a contrast from its runs, with what they cost, and the Contrast of two stored runs. Prints nothing."""
 
 from __future__ import annotations
 

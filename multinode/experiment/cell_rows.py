@@ -1,7 +1,8 @@
 """Rows of a sweep: what became of a cell, and the runs that measured it -> its CellRow. Pure.
 
 `make_row` has the figures of a contrast's side, `fill_rows` the settings of cells without figures, and
-`with_full_run` how long the user's full run would take in each. Prices beyond the hostfile's are `cell_prices`'.
+`with_full_run` how long the user's full run would take in each. Hourly prices of the hostfile come with the side
+(`contrast/side.py`), others from a file of prices (`cell_table`).
 """
 
 from __future__ import annotations

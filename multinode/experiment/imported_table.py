@@ -1,6 +1,6 @@
 """ImportedTable: figures measured elsewhere, as the file has them. make_table reads its cells strictly.
 
-Columns and cells are defined in imported_columns, titles in imported_titles, file formats in imported_forms, and rows
+Columns and cells are defined in imported_columns, file formats in imported_forms, and rows
 in imported_rows.
 """
 

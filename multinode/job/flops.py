@@ -1,7 +1,7 @@
 """FLOPs per token of a training, and the peaks of GPUs.
 
 Counts matrix multiplications, two FLOP per multiply-add. Normalizations, activations, the loss and the optimizer are
-left out, as is usual. Measured speeds are in `steady`.
+left out, as is usual. Measured speeds are in `profile/throughput.py`.
 """
 
 from __future__ import annotations

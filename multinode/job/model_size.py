@@ -1,6 +1,6 @@
-"""Model sizes from config.json: parameters of the model and of a LoRA adapter.
+"""Model sizes: parameters of the model and of a LoRA adapter, and the GPU memory that a strategy needs.
 
-Knows decoders built like Llama; returns nothing for other models rather than a wrong figure.
+Reads config.json. Knows decoders built like Llama; returns nothing for other models rather than a wrong figure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.step_calls import Strategy, TrafficInputs
 from multinode.units import GIB
 
 # By model_type: bias of q, k and v, bias of o (if config.json does not say), normalized q and k.

@@ -15,7 +15,7 @@ from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
 from multinode.records.samples import plausible_count
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, Work
+from multinode.traffic.step_calls import Strategy, Work
 
 _RANKED = frozenset({"lora", "oft"})
 _SHORTENING = frozenset({"max_steps", "num_train_epochs"})
@@ -171,7 +171,7 @@ def read_work(
     job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> Work:
     """The collective calls of one step, as the job's engine makes them."""
-    from multinode.job.step_messages import engine_calls
+    from multinode.job.engine_calls import engine_calls
     from multinode.job.training import read_training
 
     training = read_training(job, model, transformers)

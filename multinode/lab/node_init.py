@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from multinode.node.facts.memory import find_hierarchy
+from multinode.node.facts.cgroups import find_hierarchy
 from multinode.node.kernel_files import read_mounts
 
 _CLONE_NEWNS = 0x00020000

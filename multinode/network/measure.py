@@ -10,10 +10,10 @@ import msgspec
 from multinode.check.connectivity import measure_pairs, require_pairs
 from multinode.check.probe import Questions, probe
 from multinode.errors import Interrupted, UsageError
+from multinode.job.engine_calls import StepMessages, messages_to_test, step_messages
 from multinode.job.job import Job
 from multinode.job.job_files import job_files
 from multinode.job.planning import workers_of_nodes
-from multinode.job.step_messages import StepMessages, messages_to_test, step_messages
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.network.scan_evidence import nic_ceilings

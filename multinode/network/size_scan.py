@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.cluster.facts import Interface, NodeFacts
-from multinode.job.step_messages import StepMessages, estimate_step_us
+from multinode.job.engine_calls import StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
 from multinode.network.scan_evidence import ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
@@ -38,7 +38,7 @@ from multinode.traffic.pair_speeds import (
     slowest_gb_per_s,
     stream_speed,
 )
-from multinode.traffic.traffic import ScanCurves, SizeCurve, fit_curve
+from multinode.traffic.step_calls import ScanCurves, SizeCurve, fit_curve
 from multinode.units import format_count, format_rate, format_size
 
 

@@ -35,7 +35,7 @@ _VERBS = {
 # No verbs: they run as part of a job, so they have no channel, and their errors are their own.
 _PROGRAMS = {
     # torchrun starts it as a worker.
-    "collectives": ".bench.collectives:main",
+    "collectives": ".bench.collective_bench:main",
     # Likewise.
     "devices": ".bench.device_bench:main",
     # A prelude's shell turns into it.

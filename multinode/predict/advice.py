@@ -18,7 +18,7 @@ from multinode.predict.forecast import PredictedScenario
 from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 
 # Kinds of settings that combine; at most one of each kind.
 _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})

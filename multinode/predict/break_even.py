@@ -18,7 +18,7 @@ from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import widest
 from multinode.predict.predict import Prediction, overlap_of, predict
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import passing_bytes
+from multinode.traffic.step_calls import passing_bytes
 
 # No two runs of the same training agree more closely.
 _LEAST_DOUBT = 0.02

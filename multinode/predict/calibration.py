@@ -31,7 +31,7 @@ from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.estimate import known_mean
 from multinode.traffic.algorithms import Layout, MessageSteps, between_us, message_steps
-from multinode.traffic.traffic import SMALL_BYTES, Call, TrafficInputs, Work, passing_bytes, with_gradients
+from multinode.traffic.step_calls import SMALL_BYTES, Call, TrafficInputs, Work, passing_bytes, with_gradients
 
 _MS_PER_S, _US_PER_MS = 1e3, 1e3
 # A file may hold anything.

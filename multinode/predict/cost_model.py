@@ -13,7 +13,7 @@ import msgspec
 from multinode.predict.network_model import CommTimes, Link
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, GroupScope, Strategy, TrafficInputs
+from multinode.traffic.step_calls import Call, GroupScope, Strategy, TrafficInputs
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
 # `worker/sync.py` flattens parameters into buckets of this size.

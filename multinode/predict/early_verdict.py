@@ -30,7 +30,7 @@ from multinode.records.run import (
 )
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import times
-from multinode.traffic.traffic import Strategy, passing_bytes
+from multinode.traffic.step_calls import Strategy, passing_bytes
 from multinode.units import format_count, format_duration
 
 

@@ -37,7 +37,7 @@ from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
+from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
 from multinode.units import BITS_PER_BYTE, format_rate
 
 # A file may hold anything.

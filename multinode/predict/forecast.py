@@ -22,7 +22,7 @@ from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 from multinode.units import MIB, format_count, format_rate
 
 GRAD_COMPRESS = ("fp16", "bf16")

@@ -23,7 +23,7 @@ from multinode.traffic.algorithms import (
     node_flows,
     steps_us,
 )
-from multinode.traffic.traffic import SMALL_BYTES, Call, GroupScope, SizeCurve, fit_curve, held_back, median_error
+from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, SizeCurve, fit_curve, held_back, median_error
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_count, format_rate, goodput_gb_per_s
 
 _US_PER_MS = 1e3

@@ -37,7 +37,7 @@ from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, GroupScope, Strategy, passing_bytes, with_gradients
+from multinode.traffic.step_calls import Call, GroupScope, Strategy, passing_bytes, with_gradients
 from multinode.units import format_count
 
 Basis = Literal["back-test", "measured", "assumed"]

@@ -26,7 +26,7 @@ from multinode.profile.summary import Summary
 from multinode.records.samples import Rounded, parse_rounded
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work, hideable_share
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, hideable_share
 from multinode.units import ETHERNET_MTU, MIB, format_rate, goodput_gb_per_s
 
 

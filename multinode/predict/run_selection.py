@@ -15,7 +15,7 @@ from multinode.network.size_scan import ScanReport
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 from multinode.units import format_rate
 
 _SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5

@@ -20,7 +20,7 @@ from multinode.predict.forecast import PredictedScenario, predict_scenario
 from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
 from multinode.predict.variants import Subject, method_of
 from multinode.profile.figures import BalanceOutlook, Straggler
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 
 DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 _QUANTISED_BITS = 4

@@ -19,7 +19,7 @@ from multinode.predict.variants import vary
 from multinode.profile.summary_sheets import SMALLER
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, Strategy
+from multinode.traffic.step_calls import Call, Strategy
 from multinode.units import format_count, format_rate
 
 _BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20

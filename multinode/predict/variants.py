@@ -18,7 +18,7 @@ from multinode.job.model_size import ModelShape, lora_parameters, parse_model, t
 from multinode.job.workload import JobSettings, read_work
 from multinode.predict.calibration import Calibration
 from multinode.predict.network_model import UncertaintySource
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work, hideable_share, passing_bytes
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, hideable_share, passing_bytes
 
 _ZERO = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 _FSDP = {

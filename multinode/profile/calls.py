@@ -14,7 +14,7 @@ import msgspec
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CallCount, GroupSample, ModelSample, TrafficSample
 from multinode.traffic.algorithms import algorithms_of, bus_factor
-from multinode.traffic.traffic import SMALL_BYTES
+from multinode.traffic.step_calls import SMALL_BYTES
 
 
 def last_models(observed: Observed) -> dict[int, ModelSample]:

@@ -15,7 +15,7 @@ from multinode.profile.observed import Observed
 from multinode.records.samples import DdpSample, NcclOpSample
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import bus_factor
-from multinode.traffic.traffic import ScanCurves
+from multinode.traffic.step_calls import ScanCurves
 
 # Commit b3aeda4a of NCCL added a ring of operations; the plugin loads into NCCL 2.28 and newer.
 NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, with any NCCL version"

@@ -1,6 +1,6 @@
 """Observed: the records of one run, read from its directory and sorted for the analysis.
 
-`steady` decides the measured steps; nothing is averaged here.
+`find_steady_state` decides the measured steps; nothing is averaged here.
 """
 
 from __future__ import annotations

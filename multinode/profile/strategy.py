@@ -13,7 +13,7 @@ import msgspec
 from multinode.profile.calls import CallKind, Group, WorkerCalls, busiest_worker, last_models
 from multinode.profile.observed import Observed
 from multinode.records.samples import AveragingSample, ModelSample, WorkerSample
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 
 # Below these shares of a step's bytes, calls are not part of the strategy: a metric, an evaluation, a checkpoint.
 _TRIFLE = 0.02

@@ -33,7 +33,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import LossSample, NoteSample, StepSample, SyncSample, TrainEndSample
 from multinode.stats.estimate import Bounds, Estimate, Spread, attempt, estimate_median, estimate_rate, spread_of
-from multinode.traffic.traffic import ScanCurves
+from multinode.traffic.step_calls import ScanCurves
 
 
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from multinode.profile.step_split import PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.stats.estimate import known_max
-from multinode.traffic.traffic import SMALL_BYTES
+from multinode.traffic.step_calls import SMALL_BYTES
 
 _NODE = Column("node", words=True)
 

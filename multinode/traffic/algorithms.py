@@ -1,6 +1,6 @@
-"""Algorithms: what each backend sends for a collective, between ranks and through the NICs of nodes.
+"""Algorithms: what each backend sends for a collective, between ranks and through the NICs of nodes; busbw factors.
 
-Sizes and busbw factors are in `collectives`; `nic_path` reads the counters.
+`nic_path` compares it with the counters.
 """
 
 from __future__ import annotations

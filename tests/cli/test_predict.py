@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
 from multinode.errors import UsageError
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 from tests.predict.stored import comm_ms, sweep_record, training_record
 from tests.predict.test_request import store
 

@@ -14,7 +14,7 @@ from typing import Literal
 from multinode.errors import MultinodeError
 from multinode.lab.cluster import our_mark
 from multinode.lab.state import poll
-from multinode.node.facts.memory import Hierarchy, find_hierarchy
+from multinode.node.facts.cgroups import Hierarchy, find_hierarchy
 from multinode.node.kernel_files import read_text, try_read
 
 Controller = Literal["cpu", "memory"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from multinode.job.model_size import StatePlacement, lora_parameters, memory_need, parse_model
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.step_calls import Strategy, TrafficInputs
 from tests.job.trainings import LLAMA_3_8B
 
 TWO = Layout(nodes=2, workers_per_node=2)

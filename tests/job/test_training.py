@@ -6,7 +6,7 @@ import pytest
 
 from multinode.errors import JobError
 from multinode.job.training import read_training, with_accelerate
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
 

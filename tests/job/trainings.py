@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from multinode.job.job import LlamaFactoryJob
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 
 # The sizes of Meta-Llama-3-8B, and of the model that scripts/make_tiny.py makes.
 LLAMA_3_8B = {

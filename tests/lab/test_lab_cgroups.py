@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import MultinodeError
-from multinode.node.facts.memory import Hierarchy
+from multinode.node.facts.cgroups import Hierarchy
 from tests.equipment.cgroups import (
     Controller,
     find_top,

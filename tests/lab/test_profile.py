@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multinode.job.step_messages import step_messages
+from multinode.job.engine_calls import step_messages
 from multinode.lab.state import Lab
 from multinode.profile.observed import observe_run
 from multinode.records.plan import LaunchPlan

@@ -7,7 +7,7 @@ from multinode.network.screen import next_step, scan_lines, scan_parts
 from multinode.network.size_scan import ScanChanges, ScanReport, StepEstimate
 from multinode.records.finding import Finding
 from multinode.traffic.pair_speeds import RawTcp
-from multinode.traffic.traffic import Call
+from multinode.traffic.step_calls import Call
 from tests.golden import Golden
 from tests.network.test_size_scan import measured, plan, report
 

@@ -9,8 +9,8 @@ import pytest
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort
+from multinode.job.engine_calls import StepMessages
 from multinode.job.planning import LaunchOptions, plan_launch
-from multinode.job.step_messages import StepMessages
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport, estimate_step, summarise_scan
 from multinode.records.benchmark import CollectiveTest, scan_messages
@@ -27,7 +27,7 @@ from multinode.records.samples import (
     StreamSample,
 )
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
-from multinode.traffic.traffic import Call
+from multinode.traffic.step_calls import Call
 from multinode.units import goodput_gb_per_s
 from tests.network.test_nccl_log import SOCKETS
 

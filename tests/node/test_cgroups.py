@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.memory import ControlGroup, GroupFinder, Hierarchy, find_hierarchy, read_cpu_limit
+from multinode.node.facts.cgroups import ControlGroup, GroupFinder, Hierarchy, find_hierarchy, read_cpu_limit
 
 
 def group(place: Path, **files: str) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.memory import (
+from multinode.node.facts.cgroups import (
     ControlGroup,
     GroupMemory,
     Hierarchy,

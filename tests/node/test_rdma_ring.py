@@ -11,7 +11,7 @@ import pytest
 
 from multinode.node.bench.rings import parse_report, used_ports
 from multinode.node.facts.nics import Counters
-from tests.node.test_collectives import DEFAULTS, Workers
+from tests.node.test_collective_bench import DEFAULTS, Workers
 
 PROGRAM = Path(__file__).parent / "ib_write_bw.py"
 # A kernel of its own below /sys/class/infiniband, whose ports count more whenever they are read.

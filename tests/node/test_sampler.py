@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multinode.node.facts.memory import MemoryReader
+from multinode.node.facts.cgroups import MemoryReader
 from multinode.node.rundir import RunDir
 from multinode.node.sample.sampler import KernelLog, NodeSampler, parse_snmp
 from multinode.records.samples import CgroupSample, CpuSample, NicSample, NoteSample, TcpSample, parse_samples

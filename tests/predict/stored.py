@@ -21,7 +21,7 @@ from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.stats.estimate import Spread
 from multinode.strict_yaml import dump_yaml
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import fit_curve
+from multinode.traffic.step_calls import fit_curve
 from multinode.units import goodput_gb_per_s
 from tests.job.trainings import TINY
 

@@ -26,7 +26,7 @@ from multinode.profile.figures import BalanceOutlook, NodePace, Straggler
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work, fit_curve
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 
 TWO = Layout(nodes=2)
 G = 14_767_104

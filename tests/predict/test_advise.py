@@ -22,7 +22,7 @@ from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Spread
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
 
 NAMES = ("a", "b")
 G = 14_767_104

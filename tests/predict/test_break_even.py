@@ -19,7 +19,7 @@ from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
 from multinode.predict.predict import predict
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -12,7 +12,7 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work, fit_curve
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 
 ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
 G = 14_767_104

@@ -15,7 +15,7 @@ from multinode.predict.network_model import (
     widest,
 )
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, GroupScope, SizeCurve, fit_curve
+from multinode.traffic.step_calls import Call, GroupScope, SizeCurve, fit_curve
 from tests.predict.stored import sweep_record
 
 TWO, FOUR = Layout(nodes=2), Layout(nodes=4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multinode.predict.cost_model import Overlap, StepCosts, exposed_ms, hideable_part, overlaps, step_parts
 from multinode.predict.network_model import CommTimes
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, Strategy, TrafficInputs, in_buckets, passing_bytes, strategy_calls
+from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, in_buckets, passing_bytes, strategy_calls
 from tests.job.trainings import MEASURED_SENT
 
 MB = 1_000_000

@@ -12,7 +12,7 @@ from multinode.profile.summary import summarise
 from multinode.profile.throughput import measure_throughput
 from multinode.records.averaging import Averaging
 from multinode.records.run import EarlyVerdict
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 from tests.profile.made_up_steps import MadeUp, always
 from tests.profile.running import TOTAL_STEPS, Recorded, keep_running, recorded
 

@@ -16,7 +16,7 @@ from multinode.profile.summary import Comm
 from multinode.records.averaging import Averaging
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 from tests.predict.stored import (
     BYTES,
     COMPUTE_MS,

@@ -15,7 +15,7 @@ from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm, Summary
 from multinode.stats.estimate import Spread
-from multinode.traffic.traffic import SizeCurve, Strategy
+from multinode.traffic.step_calls import SizeCurve, Strategy
 from tests.predict.stored import sweep_record, training_record
 
 # Mostly what can be, so that predictions are reached.

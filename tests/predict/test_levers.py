@@ -15,7 +15,7 @@ from multinode.predict.network_model import Link
 from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, Strategy, TrafficInputs, Work
+from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, Work
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, sweep_record, training_record
 from tests.predict.test_predict import CALIBRATION, LINK, G
 

@@ -11,7 +11,7 @@ from multinode.predict.network_model import Link, NetworkModel, UncertaintySourc
 from multinode.predict.predict import Prediction, predict
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work, fit_curve
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -10,7 +10,7 @@ from multinode.errors import UsageError
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.published import PublishedBenchmarks, evidence_of_benchmarks
 from multinode.predict.request import load_published_benchmarks
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
 PLAIN: dict[str, Any] = {

@@ -11,7 +11,7 @@ from multinode.predict.cost_model import Scenario, StepCosts, StepParts, step_pa
 from multinode.predict.network_model import CommTimes, Link, NetworkModel
 from multinode.predict.predict import Prediction, predict
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work, fit_curve, nic_bytes, strategy_calls
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve, nic_bytes, strategy_calls
 
 # Qwen2-VL-7B's language model, by its published config.json.
 QWEN2_VL = {

@@ -10,7 +10,7 @@ from multinode.job.workload import read_workload
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.run_selection import Record
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 from tests.predict.stored import BYTES, COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 
 OWN_MS = COMPUTE_MS + OPTIMIZER_MS

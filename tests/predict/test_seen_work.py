@@ -9,7 +9,7 @@ from multinode.predict.evidence import work_of_calls
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Comm, Summary
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import GroupScope, Strategy
+from multinode.traffic.step_calls import GroupScope, Strategy
 
 LAYOUT = Layout(nodes=2, workers_per_node=2)
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from multinode.predict.calibration import Calibration
 from multinode.predict.evidence import gather
 from multinode.predict.variants import Subject, method_of, parse_method, vary
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.step_calls import Strategy
 from tests.job.trainings import TINY
 from tests.predict.stored import sweep_record, training_record
 

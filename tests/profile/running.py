@@ -16,7 +16,7 @@ from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import DdpSample, Sample, StepSample, parse_samples
-from multinode.traffic.traffic import Strategy, TrafficInputs, Work
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
 from tests.profile.made_up_steps import MadeUp
 
 __all__ = ["TOTAL_STEPS", "Recorded", "keep_running", "recorded"]

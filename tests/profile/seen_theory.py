@@ -15,7 +15,7 @@ from multinode.profile.observed import Observed
 from multinode.profile.strategy import model_of, recognise_strategy
 from multinode.records.samples import ModelSample
 from multinode.traffic.algorithms import Layout, worker_factor
-from multinode.traffic.traffic import Call, GroupScope, Strategy, TrafficInputs, strategy_calls
+from multinode.traffic.step_calls import Call, GroupScope, Strategy, TrafficInputs, strategy_calls
 
 __all__ = ["Theory", "theory", "worker_bytes"]
 

@@ -8,7 +8,7 @@ from multinode.profile.in_training import in_training
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.summary import summarise
 from multinode.records.samples import DdpSample, ModelSample, Sample
-from multinode.traffic.traffic import ScanCurves, fit_curve
+from multinode.traffic.step_calls import ScanCurves, fit_curve
 
 MB = 1_000_000
 BUCKETS = (3 * MB, MB)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from multinode.traffic.traffic import SizeCurve, fit_curve, held_back, median_error
+from multinode.traffic.step_calls import SizeCurve, fit_curve, held_back, median_error
 
 MIB = 1 << 20
 SIZES = tuple(1 << exponent for exponent in range(3, 27))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, Optional
 
 from ..channel import Record
-from ..facts.memory import MemoryReader
+from ..facts.cgroups import MemoryReader
 
 _HIDDEN, _FEEDFORWARD, _HEADS = 1024, 4096, 16
 # By device: samples at once, and tokens of each. Enough work to fill a GPU; little enough for one core.

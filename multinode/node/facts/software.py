@@ -22,7 +22,7 @@ from ..channel import Record
 from ..kernel_files import read_text, try_read
 from ..processes import boot_id
 from ..programs import Query, QueryFailed, find_program, is_program
-from .memory import MemoryReader, read_meminfo
+from .cgroups import MemoryReader, read_meminfo
 
 _PYTHON_S = 15.0
 _SHELL_S = 5.0

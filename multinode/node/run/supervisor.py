@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Optional
 
 from ..channel import AgentError, Channel, Record
-from ..facts.memory import MemoryKills
+from ..facts.cgroups import MemoryKills
 from ..nccl_files import read_nccl_warnings
 from ..processes import Family, adopt_orphans, find_process, fork_child, reap_children
 from ..rundir import RunDir

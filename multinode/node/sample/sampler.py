@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NamedTuple, Optional
 
 from ..channel import Record
-from ..facts.memory import GroupFinder, Memory, MemoryReader, read_cpu_limit
+from ..facts.cgroups import GroupFinder, Memory, MemoryReader, read_cpu_limit
 from ..facts.nics import list_rdma_ports, read_nic
 from ..kernel_files import read_text
 from ..nccl_files import InspectorReader

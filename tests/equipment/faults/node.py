@@ -30,7 +30,7 @@ from multinode.lab.state import (
     processes_in,
     signal_all,
 )
-from multinode.node.facts.memory import Hierarchy
+from multinode.node.facts.cgroups import Hierarchy
 from multinode.units import format_size
 from tests.equipment import cgroups
 from tests.equipment.cgroups import Controller

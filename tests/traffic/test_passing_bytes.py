@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from multinode.traffic.algorithms import Layout, bus_factor
-from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, hideable_share, passing_bytes, strategy_calls
+from multinode.traffic.step_calls import (
+    GroupScope,
+    Strategy,
+    TrafficInputs,
+    hideable_share,
+    passing_bytes,
+    strategy_calls,
+)
 
 
 @pytest.mark.parametrize(

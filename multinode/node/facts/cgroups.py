@@ -1,7 +1,7 @@
-"""The memory that a process can have, and the kills for lack of it.
+"""Control groups: the CPU quota and the memory of a process, and kills for lack of memory.
 
-It is the machine's, or less where control groups allow less, of version 1 or 2. Limits of groups around a container,
-which are not mounted in it, cannot be seen from here. GPUs have memory of their own, which is not spoken of.
+Memory is the machine's, or less where control groups allow less, of version 1 or 2. Limits of groups around a
+container, which are not mounted in it, cannot be seen from here. GPUs have memory of their own, which is not spoken of.
 """
 
 from __future__ import annotations

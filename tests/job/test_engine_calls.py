@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from multinode.errors import JobError
-from multinode.job.job import ScriptJob
-from multinode.job.model_size import ModelShape, lora_parameters, parse_model
-from multinode.job.step_messages import (
+from multinode.job.engine_calls import (
     Gradient,
     StepMessages,
     arriving,
@@ -18,11 +16,13 @@ from multinode.job.step_messages import (
     registered,
     step_messages,
 )
+from multinode.job.job import ScriptJob
+from multinode.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.job.training import Adapter, read_training
 from multinode.job.workload import read_work
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, strategy_calls
+from multinode.traffic.step_calls import Call, strategy_calls
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
 

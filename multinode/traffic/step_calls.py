@@ -1,4 +1,6 @@
-"""Traffic of a training step: collectives of a strategy, bytes through a worker and a NIC; the time of a size.
+"""The collective calls of a training step by its strategy alone; bytes through a worker and a NIC; time over size.
+
+Where a job's files are known, `job/engine_calls.py` has its calls one by one instead.
 
 Pure arithmetic on given sizes. Whether the traffic overlaps with the computation is not decided here.
 """

@@ -1,8 +1,8 @@
-"""StepMessages: the collectives of one optimizer step, with the sizes of the single calls.
+"""The collective calls of one optimizer step of a LLaMA-Factory job, one by one, as its engine makes them.
 
-`traffic` gives the total of a strategy; here it is split into calls as torch's DDP and DeepSpeed make them. The rules
-come from their sources and were compared with recorded runs: which tensors have gradients, in which order, and in
-which buckets they are sent. How long a call takes is measured elsewhere; overlap with computation is not decided here.
+Where the job and its model are known, these count; otherwise those of the strategy alone (`step_calls`). The rules of
+torch's DDP and FSDP and of DeepSpeed come from their sources and were compared with recorded runs: which tensors have
+gradients, in which order, and in which buckets they are sent. How long a call takes is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multinode.job.model_size import ModelShape
 from multinode.job.training import Adapter, Training, read_training, zero_3_gathers
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, GroupScope, Strategy
+from multinode.traffic.step_calls import Call, GroupScope, Strategy
 from multinode.units import MIB
 
 # DDP's first bucket is smaller unless the user sets the cap.

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import (
+from multinode.traffic.step_calls import (
     Call,
     GroupScope,
     Strategy,

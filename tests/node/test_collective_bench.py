@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from multinode.node.bench.collectives import join_group, read_nccl_log
+from multinode.node.bench.collective_bench import join_group, read_nccl_log
 
 from .bench_workers import records_of, run_workers
 
