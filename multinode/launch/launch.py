@@ -19,7 +19,7 @@ from multinode.job.planning import argument_names, candidate_ports, plan_launch,
 from multinode.job.workload import read_workload
 from multinode.launch.context import ExecuteOptions, Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
-from multinode.profile.summary import summarise_run
+from multinode.profile.summary import import_analyses, summarise_run
 from multinode.profile.throughput import read_model_work
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, LaunchPlan, redact_plan
@@ -95,6 +95,7 @@ def follow_run(
     context: RunContext, plan: LaunchPlan, cluster: Cluster, directory: RunDirectory, options: ExecuteOptions
 ) -> Launched:
     """Execute a plan, or take it up again, bring its traces home and summarise it."""
+    import_analyses(plan)
     with directory.lock():
         execution = Execution(
             plan=plan,

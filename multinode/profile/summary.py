@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -315,6 +316,14 @@ def _notes(observed: Observed) -> dict[str, str]:
 
 _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
+
+
+def import_analyses(plan: LaunchPlan) -> None:
+    """Import what the summary of this run needs: when it ends, days later, the package may have been replaced."""
+    several = ("profile.balance", "profile.in_training", "profile.stragglers", "job.flops")
+    traced = ("profile.trace",)
+    for name in (*(several if plan.world_size > 1 else ()), *(traced if plan.trace is not None else ())):
+        importlib.import_module(f"multinode.{name}")
 
 
 def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str], None] = lambda _: None) -> Summary:
