@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the lines of ours that `multinode launch` imports: for its plan, and for a run on this machine.
+"""Counts the lines of ours that `multinode launch` imports: for its plan, and for a run of two workers on this machine.
 
 scripts/count_imports.py [--list]: with the modules.
 """
@@ -29,7 +29,7 @@ def main() -> int:
         return _launch(sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "train.py").write_text(_SCRIPT)
-        Path(folder, "hosts.txt").write_text(f"127.0.0.1 slots=1 python={sys.executable}\n")
+        Path(folder, "hosts.txt").write_text(f"127.0.0.1 slots=2 python={sys.executable}\n")
         for name, words in _WORK.items():
             lines = _lines_of(words, folder)
             print(f"{name}: {sum(lines.values()):,} lines in {len(lines)} modules")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -74,3 +75,29 @@ def test_the_samples_come_out_of_the_wheel_as_they_are_here(wheel: Path, tmp_pat
     assert copied.keys() == {name for folder in SAMPLES for name in files_below(ROOT / folder)} | {
         "scripts/make_tiny.py"
     }
+
+
+def test_a_launch_imports_neither_the_lab_nor_comparisons_nor_without_checks_their_rules() -> None:
+    counted = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "count_imports.py", "--list"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    ).stdout
+    runs: dict[str, list[str]] = {}
+    name = ""
+    for line in counted.splitlines():
+        if line.startswith(" "):
+            runs[name].append(line.split()[-1])
+        else:
+            name, _, _ = line.partition(":")
+            runs[name] = []
+    for modules in runs.values():
+        assert not [each for each in modules if re.match(r"multinode\.(lab|experiment|contrast|bench)\b", each)]
+    assert [each for each in runs["run of a script"] if each.startswith("multinode.check")] == [
+        "multinode.check",
+        "multinode.check.probe",
+    ]
+    assert "multinode.check.ports" in runs["checked run of a script"]
+    assert not [each for each in runs["plan of a YAML"] if each.startswith("multinode.profile")]
