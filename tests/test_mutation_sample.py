@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts/mutation_sample.py"
@@ -108,8 +110,14 @@ def test_an_interrupted_run_leaves_the_module_as_it_was(sample: Sample, number: 
         while sample.module.read_text() in {MODULE, ""} and time.monotonic() < deadline:
             time.sleep(0.05)
         assert "one >= other" in sample.module.read_text()
+        while not (tests := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < deadline:
+            time.sleep(0.05)
         process.send_signal(number)
     if number == signal.SIGKILL:
+        # Nobody is left to end its tests.
+        for one in tests:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
         # Nobody could put it back then: the next run does.
         sample("--like", sample.like(KILLED))
     assert sample.module.read_text() == MODULE
