@@ -156,8 +156,7 @@ def _judge(pair: tuple[str, str], attempts: list[Attempted], inspection: Inspect
 def _causes(edges: list[_Edge]) -> list[_Edge]:
     """Without findings that follow from others.
 
-    A stateless firewall also drops the answers to its own node's calls, because they arrive at an ephemeral port:
-    that
+    A stateless firewall also drops the answers to its own node's calls, because they arrive at an ephemeral port: that
     node then reaches nobody that cannot reach its ephemeral ports.
     """
     blocked = {(edge.peer, edge.caller) for edge in edges if edge.trouble is EPHEMERAL_BLOCKED}

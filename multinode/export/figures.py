@@ -200,8 +200,7 @@ class StepStream:
     def add(self, node_rank: int, samples: Iterable[Sample], now_s: float) -> None:
         """Samples of a node, in the order of its files; `now_s` is any monotonic clock.
 
-        A step number that does not grow means that the worker was restarted: pending steps belong to the
-            training
+        A step number that does not grow means that the worker was restarted: pending steps belong to the training
         before.
         """
         ranks = self._nodes[node_rank].ranks

@@ -137,9 +137,8 @@ def parse_deepspeed_edits(texts: Iterable[str]) -> tuple[DeepSpeedEdit, ...]:
 def edit_deepspeed(text: str, edits: Iterable[DeepSpeedEdit]) -> str:
     """The JSON with the edits applied in order; missing groups are created.
 
-    Keys of stage 3 stay when the stage is lowered: DeepSpeed accepts them at every stage and ignores them, except
-        for
-    a partial offload, which it rejects (release 0.19.8).
+    Keys of stage 3 stay when the stage is lowered: DeepSpeed accepts them at every stage and ignores them, except for a
+    partial offload, which it rejects (release 0.19.8).
 
     Raises:
         JobError: a path leads through a value, would overwrite a group, or names an unknown key.

@@ -214,10 +214,9 @@ def _zero_0(training: Training) -> _Sent:
 def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
     """DeepSpeed all-reduces buckets of gradients and gathers each group of updated parameters in one call.
 
-    Stage 2 does so in every micro-batch, as gradients arrive. Stage 1 does so once, group by group, unless
-    overlap_comm makes it act on arrival, too. `allgather_bucket_size` has no effect with backends that gather into
-    one
-    tensor, such as gloo and NCCL.
+    Stage 2 does so in every micro-batch, as gradients arrive. Stage 1 does so once, group by group, unless overlap_comm
+    makes it act on arrival, too. `allgather_bucket_size` has no effect with backends that gather into one tensor, such
+    as gloo and NCCL.
     """
     load, stage_1 = training.load, training.strategy is Strategy.ZERO1
     every = registered(training.shape, training.adapter)

@@ -246,8 +246,7 @@ def _module(place: Place, name: str, *words: str) -> tuple[str, ...]:
 def _torchrun(place: Place, program: tuple[str, ...], env: dict[str, str], cwd: str | None) -> Command:
     """A script under torch.distributed.run with a static rendezvous.
 
-    Static, by IP: c10d with an IP endpoint fails if the hostname resolves to loopback (docs/adr/0005). torchrun
-        joins
+    Static, by IP: c10d with an IP endpoint fails if the hostname resolves to loopback (docs/adr/0005). torchrun joins
     address and port, so an IPv6 address needs brackets; in MASTER_ADDR it does not.
     """
     argv = _module(
@@ -280,8 +279,7 @@ def _any_program(place: Place, program: tuple[str, ...], env: dict[str, str], cw
 def _llamafactory(place: Place, env: dict[str, str], cwd: str | None) -> Command:
     """`llamafactory-cli train`, which starts a bare `torchrun` itself, from the variables set here.
 
-    FORCE_TORCHRUN is always set: with one GPU per node, LLaMA-Factory otherwise silently ignores NNODES and every
-        node
+    FORCE_TORCHRUN is always set: with one GPU per node, LLaMA-Factory otherwise silently ignores NNODES and every node
     trains alone (LlamaFactory#8729).
     """
     names = ["NODE_RANK", *(["RANK"] if reads_rank((place.packages or {}).get("llamafactory")) else [])]

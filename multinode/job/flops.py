@@ -40,10 +40,8 @@ def flops_per_token(
 ) -> Flops:
     """FLOPs per token: 6 P + 3 A for a full training, 4 P + 6 P_adapter + 3 A with LoRA.
 
-    P is the number of matrix parameters, including the output layer and excluding the embedding, which is looked
-    up. A
-    is forward attention, 4 x layers x tokens x width, half of it if causal (PaLM, appendix B, counts the whole).
-    Under
+    P is the number of matrix parameters, including the output layer and excluding the embedding, which is looked up. A
+    is forward attention, 4 x layers x tokens x width, half of it if causal (PaLM, appendix B, counts the whole). Under
     LoRA the base has no weight gradients. QLoRA counts as LoRA: dequantization is not counted.
 
     Args:
@@ -52,8 +50,7 @@ def flops_per_token(
             packed or not, the sum of squared lengths over the sum of lengths.
         adapter_parameters: of a LoRA adapter (`lora_parameters`); None if the whole model is trained.
         recompute: whether each layer's forward pass is repeated in the backward pass (full gradient checkpointing,
-            LLaMA-Factory's default; not the output layer's). `use_reentrant_gc: false` saves each layer's last
-            matrix,
+            LLaMA-Factory's default; not the output layer's). `use_reentrant_gc: false` saves each layer's last matrix,
             which is not counted here.
         causal: whether a token attends only to earlier tokens.
     """

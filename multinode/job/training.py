@@ -242,12 +242,9 @@ def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:
 def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: bool) -> tuple[int, int]:
     """Elements that a micro-batch gathers only once (the last ones), and how often it gathers the others.
 
-    ZeRO-3 releases a parameter after use unless it is used again within `stage3_max_reuse_distance` elements
-    (DeepSpeed
-    0.19.8, partitioned_param_coordinator.py, `__params_to_release`). Between a parameter's uses in the forward and
-    the
-    backward pass, each pass uses everything behind it; activation checkpointing adds a third pass, and uses each
-    layer
+    ZeRO-3 releases a parameter after use unless it is used again within `stage3_max_reuse_distance` elements (DeepSpeed
+    0.19.8, partitioned_param_coordinator.py, `__params_to_release`). Between a parameter's uses in the forward and the
+    backward pass, each pass uses everything behind it; activation checkpointing adds a third pass, and uses each layer
     again before its backward pass. `stage3_max_live_parameters` limits only what is prefetched.
     """
     layer = (shape.parameters - shape.outside_layers) // shape.layers

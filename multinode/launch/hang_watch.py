@@ -24,8 +24,7 @@ _WORKER_SAMPLES = "samples/rank-"
 class StallClock:
     """Time since the last byte of log or record of a worker on any node.
 
-    It starts when the job runs on every node, or with the first line of log. It stops while a node is out of
-    contact,
+    It starts when the job runs on every node, or with the first line of log. It stops while a node is out of contact,
     which says nothing about the job.
     """
 

@@ -44,8 +44,7 @@ class KeptLimits(msgspec.Struct, frozen=True, kw_only=True):
 class KeptFiles:
     """Appends what arrives from one node to the run's files; what exceeds a limit is dropped and noted.
 
-    Data that cannot be written, or did not arrive, leaves no gap: what follows is not kept until the node has sent
-        the
+    Data that cannot be written, or did not arrive, leaves no gap: what follows is not kept until the node has sent the
     file again from there.
 
     Args:

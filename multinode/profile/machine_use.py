@@ -1,6 +1,6 @@
 """Use of each node's NICs, processors, memory and GPUs during the measured steps. Pure.
 
-NICs are in `nics`, GPUs in `gpus`. Unknown values are None, with the reason in `missing`.
+NICs are in `nics`. Unknown values are None, with the reason in `missing`.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ def append(path: Path, data: bytes, size: int | None = None) -> None:
         path: the file.
         data: the bytes to append.
         size: the expected size; a file of another size is renamed to `NAME.old`, as a gap would mislead. None
-            accepts
-            any.
+            accepts any.
 
     Raises:
         MultinodeError: it cannot be written, or has another size.

@@ -54,8 +54,7 @@ class LogReader:
     Args:
         rank: skip lines marked with another rank, as torch does: `[rank3]: ...`.
         draws: treat a carriage return as the end of a line, and keep the last such line of each piece: a progress
-            bar
-            is shown while it is drawn.
+            bar is shown while it is drawn.
     """
 
     def __init__(self, rank: int | None = None, *, draws: bool = False) -> None:

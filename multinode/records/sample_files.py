@@ -71,8 +71,7 @@ class _Training(NamedTuple):
 class EvenStretches:
     """At most `most_bytes` of a long run's files: evenly spread stretches, of the same steps in each file.
 
-    Records that occur once are read at the ends of each file, and the calls of a step wherever they are. A file
-    without
+    Records that occur once are read at the ends of each file, and the calls of a step wherever they are. A file without
     steps is read in as many stretches, spread over its bytes.
 
     Args:

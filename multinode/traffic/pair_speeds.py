@@ -299,8 +299,7 @@ def _join_in_ring(blames: tuple[Blame, ...]) -> tuple[Blame, ...]:
 def _usual_level(levels: Mapping[Pair, float]) -> float:
     """The median of the good streams.
 
-    Good is what half of the nodes reach with half of the nodes: two that are faster between themselves set no
-        standard,
+    Good is what half of the nodes reach with half of the nodes: two that are faster between themselves set no standard,
     and half of the nodes can be slow without setting one.
     """
     if not levels:

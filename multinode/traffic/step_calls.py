@@ -239,10 +239,8 @@ def passing_bytes(calls: Sequence[Call], accumulation: int, layout: Layout) -> f
 def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = False) -> float:
     """Fraction of a micro-batch's compute time during which its collectives may run, if the engine overlaps them.
 
-    Gradients are reduced during the backward pass. ZeRO-3 and FSDP also gather parameters in the forward pass, so
-    all
-    of the compute can hide them. In units of the forward pass, the backward pass computes gradients of inputs (1)
-    and
+    Gradients are reduced during the backward pass. ZeRO-3 and FSDP also gather parameters in the forward pass, so all
+    of the compute can hide them. In units of the forward pass, the backward pass computes gradients of inputs (1) and
     of weights (1; none for frozen weights under LoRA, Hu et al., arXiv 2106.09685), and activation checkpointing
     repeats the forward pass (1; Narayanan et al., arXiv 2104.04473, section 5.1).
 
@@ -270,8 +268,7 @@ class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
     def predict_us(self, size_bytes: float) -> float:
         """Time of a message of this size, in microseconds.
 
-        Interpolation is linear in size and time between two points; below the smallest point it takes that
-        point's
+        Interpolation is linear in size and time between two points; below the smallest point it takes that point's
         time, and beyond the largest it continues at the last slope.
         """
         if self.method == "fit":

@@ -349,8 +349,7 @@ def _close(connection: fabric.Connection) -> None:
 def _closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) -> Iterator[threading.Event]:
     """Close the connection and set the event if the block still runs at `end`.
 
-    Paramiko waits forever for the answer to an exec request (paramiko#2599), for a socket that accepts no more
-    bytes,
+    Paramiko waits forever for the answer to an exec request (paramiko#2599), for a socket that accepts no more bytes,
     and for a lock held by a thread in one of these. Closing the connection makes the waiting call raise.
 
     Args:

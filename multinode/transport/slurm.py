@@ -85,8 +85,7 @@ class SlurmTransport(Transport):
 
     Args:
         client_end_s: how long srun may take to end after a stream is closed; otherwise the step continues until its
-            run
-            ends.
+            run ends.
     """
 
     def __init__(self, *, client_end_s: float = 10.0) -> None:
