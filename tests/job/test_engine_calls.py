@@ -22,7 +22,7 @@ from multinode.job.training import Adapter, read_training
 from multinode.job.workload import read_work
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.step_calls import Call, strategy_calls
+from multinode.traffic.step_calls import Call, GroupScope, nic_bytes, strategy_calls
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
 
@@ -214,6 +214,14 @@ def test_hybrid_shards_cross_the_nodes_in_all_reduces_of_each_workers_share() ->
     assert calls(step, "all_reduce") == [(LAYER // 4, 4), (2_098_176 // 4, 1)]
     assert {one.collective for one in step.messages} == {"all_reduce"}
     assert any("has one worker per node" in note for note in step.notes)
+
+
+def test_a_hybrid_job_sends_through_a_nic_what_its_strategy_does() -> None:
+    layout, job = Layout(nodes=2, workers_per_node=4), training_job(FULL | {"fsdp": "hybrid_shard auto_wrap"})
+    work, training = read_work(job, TINY, layout), read_training(job, TINY)
+    formula = strategy_calls(training.strategy, training.load, layout)
+    assert nic_bytes(work.calls[training.strategy], layout) == pytest.approx(nic_bytes(formula, layout), rel=0.01)
+    assert {call.reach for call in work.calls[training.strategy]} == {GroupScope.NODE, GroupScope.ACROSS}
 
 
 def test_what_has_no_twin_is_told() -> None:
