@@ -86,6 +86,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         """Calls per optimizer step of so many micro-batches."""
         return self.times * accumulation if self.per_micro_batch else self.times
 
+    def ranks(self, layout: Layout) -> int:
+        """Workers in each group that makes it."""
+        if self.reach is GroupScope.WORLD:
+            return layout.workers
+        return layout.workers_per_node if self.reach is GroupScope.NODE else layout.nodes
+
 
 def strategy_calls(strategy: Strategy, load: TrafficInputs, layout: Layout) -> tuple[Call, ...]:
     """The collectives of one optimizer step; one call stands for all its buckets.
@@ -150,9 +156,8 @@ def nic_bytes(calls: Iterable[Call], layout: Layout, accumulation: int = 1, *, g
     for call in calls:
         if layout.nodes == 1 or call.reach is GroupScope.NODE:
             continue
-        ranks = layout.workers if call.reach is GroupScope.WORLD else layout.nodes
         rings = layout.workers_per_node if call.reach is GroupScope.ACROSS else 1
-        factor = worker_factor("gloo" if gloo else "nccl", call.collective, ranks)
+        factor = worker_factor("gloo" if gloo else "nccl", call.collective, call.ranks(layout))
         total += rings * call.times_in(accumulation) * factor * call.size_bytes
     return total
 
@@ -225,14 +230,9 @@ def with_gradients(calls: Iterable[Call], factor: float) -> tuple[Call, ...]:
 
 def passing_bytes(calls: Sequence[Call], accumulation: int, layout: Layout) -> float:
     """Bytes that a worker sends (and receives) per step: times x S x busbw factor of the workers that take part."""
-    ranks = {
-        GroupScope.WORLD: layout.workers,
-        GroupScope.NODE: layout.workers_per_node,
-        GroupScope.ACROSS: layout.nodes,
-        GroupScope.LEADERS: layout.nodes,
-    }
     return sum(
-        call.times_in(accumulation) * call.size_bytes * bus_factor(call.collective, ranks[call.reach]) for call in calls
+        call.times_in(accumulation) * call.size_bytes * bus_factor(call.collective, call.ranks(layout))
+        for call in calls
     )
 
 

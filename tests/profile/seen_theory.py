@@ -15,7 +15,7 @@ from multinode.profile.observed import Observed
 from multinode.profile.strategy import model_of, recognise_strategy
 from multinode.records.samples import ModelSample
 from multinode.traffic.algorithms import Layout, worker_factor
-from multinode.traffic.step_calls import Call, GroupScope, Strategy, TrafficInputs, strategy_calls
+from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, strategy_calls
 
 __all__ = ["Theory", "theory", "worker_bytes"]
 
@@ -157,14 +157,9 @@ def worker_bytes(calls: Iterable[Call], layout: Layout, accumulation: int = 1, *
         accumulation: micro-batches per step.
         gloo: whether gloo makes them, whose reduce-scatter moves as much as an all-reduce.
     """
-    ranks = {
-        GroupScope.WORLD: layout.workers,
-        GroupScope.NODE: layout.workers_per_node,
-        GroupScope.ACROSS: layout.nodes,
-    }
     return sum(
         call.times_in(accumulation)
-        * worker_factor("gloo" if gloo else "nccl", call.collective, ranks[call.reach])
+        * worker_factor("gloo" if gloo else "nccl", call.collective, call.ranks(layout))
         * call.size_bytes
         for call in calls
     )

@@ -2,15 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.traffic.algorithms import Layout, bus_factor
-from multinode.traffic.step_calls import (
-    GroupScope,
-    Strategy,
-    TrafficInputs,
-    hideable_share,
-    passing_bytes,
-    strategy_calls,
-)
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.step_calls import Strategy, TrafficInputs, hideable_share, passing_bytes, strategy_calls
 
 
 @pytest.mark.parametrize(
@@ -37,14 +30,6 @@ def test_a_worker_sends_to_those_whom_a_call_joins() -> None:
     layout = Layout(nodes=2, workers_per_node=4)
     calls = strategy_calls(Strategy.HYBRID_SHARD, load, layout)
     assert passing_bytes(calls, 1, layout) == pytest.approx((2 + 1) * 2e6 * 3 / 4 + 2 * 0.5 * 2e6 / 4)
-    assert passing_bytes(calls, 1, layout) == step_bytes(load, layout)
     # On one node nothing reaches across.
     alone = Layout(nodes=1, workers_per_node=4)
     assert passing_bytes(calls, 1, alone) == pytest.approx((2 + 1) * 2e6 * 3 / 4)
-
-
-def step_bytes(load: TrafficInputs, layout: Layout) -> float:
-    """By the calls of a step, each in a ring of those whom it joins."""
-    ranks = {GroupScope.NODE: layout.workers_per_node, GroupScope.ACROSS: layout.nodes}
-    calls = strategy_calls(Strategy.HYBRID_SHARD, load, layout)
-    return sum(one.times * one.size_bytes * bus_factor(one.collective, ranks[one.reach]) for one in calls)

@@ -13,6 +13,7 @@ from multinode.traffic.step_calls import (
     TrafficInputs,
     nic_bytes,
     nic_time_s,
+    passing_bytes,
     strategy_calls,
 )
 from tests.job.trainings import MEASURED_SENT
@@ -117,3 +118,4 @@ def test_what_joins_the_first_worker_of_each_node_is_a_ring_of_nodes() -> None:
     averaged = Call(collective="all_reduce", size_bytes=S, reach=GroupScope.LEADERS)
     across = Call(collective="all_reduce", size_bytes=S / 8, reach=GroupScope.ACROSS)
     assert nic_bytes([averaged], layout) == nic_bytes([across], layout) == pytest.approx(2 * 2 / 3 * S)
+    assert passing_bytes([averaged], 1, layout) == pytest.approx(2 * 2 / 3 * S)
