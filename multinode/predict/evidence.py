@@ -33,7 +33,7 @@ from multinode.predict.run_selection import (
     select_runs,
 )
 from multinode.predict.variants import Subject, vary
-from multinode.profile.step_bytes import SeenCall
+from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.traffic.algorithms import Layout

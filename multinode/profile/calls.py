@@ -6,12 +6,12 @@ gives the traffic of the calls.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from multinode.profile.observed import Observed, ObservedNode
+from multinode.profile.observed import Observed
 from multinode.records.samples import CallCount, GroupSample, ModelSample, TrafficSample
 from multinode.traffic.algorithms import algorithms_of, bus_factor
 from multinode.traffic.step_calls import SMALL_BYTES
@@ -34,21 +34,16 @@ _OPS = (
 _LONGEST_WORD = 40
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group."""
+class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one kind, group size and message size per step of one worker."""
 
-    ranks: tuple[int, ...]  # global ranks, in the group's order
-    backend: str | None  # of the model's device, `nccl` or `gloo`; None if unknown
-
-
-class CallKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind and size per step of a worker."""
-
-    op: str  # as in CallCount; likewise `size_bytes` and `source`
-    group: Group
-    size_bytes: float
-    count: float  # per step, averaged over the measured steps
-    source: str
+    op: str  # as in CallCount
+    ranks: int  # workers in the group
+    nodes: int  # of the group
+    backend: str | None  # of the group on the model's device, `nccl` or `gloo`; None if unknown
+    size_bytes: float  # S of one call
+    count: float  # calls per step, averaged over the measured steps
+    source: str = "call"  # as in CallCount
 
     @property
     def is_small(self) -> bool:
@@ -62,77 +57,79 @@ class CallKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked_bytes(self) -> float:
-        """Bytes per step that they ask this worker to send: factor(op, ranks) x S."""
-        return asked_factor(self.op, len(self.group.ranks)) * self.step_bytes
+        """Bytes per step that they ask this worker to send: busbw's factor x S, and (n-1)/n x S for gather and scatter.
+
+        A send counts for the sender only, so a recv counts nothing; a barrier carries nothing.
+        """
+        if self.ranks <= 1 or self.op in _SENDS_NOTHING:
+            return 0.0
+        if self.op in _ONE_TO_MANY:
+            return (self.ranks - 1) / self.ranks * self.step_bytes
+        return (1.0 if self.op in _ONE_WAY else bus_factor(self.op, self.ranks)) * self.step_bytes
 
 
 class WorkerCalls(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one worker per step."""
 
     rank: int
-    kinds: tuple[CallKind, ...]  # the readable calls
+    by_group: dict[tuple[int, ...], list[SeenCall]]  # the readable calls, by the global ranks of their group, in order
     odd: str = ""  # why others are unreadable; empty if none
+
+    @property
+    def calls(self) -> list[SeenCall]:
+        """The readable calls."""
+        return [call for calls in self.by_group.values() for call in calls]
 
     @property
     def asked_bytes(self) -> float:
         """Bytes per step that all of them ask the worker to send."""
-        return sum((kind.asked_bytes for kind in self.kinds), 0.0)
-
-
-def asked_factor(op: str, ranks: int) -> float:
-    """Fraction of S that a worker is asked to send: busbw's factor, and (n-1)/n for gather and scatter.
-
-    A send counts for the sender only, so a recv counts nothing; a barrier carries nothing.
-    """
-    if ranks <= 1 or op in _SENDS_NOTHING:
-        return 0.0
-    if op in _ONE_TO_MANY:
-        return (ranks - 1) / ranks
-    return 1.0 if op in _ONE_WAY else bus_factor(op, ranks)
+        return sum((call.asked_bytes for call in self.calls), 0.0)
 
 
 def read_calls(observed: Observed) -> dict[int, WorkerCalls]:
     """The mean step of each worker that recorded calls in a measured step, by rank."""
-    ranks = frozenset(rank for node in observed.nodes for rank in node.ranks)
+    node_of = observed.node_of
     devices = {rank: model.device for rank, model in last_models(observed).items() if model.device}
     # A worker without a record trains on the same device as the others.
     usual = next(iter(devices.values()), None)
     found: dict[int, WorkerCalls] = {}
     for node in observed.nodes:
-        traffic = {(sample.rank, sample.traffic): sample for sample in node.of(TrafficSample)}
+        traffic: dict[tuple[int, int | None], TrafficSample] = {
+            (sample.rank, sample.traffic): sample for sample in node.of(TrafficSample)
+        }
+        described = node.of(GroupSample)
         for rank in node.ranks:
-            records = [step[rank].traffic for step in observed.counted_steps if rank in step]
-            times = Counter(number for number in records if number is not None and (rank, number) in traffic)
-            if times:
-                groups = _groups(node, rank, ranks, devices.get(rank, usual))
-                found[rank] = _mean_step(rank, {traffic[rank, one]: count for one, count in times.items()}, groups)
+            numbers = Counter(step[rank].traffic for step in observed.counted_steps if rank in step)
+            records = {traffic[rank, number]: count for number, count in numbers.items() if (rank, number) in traffic}
+            if records:
+                groups = {
+                    group.group: msgspec.structs.replace(group, backend=_backend_of(group, devices.get(rank, usual)))
+                    for group in described
+                    if group.rank == rank and rank in group.ranks and _is_possible(group.ranks, node_of)
+                }
+                found[rank] = _mean_step(rank, records, groups, node_of)
     return found
 
 
-def _groups(node: ObservedNode, rank: int, ranks: frozenset[int], device: str | None) -> dict[str, Group]:
-    return {
-        sample.group: Group(ranks=sample.ranks, backend=_backend_of(sample.backend, device))
-        for sample in node.of(GroupSample)
-        if sample.rank == rank and rank in sample.ranks and _is_possible(sample.ranks, ranks)
-    }
+def _is_possible(group: tuple[int, ...], node_of: Mapping[int, int]) -> bool:
+    ranks = set(group)
+    return len(ranks) == len(group) and ranks <= node_of.keys()
 
 
-def _is_possible(group: tuple[int, ...], ranks: frozenset[int]) -> bool:
-    return len(group) <= len(ranks) and len(set(group)) == len(group) and ranks.issuperset(group)
-
-
-def _backend_of(told: str, device: str | None) -> str | None:
-    """The backend of the device, from torch's text: `nccl`, or `cpu:gloo,cuda:nccl`."""
-    pairs = [part.strip().lower().rpartition(":") for part in told[: 4 * _LONGEST_WORD].split(",")]
+def _backend_of(group: GroupSample, device: str | None) -> str:
+    """The backend of the device, from torch's text: `nccl`, or `cpu:gloo,cuda:nccl`; empty if unknown."""
+    pairs = [part.strip().lower().rpartition(":") for part in group.backend[: 4 * _LONGEST_WORD].split(",")]
     wanted = (device or "").partition(":")[0]
     names = {name for kind, _, name in pairs if kind in {"", wanted}} or {name for _, _, name in pairs}
     name = names.pop() if len(names) == 1 else ""
-    return name if algorithms_of(name, "all_reduce") else None
+    return name if algorithms_of(name, "all_reduce") else ""
 
 
-def _mean_step(rank: int, records: Mapping[TrafficSample, int], groups: Mapping[str, Group]) -> WorkerCalls:
-    """The mean of steps; `records` counts the calls."""
-    counts: Counter[tuple[str, str, float, str]] = Counter()
+def _mean_step(
+    rank: int, records: Mapping[TrafficSample, int], groups: Mapping[str, GroupSample], node_of: Mapping[int, int]
+) -> WorkerCalls:
+    """The mean of steps; `records` has the number of steps with each."""
+    counts: defaultdict[str, Counter[tuple[str, float, str]]] = defaultdict(Counter)
     odd: dict[str, None] = {}
     for record, times in records.items():
         for call in record.calls:
@@ -140,17 +137,27 @@ def _mean_step(rank: int, records: Mapping[TrafficSample, int], groups: Mapping[
             if reason:
                 odd[reason] = None
             else:
-                counts[call.op, call.group, call.size_bytes, call.source] += times * call.count
+                counts[call.group][call.op, call.size_bytes, call.source] += times * call.count
     steps = sum(records.values())
-    kinds = tuple(
-        CallKind(op=op, group=groups[group], size_bytes=size, count=count / steps, source=source)
-        for (op, group, size, source), count in counts.items()
-        if group in groups
-    )
-    return WorkerCalls(rank=rank, kinds=kinds, odd=next(iter(odd), ""))
+    by_group: dict[tuple[int, ...], list[SeenCall]] = {}
+    for name, group in groups.items():
+        nodes = len({node_of[one] for one in group.ranks})
+        by_group.setdefault(group.ranks, []).extend(
+            SeenCall(
+                op=op,
+                ranks=len(group.ranks),
+                nodes=nodes,
+                backend=group.backend or None,
+                size_bytes=size,
+                count=count / steps,
+                source=source,
+            )
+            for (op, size, source), count in counts[name].items()
+        )
+    return WorkerCalls(rank=rank, by_group=by_group, odd=next(iter(odd), ""))
 
 
-def _why_odd(call: CallCount, groups: Mapping[str, Group]) -> str:
+def _why_odd(call: CallCount, groups: Mapping[str, GroupSample]) -> str:
     if call.op not in _OPS:
         return f"calls of an unknown kind, {_word(call.op)}"
     if call.group not in groups and call.op != "barrier" and call.size_bytes >= SMALL_BYTES:
@@ -169,6 +176,6 @@ def busiest_worker(workers: Iterable[WorkerCalls]) -> WorkerCalls | None:
 
 def rooted_part(workers: Iterable[WorkerCalls]) -> float:
     """Share of the bytes sent by calls that workers may leave at different times."""
-    asked = [(kind.op, kind.asked_bytes) for worker in workers for kind in worker.kinds]
+    asked = [(call.op, call.asked_bytes) for worker in workers for call in worker.calls]
     total = sum(size for _, size in asked)
     return sum(size for op, size in asked if op in _ROOTED) / total if total else 0.0

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from multinode.profile.calls import CallKind, Group, WorkerCalls
+from multinode.profile.calls import SeenCall, WorkerCalls
 from multinode.profile.nics import Carried
 from multinode.profile.observed import Observed
 from multinode.stats.estimate import UnknownError
@@ -63,21 +62,13 @@ class NicFlows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Joint(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one op in one group; `workers` has each worker's record."""
+    """The calls of one op in one group."""
 
-    group: Group
     op: str
-    workers: dict[int, list[CallKind]]
-
-
-class _Places(NamedTuple):
-    """The node of each worker."""
-
-    node_of: dict[int, int]
-    nodes: int
-
-    def of(self, ranks: Sequence[int]) -> list[int]:
-        return [self.node_of[rank] for rank in ranks]
+    backend: str | None
+    ranks: tuple[int, ...]  # in the group's order
+    nodes: tuple[int, ...]  # of each of them
+    workers: dict[int, list[SeenCall]]  # each worker's record
 
 
 def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: Manner | None = None) -> NicFlows:
@@ -91,100 +82,84 @@ def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: M
         observed: has the node of each worker.
         manner: NCCL's way; the usual one without.
     """
-    node_of = {rank: index for index, node in enumerate(observed.nodes) for rank in node.ranks}
-    places = _Places(node_of, len(observed.nodes))
-    sums: dict[tuple[str, str | None, int, int], list[tuple[Sequence[Carried], set[int]]]] = {}
+    sums: dict[tuple[str, str | None, int, int], list[tuple[dict[int, Carried], set[int]]]] = {}
     unknown: dict[str, str] = {}
-    for joint in _joints(calls):
-        nodes = places.of(joint.group.ranks)
+    for joint in _joints(calls, observed.node_of):
+        nodes = set(joint.nodes)
         try:
-            flows = _flows(joint, places, manner or Manner())
+            flows = _flows(joint, manner or Manner())
         except UnknownError as error:
             unknown.setdefault(joint.op, str(error))
         else:
-            key = (joint.op, joint.group.backend, len(nodes), len(set(nodes)))
-            sums.setdefault(key, []).append((flows, set(nodes)))
+            sums.setdefault((joint.op, joint.backend, len(joint.ranks), len(nodes)), []).append((flows, nodes))
+    every = range(len(observed.nodes))
     shares = tuple(
         Share(
             op=op,
             backend=backend,
             ranks=ranks,
             spans=spans,
-            groups=tuple(sum(node in nodes for _, nodes in groups) for node in range(places.nodes)),
-            carried=_sum((flows for flows, _ in groups), places.nodes),
+            groups=tuple(sum(node in nodes for _, nodes in groups) for node in every),
+            carried=tuple(sum((flows[node] for flows, _ in groups if node in flows), Carried()) for node in every),
         )
         for (op, backend, ranks, spans), groups in sums.items()
     )
-    return NicFlows(nodes=_sum((share.carried for share in shares), places.nodes), shares=shares, unknown=unknown)
+    carried = tuple(sum((share.carried[node] for share in shares), Carried()) for node in every)
+    return NicFlows(nodes=carried, shares=shares, unknown=unknown)
 
 
-def _sum(flows: Iterable[Sequence[Carried]], nodes: int) -> tuple[Carried, ...]:
-    return tuple(sum(each, Carried()) for each in zip([Carried()] * nodes, *flows, strict=True))
-
-
-def _joints(calls: Mapping[int, WorkerCalls]) -> Iterable[_Joint]:
-    found: dict[tuple[Group, str], dict[int, list[CallKind]]] = {}
+def _joints(calls: Mapping[int, WorkerCalls], node_of: Mapping[int, int]) -> Iterable[_Joint]:
+    workers: dict[tuple[str, str | None, tuple[int, ...]], dict[int, list[SeenCall]]] = {}
     for rank, worker in calls.items():
-        for kind in worker.kinds:
-            found.setdefault((kind.group, kind.op), {}).setdefault(rank, []).append(kind)
-    return (_Joint(group=group, op=op, workers=workers) for (group, op), workers in found.items())
+        for group, mine in worker.by_group.items():
+            for call in mine:
+                workers.setdefault((call.op, call.backend, group), {}).setdefault(rank, []).append(call)
+    for (op, backend, ranks), records in workers.items():
+        nodes = tuple(node_of[rank] for rank in ranks)
+        yield _Joint(op=op, backend=backend, ranks=ranks, nodes=nodes, workers=records)
 
 
-def _flows(joint: _Joint, places: _Places, manner: Manner) -> Sequence[Carried]:
-    """Traffic of these calls on the NIC of each node."""
-    nodes = places.of(joint.group.ranks)
-    known = bool(algorithms_of(joint.group.backend or "", joint.op))
-    small = all(kind.is_small for kinds in joint.workers.values() for kind in kinds)
+def _flows(joint: _Joint, manner: Manner) -> dict[int, Carried]:
+    """Traffic of these calls on the NIC of each node; a node without any may be absent."""
+    known = bool(algorithms_of(joint.backend or "", joint.op))
+    small = all(call.is_small for calls in joint.workers.values() for call in calls)
     # Small messages need no algorithm of their own.
-    if len(set(nodes)) == 1 or (small and not known):
-        return [Carried()] * places.nodes
+    if len(set(joint.nodes)) == 1 or (small and not known):
+        return {}
     if joint.op in {"send", "recv"}:
-        return _passed(joint, places)
+        return _passed(joint)
     if not known:
-        if backend := joint.group.backend:
-            raise UnknownError(f"how {backend} implements it is unknown")
+        if joint.backend is not None:
+            raise UnknownError(f"how {joint.backend} implements it is unknown")
         raise UnknownError("the backend of its group is unknown")
-    sizes = [sum(kind.step_bytes for kind in kinds) for kinds in joint.workers.values()]
+    sizes = [sum(call.step_bytes for call in calls) for calls in joint.workers.values()]
     size = statistics.median_low(sizes)
     if joint.op == "all_to_all" and max(sizes) - min(sizes) > _UNEVEN * size:
         raise UnknownError("its workers send parts of different sizes")
-    return _collective(joint, size, places, manner)
+    return _collective(joint, size, manner)
 
 
-def _passed(joint: _Joint, places: _Places) -> Sequence[Carried]:
-    if len(set(places.of(joint.group.ranks))) < len(joint.group.ranks):
+def _passed(joint: _Joint) -> dict[int, Carried]:
+    if len(set(joint.nodes)) < len(joint.nodes):
         raise UnknownError("it is not recorded whether it goes to a worker of the same node")
-    flows = [Carried()] * places.nodes
-    for rank, kinds in joint.workers.items():
-        size = sum(kind.step_bytes for kind in kinds)
-        flows[places.node_of[rank]] = Carried(sent=size) if joint.op == "send" else Carried(received=size)
+    flows = {}
+    for rank, node in zip(joint.ranks, joint.nodes, strict=True):
+        size = sum(call.step_bytes for call in joint.workers.get(rank, ()))
+        flows[node] = Carried(sent=size) if joint.op == "send" else Carried(received=size)
     return flows
 
 
-def _collective(joint: _Joint, size_bytes: float, places: _Places, manner: Manner) -> Sequence[Carried]:
-    backend = joint.group.backend or ""
-    ranks, layout = _arranged(joint.group, places)
-    tree = manner.all_reduce if backend == "nccl" and joint.op == "all_reduce" else None
-    wire_bytes = size_bytes * (manner.wire_factor if backend == "nccl" else 1.0)
-    nodes = places.of(ranks)
+def _collective(joint: _Joint, size_bytes: float, manner: Manner) -> dict[int, Carried]:
+    nccl = joint.backend == "nccl"
+    # Gloo uses the group's order. NCCL's rings pass all workers of a node before the next.
+    nodes = tuple(Counter(joint.nodes).elements()) if nccl else joint.nodes
+    layout = Layout.of([len(list(run)) for _, run in itertools.groupby(nodes)])
+    tree = manner.all_reduce if nccl and joint.op == "all_reduce" else None
+    wire_bytes = size_bytes * (manner.wire_factor if nccl else 1.0)
     sent: dict[int, float] = defaultdict(float)
     received: dict[int, float] = defaultdict(float)
-    for (source, target), part in rank_flows(backend, joint.op, layout, algorithm=tree).items():
+    for (source, target), part in rank_flows(joint.backend or "", joint.op, layout, algorithm=tree).items():
         if nodes[source] != nodes[target]:
             sent[nodes[source]] += part * wire_bytes
             received[nodes[target]] += part * wire_bytes
-    return [Carried(sent=sent[node], received=received[node]) for node in range(places.nodes)]
-
-
-def _arranged(group: Group, places: _Places) -> tuple[tuple[int, ...], Layout]:
-    """The ranks as the backend arranges them, and their layout.
-
-    Gloo uses the group's order. NCCL's rings pass all workers of a node before the next.
-    """
-    ranks = group.ranks
-    if group.backend == "nccl":
-        nodes = places.of(ranks)
-        first = {node: nodes.index(node) for node in set(nodes)}
-        ranks = tuple(sorted(ranks, key=lambda rank: first[places.node_of[rank]]))
-    runs = [len(list(run)) for _, run in itertools.groupby(places.of(ranks))]
-    return ranks, Layout.of(runs)
+    return {node: Carried(sent=sent[node], received=received[node]) for node in set(nodes)}

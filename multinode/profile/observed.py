@@ -113,6 +113,11 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.of(AveragingSample), key=lambda one: one.rank, default=None)
 
     @property
+    def node_of(self) -> dict[int, int]:
+        """Index of the node of each worker, by rank."""
+        return {rank: index for index, node in enumerate(self.nodes) for rank in node.ranks}
+
+    @property
     def counted_steps(self) -> list[dict[int, StepSample]]:
         """Records of the measured steps, by rank."""
         return [self.steps[number] for number in self.counted]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.profile.calls import WorkerCalls, asked_factor, busiest_worker
+from multinode.profile.calls import SeenCall, WorkerCalls, busiest_worker
 from multinode.profile.nic_flows import Manner, NicFlows, Share, expect_flows
 from multinode.profile.nics import LEAST_BYTES_A_WORKER, NodeNics, find_carrier, is_rdma, read_node_nics
 from multinode.profile.observed import Observed
@@ -29,18 +29,6 @@ _IDLE_IS_MUCH = 0.01
 # Share of the excess.
 _MOST = 0.5
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind, group size and message size per step of one worker."""
-
-    op: str  # as in CallCount
-    ranks: int  # workers in the group
-    nodes: int  # of the group
-    backend: str | None  # of the group, `nccl` or `gloo`; None if unknown
-    size_bytes: float  # S of one call
-    count: float  # calls per step, averaged over the measured steps
-    source: str = "call"  # as in CallCount
 
 
 class BytesPerStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +76,7 @@ def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTra
         explained = [*_why_expected_differs(busiest, flows), *explained]
     return SeenTraffic(
         bytes_per_step=figures,
-        calls=_rows(busiest, observed) if busiest else (),
+        calls=_rows(busiest) if busiest else (),
         explained=tuple(explained),
         missing=missing,
     )
@@ -127,23 +115,13 @@ def _counted(observed: Observed, flows: NicFlows, nics: Sequence[NodeNics]) -> f
     return max(one.busier for one in read)
 
 
-def _rows(worker: WorkerCalls, observed: Observed) -> tuple[SeenCall, ...]:
-    node_of = {rank: index for index, node in enumerate(observed.nodes) for rank in node.ranks}
+def _rows(worker: WorkerCalls) -> tuple[SeenCall, ...]:
+    """Its calls, those in groups of equal size as one."""
     counts: dict[SeenCall, float] = defaultdict(float)
-    for kind in worker.kinds:
-        ranks = kind.group.ranks
-        row = SeenCall(
-            op=kind.op,
-            ranks=len(ranks),
-            nodes=len({node_of[rank] for rank in ranks}),
-            backend=kind.group.backend,
-            size_bytes=kind.size_bytes,
-            count=0.0,
-            source=kind.source,
-        )
-        counts[row] += kind.count
+    for call in worker.calls:
+        counts[msgspec.structs.replace(call, count=0.0)] += call.count
     rows = [msgspec.structs.replace(row, count=count) for row, count in counts.items()]
-    rows.sort(key=lambda row: (-asked_factor(row.op, row.ranks) * row.size_bytes * row.count, -row.size_bytes))
+    rows.sort(key=lambda row: (-row.asked_bytes, -row.size_bytes))
     return tuple(rows[:_MOST_ROWS])
 
 
@@ -161,9 +139,9 @@ def _why_expected_differs(worker: WorkerCalls, flows: NicFlows) -> list[str]:
     sentences = []
     for share in flows.shares:
         asked = sum(
-            kind.asked_bytes
-            for kind in worker.kinds
-            if (kind.op, kind.group.backend, len(kind.group.ranks)) == (share.op, share.backend, share.ranks)
+            call.asked_bytes
+            for call in worker.calls
+            if (call.op, call.backend, call.ranks) == (share.op, share.backend, share.ranks)
         )
         carried = share.carried[node].one_way(sends=sends)
         if abs(carried - asked) > _ASKED_GAP / 2 * max(flows.most, asked_all):
@@ -285,7 +263,7 @@ def _gaps(flows: NicFlows, nics: Sequence[NodeNics]) -> list[_Gap]:
 def _other_manner(
     observed: Observed, calls: Mapping[int, WorkerCalls], nics: Sequence[NodeNics], most: float
 ) -> str | None:
-    if all(kind.group.backend != "nccl" for worker in calls.values() for kind in worker.kinds):
+    if all(call.backend != "nccl" for worker in calls.values() for call in worker.calls):
         return None
     tried: list[tuple[float, str]] = []
     for protocol, factor in protocols_of("nccl").items():

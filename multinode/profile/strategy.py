@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from multinode.profile.calls import CallKind, Group, WorkerCalls, busiest_worker, last_models
+from multinode.profile.calls import SeenCall, WorkerCalls, busiest_worker, last_models
 from multinode.profile.observed import Observed
 from multinode.records.samples import AveragingSample, ModelSample, WorkerSample
 from multinode.traffic.step_calls import Strategy
@@ -69,7 +69,7 @@ def recognise_strategy(
     if silence:
         return Recognised(name=_silent(silence, nic_bytes))
     worker = busiest_worker(calls.values())
-    sent = _sent(worker.kinds) if worker else None
+    sent = _sent(worker.calls) if worker else None
     if sent is None:
         return _unseen(told, calls)
     if model is None or told is None:
@@ -98,11 +98,11 @@ def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped
     if any(worker.odd for worker in calls.values()) or len(calls) < observed.world_size:
         # Unreadable calls may be the communicating ones.
         return ""
-    groups = {kind.group.ranks for worker in calls.values() for kind in worker.kinds if not kind.is_small}
-    if not any(len(group) > 1 for group in groups):
+    groups = _groups(calls)
+    if not groups:
         # A wrapper of a distributed model communicates, even from C++ or compiled code, where nothing is recorded.
         return "" if wrapped else "no worker called another: each trains alone"
-    if len(observed.nodes) > 1 and not any(_crosses(observed, group) for group in _joined(groups)):
+    if len(observed.nodes) > 1 and not any(_crosses(observed, group) for group in groups):
         return "no call crosses nodes: each node trains alone"
     return ""
 
@@ -119,21 +119,17 @@ def _unseen(told: Recognised | None, calls: Mapping[int, WorkerCalls]) -> Recogn
     return msgspec.structs.replace(told, name=f"{told.name}, calls not recorded")
 
 
-def _joined(groups: Iterable[tuple[int, ...]]) -> set[frozenset[int]]:
-    return {frozenset(group) for group in groups}
-
-
 def _crosses(observed: Observed, group: frozenset[int]) -> bool:
     return sum(1 for node in observed.nodes if not group.isdisjoint(node.ranks)) > 1
 
 
-def _sent(kinds: Iterable[CallKind]) -> _Sent | None:
+def _sent(calls: Iterable[SeenCall]) -> _Sent | None:
     sizes: dict[str, float] = defaultdict(float)
     counts: dict[str, float] = defaultdict(float)
-    for kind in kinds:
-        if not kind.is_small and len(kind.group.ranks) > 1:
-            sizes[kind.op] += kind.asked_bytes
-            counts[kind.op] += kind.count
+    for call in calls:
+        if not call.is_small and call.ranks > 1:
+            sizes[call.op] += call.asked_bytes
+            counts[call.op] += call.count
     total = sum(sizes.values())
     return _Sent(bytes_by_op=sizes, count_by_op=counts, total=total) if total else None
 
@@ -198,15 +194,21 @@ def _seen_accumulation(observed: Observed) -> int | None:
 
 
 def _is_hybrid(observed: Observed, calls: Mapping[int, WorkerCalls]) -> bool:
-    kinds = [kind for worker in calls.values() for kind in worker.kinds if not kind.is_small]
-    sharded = _groups(kinds, "reduce_scatter", observed.world_size)
-    reduced = _groups(kinds, "all_reduce", observed.world_size)
+    sharded, reduced = (
+        {group for group in _groups(calls, op) if len(group) < observed.world_size}
+        for op in ("reduce_scatter", "all_reduce")
+    )
     return bool(sharded) and any(all(len(across & group) <= 1 for group in sharded) for across in reduced)
 
 
-def _groups(kinds: Iterable[CallKind], op: str, world_size: int) -> set[frozenset[int]]:
-    found: set[Group] = {kind.group for kind in kinds if kind.op == op}
-    return {ranks for ranks in _joined(group.ranks for group in found) if 1 < len(ranks) < world_size}
+def _groups(calls: Mapping[int, WorkerCalls], op: str = "") -> set[frozenset[int]]:
+    """The ranks of groups of several workers that make calls of this op, or of any, which are not small."""
+    return {
+        frozenset(ranks)
+        for worker in calls.values()
+        for ranks, mine in worker.by_group.items()
+        if len(ranks) > 1 and any(not call.is_small and op in {call.op, ""} for call in mine)
+    }
 
 
 def _contradicts(strategy: Strategy | None, sent: _Sent) -> bool:
@@ -218,7 +220,7 @@ def _contradicts(strategy: Strategy | None, sent: _Sent) -> bool:
 
 
 def _by_calls(calls: Mapping[int, WorkerCalls], sent: _Sent) -> Recognised:
-    reducer = sum(kind.asked_bytes for worker in calls.values() for kind in worker.kinds if kind.source == "ddp")
+    reducer = sum(call.asked_bytes for worker in calls.values() for call in worker.calls if call.source == "ddp")
     if reducer and sent.part("all_reduce") > 1 - _TRIFLE:
         return Recognised(name="DDP", strategy=Strategy.DDP)
     return Recognised(name=f"custom collectives ({_ops(sent)})")

@@ -14,12 +14,12 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
 from multinode.errors import MultinodeError
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
-from multinode.profile.calls import read_calls, rooted_part
+from multinode.profile.calls import SeenCall, read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
 from multinode.profile.figures import BalanceOutlook, InTraining, Straggler, TraceView, Waiting
 from multinode.profile.machine_use import NodeUse, use_of
 from multinode.profile.observed import Observed, observe_run
-from multinode.profile.step_bytes import BytesPerStep, SeenCall, SeenTraffic, see_traffic
+from multinode.profile.step_bytes import BytesPerStep, SeenTraffic, see_traffic
 from multinode.profile.step_split import StepSplit, split_steps, transfers_us
 from multinode.profile.strategy import model_of, recognise_strategy
 from multinode.profile.throughput import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
-from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent

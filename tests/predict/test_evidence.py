@@ -11,7 +11,7 @@ from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import predict_scenario
 from multinode.predict.network_model import Link
-from multinode.profile.step_bytes import SeenCall
+from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Comm
 from multinode.records.averaging import Averaging
 from multinode.stats.estimate import Spread

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from multinode.errors import MultinodeError
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import ForecastRequest, make_forecast
-from multinode.profile.step_bytes import SeenCall
+from multinode.profile.calls import SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm, Summary
 from multinode.stats.estimate import Spread

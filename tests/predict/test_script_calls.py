@@ -12,7 +12,7 @@ from multinode.predict.evidence import gather
 from multinode.predict.predict import Prediction, predict
 from multinode.predict.run_selection import Record
 from multinode.predict.training_state import TrainingState
-from multinode.profile.step_bytes import SeenCall
+from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Comm
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout

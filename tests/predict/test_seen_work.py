@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.predict.evidence import work_of_calls
-from multinode.profile.step_bytes import SeenCall
+from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Comm, Summary
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import GroupScope, Strategy

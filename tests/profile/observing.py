@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.calls import SeenCall
 from multinode.profile.figures import Alone, InTraining, Straggler, TraceView
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.profile.step_bytes import BytesPerStep, SeenCall
+from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm, Summary
 from multinode.profile.throughput import Utilisation

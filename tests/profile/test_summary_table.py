@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import NodeUse
 from multinode.profile.nics import NicUse
-from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Comm, Summary
 from multinode.profile.summary_sheets import summary_sheets
