@@ -13,7 +13,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.job.job_files import Change
 from multinode.job.workload import JobSettings
-from multinode.predict.break_even import Gain, gain, gain_over_measured, own_error
+from multinode.predict.break_even import Gain, gain
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
@@ -240,11 +240,11 @@ def _exposed(outlook: PredictedScenario) -> float:
 
 def _gain(today: TrainingState, option: TuningOption) -> Gain:
     then, now = option.after.prediction(), today.prediction()
+    found = gain(then, now, measured=today.measured_samples_per_s, doubt=option.doubt)
     if not today.measured_samples_per_s:
-        return gain(then, now, doubt=option.doubt)
-    found = gain_over_measured(then, now, today.measured_samples_per_s, doubt=option.doubt)
+        return found
     if _is_measured(today, option) and today.single_samples_per_s:
-        value, off = today.single_samples_per_s / today.measured_samples_per_s, 1 + max(own_error(then), own_error(now))
+        value, off = today.single_samples_per_s / today.measured_samples_per_s, 1 + max(then.error, now.error)
         return Gain(value, value / off, value * off)
     off = today.prediction().samples_per_s / today.measured_samples_per_s
     return Gain(found.value, min(found.low, found.value * off), max(found.high, found.value * off))
@@ -257,9 +257,8 @@ def _beside_one_node(today: TrainingState, option: TuningOption) -> Gain | None:
         return Gain(1.0, 1.0, 1.0)
     alone = next(one for one in cluster_options(today) if _is_one_node(one))
     then, now = option.after.prediction(), alone.after.prediction()
-    if _is_measured(today, alone):
-        return gain_over_measured(then, now, now.samples_per_s, doubt=option.doubt)
-    return gain(then, now, doubt=option.doubt)
+    measured = now.samples_per_s if _is_measured(today, alone) else None
+    return gain(then, now, measured=measured, doubt=option.doubt)
 
 
 def _is_one_node(option: TuningOption) -> bool:

@@ -1,11 +1,13 @@
 """Break-even: the link, the accumulation and the number of nodes that a target needs. Pure.
 
-Searches with `predict`, without a model of its own. Each answer is a range: the best, middle and worst case are
-searched separately.
+Searches with `Prediction`, without a model of its own. Each answer is a range: the middle is that of the prediction,
+the ends are those of the draws.
 """
 
 from __future__ import annotations
 
+import bisect
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -15,13 +17,10 @@ import msgspec
 
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario
-from multinode.predict.network_model import widest
-from multinode.predict.predict import Prediction, overlap_of, predict
+from multinode.predict.draws import HIGH, LOW, MIDDLE, interval, quantile
+from multinode.predict.predict import Prediction
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import passing_bytes
-
-# No two runs of the same training agree more closely.
-_LEAST_DOUBT = 0.02
 
 
 class Gain(NamedTuple):
@@ -31,63 +30,39 @@ class Gain(NamedTuple):
     low: float
     high: float
 
-    def times(self, factor: float) -> Gain:
-        """The gain multiplied by a factor."""
-        return Gain(self.value * factor, self.low * factor, self.high * factor)
 
-    def reaches(self, least: float) -> tuple[bool, bool, bool]:
-        """Whether it reaches this value: in the best, middle and worst case."""
-        return self.high >= least, self.value >= least, self.low >= least
-
-
-def gain(then: Prediction, now: Prediction, *, doubt: float = 0.0) -> Gain:
-    """Samples/s of one prediction over those of another.
+def gain(then: Prediction, now: Prediction, *, measured: float | None = None, doubt: float = 0.0) -> Gain:
+    """Samples/s of one prediction over those of another, in each draw.
 
     If the back-test has an interval for predictions on several nodes, it applies to the ratio too, as each of its
-    residuals is one of several nodes over one. Otherwise both are taken at the same end of their common unknowns (a
-    rate, a hidden share), and unknowns of only one of them are added.
+    residuals is one of several nodes over one.
 
     Args:
         then: the numerator.
         now: the denominator.
+        measured: samples/s of `now`, if measured: the range is at most the interval of `then` over it.
         doubt: additional relative error of the ratio in either direction: 0.1 is 10%.
     """
     value = then.samples_per_s / now.samples_per_s
-    tested = [one for one in (then, now) if one.basis == "back-test"]
+    tested = [one.error for one in (then, now) if one.basis == "back-test"]
     if tested and not any(one.basis == "assumed" and one.scenario.layout.nodes > 1 for one in (then, now)):
-        factor = (1 + doubt) * max(one.interval[1] / one.samples_per_s for one in tested)
-        return Gain(value, value / factor, value * factor)
-    samples = then.scenario.samples / now.scenario.samples
-    ratios = [value, *(samples * end.step_ms / start.step_ms for end, start in zip(now.ends, then.ends, strict=True))]
-    stretch = (1 + max(doubt, own_error(then), own_error(now))) * _own_doubts(then, now)
-    return Gain(value, min(ratios) / stretch, max(ratios) * stretch)
-
-
-def gain_over_measured(then: Prediction, now: Prediction, measured_samples_per_s: float, *, doubt: float = 0.0) -> Gain:
-    """`gain` if `now` was measured: its range is at most the interval of `then` over that measurement."""
-    found, (low, high) = gain(then, now, doubt=doubt), then.interval
-    low, high = low / measured_samples_per_s / (1 + doubt), high / measured_samples_per_s * (1 + doubt)
-    return Gain(found.value, min(found.value, max(found.low, low)), max(found.value, min(found.high, high)))
-
-
-def own_error(found: Prediction) -> float:
-    """Relative error of the whole step that the model always has, whatever is known of the parts."""
-    return max((one.relative for one in found.doubts if one.part == "step"), default=_LEAST_DOUBT)
-
-
-def _own_doubts(then: Prediction, now: Prediction) -> float:
-    factors = []
-    for part in ("network", "compute"):
-        wide, narrow = sorted((then, now), key=lambda one: -widest(one.doubts, part))
-        parts = wide.ends[0]
-        share = parts.exposed_ms / parts.step_ms if part == "network" else 1 - parts.exposed_ms / parts.step_ms
-        factors.append(1 + (widest(wide.doubts, part) / widest(narrow.doubts, part) - 1) * share)
-    return math.prod(factors)
+        factor = (1 + doubt) * (1 + max(tested))
+        low, high = value / factor, value * factor
+    else:
+        samples = then.scenario.samples / now.scenario.samples
+        drawn = [samples * old.step_ms / new.step_ms for old, new in zip(now.draws, then.draws, strict=True)]
+        low, high = interval(value, drawn, max(doubt, then.error, now.error))
+    if measured is not None:
+        least, most = then.interval
+        low = min(value, max(low, least / measured / (1 + doubt)))
+        high = max(value, min(high, most / measured * (1 + doubt)))
+    return Gain(value, low, high)
 
 
 SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e4
 """The search range: any link is at least as fast as its lower end."""
-_HALVINGS = 40
+# Steps of the search for the middle, and for the ends, which draws know to 2 digits.
+_FINE, _ROUGH = 1 << 30, 1 << 11
 _MOST_ACCUMULATION = 1 << 16
 # Rounding must not decide.
 _ROUNDING = 1e-9
@@ -97,8 +72,8 @@ Reason = Literal[
     "uncut", "as_now", "global_batch", "no_accumulation", "micro_batches",
 ]  # fmt: skip
 """Why an amount is needed, or none is enough."""
-Enough = Callable[[Prediction], tuple[bool, bool, bool]]
-"""Whether a prediction is enough in the best, middle and worst case."""
+Enough = Callable[[Prediction, float], bool]
+"""Whether a prediction is enough at a level of its draws: LOW, MIDDLE or HIGH speed."""
 
 
 class Needed(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,13 +123,15 @@ def break_even(calibration: Calibration, scenario: Scenario, *, target: float = 
         scenario: on several nodes.
         target: efficiency between 0 and 1.
     """
-    one = predict(calibration, on_one_node(calibration, scenario))
+    one = Prediction(calibration, on_one_node(calibration, scenario))
     full = _full(scenario, one)
     return BreakEven(
         target=target,
         one_node_workers=one.scenario.layout.workers,
         nothing_exposed=_all_hidden(calibration, scenario),
-        efficient=link_for(calibration, scenario, lambda found: _efficiency(found, one).reaches(_but_rounding(target))),
+        efficient=link_for(
+            calibration, scenario, _faster_than(one, target * (1 - _ROUNDING) * _workers_ratio(scenario, one))
+        ),
         beats_one=beats(calibration, scenario, one),
         full_beats_one=None if full == scenario else beats(calibration, full, one),
         accumulation=accumulation_for(calibration, scenario, target=target),
@@ -170,14 +147,9 @@ def on_one_node(calibration: Calibration, scenario: Scenario) -> Scenario:
     return msgspec.structs.replace(scenario, layout=alone, averaging=None, low_rank=None)
 
 
-def efficiency(calibration: Calibration, scenario: Scenario) -> float:
-    """Weak-scaling efficiency: samples/s per worker over those per worker on one node."""
-    return _efficiency(predict(calibration, scenario), predict(calibration, on_one_node(calibration, scenario))).value
-
-
 def beats(calibration: Calibration, scenario: Scenario, one: Prediction) -> Needed:
     """The slowest link on which the scenario is faster than one node."""
-    needed = link_for(calibration, scenario, lambda found: gain(found, one).reaches(1 + _ROUNDING))
+    needed = link_for(calibration, scenario, _faster_than(one, 1 + _ROUNDING))
     if needed.value is None and scenario.layout.workers <= one.scenario.layout.workers:
         why = "never: one node has the same workers and no network between them"
         return Needed(reason="same_workers", why=why)
@@ -189,7 +161,7 @@ def beats_one(calibration: Calibration, scenario: Scenario) -> tuple[Needed, Sce
 
     The layout is that of the scenario, or with all nodes full if it has no more workers than the one node.
     """
-    one = predict(calibration, on_one_node(calibration, scenario))
+    one = Prediction(calibration, on_one_node(calibration, scenario))
     asked = scenario if scenario.layout.workers > one.scenario.layout.workers else _full(scenario, one)
     return beats(calibration, asked, one), asked
 
@@ -204,33 +176,44 @@ def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Ne
     """
 
     @functools.cache
-    def is_enough(gbit_per_s: float) -> tuple[bool, bool, bool]:
+    def at(gbit_per_s: float) -> Prediction:
         link = msgspec.structs.replace(scenario.link, gbit_per_s=gbit_per_s)
-        return enough(predict(calibration, msgspec.structs.replace(scenario, link=link)))
+        return Prediction(calibration, msgspec.structs.replace(scenario, link=link))
 
-    low, value, high = (_slowest(lambda rate, end=end: is_enough(rate)[end]) for end in range(3))  # type: ignore[misc]
-    found = low, value, high
+    def slowest(level: float, steps: int) -> float | None:
+        def rate(step: int) -> float:
+            return SLOWEST_GBIT_PER_S * math.pow(_FASTEST_GBIT_PER_S / SLOWEST_GBIT_PER_S, step / steps)
+
+        step = _first(steps + 1, lambda step: enough(at(rate(step)), level))
+        return None if step is None else rate(step)
+
+    found = slowest(HIGH, _ROUGH), slowest(MIDDLE, _FINE), slowest(LOW, _ROUGH)
+    value = found[1]
     if value is not None and value <= SLOWEST_GBIT_PER_S:
         return _needed(found, "any", "at any bandwidth")
     if value is not None:
         return _needed(found, "from", "from this link rate up")
-    if enough(_without_network(predict(calibration, scenario)))[1]:
+    if enough(_without_network(Prediction(calibration, scenario)), MIDDLE):
         remains = "the overhead per message or the throughput of the nodes remains"
         return _needed(found, "overhead", f"never, at any bandwidth: {remains}")
     slow = "the nodes' own work and their waits for each other are too slow"
     return _needed(found, "slow_nodes", f"never, at any bandwidth: {slow}")
 
 
-def _slowest(is_enough: Callable[[float], bool]) -> float | None:
-    slow, fast = SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S
-    if not is_enough(fast):
-        return None
-    if is_enough(slow):
-        return slow
-    for _ in range(_HALVINGS):
-        middle = (slow * fast) ** 0.5
-        slow, fast = (slow, middle) if is_enough(middle) else (middle, fast)
-    return fast
+def _first(count: int, is_enough: Callable[[int], bool]) -> int | None:
+    """The first of so many places at which a monotonic predicate holds."""
+    place = bisect.bisect_left(range(count), x=True, key=is_enough)
+    return place if place < count else None
+
+
+def _faster_than(one: Prediction, times: float) -> Enough:
+    def is_enough(found: Prediction, level: float) -> bool:
+        if level == MIDDLE:
+            return found.samples_per_s / one.samples_per_s >= times
+        ratio = gain(found, one)
+        return (ratio.low if level == LOW else ratio.high) >= times
+
+    return is_enough
 
 
 def _needed(
@@ -254,12 +237,19 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
     """The fewest micro-batches per step that reach an efficiency."""
 
     @functools.cache
-    def reaches(accumulation: int) -> tuple[bool, bool, bool]:
+    def at(accumulation: int) -> tuple[Prediction, Prediction]:
         asked = msgspec.structs.replace(scenario, accumulation=accumulation)
-        one = predict(calibration, on_one_node(calibration, asked))
-        return _efficiency(predict(calibration, asked), one).reaches(target)
+        return Prediction(calibration, asked), Prediction(calibration, on_one_node(calibration, asked))
 
-    low, many, high = (_fewest(lambda count, end=end: reaches(count)[end]) for end in range(3))  # type: ignore[misc]
+    def fewest(level: float) -> float | None:
+        def is_enough(more: int) -> bool:
+            found, one = at(1 + more)
+            return _faster_than(one, target * _workers_ratio(scenario, one))(found, level)
+
+        more = _first(_MOST_ACCUMULATION, is_enough)
+        return None if more is None else 1 + more
+
+    low, many, high = fewest(HIGH), fewest(MIDDLE), fewest(LOW)
     if many is None:
         return msgspec.structs.replace(_never_enough(calibration, scenario), low=low)
     if many == scenario.accumulation:
@@ -269,28 +259,16 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
     return _needed((low, many, high), "global_batch", why, ratio)
 
 
-def _fewest(is_enough: Callable[[int], bool]) -> int | None:
-    few, many = 0, 1
-    while not is_enough(many):
-        few, many = many, 2 * many
-        if many > _MOST_ACCUMULATION:
-            return None
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if is_enough(middle) else (middle, many)
-    return many
-
-
 def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
     """The effect of one more node, at the same batch per worker."""
     layout = scenario.layout
     more = msgspec.structs.replace(scenario, layout=layout.on(layout.nodes + 1))
     # A node that is added has as many workers as the others, or the fullest of them.
     alike = msgspec.structs.replace(scenario, layout=Layout(nodes=1, workers_per_node=layout.workers_per_node))
-    now, alone = predict(calibration, scenario).samples_per_s, predict(calibration, alike).samples_per_s
-    faster = gain(predict(calibration, more), predict(calibration, scenario))
-    gained = (faster.value - 1) * now
-    low, worth, high = ((one - 1) * now / alone for one in (faster.low, faster.value, faster.high))
+    now = Prediction(calibration, scenario)
+    faster, alone = gain(Prediction(calibration, more), now), Prediction(calibration, alike).samples_per_s
+    gained = (faster.value - 1) * now.samples_per_s
+    worth, low, high = ((one - 1) * now.samples_per_s / alone for one in faster)
     length = calibration.tokens_per_sample
     told = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     return NodeGain(
@@ -313,18 +291,14 @@ def _full(scenario: Scenario, one: Prediction) -> Scenario:
     return msgspec.structs.replace(scenario, layout=layout)
 
 
-def _but_rounding(target: float) -> float:
-    return target * (1 - _ROUNDING)
-
-
-def _efficiency(found: Prediction, one: Prediction) -> Gain:
-    return gain(found, one).times(one.scenario.layout.workers / found.scenario.layout.workers)
+def _workers_ratio(scenario: Scenario, one: Prediction) -> float:
+    return scenario.layout.workers / one.scenario.layout.workers
 
 
 def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
     if not scenario.overlap:
         return Needed(reason="overlap_off", why="never: overlap is off, so no communication is hidden")
-    if overlap_of(calibration, scenario) <= 0:
+    if Prediction(calibration, scenario).hidden_ms <= 0:
         known = calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy
         if known or calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None:
             cause = "the measured run hid none" if known else "all of it is sent after the last gradient is ready"
@@ -342,19 +316,18 @@ def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
 
 
 def _without_network(found: Prediction) -> Prediction:
-    parts, *ends = (
-        msgspec.structs.replace(one, comm_ms=0.0, beyond_ms=0.0, exposed_ms=0.0) for one in (found.parts, *found.ends)
-    )
-    rate = found.samples_per_s * found.step_time_ms / parts.step_ms
-    return msgspec.structs.replace(
-        found, parts=parts, ends=(ends[0], ends[1]), step_time_ms=parts.step_ms, samples_per_s=rate
-    )
+    free = copy.copy(found)
+    free.parts = msgspec.structs.replace(found.parts, comm_ms=0.0, beyond_ms=0.0, exposed_ms=0.0)
+    free.samples_per_s = found.samples_per_s * found.step_time_ms / free.parts.step_ms
+    return free
 
 
-def _nothing_exposed(found: Prediction) -> tuple[bool, bool, bool]:
-    slow, fast = found.ends
-    unseen_ms = own_error(found) * found.step_time_ms
-    return fast.beyond_ms <= unseen_ms, found.parts.beyond_ms <= 0, slow.beyond_ms <= 0
+def _nothing_exposed(found: Prediction, level: float) -> bool:
+    if level == MIDDLE:
+        return found.parts.beyond_ms <= 0
+    beyond_ms = quantile(sorted(parts.beyond_ms for parts in found.draws), 1 - level)
+    # What is within the error of the step cannot be told from nothing.
+    return beyond_ms <= (found.error * found.step_time_ms if level == HIGH else 0.0)
 
 
 def _never_enough(calibration: Calibration, scenario: Scenario) -> Needed:

@@ -11,13 +11,13 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.restrictions import power_sgd_rank
-from multinode.predict.break_even import BreakEven, break_even, gain, gain_over_measured, on_one_node
+from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
 from multinode.predict.evidence import Evidence
 from multinode.predict.leave_one_out import BackTest, Trial, back_test
 from multinode.predict.network_model import UncertaintySource, why_measure
-from multinode.predict.predict import Basis, predict
+from multinode.predict.predict import Basis, Prediction
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
 from multinode.records.averaging import Averaging
@@ -147,14 +147,12 @@ def predict_scenario(
         measured: whether exactly this was measured.
     """
     scenario = sent_as(calibration, scenario, grad_compress)
-    found = predict(calibration, scenario)
+    found = Prediction(calibration, scenario)
     layout = scenario.layout
-    alone = predict(calibration, on_one_node(calibration, scenario))
+    alone = Prediction(calibration, on_one_node(calibration, scenario))
     length = calibration.tokens_per_sample
-    if _is_calibrated(calibration, alone.scenario):
-        speedup, *speedup_interval = gain_over_measured(found, alone, alone.samples_per_s)
-    else:
-        speedup, *speedup_interval = gain(found, alone)
+    measured_one = alone.samples_per_s if _is_calibrated(calibration, alone.scenario) else None
+    speedup = gain(found, alone, measured=measured_one)
     return PredictedScenario(
         link_gbit_per_s=scenario.link.gbit_per_s if layout.nodes > 1 else None,
         nodes=layout.nodes,
@@ -173,9 +171,9 @@ def predict_scenario(
         interval=found.interval,
         basis=found.basis,
         tokens_per_s=None if length is None else found.samples_per_s * length,
-        speedup=speedup,
-        speedup_interval=(speedup_interval[0], speedup_interval[1]) if layout.nodes > 1 else (1.0, 1.0),
-        efficiency=speedup * alone.scenario.layout.workers / layout.workers,
+        speedup=speedup.value,
+        speedup_interval=(speedup.low, speedup.high) if layout.nodes > 1 else (1.0, 1.0),
+        efficiency=speedup.value * alone.scenario.layout.workers / layout.workers,
         parts=found.parts,
         bottleneck=found.bottleneck,
         doubts=found.doubts,

@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.network.size_scan import ScanReport
+from multinode.predict.draws import OTHERWISE, between
 from multinode.traffic.algorithms import (
     Layout,
     algorithms_of,
@@ -20,7 +21,6 @@ from multinode.traffic.algorithms import (
     link_share,
     message_steps,
     nic_factor,
-    node_flows,
     steps_us,
 )
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, SizeCurve, fit_curve, held_back, median_error
@@ -77,15 +77,15 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
     # bounds of busbw inside a node; None if a run on one node shows its exposed communication
     local_gb_per_s: tuple[float, float] | None = None
 
-    def carried(self, link: Link, end: int) -> float:
-        """Payload of a link in GB/s, at one end of the unknowns.
+    def carried(self, link: Link, position: float) -> float:
+        """Payload of a link in GB/s, at `Draw.rate`.
 
         If the measured link did not carry its rate, another one may carry the same share of its own, or no more than
         was measured.
         """
         goodput = link.goodput_gb_per_s
         if self.stream_gb_per_s is None:
-            if end <= 0 or self.curves:
+            if self.curves or position < OTHERWISE:
                 return goodput
             least = goodput * _LEAST_CARRIED
             return least if link.rdma else min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
@@ -93,25 +93,14 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         if part >= _AS_RATED:
             return goodput * part
         slow, fast = sorted((goodput * part, min(goodput, self.stream_gb_per_s)))
-        return {-1: fast, 0: math.sqrt(slow * fast), 1: slow}[end]
-
-
-class Assumed(msgspec.Struct, frozen=True, kw_only=True):
-    """Which end of the unknowns is assumed."""
-
-    end: int = 0  # -1 the fast end, 0 the middle, 1 the slow end
-    stretch: float = 1.0  # factor on the time of every call; `bulk` additionally on calls that are not small
-    bulk: float = 1.0
-
-
-USUAL = Assumed()
+        return between(position, fast, math.sqrt(slow * fast), slow)
 
 
 class UncertaintySource(msgspec.Struct, frozen=True, kw_only=True):
     """One reason for the width of an interval."""
 
-    part: str  # `network`, `compute`, `cores` (compute, which may take less), `overlap` or `step`, the whole
-    relative: float  # error in either direction: 0.1 is 10%; 0 if it has its own ends
+    part: str  # the field of Draw that it widens
+    relative: float  # error in either direction: 0.1 is 10%; 0 if it has its own bounds
     why: str
 
 
@@ -122,23 +111,35 @@ class CommTimes(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float = 0.0
     after_ms: float = 0.0  # once per step, for calls that nothing overlaps
 
+    def __mul__(self, factor: float) -> CommTimes:
+        """Scaled."""
+        micro_batch_ms, step_ms, after_ms = (one * factor for one in (self.micro_batch_ms, self.step_ms, self.after_ms))
+        return CommTimes(micro_batch_ms=micro_batch_ms, step_ms=step_ms, after_ms=after_ms)
+
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a call runs, and the assumptions for it."""
+    """Where a call runs."""
 
     link: Link
     layout: Layout
-    assumed: Assumed
+    position: float  # `Draw.rate`
 
 
 def comm_times(
-    network: NetworkModel, calls: Iterable[Call], link: Link, layout: Layout, assumed: Assumed = USUAL
+    network: NetworkModel, calls: Iterable[Call], link: Link, layout: Layout, position: float = 0.0
 ) -> CommTimes:
     """Time of the calls of a step on another link with other workers.
 
     Of each measured time, alpha is constant per step of the algorithm, and the rest scales with the bytes through the
     busiest NIC and with the inverse goodput of the link. Calls inside a node are excluded if a run on one node was
     measured, which shows what they expose.
+
+    Args:
+        network: as measured.
+        calls: of a step.
+        link: between the nodes.
+        layout: of the workers.
+        position: `Draw.rate`.
     """
     totals = {"micro_batch_ms": 0.0, "step_ms": 0.0, "after_ms": 0.0}
     alone = layout.nodes == 1
@@ -149,16 +150,15 @@ def comm_times(
         if inside and (network.local_gb_per_s is None or layout.workers_per_node == 1):
             continue
         kind = "after_ms" if not call.hideable else "micro_batch_ms" if call.per_micro_batch else "step_ms"
-        place = _Place(link=link, layout=layout, assumed=assumed)
-        stretch = assumed.stretch * (1.0 if call.size_bytes < SMALL_BYTES else assumed.bulk)
-        totals[kind] += call.times * stretch * _call_us(network, call, place) / _US_PER_MS
+        place = _Place(link=link, layout=layout, position=position)
+        totals[kind] += call.times * _call_us(network, call, place) / _US_PER_MS
     return CommTimes(**totals)
 
 
 def network_doubts(
     network: NetworkModel, calls: Sequence[Call], link: Link, layout: Layout
 ) -> tuple[UncertaintySource, ...]:
-    """Errors of the times, by reason; caps and algorithms have their own ends and are excluded."""
+    """Errors of the times, by reason; caps and algorithms have their own bounds and are excluded."""
     if not network.curves:
         return (_doubt(_STATED_RATE, _why_stated(network, link)),)
     found = [_doubt(network.error, "the error on held-out sizes of the size scan")] if network.error else []
@@ -209,11 +209,6 @@ def why_measure(network: NetworkModel) -> str:
     )
 
 
-def widest(doubts: Iterable[UncertaintySource], part: str) -> float:
-    """All uncertainties of a part combined, as a factor of at least 1."""
-    return math.prod(1 + doubt.relative for doubt in doubts if doubt.part == part)
-
-
 def _doubt(relative: float, why: str) -> UncertaintySource:
     return UncertaintySource(part="network", relative=relative, why=why)
 
@@ -225,8 +220,7 @@ def _told(layout: Layout) -> str:
 
 def _call_us(network: NetworkModel, call: Call, place: _Place) -> float:
     if place.layout.nodes == 1 or call.reach is GroupScope.NODE:
-        low, high = network.local_gb_per_s or (math.inf, math.inf)
-        rate = _between(low, high, place.assumed)
+        rate = _bounded(network.local_gb_per_s or (math.inf, math.inf), place.position)
         return bus_factor(call.collective, place.layout.workers_per_node) * call.size_bytes / rate * _GB_PER_S
     layout = place.layout
     if call.reach in {GroupScope.ACROSS, GroupScope.LEADERS}:
@@ -238,7 +232,7 @@ def _call_us(network: NetworkModel, call: Call, place: _Place) -> float:
     size = call.size_bytes * (layout.workers_per_node if call.reach is GroupScope.ACROSS else 1)
     passing = nic_factor(network.backend, call.collective, place.layout) * size
     if not network.curves:
-        rate = min(network.carried(place.link, place.assumed.end), _cap(network, place))
+        rate = min(network.carried(place.link, place.position), _cap(network, place))
         return passing / rate * _GB_PER_S
     measured = call.collective if call.collective in network.curves else next(iter(network.curves))
     alpha_us, rest_us = _alpha_and_rest(network.curves[measured], size)
@@ -248,7 +242,7 @@ def _call_us(network: NetworkModel, call: Call, place: _Place) -> float:
 
 
 def _on_link(network: NetworkModel, rest_us: float, passing_bytes: float, place: _Place) -> float:
-    goodput, measured = (network.carried(link, place.assumed.end) for link in (place.link, network.link))
+    goodput, measured = (network.carried(link, place.position) for link in (place.link, network.link))
     there_us = rest_us * measured / goodput
     if place.layout != network.layout:
         there_us = max(there_us, passing_bytes / goodput * _GB_PER_S)
@@ -261,11 +255,11 @@ def _on_link(network: NetworkModel, rest_us: float, passing_bytes: float, place:
 def _cap(network: NetworkModel, place: _Place) -> float:
     if place.link.rdma:
         return math.inf
-    return _between(*network.cap_gb_per_s, place.assumed)
+    return _bounded(network.cap_gb_per_s, place.position)
 
 
-def _between(low: float, high: float, assumed: Assumed) -> float:
-    return {-1: high, 0: math.sqrt(low * high), 1: low}[assumed.end]
+def _bounded(bounds: tuple[float, float], position: float) -> float:
+    return between(position, bounds[1], math.sqrt(math.prod(bounds)), bounds[0])
 
 
 def _alpha_and_rest(curve: SizeCurve, size_bytes: float) -> tuple[float, float]:
@@ -278,21 +272,20 @@ def _alpha_and_rest(curve: SizeCurve, size_bytes: float) -> tuple[float, float]:
 def _passes(network: NetworkModel, measured: str, collective: str, place: _Place) -> float:
     """Bytes through the busiest NIC relative to the measurement.
 
-    The backend may use any of its algorithms: the usual one is assumed, and the ends cover all.
+    The backend may use any of its algorithms: the usual one is assumed, and the bounds cover all.
     """
     ours, theirs = (network.backend, collective, place.layout), (network.backend, measured, network.layout)
     usual = nic_factor(*ours) / link_share(*ours) / (nic_factor(*theirs) / link_share(*theirs))
-    if place.assumed.end == 0 or place.layout == network.layout or measured != collective:
+    if not place.position or place.layout == network.layout or measured != collective:
         return usual
     ratios = [usual]
     for algorithm in algorithms_of(network.backend, collective):
         there, here = (
-            max(max(node.sent, node.received) for node in node_flows(algorithm.flows(layout), layout))
-            for layout in (place.layout, network.layout)
+            nic_factor(network.backend, collective, layout, algorithm.name) for layout in (place.layout, network.layout)
         )
         if here > 0:
             ratios.append(there / here)
-    return max(ratios) if place.assumed.end > 0 else min(ratios)
+    return between(place.position, min(ratios), usual, max(ratios))
 
 
 # Smaller messages take the fixed cost only.

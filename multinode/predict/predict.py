@@ -1,13 +1,14 @@
 """Prediction from a Calibration and a Scenario; the residual of a run on several nodes. Pure.
 
-Composes the cost model; the interval is the same model at both ends of the unknowns.
+Composes the cost model; the interval is the same model in all draws of what is unknown.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -24,20 +25,18 @@ from multinode.predict.cost_model import (
     overlaps,
     step_parts,
 )
-from multinode.predict.leave_one_out import ResidualQuantile
+from multinode.predict.draws import DRAWS, OTHERWISE, Draw, interval, linear
 from multinode.predict.network_model import (
-    Assumed,
-    NetworkModel,
+    CommTimes,
     UncertaintySource,
     comm_times,
     network_doubts,
-    widest,
 )
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.step_calls import Call, GroupScope, Strategy, passing_bytes, with_gradients
+from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, passing_bytes, with_gradients
 from multinode.units import format_count
 
 Basis = Literal["back-test", "measured", "assumed"]
@@ -58,71 +57,169 @@ _ALIKE = 0.01
 _RHO_DOUBT = 0.1
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The prediction of a scenario."""
+class Prediction:
+    """The prediction of a scenario.
 
-    scenario: Scenario
-    step_time_ms: float  # of an optimizer step
-    samples_per_s: float  # of all workers
-    interval: tuple[float, float]  # of samples_per_s: low, high
-    # of the interval: `back-test` (90%, from the residuals of stored runs), `measured` (from the variation of its
-    # steps) or `assumed`
-    basis: Basis
-    parts: StepParts
-    ends: tuple[StepParts, StepParts]  # the step at the slow and at the fast end of the unknowns
-    bottleneck: Bottleneck  # the main limit, as for a measured run
-    doubts: tuple[UncertaintySource, ...] = ()  # reasons for the width of the interval
-
-
-class _End(msgspec.Struct, frozen=True, kw_only=True):
-    """One end of the unknowns: of the network, and of a worker's own work as a factor."""
-
-    network: Assumed = Assumed()
-    own: float = 1.0
-
-
-def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
-    """A step of the scenario, and its uncertainty.
+    Attributes:
+        scenario: what is predicted.
+        calls: of a step of it.
+        parts: of the step, with the usual value of every unknown.
+        step_time_ms: of an optimizer step.
+        samples_per_s: of all workers.
 
     Raises:
         ValueError: the strategy gathers all parameters, whose number is unknown.
     """
-    calls = calls_of(calibration, scenario)
-    doubts = _doubts(calibration, scenario, calls)
-    stretch, own = widest(doubts, "network"), widest(doubts, "compute")
-    fast = _End(network=Assumed(end=-1, stretch=1 / stretch), own=1 / own / widest(doubts, "cores"))
-    slow = _End(network=Assumed(end=1, stretch=stretch), own=own)
-    parts, *ends = (_parts(calibration, scenario, calls, end) for end in (_End(), slow))
-    ends.append(_parts(calibration, scenario, _at_best(calibration, scenario, calls), fast))
-    rate, low, high = (scenario.samples / one.step_ms * _MS_PER_S for one in (parts, *ends))
-    least = max(doubt.relative for doubt in doubts if doubt.part == "step")
-    assumed = (min(low, rate / (1 + least)), max(high, rate * (1 + least)))
-    interval = assumed
-    basis: Basis = "measured" if scenario == calibration.residual.at else "assumed"
-    # The back-test covers several nodes only.
-    if basis == "assumed" and calibration.quantile is not None and scenario.layout.nodes > 1:
-        interval, basis = _by_back_test(calibration.quantile, scenario, rate, assumed)
-        doubts = (*doubts, calibration.quantile.doubt)
-    return Prediction(
-        scenario=scenario,
-        step_time_ms=parts.step_ms,
-        samples_per_s=rate,
-        interval=interval,
-        basis=basis,
-        parts=parts,
-        ends=(ends[0], ends[1]),
-        bottleneck=find_bottleneck(split_of(parts)),
-        doubts=doubts,
-    )
+
+    def __init__(self, calibration: Calibration, scenario: Scenario) -> None:
+        self._calibration, self.scenario = calibration, scenario
+        several = scenario.layout.nodes > 1
+        self._residual = calibration.residual if several else Residual()
+        self._quantile = calibration.quantile if several and scenario != calibration.residual.at else None
+        self.calls = calls_of(calibration, scenario)
+        self._own_doubts = tuple(_doubts(calibration, scenario, self.calls))
+        self._factors = {
+            part: 1 + math.hypot(*(doubt.relative for doubt in self._own_doubts if doubt.part == part))
+            for part in ("network", "compute", "cores")
+        }
+        self.parts = self._step(Draw())
+        self.step_time_ms = self.parts.step_ms
+        self.samples_per_s = scenario.samples / self.step_time_ms * _MS_PER_S
+
+    @functools.cached_property
+    def draws(self) -> tuple[StepParts, ...]:
+        """The step in each of DRAWS, without the error of the whole step."""
+        return tuple(map(self._step, DRAWS))
+
+    @functools.cached_property
+    def basis(self) -> Basis:
+        """Of the interval."""
+        if self.scenario == self._calibration.residual.at:
+            return "measured"
+        if self._quantile is None or self.scenario.is_another_algorithm:
+            return "assumed"
+        assumed = interval(self.samples_per_s, self._speeds(), _error(self._own_doubts))
+        return "back-test" if self._quantile.covers(*assumed) else "assumed"
+
+    @functools.cached_property
+    def interval(self) -> tuple[float, float]:
+        """Of samples_per_s: low, high."""
+        if self.basis == "back-test":
+            return self.samples_per_s / (1 + self.error), self.samples_per_s * (1 + self.error)
+        return interval(self.samples_per_s, self._speeds(), self.error)
+
+    @property
+    def error(self) -> float:
+        """Relative error of the whole step, whatever is known of its parts."""
+        if self.basis == "back-test" and self._quantile is not None:
+            return self._quantile.relative
+        return _error(self.doubts)
+
+    @property
+    def doubts(self) -> tuple[UncertaintySource, ...]:
+        """Reasons for the width of the interval."""
+        return (*self._own_doubts, *([self._quantile.doubt] if self._quantile is not None else []))
+
+    @property
+    def hidden_ms(self) -> float:
+        """Compute per micro-batch, in ms, that a slow link can hide communication behind; 0 hides nothing."""
+        overlap = self.overlap(Draw())
+        return hideable_part(overlap.calls) * overlap.hide_ms
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """The main limit, as for a measured run."""
+        return find_bottleneck(split_of(self.parts))
+
+    def with_residual(self, residual: Residual) -> Prediction:
+        """The same prediction with another residual."""
+        return Prediction(msgspec.structs.replace(self._calibration, residual=residual), self.scenario)
+
+    def overlap(self, draw: Draw) -> Overlap:
+        """What computation hides.
+
+        Without recorded calls the last bucket is unknown, and rho replaces the timeline.
+        """
+        calibration, scenario = self._calibration, self.scenario
+        costs, cut = calibration.costs, bool(scenario.bucket_bytes) or calibration.work.is_cut(scenario.strategy)
+        # Longer computation does not hide more.
+        hide_ms = costs.hideable_ms * scenario.per_device_batch / calibration.per_device_batch
+        measured = _measured_rho(calibration, scenario)
+        least = _least_rho(calibration, scenario)
+        if not _overlaps(calibration, scenario):
+            rho = 0.0
+        elif measured is not None:
+            rho = min(1.0, max(0.0, measured - draw.overlap * _RHO_DOUBT))
+        else:
+            usual = 1.0 if cut else max(least, hideable_part(self.calls))
+            rho = linear(draw.overlap, 1.0, usual, max(0.0, least - _RHO_DOUBT))
+        is_timed = cut and (measured is not None or draw.overlap > -OTHERWISE)
+        return Overlap(hide_ms=rho * hide_ms, calls=self.calls if is_timed else ())
+
+    def _speeds(self) -> list[float]:
+        return [self.scenario.samples / parts.step_ms * _MS_PER_S for parts in self.draws]
+
+    def _step(self, draw: Draw) -> StepParts:
+        calibration, scenario, costs = self._calibration, self.scenario, self._calibration.costs
+        larger = scenario.per_device_batch / calibration.per_device_batch
+        drawn = self._factors["compute"] ** draw.compute * self._factors["cores"] ** min(0.0, draw.cores)
+        own = drawn * self._residual.own
+        costs = msgspec.structs.replace(
+            costs,
+            compute_ms=costs.compute_ms * larger * own,
+            optimizer_ms=costs.optimizer_ms * (1 + _lever_work(scenario)) * own,
+            host_ms=costs.host_ms * own,
+            data_ms=costs.data_ms * larger * own,
+        )
+        comm = self._comm(draw)
+        parts = step_parts(costs, comm, accumulation=scenario.accumulation, overlap=self.overlap(draw))
+        local_ms = self._local_ms * drawn
+        # Calls inside each node are added to the exchange between nodes. A ring over all nodes also passes between the
+        # workers of each, so it is no faster than theirs alone.
+        apart = any(call.reach is GroupScope.NODE for call in self.calls)
+        exposed_ms = parts.exposed_ms + local_ms if apart else max(parts.exposed_ms, local_ms)
+        exposed_ms = max(0.0, exposed_ms + self._extra_ms)
+        return msgspec.structs.replace(parts, comm_ms=max(parts.comm_ms, exposed_ms), exposed_ms=exposed_ms)
+
+    def _comm(self, draw: Draw) -> CommTimes:
+        calls, scenario = self._timed_calls, self.scenario
+        if draw.rate < -OTHERWISE and _is_within_unknown(self._calibration, scenario):
+            calls = tuple(
+                call if call.hideable else msgspec.structs.replace(call, reach=GroupScope.NODE) for call in calls
+            )
+        found = comm_times(self._calibration.network, calls, scenario.link, scenario.layout, draw.rate)
+        return found * math.pow(self._factors["network"], draw.network)
+
+    @functools.cached_property
+    def _timed_calls(self) -> tuple[Call, ...]:
+        slower = self._residual.comm
+        return tuple(
+            call if call.size_bytes < SMALL_BYTES else msgspec.structs.replace(call, times=call.times * slower)
+            for call in self.calls
+        )
+
+    @functools.cached_property
+    def _extra_ms(self) -> float:
+        residual = self._residual
+        if not residual.extra_ms or not residual.sent_bytes:
+            return residual.extra_ms
+        return residual.extra_ms * sent_bytes(self.scenario, self.calls) / residual.sent_bytes
+
+    @functools.cached_property
+    def _local_ms(self) -> float:
+        calibration, scenario = self._calibration, self.scenario
+        if scenario.layout.workers_per_node == 1 or not calibration.local_ms:
+            return 0.0
+        measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
+        before = passing_bytes(measured, calibration.accumulation, calibration.layout)
+        # On one node nothing is sent between nodes.
+        node = Layout(nodes=1, workers_per_node=scenario.layout.workers_per_node)
+        now = passing_bytes(self.calls, scenario.accumulation, node)
+        return calibration.local_ms * now / before if before else calibration.local_ms
 
 
-def _by_back_test(
-    quantile: ResidualQuantile, scenario: Scenario, rate: float, assumed: tuple[float, float]
-) -> tuple[tuple[float, float], Basis]:
-    low, high = rate / (1 + quantile.relative), rate * (1 + quantile.relative)
-    if quantile.covers(*assumed) and not scenario.is_another_algorithm:
-        return (low, high), "back-test"
-    return (min(assumed[0], low), max(assumed[1], high)), "assumed"
+def _error(doubts: Sequence[UncertaintySource]) -> float:
+    return max(doubt.relative for doubt in doubts if doubt.part == "step")
 
 
 def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[Call, ...]:
@@ -145,54 +242,8 @@ def _is_within_unknown(calibration: Calibration, scenario: Scenario) -> bool:
     return scenario.strategy is Strategy.ZERO1 and calibration.work.load.optimizer_within_node is None
 
 
-def _at_best(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...]) -> tuple[Call, ...]:
-    if not _is_within_unknown(calibration, scenario):
-        return calls
-    within = [msgspec.structs.replace(call, reach=GroupScope.NODE) for call in calls if not call.hideable]
-    return (*(call for call in calls if call.hideable), *within)
-
-
-def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...], end: _End) -> StepParts:
-    costs, residual = calibration.costs, _residual(calibration, scenario)
-    larger, own = scenario.per_device_batch / calibration.per_device_batch, end.own * residual.own
-    costs = msgspec.structs.replace(
-        costs,
-        compute_ms=costs.compute_ms * larger * own,
-        optimizer_ms=costs.optimizer_ms * (1 + _lever_work(scenario)) * own,
-        host_ms=costs.host_ms * own,
-        data_ms=costs.data_ms * larger * own,
-    )
-    assumed = msgspec.structs.replace(end.network, bulk=residual.comm)
-    comm = comm_times(calibration.network, calls, scenario.link, scenario.layout, assumed)
-    overlap = _overlap(calibration, scenario, calls, end.network.end)
-    parts = step_parts(costs, comm, accumulation=scenario.accumulation, overlap=overlap)
-    local_ms = _local_ms(calibration, scenario, calls) * end.own
-    # Calls inside each node are added to the exchange between nodes. A ring over all nodes also passes between the
-    # workers of each, so it is no faster than theirs alone.
-    apart = any(call.reach is GroupScope.NODE for call in calls)
-    exposed_ms = parts.exposed_ms + local_ms if apart else max(parts.exposed_ms, local_ms)
-    exposed_ms = max(0.0, exposed_ms + _extra_ms(residual, scenario, calls))
-    return msgspec.structs.replace(parts, comm_ms=max(parts.comm_ms, exposed_ms), exposed_ms=exposed_ms)
-
-
 def _lever_work(scenario: Scenario) -> float:
     return lever_work(scenario.averaging if scenario.averages else None, scenario.low_rank)
-
-
-def _residual(calibration: Calibration, scenario: Scenario) -> Residual:
-    return calibration.residual if scenario.layout.nodes > 1 else Residual()
-
-
-def _extra_ms(residual: Residual, scenario: Scenario, calls: tuple[Call, ...]) -> float:
-    if not residual.extra_ms or not residual.sent_bytes:
-        return residual.extra_ms
-    return residual.extra_ms * sent_bytes(scenario, calls) / residual.sent_bytes
-
-
-def overlap_of(calibration: Calibration, scenario: Scenario) -> float:
-    """Compute per micro-batch, in ms, that a slow link can hide communication behind; 0 hides nothing."""
-    overlap = _overlap(calibration, scenario, calls_of(calibration, scenario), 0)
-    return hideable_part(overlap.calls) * overlap.hide_ms
 
 
 def sent_bytes(scenario: Scenario, calls: Sequence[Call]) -> float:
@@ -203,25 +254,6 @@ def sent_bytes(scenario: Scenario, calls: Sequence[Call]) -> float:
     return passing_bytes(calls, scenario.accumulation, scenario.layout)
 
 
-def _overlap(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...], end: int) -> Overlap:
-    """What computation hides, at one end of the unknowns.
-
-    Without recorded calls the last bucket is unknown, and rho replaces the timeline.
-    """
-    costs, cut = calibration.costs, bool(scenario.bucket_bytes) or calibration.work.is_cut(scenario.strategy)
-    # Longer computation does not hide more.
-    hide_ms = costs.hideable_ms * scenario.per_device_batch / calibration.per_device_batch
-    measured = _measured_rho(calibration, scenario)
-    least = costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
-    if not _overlaps(calibration, scenario):
-        rho = 0.0
-    elif measured is not None:
-        rho = min(1.0, max(0.0, measured - end * _RHO_DOUBT))
-    else:
-        rho = {-1: 1.0, 0: 1.0 if cut else max(least, hideable_part(calls)), 1: max(0.0, least - _RHO_DOUBT)}[end]
-    return Overlap(hide_ms=rho * hide_ms, calls=calls if cut and (measured is not None or end >= 0) else ())
-
-
 def _overlaps(calibration: Calibration, scenario: Scenario) -> bool:
     return scenario.overlap and overlaps(scenario.strategy, calibration.network.backend)
 
@@ -230,31 +262,18 @@ def _measured_rho(calibration: Calibration, scenario: Scenario) -> float | None:
     return calibration.costs.overlap if _is_as_measured(calibration, scenario) else None
 
 
+def _least_rho(calibration: Calibration, scenario: Scenario) -> float:
+    return calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
+
+
 def _is_as_measured(calibration: Calibration, scenario: Scenario) -> bool:
     return scenario.strategy is calibration.work.strategy and scenario.bucket_bytes is None
-
-
-def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...]) -> float:
-    if scenario.layout.workers_per_node == 1 or not calibration.local_ms:
-        return 0.0
-    measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
-    before = passing_bytes(measured, calibration.accumulation, calibration.layout)
-    # On one node nothing is sent between nodes.
-    node = Layout(nodes=1, workers_per_node=scenario.layout.workers_per_node)
-    now = passing_bytes(calls, scenario.accumulation, node)
-    return calibration.local_ms * now / before if before else calibration.local_ms
 
 
 def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...]) -> tuple[UncertaintySource, ...]:
     network = calibration.network
     between = scenario.layout.nodes > 1
-    scatter = calibration.scatter
-    least = max(scatter, network.error if between else 0.0, _LEAST_DOUBT)
-    found = [UncertaintySource(part="step", relative=least, why=_why_least(scatter, network, between=between))]
-    if scatter:
-        found.append(
-            UncertaintySource(part="compute", relative=scatter, why=f"{calibration.scatter_of} by {scatter:.0%}")
-        )
+    found = [_least_doubt(calibration, between=between)]
     for name, ratio, rate in (
         ("the batch", scenario.per_device_batch / calibration.per_device_batch, _PER_DOUBLING_OF_BATCH),
         ("accumulation", scenario.accumulation / calibration.accumulation, _PER_DOUBLING_OF_ACCUMULATION),
@@ -272,22 +291,22 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...
     if inside and network.local_gb_per_s is not None and scenario.layout.workers_per_node > 1:
         low, high = network.local_gb_per_s
         why = f"the exchange between workers of one node was not measured: assumed at {low:.2g} to {high:.2g} GB/s"
-        # It moves the rate to its ends.
+        # The draws of the rate cover it.
         found.append(UncertaintySource(part="network", relative=0.0, why=why))
     if not between:
         return tuple(found)
     if _is_within_unknown(calibration, scenario):
         why = "it is unknown whether the optimizer states are sharded within each node (optimizer_within_node)"
-        # It moves the fast end.
+        # Some draws take the other.
         found.append(UncertaintySource(part="network", relative=0.0, why=why))
     found += _doubts_of_residual(calibration.residual, scenario)
     found += network_doubts(network, calls, scenario.link, scenario.layout)
     hides = any(call.hideable and call.reach is not GroupScope.NODE for call in calls)
     if hides and _overlaps(calibration, scenario) and _measured_rho(calibration, scenario) is None:
-        least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
+        least = _least_rho(calibration, scenario)
         start = f"the {least:.0%} that it used" if least else "nothing"
         why = f"the part that computation hides was not measured: from {start} to everything possible"
-        # It moves rho to its ends.
+        # The draws of rho cover it.
         found.append(UncertaintySource(part="overlap", relative=0.0, why=why))
     return tuple(found)
 
@@ -330,10 +349,14 @@ def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[Unce
         yield UncertaintySource(part="compute", relative=off, why=why)
 
 
-def _why_least(scatter: float, network: NetworkModel, *, between: bool) -> str:
-    if between and network.error > max(scatter, _LEAST_DOUBT):
-        return "at least the error of the size scan"
-    return "at least the variation of the steps" if scatter > _LEAST_DOUBT else "at least the variation between runs"
+def _least_doubt(calibration: Calibration, *, between: bool) -> UncertaintySource:
+    whys = [
+        (_LEAST_DOUBT, "at least the variation between runs"),
+        (calibration.scatter, f"{calibration.scatter_of} by {calibration.scatter:.0%}"),
+        (calibration.network.error if between else 0.0, "at least the error of the size scan"),
+    ]
+    relative, why = max(whys, key=lambda each: each[0])
+    return UncertaintySource(part="step", relative=relative, why=why)
 
 
 def split_of(parts: StepParts) -> StepSplit:
@@ -375,27 +398,15 @@ def carry_residual(calibration: Calibration, several: Measured, scenario: Scenar
     """
     step_ms = _step_ms(several.summary, scenario)
     try:
-        alone = predict(calibration, scenario).parts
+        alone = Prediction(calibration, scenario)
     except ValueError:
         # If the traffic is unknown, this is reported when it is needed.
         return calibration
-    exposed_ms = _exposed_ms(several.summary, step_ms, alone)
-    residual = _of_exposed(_Calibrated(calibration, scenario), exposed_ms)
-    residual = _of_own(_Calibrated(calibration, scenario), residual, step_ms)
-    residual = msgspec.structs.replace(residual, size=_missed(step_ms, alone.step_ms))
-    notes = (*calibration.notes, *_notes(several.summary.run_id, step_ms, alone, residual))
+    residual = _of_exposed(alone, _exposed_ms(several.summary, step_ms, alone.parts))
+    residual = _of_own(alone, residual, step_ms)
+    residual = msgspec.structs.replace(residual, size=_missed(step_ms, alone.step_time_ms))
+    notes = (*calibration.notes, *_notes(several.summary.run_id, step_ms, alone.parts, residual))
     return msgspec.structs.replace(calibration, residual=residual, notes=notes)
-
-
-class _Calibrated(NamedTuple):
-    """A calibration, and the scenario of its residual."""
-
-    calibration: Calibration
-    scenario: Scenario
-
-    def parts(self, residual: Residual) -> StepParts:
-        """The parts of the step with that residual."""
-        return predict(msgspec.structs.replace(self.calibration, residual=residual), self.scenario).parts
 
 
 def _step_ms(summary: Summary, scenario: Scenario) -> float:
@@ -414,19 +425,18 @@ def _exposed_ms(summary: Summary, step_ms: float, alone: StepParts) -> float:
     return min(1.0, max(0.0, mean.exposed_ms / mean.step_ms)) * step_ms
 
 
-def _of_exposed(model: _Calibrated, exposed_ms: float) -> Residual:
+def _of_exposed(alone: Prediction, exposed_ms: float) -> Residual:
     """The residual with which the model exposes this much, or as little as it can.
 
     By the time of calls, as long as the link limits them; the rest as time beyond all calls.
     """
-    calibration, scenario = model
+    scenario = alone.scenario
 
     def parts(comm: float) -> StepParts:
-        return model.parts(Residual(at=scenario, comm=comm))
+        return alone.with_residual(Residual(at=scenario, comm=comm)).parts
 
-    calls = calls_of(calibration, scenario)
-    passes = scenario.accumulation if any(call.per_micro_batch for call in calls) else 1
-    hide_ms = passes * _overlap(calibration, scenario, calls, 0).hide_ms
+    passes = scenario.accumulation if any(call.per_micro_batch for call in alone.calls) else 1
+    hide_ms = passes * alone.overlap(Draw()).hide_ms
     comm, comm_ms = 1.0, parts(1.0).comm_ms
     if comm_ms > hide_ms:
         goal_ms = max(exposed_ms, parts(_LEAST_FACTOR).exposed_ms) * (1 + _ROUNDING)
@@ -435,14 +445,14 @@ def _of_exposed(model: _Calibrated, exposed_ms: float) -> Residual:
         comm = largest(least, _MOST_COMM, lambda factor: parts(factor).exposed_ms <= goal_ms)
     extra_ms = exposed_ms - parts(comm).exposed_ms
     extra_ms = extra_ms if abs(extra_ms) > _ROUNDING * exposed_ms else 0.0
-    return Residual(at=scenario, comm=comm, extra_ms=extra_ms, sent_bytes=sent_bytes(scenario, calls))
+    return Residual(at=scenario, comm=comm, extra_ms=extra_ms, sent_bytes=sent_bytes(scenario, alone.calls))
 
 
-def _of_own(model: _Calibrated, residual: Residual, step_ms: float) -> Residual:
-    parts = model.parts(residual)
+def _of_own(alone: Prediction, residual: Residual, step_ms: float) -> Residual:
+    parts = alone.with_residual(residual).parts
     own = (step_ms - parts.exposed_ms) / (parts.step_ms - parts.exposed_ms)
     residual = msgspec.structs.replace(residual, own=min(_MOST_FACTOR, max(_LEAST_FACTOR, own)))
-    left = _missed(step_ms, model.parts(residual).step_ms)
+    left = _missed(step_ms, alone.with_residual(residual).step_time_ms)
     return msgspec.structs.replace(residual, left=left if left > _ROUNDING else 0.0)
 
 

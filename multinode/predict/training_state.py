@@ -17,7 +17,7 @@ from multinode.job.workload import JobSettings
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.forecast import PredictedScenario, predict_scenario
-from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
+from multinode.predict.predict import Prediction, calls_of, sent_bytes
 from multinode.predict.variants import Subject, method_of
 from multinode.profile.figures import BalanceOutlook, Straggler
 from multinode.traffic.step_calls import Strategy
@@ -81,8 +81,8 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prediction(self) -> Prediction:
-        """The same with the ends of what is not known."""
-        return predict(self.calibration, self.sent)
+        """The same in all draws of what is not known."""
+        return Prediction(self.calibration, self.sent)
 
     @property
     def sent(self) -> Scenario:

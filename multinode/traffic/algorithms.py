@@ -430,6 +430,7 @@ def nic_factor(backend: str, collective: str, layout: Layout, algorithm: str | N
     return max(max(node.sent, node.received) for node in nodes)
 
 
+@functools.lru_cache(maxsize=256)
 def link_share(backend: str, collective: str, layout: Layout) -> float:
     """The share of a link, one way, that the backend should at least reach."""
     known = algorithms_of(backend, collective)
@@ -439,6 +440,7 @@ def link_share(backend: str, collective: str, layout: Layout) -> float:
     return 0.5 if any((target, source) in flows for source, target in flows) else 1.0
 
 
+@functools.lru_cache(maxsize=256)
 def message_steps(backend: str, collective: str, layout: Layout) -> MessageSteps:
     """Consecutive messages of a small call, at least one; those of a ring if the backend is unknown.
 

@@ -18,7 +18,7 @@ from multinode.predict.advice_screen import advice_notes
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
-from multinode.predict.predict import predict
+from multinode.predict.predict import Prediction
 from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.predict.tuning_options import setting_options
 from multinode.predict.variants import Subject
@@ -146,7 +146,7 @@ def test_larger_buckets_are_four_times_those_of_torch_where_a_step_fills_several
 def test_one_node_alone_is_among_the_candidates_with_its_own_rate() -> None:
     today = state()
     alone = named(advise(today), "one node")
-    one = predict(today.calibration, changed(today.scenario, layout=Layout(nodes=1, workers_per_node=2)))
+    one = Prediction(today.calibration, changed(today.scenario, layout=Layout(nodes=1, workers_per_node=2)))
     assert alone.outlook.samples_per_s == one.samples_per_s
     assert alone.gain > 1
     assert alone.command == "--nodes 1 --workers-per-node 2"

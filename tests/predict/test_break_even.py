@@ -9,7 +9,6 @@ from multinode.predict.break_even import (
     accumulation_for,
     beats_one,
     break_even,
-    efficiency,
     link_for,
     node_gain,
     on_one_node,
@@ -17,7 +16,7 @@ from multinode.predict.break_even import (
 from multinode.predict.calibration import Calibration, Residual
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
-from multinode.predict.predict import predict
+from multinode.predict.predict import Prediction
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
 
@@ -44,6 +43,12 @@ def calibration(costs: StepCosts, *, trainable: int = G // 4, cap: float = 1e6) 
 def scenario(gbit_per_s: float = 1.0, nodes: int = 2, strategy: Strategy = Strategy.DDP) -> Scenario:
     layout = Layout(nodes=nodes)
     return Scenario(link=Link(gbit_per_s=gbit_per_s), layout=layout, per_device_batch=2, strategy=strategy)
+
+
+def efficiency(seen: Calibration, asked: Scenario) -> float:
+    """Weak scaling: samples/s per worker over those per worker on one node."""
+    found, one = Prediction(seen, asked), Prediction(seen, on_one_node(seen, asked))
+    return found.samples_per_s / one.samples_per_s * one.scenario.layout.workers / asked.layout.workers
 
 
 COSTS = StepCosts(compute_ms=150, optimizer_ms=10, host_ms=6, hideable_share=100 / 150, overlap=0.6)
@@ -124,7 +129,7 @@ def test_where_nothing_overlaps_or_the_nodes_are_the_limit_no_link_is_enough() -
     capped = break_even(calibration(nothing, cap=0.01), scenario(), target=0.9).efficient
     assert (capped.value, capped.reason) == (None, "overhead")
     assert capped.why.startswith("never, at any bandwidth: the overhead per message")
-    assert link_for(calibration(nothing), scenario(), lambda _: (True, True, True)).always
+    assert link_for(calibration(nothing), scenario(), lambda *_: True).always
 
 
 def test_a_second_node_on_a_slow_link_is_not_to_be_added() -> None:
@@ -141,9 +146,8 @@ def test_a_second_node_on_a_slow_link_is_not_to_be_added() -> None:
 def test_an_efficiency_of_one_is_a_network_that_costs_nothing() -> None:
     seen = calibration(StepCosts(compute_ms=166, hideable_share=1, overlap=1))
     assert efficiency(seen, scenario(100)) == 1
-    assert (
-        predict(seen, scenario(100)).samples_per_s == 2 * predict(seen, on_one_node(seen, scenario(100))).samples_per_s
-    )
+    one = Prediction(seen, on_one_node(seen, scenario(100)))
+    assert Prediction(seen, scenario(100)).samples_per_s == 2 * one.samples_per_s
 
 
 def test_one_node_has_all_the_workers_that_it_was_measured_with() -> None:

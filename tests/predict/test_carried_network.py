@@ -1,18 +1,18 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.predict.network_model import (
-    Assumed,
     Link,
     NetworkModel,
     comm_times,
     network_doubts,
     network_of_scan,
-    widest,
 )
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, GroupScope, SizeCurve, fit_curve
@@ -37,8 +37,8 @@ def network(curve: SizeCurve, *, layout: Layout = TWO, backend: str = "gloo", li
     return NetworkModel(link=link, layout=layout, backend=backend, curves={"all_reduce": curve})
 
 
-def took_ms(measured: NetworkModel, link: Link, layout: Layout = TWO, call: Call = CALL, end: int = 0) -> float:
-    times = comm_times(measured, [call], link, layout, Assumed(end=end))
+def took_ms(measured: NetworkModel, link: Link, layout: Layout = TWO, call: Call = CALL, end: float = 0) -> float:
+    times = comm_times(measured, [call], link, layout, end)
     return times.step_ms + times.after_ms + times.micro_batch_ms
 
 
@@ -138,7 +138,8 @@ def test_doubt_grows_with_the_distance_and_names_it() -> None:
     measured = network(line(0.1))
 
     def factor(gbit_per_s: float, layout: Layout = TWO) -> float:
-        return widest(network_doubts(measured, [CALL], Link(gbit_per_s=gbit_per_s), layout), "network")
+        doubts = network_doubts(measured, [CALL], Link(gbit_per_s=gbit_per_s), layout)
+        return math.prod(1 + doubt.relative for doubt in doubts)
 
     assert factor(1) == 1
     assert 1 < factor(0.1) < factor(10) < factor(100)
@@ -218,7 +219,7 @@ def test_what_workers_of_a_node_exchange_takes_as_long_on_several_nodes_where_no
     alone, several = (Layout(nodes=nodes, workers_per_node=4) for nodes in (1, 2))
     calls = [msgspec.structs.replace(CALL, reach=GroupScope.NODE)]
     for end in (-1, 0, 1):
-        times = [comm_times(known, calls, GIGABIT, layout, Assumed(end=end)).step_ms for layout in (alone, several)]
+        times = [comm_times(known, calls, GIGABIT, layout, end).step_ms for layout in (alone, several)]
         assert times[0] == times[1] > 0
     # One worker exchanges nothing; and where a run on one node was measured, that tells it.
     assert comm_times(known, calls, GIGABIT, TWO).step_ms == 0

@@ -12,7 +12,7 @@ from multinode.predict.cost_model import Scenario, StepCosts, make_low_rank
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.network_model import Link
-from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
+from multinode.predict.predict import Prediction, calls_of, sent_bytes
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, Work
@@ -34,7 +34,7 @@ THIN = 4 * (4 * (4 * 256 + 2 * 688 + 256) + 2048) + 4 * (4 * (4 * 256 + 2 * 256 
 
 def asked(averaging: Averaging | None, layout: Layout = TWO, **others: Any) -> Prediction:
     usual = Scenario(link=SLOW, layout=layout, per_device_batch=2, averaging=averaging)
-    return predict(others.pop("calibration", CALIBRATED), changed(usual, **others))
+    return Prediction(others.pop("calibration", CALIBRATED), changed(usual, **others))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_node_averages_once_however_many_workers_it_has_and_these_exchange_in_
     assert sent_bytes(scenario, calls_of(calibration, scenario)) == G / 4
     # On one node there is nothing to average.
     alone = changed(scenario, layout=Layout(nodes=1, workers_per_node=2))
-    assert predict(calibration, alone).parts == predict(calibration, changed(alone, averaging=None)).parts
+    assert Prediction(calibration, alone).parts == Prediction(calibration, changed(alone, averaging=None)).parts
 
 
 def test_a_back_test_of_ddp_narrows_no_interval_of_rounds() -> None:

@@ -35,6 +35,6 @@ def test_step_times_are_predicted_from_one_node(predicted: tuple[list[dict[str, 
 def test_intervals_cover_the_cells_and_are_no_wider(predicted: tuple[list[dict[str, Any]], str]) -> None:
     """Measured beside other work, so fewer lie inside than on a quiet machine (benchmarks/README.md)."""
     cells, report = predicted
-    assert sum(cell["own"]["covered"] for cell in cells) >= 45
-    assert statistics.median(cell["own"]["half_width"] for cell in cells) <= 1.1 * 0.1071
+    assert sum(cell["own"]["covered"] for cell in cells) >= 48
+    assert statistics.median(cell["own"]["half_width"] for cell in cells) <= 1.1 * 0.1074
     assert "own: 52 of 57 inside the conformal 90% interval" in report

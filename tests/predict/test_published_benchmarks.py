@@ -149,9 +149,8 @@ def test_a_stream_below_the_rate_is_what_counts_and_a_faster_card_need_not_help(
     assert ten.parts.comm_ms == pytest.approx(1.5 * 14_767_104 / 0.4e6, rel=0.01)
     # 1 Gbit/s carries its own 0.118 GB/s at best, and as little of it as the overlay did of its own at worst.
     assert 1.5 * 14_767_104 / 0.118e6 < one.parts.comm_ms < 1.5 * 14_767_104 / 0.04e6
-    # At worst 40 Gbit/s are no faster than 10: the interval has all of today's.
-    assert forty.samples_per_s > ten.samples_per_s
-    assert forty.interval[0] <= ten.interval[0] * 1.01
+    # At worst 40 Gbit/s are no faster than 10.
+    assert forty.interval[0] < ten.samples_per_s < forty.samples_per_s
 
 
 def test_a_stated_rate_over_rdma_leaves_the_same_room() -> None:
@@ -249,7 +248,7 @@ def test_states_that_are_shared_out_within_a_node_are_gathered_there() -> None:
         evidence_of_benchmarks(figures(strategy="zero1")), ForecastRequest(links=(1.0,), nodes=(2,))
     ).scenarios
     assert untold.step_time_ms == across.step_time_ms
-    assert untold.interval == (across.interval[0], within.interval[1])
+    assert untold.interval[0] <= across.samples_per_s < within.samples_per_s <= untold.interval[1]
     assert any("optimizer_within_node" in one.why for one in untold.doubts)
     bytes_ms = 3_691_776 * 2 / 117.7e3
     assert within.parts.comm_ms == pytest.approx(1.5 * bytes_ms, rel=0.01)

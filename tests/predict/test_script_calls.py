@@ -9,7 +9,7 @@ from multinode.job.job_files import Change
 from multinode.predict.advice import rank_options
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import gather
-from multinode.predict.predict import Prediction, predict
+from multinode.predict.predict import Prediction
 from multinode.predict.run_selection import Record
 from multinode.predict.training_state import TrainingState
 from multinode.profile.calls import SeenCall
@@ -48,7 +48,7 @@ def swept(round_trip_us: float | None = None) -> Record:
 
 def asked(records: list[Record], averaging: Averaging | None = None, nodes: int = 2) -> Prediction:
     found = gather(records)
-    return predict(found.calibration, changed(found.today, averaging=averaging, layout=Layout(nodes=nodes)))
+    return Prediction(found.calibration, changed(found.today, averaging=averaging, layout=Layout(nodes=nodes)))
 
 
 @pytest.mark.parametrize("records", [[], [swept()], [training_record("one", 1)], [training_record("one", 1), swept()]])
