@@ -126,7 +126,7 @@ def test_a_measured_stream_counts_over_the_rate_and_over_what_figures_tell() -> 
     rated = document("b-one", "a-sweep", "--link", "10")["scenarios"][0]
     (shared,) = document("b-one", "a-sweep", "--link", "10", "--stream", "0.3")["scenarios"]
     # The sweep's own calls took what its link carried: how that goes on at 10 Gbit/s is what the stream doubts.
-    assert shared["interval"][1] == pytest.approx(rated["interval"][1], rel=0.01)
+    assert shared["interval"][1] == pytest.approx(rated["interval"][1], rel=0.03)
     assert shared["interval"][0] < 0.8 * rated["interval"][0]
     told, measured = (
         document("--benchmarks", str(CLOUD), "--link", "25", *more) for more in ((), ("--stream", "5gbit"))
