@@ -267,7 +267,7 @@ def _accumulation(summary: Summary) -> int:
 
 
 def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
-    """Samples per micro-batch, from the settings or counted; for an older run of a script from its rate.
+    """Samples per micro-batch, from the settings or counted, else from the rate.
 
     Raises:
         UsageError: the run has no samples per second, or implausible ones.

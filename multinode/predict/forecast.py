@@ -105,9 +105,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         break_even: of the measured scenario, or of the first on several nodes; with another setting if only that is
             requested. None on one node.
         break_even_of: its scenario, for people.
-        today: the measured scenario on several nodes, predicted, if there is one; None in documents of earlier
-            releases.
-        one_node: one node with the same settings and all its workers; likewise.
+        today: the measured scenario on several nodes, predicted; None if none was measured.
+        one_node: one node with the same settings and all its workers; None if the training runs on one node.
         job: path of the measured YAML, as its user gave it; empty for a script.
         hosts: the value of `--hosts`; empty if the nodes came from elsewhere.
         back_test: the model tested with all suitable stored runs.

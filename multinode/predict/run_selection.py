@@ -80,7 +80,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def settings(self) -> JobSettings:
-        """By its workload; of an older run by the job's own file. A hook that stepped aside has compressed nothing."""
+        """By its workload, without one by the job's own file. A hook that stepped aside has compressed nothing."""
         if self.workload is not None:
             settings = self.workload.settings
         elif self.job is not None:

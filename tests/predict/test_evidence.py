@@ -191,7 +191,7 @@ def test_without_files_and_calls_it_is_said_what_is_not_known() -> None:
         gather([training_record("two", 2, model=None), SWEEP])
 
 
-def test_an_older_run_has_its_accumulation_from_its_file() -> None:
+def test_where_micro_batches_were_not_counted_the_file_says_how_many() -> None:
     record = renamed(training_record("one", 1, job={"gradient_accumulation_steps": 4}), micro_steps=None)
     found = gather([record, SWEEP])
     assert (found.calibration.accumulation, found.calibration.per_device_batch) == (4, 2.0)
