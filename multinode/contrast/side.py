@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from multinode.job.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.machine_use import energy_of
-from multinode.profile.repeated_split import average_splits
+from multinode.profile.step_split import PARTS, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
@@ -26,6 +27,9 @@ from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, o
 
 # Plausible limits; ratios and products stay in float range.
 _LEAST, _MOST = 1e-6, 1e12
+# Plausible step times in ms: a nanosecond to eleven days. Stored summaries are untrusted.
+_LONGEST_MS, _SHORTEST_MS = 1e9, 1e-6
+_PARTS = (*PARTS, "overlap")
 
 
 class SideRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +56,8 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         role: as in Side.
         runs: at least one, of the same job on the same nodes, in order.
     """
-    speeds = [_speed_of(run.summary) for run in runs]
     last, summaries = runs[-1], [run.summary for run in runs]
+    steps = [_steps_of(summary) for summary in summaries]
     workload, world_size = last.workload or Workload(settings=JobSettings()), sum(last.workers)
     batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last)
 
@@ -65,14 +69,23 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         if tokens[name] is None:
             reasons = (summary.missing[name] for summary in summaries if name in summary.missing)
             missing[name] = next(reasons, "no worker counted tokens")
-    split = average_splits(summaries)
+    split = _mean_split(summaries)
+    exposed_ms: list[float] = []
+    late_ms: dict[str, float] = {}
+    if split is not None and split.exposed_ms is not None:
+        exposed_ms = [mean.exposed_ms for one in summaries if (mean := one.split.mean) and mean.exposed_ms is not None]
+        late_ms = _late_ms(summaries)
+    else:
+        reasons = (reason for one in summaries if (reason := one.split.missing.get("exposed_ms")))
+        unknown = ("exposed_ms", "exposed_share", "late_ms", *(("split",) if split is None else ()))
+        missing |= dict.fromkeys(unknown, next(reasons, "its steps were not split"))
     energy = [energy_of(one.nodes, one.steady_steps * (batch or 0), one.samples_per_s) for one in summaries]
     power = {
         "power_w": known_mean([one.power_w for one in energy]),
         "energy_j_per_sample": known_mean([one.j_per_sample for one in energy]),
     }
     reason = next((one.reason for one in energy if one.reason), "")
-    missing |= split.missing | {name: reason for name, value in power.items() if value is None and reason}
+    missing |= {name: reason for name, value in power.items() if value is None and reason}
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
     disturbances = find_disturbances([summary.nodes for summary in summaries], cores)
     figures: dict[str, Any] = {
@@ -90,18 +103,18 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         settings=last.workload.settings if last.workload is not None else None,
         global_batch=batch,
         versions=workload.versions,
-        samples_per_s=_estimate([speed.samples_per_s for speed in speeds], summaries, "samples_per_s"),
-        step_time_ms=_estimate([speed.steps.median for speed in speeds], summaries, "step_time_ms"),
-        step_spread=max((speed.steps for speed in speeds), key=lambda steps: steps.cv),
+        samples_per_s=_estimate([one.samples_per_s or 0.0 for one in summaries], summaries, "samples_per_s"),
+        step_time_ms=_estimate([one.median for one in steps], summaries, "step_time_ms"),
+        step_spread=max(steps, key=lambda one: one.cv),
         steady_steps=sum(summary.steady_steps for summary in summaries),
-        split=split.split,
-        exposed_ms=_estimate(split.exposed_ms, summaries, "exposed_ms") if split.exposed_ms is not None else None,
-        exposed_share=split.exposed_share,
+        split=split,
+        exposed_ms=_estimate(exposed_ms, summaries, "exposed_ms") if exposed_ms else None,
+        exposed_share=split.exposed_ms / split.step_ms if split and split.exposed_ms is not None else None,
         bytes_per_step=last.summary.comm.bytes_per_step,
         bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
         link_gbit_per_s=last.link_gbit_per_s,
-        stragglers=split.stragglers,
-        late_ms=split.late_ms,
+        stragglers=tuple(sorted(late_ms, key=lambda node: -late_ms[node])),
+        late_ms=max(late_ms.values(), default=0.0) if exposed_ms else None,
         whole=workload.whole,
         dataset_samples=last.summary.dataset_samples,
         disturbed=tuple(disturbances.values()),
@@ -116,21 +129,14 @@ def _estimate(values: Sequence[float], summaries: Sequence[Summary], name: str) 
         return of_repeats(values)
     value, summary = values[0], summaries[0]
     low, high = summary.intervals.get(name, (0.0, 0.0))
-    steps = summary.step_time_ms
-    if not 0 < low <= high <= _MOST and steps is not None:
+    if not 0 < low <= high <= _MOST:
         # None is stored, or one that no measurement has.
-        low, high = of_scatter(value, steps.cv if 0 <= steps.cv < math.inf else 0.0, summary.steady_steps)
+        low, high = of_scatter(value, _steps_of(summary).cv, summary.steady_steps)
     return Estimate(value=value, low=min(low, value), high=max(high, value))
 
 
-class _Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """What every repeat has."""
-
-    samples_per_s: float
-    steps: Spread
-
-
-def _speed_of(summary: Summary) -> _Speed:
+def _steps_of(summary: Summary) -> Spread:
+    """Its step times in ms; refuses a run without a plausible speed."""
     steps, rate = summary.step_time_ms, summary.samples_per_s
     if steps is None or rate is None:
         reason = summary.missing.get("samples_per_s", "it recorded no measured step")
@@ -143,8 +149,33 @@ def _speed_of(summary: Summary) -> _Speed:
             f"run {summary.run_id}: {rate:g} samples/s in steps of {steps.median:g} ms are implausible",
             hint="measure it again; the records of its nodes are in its directory",
         )
-    cv = steps.cv if 0 <= steps.cv < math.inf else 0.0
-    return _Speed(samples_per_s=rate, steps=msgspec.structs.replace(steps, cv=cv))
+    return msgspec.structs.replace(steps, cv=steps.cv if 0 <= steps.cv < math.inf else 0.0)
+
+
+def _mean_split(summaries: Sequence[Summary]) -> WorkerSplit | None:
+    """Mean of each part that all repeats have; None if a repeat has no plausible split."""
+    splits = [mean for one in summaries if (mean := one.split.mean) is not None and _is_plausible(mean)]
+    if len(splits) < len(summaries):
+        return None
+    return WorkerSplit(
+        rank=-1,
+        step_ms=statistics.fmean(one.step_ms for one in splits),
+        **{name: known_mean(getattr(one, name) for one in splits) for name in _PARTS},
+    )
+
+
+def _is_plausible(split: WorkerSplit) -> bool:
+    parts = [value for name in _PARTS if (value := getattr(split, name)) is not None]
+    return _SHORTEST_MS <= split.step_ms <= _LONGEST_MS and all(abs(value) <= _LONGEST_MS for value in parts)
+
+
+def _late_ms(summaries: Sequence[Summary]) -> dict[str, float]:
+    """Wait of the others for each straggler, mean of the repeats."""
+    late_ms: dict[str, float] = {}
+    for straggler in (straggler for summary in summaries for straggler in summary.stragglers):
+        if 0 <= straggler.late_ms <= _LONGEST_MS:
+            late_ms[straggler.node] = late_ms.get(straggler.node, 0.0) + straggler.late_ms / len(summaries)
+    return late_ms
 
 
 def _unknown_facts(last: SideRun) -> dict[str, str]:
