@@ -51,7 +51,7 @@ _LOCAL_GB_PER_S = {"nccl": (3.0, 50.0), "gloo": (0.25, 2.5)}
 _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class CalibrationRun(msgspec.Struct, frozen=True, kw_only=True):
     """A stored run and its link."""
 
     summary: Summary
@@ -100,10 +100,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate(
-    single: Measured,
+    single: CalibrationRun,
     work: Work,
     network: NetworkModel,
-    several: Measured | None = None,
+    several: CalibrationRun | None = None,
     *,
     share: float = HIDEABLE_SHARE,
 ) -> Calibration:
@@ -134,7 +134,7 @@ def calibrate(
 
 
 def calibrate_without_single(
-    several: Measured, work: Work, network: NetworkModel, *, share: float = HIDEABLE_SHARE
+    several: CalibrationRun, work: Work, network: NetworkModel, *, share: float = HIDEABLE_SHARE
 ) -> Calibration:
     """The calibration from a run on several nodes only: its own work is its step minus its exposed communication.
 
@@ -168,7 +168,7 @@ def calibrate_without_single(
     return _with_overlap(_with_script(seen, several), several)
 
 
-def _with_script(seen: Calibration, several: Measured) -> Calibration:
+def _with_script(seen: Calibration, several: CalibrationRun) -> Calibration:
     script = _script_calls(several.summary, several.layout)
     beside_ms, backend = several.summary.split.beside_ms, seen.network.backend
     steps = [(call.times, message_steps(backend, call.collective, several.layout)) for call in script]
@@ -224,7 +224,7 @@ def _core_wait_ms(one: WorkerSplit) -> float:
     return one.core_wait_ms or 0.0
 
 
-def _local_gb_per_s(several: Measured, work: Work, backend: str) -> tuple[float, float]:
+def _local_gb_per_s(several: CalibrationRun, work: Work, backend: str) -> tuple[float, float]:
     comm_ms, accumulation = several.summary.split.comm_ms, _accumulation(several.summary)
     factor = gradient_factor(work.load) if several.grad_compress else 1.0
     low, high = _LOCAL_GB_PER_S["gloo" if backend == "gloo" else "nccl"]
@@ -238,7 +238,7 @@ def _local_gb_per_s(several: Measured, work: Work, backend: str) -> tuple[float,
     return max(low, seen), max(high, seen)
 
 
-def _calibrated(run: Measured, work: Work, network: NetworkModel, share: float) -> Calibration:
+def _calibrated(run: CalibrationRun, work: Work, network: NetworkModel, share: float) -> Calibration:
     if network.layout.nodes == 1:
         raise UsageError(
             "the collectives were measured on one node, which says nothing about a network",
@@ -320,7 +320,7 @@ def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str
     return rest_ms, 0.0, ("everything except communication, data and optimizer counts as compute",)
 
 
-def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
+def _with_overlap(seen: Calibration, several: CalibrationRun) -> Calibration:
     """Rho from the exposed communication of a run on several nodes, if more was sent than could be hidden.
 
     If computation could have hidden everything, only a lower bound of rho is known. If overlap was off, nothing is

@@ -14,7 +14,7 @@ from multinode.errors import JobError, UsageError
 from multinode.job.workload import read_work
 from multinode.predict.calibration import (
     Calibration,
-    Measured,
+    CalibrationRun,
     batch_of,
     calibrate,
     calibrate_without_single,
@@ -179,11 +179,11 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             return found
         return msgspec.structs.replace(found, scatter=spread, scatter_of="its repeats differ")
 
-    def _sent_as(self, run: Measured, record: Record) -> Scenario:
+    def _sent_as(self, run: CalibrationRun, record: Record) -> Scenario:
         factor = gradient_factor(self.work.load) if run.grad_compress else 1.0
         return msgspec.structs.replace(self.scenario_of(record), gradient_factor=factor)
 
-    def measured(self, record: Record) -> Measured:
+    def measured(self, record: Record) -> CalibrationRun:
         """The run with its link.
 
         Raises:
@@ -197,7 +197,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
         if settings.per_device_batch is not None:
             summary = msgspec.structs.replace(summary, per_device_batch=float(settings.per_device_batch))
-        return Measured(
+        return CalibrationRun(
             summary=summary,
             layout=record.layout,
             link=self.link_of(record),

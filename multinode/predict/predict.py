@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.predict.calibration import Calibration, Measured, Residual, largest
+from multinode.predict.calibration import Calibration, CalibrationRun, Residual, largest
 from multinode.predict.cost_model import (
     Overlap,
     Scenario,
@@ -385,7 +385,7 @@ _NOTICEABLE = 0.05
 _ROUNDING = 1e-9
 
 
-def carry_residual(calibration: Calibration, several: Measured, scenario: Scenario) -> Calibration:
+def carry_residual(calibration: Calibration, several: CalibrationRun, scenario: Scenario) -> Calibration:
     """The same calibration, adjusted so that it predicts the measured value for that run.
 
     Exposed communication beyond the model scales with the bytes sent; an excess of the model reduces the time of calls;

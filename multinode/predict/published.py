@@ -16,7 +16,7 @@ from msgspec import Meta
 from multinode.errors import UsageError
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.job.workload import JobSettings
-from multinode.predict.calibration import Calibration, Measured, calibrate
+from multinode.predict.calibration import Calibration, CalibrationRun, calibrate
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.network_model import Link, stated_network
@@ -491,7 +491,7 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
     )
 
 
-def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> Measured:
+def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> CalibrationRun:
     layout, batch = _layout(speed, where), _batch(benchmarks, speed)
     samples = layout.workers * batch * _accumulation(benchmarks, speed)
     rate = _samples_per_s(benchmarks, speed, samples, where)
@@ -508,7 +508,7 @@ def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> Meas
         tokens_per_sample=benchmarks.tokens_per_sample,
         split=StepSplit(missing={"exposed_ms": "the data do not separate it"}),
     )
-    return Measured(summary=summary, layout=layout)
+    return CalibrationRun(summary=summary, layout=layout)
 
 
 def _samples_per_s(benchmarks: PublishedBenchmarks, speed: Speed, samples: float, where: str) -> float:
