@@ -15,7 +15,6 @@ from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
-from multinode.job.restrictions import refuse_unequal
 from multinode.records.benchmark import CollectiveTest
 from multinode.units import format_duration
 
@@ -161,7 +160,10 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
     workers: dict[str, int] = {}
     try:
         workers = inspection.require_workers()
-        if (counts := inspection.workers_of_nodes()) and isinstance(inspection.job, LlamaFactoryJob | ScriptJob):
+        counts = inspection.workers_of_nodes() or ()
+        if len(set(counts)) > 1 and isinstance(inspection.job, LlamaFactoryJob | ScriptJob):
+            from multinode.job.restrictions import refuse_unequal
+
             refuse_unequal(inspection.job, {}, inspection.environment.env, inspection.cluster, counts)
     except UsageError as error:
         # Nodes without GPUs are already reported.

@@ -26,15 +26,6 @@ from multinode.job.engine_commands import (
 )
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
-from multinode.job.restrictions import (
-    gradient_sender,
-    refuse_averaging,
-    refuse_balance,
-    refuse_compression,
-    refuse_unequal,
-    require_instrumentation,
-    step_shares,
-)
 from multinode.records.averaging import Averaging, averaging_environment
 from multinode.records.balance import Balance, balance_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
@@ -145,7 +136,9 @@ def plan_launch(
         raise UsageError("node 0 has no data-plane address", hint="set addr= in the hostfile")
     master_port = choose_master_port(run_id, options.master_port, facts.get(cluster.nodes[0].name))
     task = _task(job, options, cluster, workers)
-    if not isinstance(job, Benchmark):
+    if not isinstance(job, Benchmark) and len(set(workers)) > 1:
+        from multinode.job.restrictions import refuse_unequal
+
         refuse_unequal(job, task.engine.accelerate, task.environment.env, cluster, workers)
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
@@ -197,7 +190,6 @@ def plan_launch(
 def _trace_window(options: LaunchOptions, nodes: Sequence[NodePlan]) -> TraceWindow | None:
     if options.trace_steps is None:
         return None
-    require_instrumentation("--trace", profile=options.profile)
     last = nodes[-1].ranks[-1]
     wrong = next((rank for rank in options.trace_ranks if not 0 <= rank <= last), None)
     if wrong is not None:
@@ -276,24 +268,15 @@ def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, worker
     if isinstance(job, Benchmark):
         return _Task(job, Engine(name="torchrun"), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
-    if options.nccl_inspector:
-        require_instrumentation("--nccl-inspector", profile=options.profile)
-    if kind is not None:
-        refuse_compression(kind, job, engine, profile=options.profile)
-    averaging = options.averaging
-    if averaging is not None:
-        sender = gradient_sender(job, engine)
-        refuse_averaging(averaging, job, sender=sender, grad_compress=kind, profile=options.profile)
-        if engine.accelerate.get("mixed_precision") == "fp16":
-            raise UsageError(f"{averaging.option}: a node whose fp16 gradients overflow would skip a step alone")
-    if options.code is not None:
-        require_copied(job, options.code)
-    balance, speeds = options.balance, tuple[float, ...]()
+    averaging, balance, speeds = options.averaging, options.balance, tuple[float, ...]()
     if balance is not None:
         speeds = balance.of_workers([node.name for node in cluster.nodes], workers)
-        if averaging is not None:
-            raise UsageError(f"{balance.option}: with {averaging.option} nodes do not wait for each other in each step")
-        refuse_balance(balance, job, speeds, sender=gradient_sender(job, engine), profile=options.profile)
+    if options.nccl_inspector or any(option is not None for option in (kind, averaging, balance, options.trace_steps)):
+        from multinode.job.restrictions import refuse_options
+
+        refuse_options(options, job, engine, speeds)
+    if options.code is not None:
+        require_copied(job, options.code)
     # On one node there is nothing between nodes.
     if len(cluster.nodes) == 1:
         averaging = balance = None
@@ -307,6 +290,8 @@ def _lever_notes(task: _Task, options: LaunchOptions, cluster: Cluster, workers:
     if options.balance is not None and task.balance is None:
         yield f"{options.balance.option} has no effect on one node"
     if task.balance is not None and not isinstance(task.job, Benchmark):
+        from multinode.job.restrictions import step_shares
+
         source = f", as measured in run {task.balance.run_id}" if task.balance.run_id is not None else ""
         shares = step_shares(task.job, task.speeds)
         firsts = [sum(workers[:place]) for place in range(len(workers))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,8 +18,10 @@ from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.job.engine_commands import Engine
 from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob
-from multinode.records.averaging import Averaging
-from multinode.records.balance import Balance, deal_step
+from multinode.records.balance import deal_step
+
+if TYPE_CHECKING:
+    from multinode.job.planning import LaunchOptions
 
 _FEWER = "use --workers-per-node {}, or equal slots= in the hostfile"
 # As accelerate numbers FSDP's strategies, and as it and the Trainer name them.
@@ -102,68 +104,62 @@ def _group(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def refuse_averaging(
-    averaging: Averaging, job: Job, *, sender: str | None, grad_compress: str | None, profile: bool
-) -> None:
-    """Reject what is known not to work; the workers check the rest before their first step.
+def refuse_options(options: LaunchOptions, job: Job, engine: Engine, speeds: Sequence[float]) -> None:
+    """Refuse options that are known not to work with a job; the workers check the rest before their first step.
 
-    `sender` sends the gradients instead of DDP; None is DDP, or unknown.
+    `speeds` are of each rank, by `options.balance`.
 
     Raises:
-        UsageError: the job's parameters cannot be averaged between nodes.
+        UsageError: the workers are not instrumented, the gradients cannot be compressed, the parameters cannot be
+            averaged between nodes, or the samples cannot be dealt out by speed.
     """
-    option = averaging.option
-    require_instrumentation(option, profile=profile)
-    if grad_compress is not None:
-        raise UsageError(
-            f"{option} keeps gradients on their node, where --grad-compress {grad_compress} would compress them",
-            hint="use --sync-dtype fp16 for the data between nodes",
-        )
-    require_ddp(option, sender)
-    reason = _why_not(job) if isinstance(job, LlamaFactoryJob) else None
+    sender, averaging, balance = gradient_sender(job, engine), options.averaging, options.balance
+    if options.nccl_inspector:
+        _require_instrumentation("--nccl-inspector", options)
+    if options.trace_steps is not None:
+        _require_instrumentation("--trace", options)
+    if options.grad_compress is not None:
+        _refuse_compression(options.grad_compress, sender, options)
+    if averaging is not None:
+        _require_instrumentation(averaging.option, options)
+        if options.grad_compress is not None:
+            raise UsageError(
+                f"{averaging.option} keeps gradients on their node, where --grad-compress {options.grad_compress} "
+                "would compress them",
+                hint="use --sync-dtype fp16 for the data between nodes",
+            )
+        _require_ddp(averaging.option, sender)
+        _refuse(averaging.option, _why_not_averaged(job) if isinstance(job, LlamaFactoryJob) else None)
+        if engine.accelerate.get("mixed_precision") == "fp16":
+            raise UsageError(f"{averaging.option}: a node whose fp16 gradients overflow would skip a step alone")
+    if balance is not None:
+        if averaging is not None:
+            raise UsageError(f"{balance.option}: with {averaging.option} nodes do not wait for each other in each step")
+        _require_instrumentation(balance.option, options)
+        _require_ddp(balance.option, sender, why=", which may communicate in every micro-batch")
+        _refuse(balance.option, _why_not_balanced(job, speeds) if isinstance(job, LlamaFactoryJob) else None)
+
+
+def _refuse(option: str, reason: tuple[str, str] | None) -> None:
     if reason is not None:
         raise UsageError(f"{option}: {reason[0]}", hint=reason[1])
 
 
-def require_instrumentation(option: str, *, profile: bool, hint: str | None = None) -> None:
-    """Refuse an option whose work the instrumentation of the workers does.
-
-    Raises:
-        UsageError: the workers are not instrumented.
-    """
-    if not profile:
+def _require_instrumentation(option: str, options: LaunchOptions, hint: str | None = None) -> None:
+    if not options.profile:
         raise UsageError(f"{option} needs the instrumentation, which --no-profile disables", hint=hint)
 
 
-def require_ddp(option: str, sender: str | None, *, why: str = "", or_else: str = "") -> None:
+def _require_ddp(option: str, sender: str | None, *, why: str = "", or_else: str = "") -> None:
     """Refuse an option of DDP where something else sends the gradients.
 
-    `sender` is as for `refuse_averaging`; `why` it cannot be combined with it; `or_else` is an alternative.
-
-    Raises:
-        UsageError: DDP does not send the gradients.
+    `why` it cannot be combined with it; `or_else` is an alternative.
     """
     if sender is not None:
         raise UsageError(
             f"{option} works with DDP only; this job uses {sender}{why}",
             hint=f"{or_else}train with DDP: --set deepspeed=null, --set fsdp=null",
         )
-
-
-def refuse_balance(balance: Balance, job: Job, speeds: Sequence[float], *, sender: str | None, profile: bool) -> None:
-    """Refuse what is known beforehand not to work; the rest the workers refuse in their first step.
-
-    `speeds` are of each rank; `sender` is as for `refuse_averaging`.
-
-    Raises:
-        UsageError: samples of the job cannot be dealt out by speed.
-    """
-    option = balance.option
-    require_instrumentation(option, profile=profile)
-    require_ddp(option, sender, why=", which may communicate in every micro-batch")
-    reason = _why_not_balanced(job, speeds) if isinstance(job, LlamaFactoryJob) else None
-    if reason is not None:
-        raise UsageError(f"{option}: {reason[0]}", hint=reason[1])
 
 
 def _why_not_balanced(job: LlamaFactoryJob, speeds: Sequence[float]) -> tuple[str, str] | None:
@@ -189,7 +185,7 @@ def step_shares(job: Job, speeds: Sequence[float]) -> tuple[int, ...] | None:
     return deal_step(batch * len(speeds), speeds, accumulation) if batch and accumulation else None
 
 
-def _why_not(job: LlamaFactoryJob) -> tuple[str, str] | None:
+def _why_not_averaged(job: LlamaFactoryJob) -> tuple[str, str] | None:
     config = job.config
     if config.get("fp16") is True:
         return "with fp16 loss scaling, a node whose gradients overflow would skip a step alone", "bf16: true"
@@ -206,12 +202,12 @@ def _why_not(job: LlamaFactoryJob) -> tuple[str, str] | None:
 def refuse_unequal(
     job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str], cluster: Cluster, workers: Sequence[int]
 ) -> None:
-    """Reject unequal numbers of workers if the job groups the workers by node.
+    """Reject these numbers of workers, which are unequal, if the job groups the workers by node.
 
     Raises:
         UsageError: it does.
     """
-    setting = node_groups_of(job, accelerate, env) if len(set(workers)) > 1 else None
+    setting = node_groups_of(job, accelerate, env)
     if setting is not None:
         counts = ", ".join(f"{node.name} has {count}" for node, count in zip(cluster.nodes, workers, strict=True))
         raise UsageError(
@@ -233,17 +229,16 @@ def power_sgd_rank(kind: str) -> int | None:
     return None if found is None else int(found[1] or _USUAL_RANK)
 
 
-def refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -> None:
-    """Reject what is known not to work; the workers' notes report the rest."""
+def _refuse_compression(kind: str, sender: str | None, options: LaunchOptions) -> None:
     option = f"--grad-compress {kind}"
     if kind not in _KINDS and power_sgd_rank(kind) is None:
         known = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
         raise UsageError(f"{option}: unknown compression", hint=known)
     hint = "remove --no-profile; the records also show whether gradients were compressed"
-    require_instrumentation(option, profile=profile, hint=hint)
-    require_ddp(
+    _require_instrumentation(option, options, hint=hint)
+    _require_ddp(
         option,
-        gradient_sender(job, engine),
+        sender,
         or_else="use communication_data_type in the DeepSpeed JSON or the reduce dtype of FSDP's mixed precision; or ",
     )
 
