@@ -52,7 +52,7 @@ from multinode.lab.state import (
     save_lab,
     signal_all,
 )
-from multinode.node.kernel_files import list_names, read_mounts
+from multinode.node.files import list_names, read_mounts
 from multinode.units import format_list
 
 _NETNS_DIR = Path("/run/netns")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from multinode.node.facts.cgroups import find_hierarchy
-from multinode.node.kernel_files import read_mounts
+from multinode.node.files import read_mounts
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUTS = 0x04000000

@@ -35,7 +35,7 @@ from multinode.lab.state import (
     process_ref,
     run_all,
 )
-from multinode.node.rundir import replace_file
+from multinode.node.files import replace_file
 
 HOSTFILE = STATE_DIR / "hostfile"
 SSH_CONFIG = Path(LAB_SSH_CONFIG)

@@ -24,9 +24,9 @@ import psutil
 
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError, printable_line
+from multinode.node.files import replace_file
 from multinode.node.processes import boot_id, find_process, is_running
 from multinode.node.programs import Query, QueryFailed
-from multinode.node.rundir import replace_file
 from multinode.secret_values import redact_words
 from multinode.units import GIB, format_duration
 

@@ -16,7 +16,7 @@ import re
 import sys
 import time
 
-from .rundir import replace_file
+from .files import replace_file
 
 # Of a compiled module (PEP 552): it is named by the hash of its source, and never compared with it.
 _UNCHECKED_HASH = (1).to_bytes(4, "little")

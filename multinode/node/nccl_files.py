@@ -15,7 +15,7 @@ import os
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from .channel import Record
-from .kernel_files import read_end
+from .files import read_end
 
 FOLDER = "nccl-inspector"
 """Below the run's directory (job/planning.py)."""

@@ -28,7 +28,7 @@ from .facts.software import (
     read_nccl_files,
     select_variables,
 )
-from .kernel_files import Mount, read_mounts
+from .files import Mount, read_mounts
 from .nccl_files import find_inspector
 from .programs import Query, QueryFailed, find_program
 from .run.runs import find_run_processes

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Optional
 
-from .kernel_files import try_read
+from .files import try_read
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from multinode.errors import MultinodeError, UsageError
-from multinode.node.rundir import user_name
+from multinode.node.files import user_name
 from multinode.strict_yaml import decode_yaml
 
 DIRECTORY_MODE = 0o700

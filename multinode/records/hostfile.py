@@ -16,7 +16,7 @@ import multinode
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
 from multinode.errors import HostfileError, UsageError, printable
-from multinode.node.rundir import describe_stranger
+from multinode.node.files import describe_stranger
 from multinode.records.files import MAX_BYTES, read_text
 from multinode.records.settings import Settings
 from multinode.units import format_list

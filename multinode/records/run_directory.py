@@ -22,8 +22,7 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import redact_hostfile
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
-from multinode.node.kernel_files import read_end
-from multinode.node.rundir import describe_stranger, replace_file
+from multinode.node.files import describe_stranger, read_end, replace_file
 from multinode.records.files import (
     DIRECTORY_MODE,
     append,

@@ -13,7 +13,7 @@ import msgspec
 
 from multinode.decoding import convert
 from multinode.errors import UsageError
-from multinode.node.rundir import describe_stranger
+from multinode.node.files import describe_stranger
 from multinode.records.files import ownership_fix, read_text
 
 _LOG = logging.getLogger(__name__)

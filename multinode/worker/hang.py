@@ -18,8 +18,8 @@ import sys
 import threading
 from typing import Optional
 
+from ..node.files import replace_file
 from ..node.processes import find_process
-from ..node.rundir import replace_file
 
 # SIGUSR1 and SIGUSR2 belong to the user's code (job schedulers announce a preemption by them), which may claim them at
 # any later time; of the real-time signals the C library takes the first two, and hardly anybody takes one.

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from ..node.kernel_files import counter_paths, rdma_ports
+from ..node.files import counter_paths, rdma_ports
 from .guard import Guard
 
 _INTERVAL_S = 0.1

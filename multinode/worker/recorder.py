@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Set, Union
 
-from ..node.rundir import open_lines, write_lines
+from ..node.files import open_lines, write_lines
 
 SCHEMA = 1
 _MAX_TRACEBACK = 16384

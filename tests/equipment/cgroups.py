@@ -15,7 +15,7 @@ from multinode.errors import MultinodeError
 from multinode.lab.cluster import our_mark
 from multinode.lab.state import poll
 from multinode.node.facts.cgroups import Hierarchy, find_hierarchy
-from multinode.node.kernel_files import read_text, try_read
+from multinode.node.files import read_text, try_read
 
 Controller = Literal["cpu", "memory"]
 # Slurm keeps the processes of a step together by the freezer.

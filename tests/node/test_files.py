@@ -21,7 +21,7 @@ from multinode.node.facts.files import (
     read_model,
     read_revision,
 )
-from multinode.node.kernel_files import Mount, read_mounts
+from multinode.node.files import Mount, read_mounts
 
 from .localnode import LocalNode
 

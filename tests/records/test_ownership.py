@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import HostfileError, UsageError
-from multinode.node.rundir import describe_stranger
+from multinode.node.files import describe_stranger
 from multinode.records.hostfile import load_hostfile
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs

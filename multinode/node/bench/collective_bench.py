@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Optional, Union
 
 from ..facts.nics import Counters, added, grown, read_nics
-from ..rundir import append_lines
+from ..files import append_lines
 from .device_ops import find_device, time_events
 from .rings import RawRing, RdmaRing, used_ports
 

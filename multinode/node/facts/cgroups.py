@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Optional
 
 from ..channel import Record
-from ..kernel_files import read_mounts, read_number, read_text, try_read
+from ..files import read_mounts, read_number, read_text, try_read
 
 _US_PER_NS = 1e-3
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 from ..channel import Record
-from ..kernel_files import Mount, list_names, read_object
+from ..files import Mount, list_names, read_object
 from .aside import READ_S, Aside
 
 _MOST_FILES = 200

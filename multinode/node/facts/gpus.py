@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ..channel import Record
+from ..files import user_name
 from ..processes import command_of
 from ..programs import Query
-from ..rundir import user_name
 
 # Without its persistence daemon the driver is loaded anew for each call, which takes seconds for each GPU.
 _DEADLINE_S = 30.0

@@ -19,10 +19,9 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, Optional
 
 from ..channel import Record
-from ..kernel_files import TABLE_CHARACTERS, read_number, read_text, try_read
+from ..files import TABLE_CHARACTERS, read_number, read_text, try_read, user_name
 from ..processes import command_of, list_pids
 from ..programs import Query, QueryFailed, find_program
-from ..rundir import user_name
 
 _IP_DEADLINE_S = 5.0
 _SBIN = ("/usr/sbin", "/sbin")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 from ..channel import Record
-from ..kernel_files import counter_paths, list_names, rdma_ports, read_number, try_read
+from ..files import counter_paths, list_names, rdma_ports, read_number, try_read
 
 _CLASSES = "/sys/class"
 _MAX_PORTS = 64

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Optional
 
 from ..channel import Record
-from ..kernel_files import read_text, try_read
+from ..files import read_text, try_read
 from ..processes import boot_id
 from ..programs import Query, QueryFailed, find_program, is_program
 from .cgroups import MemoryReader, read_meminfo

@@ -20,7 +20,7 @@ from typing import NamedTuple, Optional
 from ..channel import Channel, Record
 from ..facts.gpus import uses_gpu
 from ..facts.network import describe_connections
-from ..kernel_files import list_names, read_end, try_read
+from ..files import list_names, read_end, try_read
 from ..nccl_files import read_nccl_warnings
 from ..processes import Family, Process, environ_of, find_process, stat_fields
 from ..programs import Query, QueryFailed, find_program

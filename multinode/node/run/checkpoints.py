@@ -15,7 +15,7 @@ from typing import Optional
 
 from ..channel import Channel, Record
 from ..facts import files
-from ..kernel_files import list_names, read_mounts, read_object
+from ..files import list_names, read_mounts, read_object
 
 # A training that keeps more has its newest looked at.
 _MOST_CHECKPOINTS = 50

@@ -12,7 +12,7 @@ import time
 from typing import Optional
 
 from ..channel import Record
-from ..kernel_files import try_read
+from ..files import try_read
 from ..processes import Family, boot_id, is_running
 from ..rundir import RunDir
 

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, Optional
 from ..channel import Record
 from ..facts.cgroups import GroupFinder, Memory, MemoryReader, read_cpu_limit
 from ..facts.nics import list_rdma_ports, read_nic
-from ..kernel_files import read_text
+from ..files import append_lines, read_text
 from ..nccl_files import InspectorReader
 from ..processes import fork_child, list_pids, stat_fields
-from ..rundir import RunDir, append_lines, is_samples_name
+from ..rundir import RunDir, is_samples_name
 
 _GIB = 1 << 30
 _LEAST_INTERVAL_S = 0.1
