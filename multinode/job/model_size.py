@@ -1,4 +1,4 @@
-"""Model sizes: parameters of the model and of a LoRA adapter, and the GPU memory that a strategy needs.
+"""Model sizes: parameters of the model and of a LoRA adapter.
 
 Reads config.json. Knows decoders built like Llama; returns nothing for other models rather than a wrong figure.
 """
@@ -9,10 +9,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
-
-from multinode.traffic.algorithms import Layout
-from multinode.traffic.step_calls import Strategy, TrafficInputs
-from multinode.units import GIB
 
 # By model_type: bias of q, k and v, bias of o (if config.json does not say), normalized q and k.
 _ATTENTION = {
@@ -137,75 +133,3 @@ def trained_matrices(shape: ModelShape, rank: int | None, targets: Collection[st
 def _size(config: Mapping[str, Any], key: str) -> int | None:
     value = config.get(key)
     return value if type(value) is int and 0 < value < _MOST else None
-
-
-COUNTED = "parameters, gradients, Adam states and DDP buckets, without activations"
-
-_FP32_BYTES, _HALF_BYTES = 4, 2
-_ADAM_BYTES = 2 * _FP32_BYTES
-_SHARES_OPTIMIZER = frozenset(set(Strategy) - {Strategy.DDP})
-_SHARES_GRADIENTS = frozenset(
-    {Strategy.ZERO2, Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD}
-)
-_SHARES_PARAMETERS = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.HYBRID_SHARD})
-_DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
-
-
-class StatePlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the training states are kept."""
-
-    half: bool = False  # whether the training computes in bf16 or fp16
-    frozen_bits: int | None = None  # per frozen parameter; None is 16 in half precision, otherwise 32
-    optimizer_elsewhere: bool = False  # whether the optimizer states are in host memory or on disk
-    parameters_elsewhere: bool = False  # likewise
-
-
-class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of one worker, in GiB."""
-
-    parameters_gib: float  # trained and frozen
-    gradients_gib: float  # of the trained parameters
-    optimizer_gib: float  # Adam's two moments, and DeepSpeed's fp32 copy
-    buckets_gib: float = 0.0  # into which DDP copies the gradients
-
-    @property
-    def total_gib(self) -> float:
-        """The sum."""
-        return self.parameters_gib + self.gradients_gib + self.optimizer_gib + self.buckets_gib
-
-
-def memory_need(
-    strategy: Strategy, load: TrafficInputs, layout: Layout, placement: StatePlacement
-) -> MemoryNeed | None:
-    """Memory of the states; None if the number of parameters is unknown.
-
-    With T trained and F frozen parameters on n workers, in bytes, as the engines keep them:
-    - DDP: 4T, gradients 4T, Adam 8T, buckets 4T (torch copies gradients into buckets unless it uses views).
-      LLaMA-Factory and autocast keep trained parameters in fp32.
-    - ZeRO-1 in half: 2T, gradients 2T, (4 + 8)T/n (Rajbhandari et al. 2020); in fp32 4T and 4T. ZeRO-2: gradients
-    /n.
-      ZeRO-3: parameters /n as well, frozen ones included.
-    - FSDP: 4T, 4T and 8T, all /n, frozen parameters too; SHARD_GRAD_OP keeps the parameters whole; hybrid shard
-      divides by the workers of a node.
-    """
-    if load.parameters is None:
-        return None
-    workers = layout.workers_per_node if strategy is Strategy.HYBRID_SHARD else layout.workers
-    trained, frozen = load.trainable, max(0, load.parameters - load.trainable)
-    deepspeed = strategy in _DEEPSPEED
-    width = _HALF_BYTES if deepspeed and placement.half else _FP32_BYTES
-    frozen_bits = placement.frozen_bits or 8 * (_HALF_BYTES if placement.half else _FP32_BYTES)
-    parameters = trained * width + frozen * frozen_bits / 8
-    optimizer = trained * (_ADAM_BYTES + (_FP32_BYTES if deepspeed else 0))
-    return MemoryNeed(
-        parameters_gib=0.0
-        if placement.parameters_elsewhere
-        else _gib(parameters, workers, strategy, _SHARES_PARAMETERS),
-        gradients_gib=_gib(trained * width, workers, strategy, _SHARES_GRADIENTS),
-        optimizer_gib=0.0 if placement.optimizer_elsewhere else _gib(optimizer, workers, strategy, _SHARES_OPTIMIZER),
-        buckets_gib=trained * width / GIB if strategy is Strategy.DDP and layout.workers > 1 else 0.0,
-    )
-
-
-def _gib(size_bytes: float, workers: int, strategy: Strategy, shared: frozenset[Strategy]) -> float:
-    return size_bytes / (workers if strategy in shared else 1) / GIB

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from multinode.cluster.facts import Interface
 from multinode.network.nic_path import NicPathCheck
-from multinode.traffic.algorithms import CollectiveRow, Layout, link_share, nic_factor
+from multinode.records.samples import CollectiveSample
+from multinode.stats.estimate import Bounds, estimate_median, spread_of
+from multinode.traffic.algorithms import Layout, bus_factor, link_share, nic_factor
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, RawTcp, find_odd, slowest_gb_per_s
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, goodput_gb_per_s
 
@@ -202,3 +206,89 @@ def nic_ceilings(nics: dict[str, Interface]) -> dict[str, float]:
         for name, nic in nics.items()
         if nic.speed_gbit_per_s
     }
+
+
+class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a size scan."""
+
+    collective: str = "all_reduce"
+    dtype: str = "float"  # nccl-tests' name of the element type
+    redop: str = "sum"  # nccl-tests' name of the reduction, or `none`
+    size_bytes: int  # S as nccl-tests prints it
+    count: int  # elements, as nccl-tests prints them
+    iters: int  # timed iterations
+    time_us: float  # duration of the operation: median over iterations of the slowest worker's time
+    interval_us: Bounds  # its 95% confidence interval
+    p95_us: float  # likewise, the 95th percentile
+    cv: float = 0.0  # coefficient of variation, standard deviation over mean; 0 for a single iteration
+    transfer_us: float  # time without waiting for others: median over iterations of the fastest worker's time
+    algbw_gb_per_s: float  # size over time, 1e9 bytes per second
+    busbw_gb_per_s: float  # algbw times the collective's factor
+    num_wrong: int | None = None  # elements with a wrong value, over all workers; None if they were not verified
+    tcp_gb_per_s: float | None = None  # raw TCP in turns with it; None without turns
+    # busbw over the goodput ceiling of the slowest link; None if no link speed is known
+    share_of_ceiling: float | None = None
+    # busbw over raw TCP between the same NICs, in turns with it or with another message; None if raw TCP was not
+    # measured
+    share_of_tcp: float | None = None
+
+
+def collective_rows(
+    samples: Iterable[CollectiveSample], ranks: int, tcp_gb_per_s: Mapping[int, float | None] | None = None
+) -> tuple[CollectiveRow, ...]:
+    """One row per message that all `ranks` workers have measured, in order of measurement.
+
+    Args:
+        samples: of all workers.
+        ranks: number of workers.
+        tcp_gb_per_s: raw TCP in turns with a message, by its index.
+    """
+    tcp = tcp_gb_per_s or {}
+    by_message: dict[int, list[CollectiveSample]] = {}
+    for sample in samples:
+        by_message.setdefault(sample.index, []).append(sample)
+    complete = ((index, workers) for index, workers in sorted(by_message.items()) if len(workers) == ranks)
+    return tuple(row for index, workers in complete if (row := _row(workers, ranks, tcp.get(index))) is not None)
+
+
+def with_shares(
+    rows: Iterable[CollectiveRow], ceiling_gb_per_s: float | None, tcp_gb_per_s: float | None
+) -> tuple[CollectiveRow, ...]:
+    """The rows with their shares of the link's goodput and of raw TCP."""
+    return tuple(
+        msgspec.structs.replace(
+            row,
+            share_of_ceiling=row.busbw_gb_per_s / ceiling_gb_per_s if ceiling_gb_per_s else None,
+            share_of_tcp=row.busbw_gb_per_s / tcp if tcp else None,
+        )
+        for row in rows
+        for tcp in (row.tcp_gb_per_s or tcp_gb_per_s,)
+    )
+
+
+def _row(workers: Sequence[CollectiveSample], ranks: int, tcp_gb_per_s: float | None) -> CollectiveRow | None:
+    first = workers[0]
+    iterations = list(zip(*(worker.times_us for worker in workers), strict=False))
+    if not iterations:
+        return None
+    times_us = [max(times) for times in iterations]
+    slowest, median = spread_of(times_us), estimate_median(times_us)
+    algbw = first.size_bytes / slowest.median / 1000
+    verified = [worker.num_wrong for worker in workers if worker.num_wrong is not None]
+    return CollectiveRow(
+        collective=first.collective,
+        dtype=first.dtype,
+        redop=first.redop,
+        size_bytes=first.size_bytes,
+        count=first.count,
+        iters=len(iterations),
+        time_us=slowest.median,
+        interval_us=(median.low, median.high),
+        p95_us=slowest.p95,
+        cv=slowest.cv,
+        transfer_us=statistics.median(min(times) for times in iterations),
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=algbw * bus_factor(first.collective, ranks),
+        num_wrong=sum(verified) if len(verified) == len(workers) else None,
+        tcp_gb_per_s=tcp_gb_per_s,
+    )

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.size_scan import ScanReport, time_us
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
-from multinode.traffic.algorithms import CollectiveRow
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
 from multinode.units import BITS_PER_BYTE, format_count, format_duration, format_rate, format_size
 

@@ -12,7 +12,7 @@ import msgspec
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.job.engine_calls import StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
-from multinode.network.scan_evidence import ScanEvidence
+from multinode.network.scan_evidence import CollectiveRow, ScanEvidence, collective_rows, with_shares
 from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.records.finding import Finding
@@ -28,7 +28,7 @@ from multinode.records.samples import (
     StreamSample,
 )
 from multinode.stats.estimate import Estimate, ratio, spread_of
-from multinode.traffic.algorithms import CollectiveRow, Layout, collective_rows, with_shares
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import (
     NetworkFinding,
     Pair,

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.job.deepspeed import DeepSpeedConfig, fixed_edits
 from multinode.job.job_files import Change
-from multinode.job.model_size import MemoryNeed, StatePlacement, memory_need
+from multinode.job.training import MemoryNeed, StatePlacement, memory_need
 from multinode.job.workload import JobSettings
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario

@@ -9,7 +9,7 @@ import msgspec
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.job.job_files import Change
-from multinode.job.model_size import COUNTED
+from multinode.job.training import COUNTED
 from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.cost_model import make_low_rank
 from multinode.predict.network_model import comm_times

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.model_size import StatePlacement, lora_parameters, memory_need, parse_model
+from multinode.job.model_size import lora_parameters, parse_model
+from multinode.job.training import StatePlacement, memory_need
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs
 from tests.job.trainings import LLAMA_3_8B

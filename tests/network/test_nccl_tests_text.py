@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.screen import nccl_tests_text
 from multinode.records.benchmark import CollectiveTest, Message
-from multinode.traffic.algorithms import CollectiveRow
 
 # Printed by all_reduce_perf 2.13.
 HEAD = """\

@@ -8,9 +8,9 @@ import pytest
 
 from multinode.cluster.facts import Interface, RdmaPort
 from multinode.network.nic_path import MessagePath, NicPathCheck
-from multinode.network.scan_evidence import ScanEvidence
+from multinode.network.scan_evidence import CollectiveRow, ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
-from multinode.traffic.algorithms import CollectiveRow, Layout, bus_factor
+from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp
 
 MIB = 1 << 20

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import NodeState, ScanReport, compare_scans
 from multinode.records.benchmark import CollectiveTest, Message
-from multinode.traffic.algorithms import CollectiveRow
 
 MIB = 1 << 20
 BOX = NodeState(name="node3", ifname="ens1f0", link_gbit_per_s=10.0, mtu=9000, duplex="full", torch="2.7.1", cores=8)

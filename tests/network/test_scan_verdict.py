@@ -8,9 +8,9 @@ import pytest
 
 from multinode.cluster.facts import Interface
 from multinode.network.nic_path import NicPathCheck
-from multinode.network.scan_evidence import ScanEvidence
+from multinode.network.scan_evidence import CollectiveRow, ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
-from multinode.traffic.algorithms import CollectiveRow, bus_factor
+from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.units import goodput_gb_per_s
 

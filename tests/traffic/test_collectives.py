@@ -6,8 +6,9 @@ from fractions import Fraction
 
 import pytest
 
+from multinode.network.scan_evidence import collective_rows, with_shares
 from multinode.records.samples import CollectiveSample
-from multinode.traffic.algorithms import bus_factor, collective_rows, with_shares
+from multinode.traffic.algorithms import bus_factor
 
 MIB = 1 << 20
 
