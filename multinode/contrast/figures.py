@@ -6,36 +6,30 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.job.workload import FullRun, JobSettings
+from multinode.job.workload import FullRun
 from multinode.predict.advice import Advice
 from multinode.predict.forecast import Forecast
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.likely_causes import Disturbance
+from multinode.profile.measured import Measured
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
 from multinode.units import BITS_PER_BYTE, format_count, format_list, format_rate, goodput_gb_per_s
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """The same job on some nodes, measured once or several times; every None has a reason in `missing`."""
+class Side(Measured, frozen=True, kw_only=True):
+    """The same job on some nodes, with its role in a contrast and where its steps spend their time."""
 
     # `baseline`, `candidate`, `point` (of a scaling curve, between the two) or `each-node` (one node alone, to tell a
     # slow node from a slow network)
     role: str
-    run_ids: tuple[str, ...]  # one per repeat
-    node_names: tuple[str, ...]
     nodes: int
     workers_per_node: int
     world_size: int
-    settings: JobSettings | None = None  # of the training; None if unknown
-    global_batch: int | None = None  # samples per optimizer step of all workers
-    versions: dict[str, str] = {}  # of torch, the engine and NCCL, by package
-    samples_per_s: Estimate  # nominal, of all workers, over the measured steps
-    tokens_per_s: Estimate | None = None  # including padding; `tgs` per worker
-    tgs: Estimate | None = None
-    step_time_ms: Estimate  # of an optimizer step: medians of the repeats
-    step_spread: Spread  # of the repeat with the largest variation of steps
+    samples_per_s: Estimate
+    step_time_ms: Estimate
+    step_spread: Spread
+    versions: dict[str, str] = msgspec.field(default_factory=dict)  # of torch, the engine and NCCL, by package
     steady_steps: int  # measured steps of all repeats
     split: WorkerSplit | None = None  # of the step, mean of the repeats
     exposed_ms: Estimate | None = None  # exposed communication; `exposed_share` of the step
@@ -45,17 +39,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     link_gbit_per_s: float | None = None  # of its slowest node's NIC; None on one node, or if unknown
     stragglers: tuple[str, ...] = ()  # nodes named by a repeat, the latest first
     late_ms: float | None = None  # wait of the others for the latest, mean of the repeats; 0 without any
-    power_w: float | None = None  # of all its GPUs; likewise `energy_j_per_sample`
-    energy_j_per_sample: float | None = None
-    price_per_hour: float | None = None  # of all its nodes
+    power_w: float | None = None  # of all its GPUs
     whole: FullRun = FullRun()  # the full run of the job
-    dataset_samples: int | None = None  # samples of the dataset, as in the training
-    whole_s: Estimate | None = None  # time of the user's full run; `whole_cost` its price
-    whole_cost: float | None = None
-    cost_per_million_tokens: float | None = None  # including padding
-    disturbed: tuple[Disturbance, ...] = ()  # other load and thermals; `disturbances` one sentence each
-    disturbances: tuple[str, ...] = ()
-    missing: dict[str, str] = {}  # reason by name of every None
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):

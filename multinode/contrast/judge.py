@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -33,7 +33,7 @@ from multinode.contrast.slowdown_attribution import (
 )
 from multinode.errors import UsageError
 from multinode.job.workload import FullRun
-from multinode.records.samples import plausible_count
+from multinode.profile.measured import asked_epochs, asked_steps, dataset_size, full_run_s, with_costs
 from multinode.render.sheet import range_of_times, times
 from multinode.stats.estimate import Estimate, UnknownError, inverse, ratio
 from multinode.units import format_count, format_rate
@@ -166,36 +166,8 @@ def _written(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-_MOST_PRICE = 1e6
-# Implausible number of epochs; sums stay far from float limits.
-_MOST_EPOCHS = 1e9
-_S_PER_HOUR = 3600
 _MS_PER_S = 1e3
-_MILLION = 1e6
 _MOST_NODES = 8
-
-
-def hourly_costs(
-    prices: Sequence[float | None], nodes: int, tokens_per_s: Estimate | None, missing: dict[str, str]
-) -> dict[str, float]:
-    """`price_per_hour` of all nodes, and `cost_per_million_tokens`; unknown ones are added to `missing`.
-
-    Args:
-        prices: of each node per hour; None without a price.
-        nodes: number of nodes.
-        tokens_per_s: of the side; None has its reason in `missing`.
-        missing: reasons by name.
-    """
-    known = [price for price in prices if price is not None and 0 <= price <= _MOST_PRICE]
-    if len(known) < nodes or len(known) < len(prices):
-        reason = "not every node has a price (price= in the hostfile)"
-        missing |= dict.fromkeys(("price_per_hour", "cost_per_million_tokens"), reason)
-        return {}
-    price = math.fsum(known)
-    if tokens_per_s is None:
-        missing["cost_per_million_tokens"] = missing["tokens_per_s"]
-        return {"price_per_hour": price}
-    return {"price_per_hour": price, "cost_per_million_tokens": price / (tokens_per_s.value * _S_PER_HOUR) * _MILLION}
 
 
 def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
@@ -208,9 +180,11 @@ def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
     try:
         samples = _samples((candidate, *sides))
     except UnknownError as unknown:
-        missing = dict.fromkeys(("whole_s", "whole_cost"), str(unknown))
-        return tuple(msgspec.structs.replace(side, missing=side.missing | missing) for side in sides)
-    return tuple(_priced(side, samples) for side in sides)
+        missing = {"whole_s": str(unknown)}
+        return tuple(with_costs(msgspec.structs.replace(side, missing=side.missing | missing)) for side in sides)
+    return tuple(
+        with_costs(msgspec.structs.replace(side, whole_s=full_run_s(side.samples_per_s, samples))) for side in sides
+    )
 
 
 def _samples(sides: Sequence[Side]) -> float:
@@ -219,49 +193,6 @@ def _samples(sides: Sequence[Side]) -> float:
     if (steps := asked_steps(full)) is not None:
         return steps * (first.global_batch or first.samples_per_s.value * first.step_time_ms.value / _MS_PER_S)
     return asked_epochs(full) * dataset_size(side.dataset_samples for side in sides)
-
-
-def asked_steps(full: FullRun) -> int | None:
-    """Optimizer steps of the full run; None if it sets epochs, or an implausible value."""
-    return plausible_count(full.steps) or None
-
-
-def asked_epochs(full: FullRun) -> float:
-    """Epochs of the full run.
-
-    Raises:
-        UnknownError: it sets none, or an implausible value.
-    """
-    if full.epochs is None or not 0 < full.epochs <= _MOST_EPOCHS:
-        raise UnknownError("the job does not set its number of steps or epochs")
-    return full.epochs
-
-
-def dataset_size(told: Iterable[int | None]) -> int:
-    """Samples of the dataset, from the first run that has them.
-
-    Raises:
-        UnknownError: none has.
-    """
-    known = next((count for samples in told if (count := plausible_count(samples))), None)
-    if known is None:
-        raise UnknownError("the number of samples in the dataset is unknown")
-    return known
-
-
-def full_run_s(rate: Estimate, samples: float) -> Estimate:
-    """Time of this many samples at a rate in samples/s."""
-    return inverse(rate) * samples
-
-
-def _priced(side: Side, samples: float) -> Side:
-    whole_s, price = full_run_s(side.samples_per_s, samples), side.price_per_hour
-    return msgspec.structs.replace(
-        side,
-        whole_s=whole_s,
-        whole_cost=price * whole_s.value / _S_PER_HOUR if price is not None else None,
-        missing=side.missing | ({"whole_cost": side.missing.get("price_per_hour", "")} if price is None else {}),
-    )
 
 
 _SCALING = {"same-workers": "same workers", "scale-out": "weak", "fixed-global-batch": "strong"}

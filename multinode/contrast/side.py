@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import Contrast, Side, compared_words
-from multinode.contrast.judge import compare, hourly_costs, require_alike
+from multinode.contrast.judge import compare, require_alike
 from multinode.errors import UsageError
 from multinode.job.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.machine_use import energy_of
+from multinode.profile.measured import hostfile_price, with_costs
 from multinode.profile.step_split import PARTS, WorkerSplit
 from multinode.profile.summary import Summary
-from multinode.records.plan import LaunchPlan
+from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, of_scatter
 
@@ -39,7 +40,9 @@ class SideRun(msgspec.Struct, frozen=True, kw_only=True):
     node_names: tuple[str, ...]  # in node-rank order; `workers` of each
     workers: tuple[int, ...]
     workload: Workload | None = None  # of the training; None if not stored
-    prices: tuple[float | None, ...] = ()  # of each node per hour; None without a price
+    price_per_hour: float | None = None  # of its nodes together, by the hostfile; `price_purchase` to buy them
+    price_purchase: float | None = None
+    devices: tuple[dict[str, int], ...] = ()  # of each node, how many workers compute on which; empty if unknown
     cores: tuple[int | None, ...] = ()  # processors of each node; None if unknown
     link_gbit_per_s: float | None = None  # of the slowest NIC; None on one node, or if unknown
 
@@ -88,12 +91,9 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     missing |= {name: reason for name, value in power.items() if value is None and reason}
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
     disturbances = find_disturbances([summary.nodes for summary in summaries], cores)
-    figures: dict[str, Any] = {
-        **tokens,
-        **power,
-        **hourly_costs(last.prices, last.nodes, tokens["tokens_per_s"], missing),
-    }
-    return Side(
+    if last.price_per_hour is None:
+        missing["price_per_hour"] = "not every node has a price (price= in the hostfile)"
+    side = Side(
         role=role,
         run_ids=tuple(summary.run_id for summary in summaries),
         node_names=last.node_names,
@@ -119,9 +119,14 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         dataset_samples=last.summary.dataset_samples,
         disturbed=tuple(disturbances.values()),
         disturbances=tuple(disturbances),
-        **figures,
+        tokens_per_s=tokens["tokens_per_s"],
+        tgs=tokens["tgs"],
+        power_w=power["power_w"],
+        energy_j_per_sample=power["energy_j_per_sample"],
+        price_per_hour=last.price_per_hour,
         missing=missing,
     )
+    return with_costs(side)
 
 
 def _estimate(values: Sequence[float], summaries: Sequence[Summary], name: str) -> Estimate:
@@ -240,7 +245,9 @@ def load_side_run(directory: RunDirectory) -> SideRun:
         )
     cluster = directory.read("cluster.json", Cluster)
     nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
-    cores = _cores(directory, nodes)
+    facts = directory.read("facts.json", list[NodeFacts]) or []
+    # Nodes of a lab share one machine, so the work of another node is not foreign load there.
+    cores = {one.node: one.cores for one in facts if one.node in nodes and not nodes[one.node].is_virtual}
     links = [node.link_gbit_per_s for node in plan.nodes]
     known = [link for link in links if link is not None]
     return SideRun(
@@ -248,7 +255,9 @@ def load_side_run(directory: RunDirectory) -> SideRun:
         node_names=tuple(node.node for node in plan.nodes),
         workers=plan.workers,
         workload=directory.read("workload.json", Workload),
-        prices=tuple(nodes[node.node].hourly(len(node.ranks)) if node.node in nodes else None for node in plan.nodes),
+        price_per_hour=hostfile_price(plan, cluster, "hourly") if cluster is not None else None,
+        price_purchase=hostfile_price(plan, cluster, "purchase") if cluster is not None else None,
+        devices=devices_of(plan, {one.node: one for one in facts}),
         cores=tuple(cores.get(node.node) for node in plan.nodes),
         link_gbit_per_s=min(known) if len(known) == len(links) > 1 else None,
     )
@@ -263,12 +272,36 @@ def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
     return None, f"This contrast is from another release ({told}): measure it again to show it."
 
 
-def _cores(directory: RunDirectory, nodes: Mapping[str, Node]) -> Mapping[str, int | None]:
-    """Nodes of a lab share one machine, so the work of another node is not foreign load there."""
-    facts = directory.read("facts.json", list[NodeFacts]) or []
-    return {one.node: one.cores for one in facts if one.node in nodes and not nodes[one.node].is_virtual}
-
-
 def _job(directory: RunDirectory) -> str:
     plan = directory.read("plan.json", LaunchPlan)
     return plan.job if plan is not None else directory.run_id
+
+
+_CPU = "CPU"
+_LONGEST = 80
+
+
+def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[str, int], ...]:
+    """Of each node, how many workers compute on which device, by its name; nothing where a node does not tell.
+
+    Args:
+        plan: of the run.
+        facts: by the node's name.
+    """
+    told = [_names(node, facts.get(node.node)) for node in plan.nodes]
+    known = [names for names in told if names is not None]
+    return tuple(dict(Counter(names)) for names in known) if len(known) == len(told) else ()
+
+
+def _names(node: NodePlan, found: NodeFacts | None) -> list[str] | None:
+    if found is None:
+        return None
+    if not node.gpus:
+        return [_one_line(found.processor or "") or _CPU] * len(node.ranks)
+    listed = {gpu.index: _one_line(gpu.name) for gpu in found.gpus}
+    names = [listed[index] for index in node.gpus if listed.get(index)]
+    return names if len(names) == len(node.gpus) else None
+
+
+def _one_line(name: str) -> str:
+    return " ".join(name.split())[:_LONGEST].strip()

@@ -1,8 +1,8 @@
 """Rows of a sweep: what became of a cell, and the runs that measured it -> its CellRow. Pure.
 
 `make_row` has the figures of a contrast's side, `fill_rows` the settings of cells without figures, and
-`with_full_run` how long the user's full run would take in each. Hourly prices of the hostfile come with the side
-(`contrast/side.py`), others from a file of prices (`cell_table`).
+`with_full_run` how long the user's full run would take in each. Prices of the hostfile come with the runs
+(`profile/measured.py`), others from a file of prices (`cell_table`).
 """
 
 from __future__ import annotations
@@ -15,39 +15,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import Side
-from multinode.contrast.judge import asked_epochs, asked_steps, dataset_size, full_run_s
 from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
 from multinode.experiment.cells import MEASURED, CellRow, has_speed
 from multinode.experiment.columns import COLUMNS
 from multinode.job.workload import FullRun, JobSettings, global_batch
 from multinode.launch.grid import CellRecord
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.profile.measured import Measured, asked_epochs, asked_steps, dataset_size, full_run_s
 from multinode.records.samples import plausible_count
 from multinode.stats.estimate import UnknownError, attempt
 
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
-# Figures of a Side, by its names, that a row has under the same ones.
-_FROM_SIDE = (
-    "run_ids",
-    "node_names",
-    "nodes",
-    "world_size",
-    "global_batch",
-    "dataset_samples",
-    "samples_per_s",
-    "tokens_per_s",
-    "tgs",
-    "step_time_ms",
-    "step_spread",
-    "energy_j_per_sample",
-    "price_per_hour",
-    "cost_per_million_tokens",
-    "disturbed",
-    "disturbances",
-)
 # What no figure here can be above.
 _MOST = 1e12
 
@@ -58,10 +37,6 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
     record: CellRecord
     # that ended well, in the order in which they were measured; none of a cell that has no figures
     runs: tuple[SideRun, ...] = ()
-    # of each node how many workers compute on which device; empty where one does not tell
-    devices: tuple[dict[str, int], ...] = ()
-    # of its nodes or of their GPUs together, as the hostfile has it; None is unknown
-    price_purchase: float | None = None
 
     @property
     def whole(self) -> FullRun:
@@ -79,12 +54,12 @@ def make_row(measured: MeasuredCell) -> CellRow:
         reason=record.reason,
         run_ids=record.run_ids,
         varied=cell.settings,
-        device=device_of(measured.devices),
-        node_devices=measured.devices,
+        device=device_of(runs[-1].devices) if runs else None,
+        node_devices=runs[-1].devices if runs else (),
         nodes=cell.nodes,
         workers_per_node=cell.workers_per_node,
         world_size=cell.nodes * cell.workers_per_node if cell.workers_per_node is not None else None,
-        price_purchase=measured.price_purchase,
+        price_purchase=runs[-1].price_purchase if runs else None,
     )
     if record.state != MEASURED:
         return row
@@ -102,9 +77,11 @@ def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
     used = [run.summary.utilisation for run in runs]
     row = msgspec.structs.replace(
         row,
-        **{name: getattr(side, name) for name in _FROM_SIDE},
-        workers_per_node=side.workers_per_node if len(set(runs[-1].workers)) == 1 else None,
-        settings=side.settings or JobSettings(),
+        **{
+            **{name: getattr(side, name) for name in Measured.__struct_fields__},
+            "settings": side.settings or JobSettings(),
+            "workers_per_node": side.workers_per_node if len(set(runs[-1].workers)) == 1 else None,
+        },
         network_share=side.exposed_share,
         peak_memory_gib=_peak_memory_gib(runs),
         tokens_per_sample=_median([run.summary.tokens_per_sample for run in runs]),
@@ -139,22 +116,6 @@ def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
     return {name: told[name] or "not every repeat has it" for name in unknown if name in told}
 
 
-_CPU = "CPU"
-_LONGEST = 80
-
-
-def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[str, int], ...]:
-    """Of each node, how many workers compute on which device, by its name; nothing where a node does not tell.
-
-    Args:
-        plan: of the run.
-        facts: by the node's name.
-    """
-    told = [_names(node, facts.get(node.node)) for node in plan.nodes]
-    known = [names for names in told if names is not None]
-    return tuple(dict(Counter(names)) for names in known) if len(known) == len(told) else ()
-
-
 def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
     """The name of the device, of different ones how many of each; None where no node tells.
 
@@ -167,20 +128,6 @@ def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
     if len(counts) == 1:
         return next(iter(counts))
     return " + ".join(f"{count} x {name}" for name, count in counts.items()) or None
-
-
-def _names(node: NodePlan, found: NodeFacts | None) -> list[str] | None:
-    if found is None:
-        return None
-    if not node.gpus:
-        return [_one_line(found.processor or "") or _CPU] * len(node.ranks)
-    listed = {gpu.index: _one_line(gpu.name) for gpu in found.gpus}
-    names = [listed[index] for index in node.gpus if listed.get(index)]
-    return names if len(names) == len(node.gpus) else None
-
-
-def _one_line(name: str) -> str:
-    return " ".join(name.split())[:_LONGEST].strip()
 
 
 T = TypeVar("T")

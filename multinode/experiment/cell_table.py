@@ -1,4 +1,4 @@
-"""CellTable made of rows, of several tables, relative to a baseline; sorted and filtered; prices of its cells. Pure."""
+"""CellTable made of rows, of several tables, relative to a baseline; sorted and filtered; prices of a file. Pure."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from multinode.experiment.cells import (
     value_of,
 )
 from multinode.job.workload import FullRun
+from multinode.profile.measured import with_costs
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, UnknownError, attempt, ratio
 from multinode.units import format_duration
@@ -37,14 +38,6 @@ from multinode.units import format_duration
 # What each price of a row is called in a prices file, and in the hostfile.
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
 _MOST_PRICE = 1e12
-_S_PER_HOUR = 3600.0
-# Each cost as values of a row and a factor, over a value or a number.
-_COSTS: dict[str, tuple[tuple[str, ...], float, str | float]] = {
-    "whole_cost": (("price_per_hour", "whole_s"), 1.0, _S_PER_HOUR),
-    "samples_per_money": (("samples_per_s",), _S_PER_HOUR, "price_per_hour"),
-    "samples_per_s_per_purchase": (("samples_per_s",), 1.0, "price_purchase"),
-    "cost_per_million_tokens": (("price_per_hour",), 1e6 / _S_PER_HOUR, "tokens_per_s"),
-}
 _EQUAL = 1e-6
 
 
@@ -55,7 +48,7 @@ def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
         table: with the figures of its rows; prices of an earlier file in it give way to those of this one.
         prices: of devices and nodes; None leaves it at what the rows have.
     """
-    rows = tuple(_with_costs(_priced(row, prices)) for row in table.cells)
+    rows = tuple(_with_row_costs(_priced(row, prices)) for row in table.cells)
     return msgspec.structs.replace(table, cells=rows)
 
 
@@ -131,7 +124,7 @@ def _kind_of(price: Price | None, name: str) -> float | None:
     return found
 
 
-def _with_costs(row: CellRow) -> CellRow:
+def _with_row_costs(row: CellRow) -> CellRow:
     if row.state != MEASURED:
         return row
     missing = dict(row.missing)
@@ -140,28 +133,7 @@ def _with_costs(row: CellRow) -> CellRow:
             missing.pop(name, None)
         else:
             missing.setdefault(name, f"it has no price; set {key} in the hostfile, or use a prices file")
-    costs: dict[str, float | None] = {}
-    for name in _COSTS:
-        costs[name] = attempt(missing, name, partial(_cost, row, missing, name))
-        if costs[name] is not None:
-            missing.pop(name, None)
-    return msgspec.structs.replace(row, **costs, missing=missing)
-
-
-def _cost(row: CellRow, missing: Mapping[str, str], name: str) -> float:
-    def known(part: str) -> float:
-        value: float | None = value_of(row, part)
-        if value is None:
-            raise UnknownError(missing.get(part, "its speed is unknown"))
-        return value
-
-    parts, factor, under = _COSTS[name]
-    cost = math.prod(map(known, parts), start=factor)
-    divisor = known(under) if isinstance(under, str) else under
-    cost = cost / divisor if divisor else math.inf
-    if not math.isfinite(cost):
-        raise UnknownError("it costs nothing")
-    return cost
+    return with_costs(msgspec.structs.replace(row, missing=missing))
 
 
 def unpriced_devices(rows: Sequence[CellRow], prices: Prices | None) -> tuple[str, ...]:

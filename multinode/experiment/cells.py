@@ -13,9 +13,9 @@ from multinode.errors import UsageError
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.imported_columns import IMPORTED, column_name
 from multinode.job.workload import BATCH_NAMES, JobSettings
-from multinode.profile.likely_causes import Disturbance
+from multinode.profile.measured import Measured
 from multinode.records.samples import Rounded, exactly, product
-from multinode.stats.estimate import Estimate, Spread
+from multinode.stats.estimate import Estimate
 from multinode.units import format_list
 
 # Tolerance between two ways to one figure, beyond the rounding of published digits.
@@ -165,7 +165,7 @@ _SAME = (
 MEASURED = "measured"
 
 
-class CellRow(msgspec.Struct, frozen=True, kw_only=True):
+class CellRow(Measured, frozen=True, kw_only=True):
     """One cell; None comes with a reason in `missing`, and in a state that has no figures in `reason`."""
 
     label: str  # its name, unique in its table
@@ -174,53 +174,31 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
     # whose memory did not suffice, of the cell or of a repeat of one that was measured: `gpu` or `node`
     out_of: str | None = None
     reason: str = ""  # of a state that has no figures, or of repeats that failed
-    run_ids: tuple[str, ...] = ()  # its runs, one a repeat
-    node_names: tuple[str, ...] = ()  # its nodes, as the hostfile calls them; empty where they are not known
-    # of each of them how many workers compute on which device; empty where it is not known
+    # of each node how many workers compute on which device; empty where it is not known
     node_devices: tuple[dict[str, int], ...] = ()
-    varied: dict[str, Any] = {}  # what the sweep set in the job, by key
+    varied: dict[str, Any] = msgspec.field(default_factory=dict)  # what the sweep set in the job, by key
     # what a worker computes on: `NVIDIA GeForce RTX 4090` as NVML has it, a processor as the kernel has it, `CPU` where
     # that does not name it; None is unknown
     device: str | None = None
-    nodes: int | None = None  # how many; `workers_per_node` on each, `world_size` in all; None is unknown
-    workers_per_node: int | None = None
-    world_size: int | None = None
     settings: JobSettings = JobSettings()
-    global_batch: int | None = None  # samples of an optimizer step, of all workers (HF: total train batch size)
-    dataset_samples: int | None = None
-    # of all workers, over the steady state; `tokens_per_s` likewise, padding counted
-    samples_per_s: Estimate | None = None
-    tokens_per_s: Estimate | None = None
-    tgs: Estimate | None = None  # tokens per second and worker
     tokens_per_sample: float | None = None  # padded length, on average
     # TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again
     model_tflops: float | None = None
     hardware_tflops: float | None = None
     mfu: float | None = None  # of the device's peak; `hfu` with what is computed again
     hfu: float | None = None
-    # of an optimizer step; `step_spread` of the steps of the repeat that scattered most
-    step_time_ms: Estimate | None = None
-    step_spread: Spread | None = None
     network_share: float | None = None  # of the step, exposed communication
     peak_memory_gib: float | None = None  # of the worker that needed most, on its GPU, else resident in its process
-    whole_s: Estimate | None = None  # time of the user's full run at this rate
-    energy_j_per_sample: float | None = None  # of all GPUs
-    price_per_hour: float | None = None  # of its nodes together, or of its GPUs; `price_purchase` to buy them
-    price_purchase: float | None = None
+    price_purchase: float | None = None  # of its nodes together, or of its GPUs
     currency: str | None = None  # of its prices, one word; None where nobody told it, as the hostfile does not
     # which of the two a prices file gave, by name; another file's come in their place
     filed_prices: tuple[str, ...] = ()
-    whole_cost: float | None = None  # of the full run by the hour
     samples_per_money: float | None = None  # samples for a unit of money by the hour
     samples_per_s_per_purchase: float | None = None  # samples per second for a unit of money that the devices cost
-    cost_per_million_tokens: float | None = None  # by the hour
     relative: Estimate | None = None  # samples_per_s over the table's baseline's
-    disturbed: tuple[Disturbance, ...] = ()  # other load and thermals that were seen; `disturbances` a sentence each
-    disturbances: tuple[str, ...] = ()
     # what of an imported row does not fit together; `contradictions` likewise
     contradicted: tuple[Contradiction, ...] = ()
     contradictions: tuple[str, ...] = ()
-    missing: dict[str, str] = {}  # reason by name of every figure of a measured row that is None
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,14 +244,13 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
 
 _SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
 _SETTINGS, _FIELDS = JobSettings.__struct_fields__, CellRow.__struct_fields__
-_PLACE = _FIELDS.index("settings")
 _MOST_SUGGESTED = 3
 
 RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
 """Values with a spread over repeats."""
 
-VALUES = tuple(name for name in (*_FIELDS[:_PLACE], *_SETTINGS, *_FIELDS[_PLACE:], *_SPREAD) if name in COLUMNS)
-"""Named values of every row."""
+VALUES = tuple(name for name in COLUMNS if name in {*_FIELDS, *_SETTINGS, *_SPREAD})
+"""Named values of every row, in the order of its table."""
 
 # Beside samples/s.
 _MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}.intersection(_FIELDS) - {"samples_per_s"}

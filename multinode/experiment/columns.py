@@ -87,6 +87,9 @@ _COLUMNS = (
         names=("label", "cell", "config", "configuration", "setup", "experiment"),
     ),
     CellColumn("source", "source", rank=40),
+    CellColumn("state"),
+    CellColumn("out_of"),
+    CellColumn("reason"),
     CellColumn(
         "model",
         "model",
@@ -270,9 +273,6 @@ _COLUMNS = (
         kind="count",
         names=("global_step", "optimizer_steps", "total_steps", "num_steps"),
     ),
-    CellColumn("state"),
-    CellColumn("out_of"),
-    CellColumn("reason"),
     CellColumn(
         "samples_per_s",
         "samples/s",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,11 @@ from pathlib import Path
 import msgspec
 
 from multinode.check.rule import CheckFinding
-from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
 from multinode.contrast.side import StoredSchema, load_side_run
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
-from multinode.experiment.cell_rows import MeasuredCell, devices_of
+from multinode.experiment.cell_rows import MeasuredCell
 from multinode.experiment.cell_sheet import combined, with_notes, with_price_notes
 from multinode.experiment.cell_table import Look, SweptCells, look_at, table_of_sweep, with_prices
 from multinode.experiment.cells import MEASURED, CellTable
@@ -58,7 +56,6 @@ from multinode.launch.series import (
     wait_for_gpus,
 )
 from multinode.profile.summary import Summary
-from multinode.records.plan import LaunchPlan
 from multinode.records.progress import RunProgress, TrainingTime
 from multinode.records.run import Failure, Run, new_run
 from multinode.records.run_directory import RunDirectory, list_runs
@@ -461,23 +458,7 @@ def _measured(record: CellRecord, root: Path) -> MeasuredCell:
     if record.state != MEASURED:
         return MeasuredCell(record=record)
     directories = [found for run_id in record.run_ids if (found := RunDirectory(root / run_id)).path.is_dir()]
-    runs = tuple(load_side_run(directory) for directory in directories)
-    if not runs:
-        return MeasuredCell(record=record)
-    last = directories[-1]
-    plan, cluster = last.read("plan.json", LaunchPlan), last.read("cluster.json", Cluster)
-    if plan is None:
-        return MeasuredCell(record=record, runs=runs)
-    facts = {one.node: one for one in last.read("facts.json", list[NodeFacts]) or ()}
-    price = _price_purchase(plan, cluster) if cluster is not None else None
-    return MeasuredCell(record=record, runs=runs, devices=devices_of(plan, facts), price_purchase=price)
-
-
-def _price_purchase(plan: LaunchPlan, cluster: Cluster) -> float | None:
-    nodes = {node.name: node for node in cluster.nodes}
-    told = [nodes[node.node].purchase(len(node.ranks)) if node.node in nodes else None for node in plan.nodes]
-    known = [price for price in told if price is not None]
-    return math.fsum(known) if known and len(known) == len(told) else None
+    return MeasuredCell(record=record, runs=tuple(load_side_run(directory) for directory in directories))
 
 
 def new_record(asked: AskedGrid) -> GridRecord:

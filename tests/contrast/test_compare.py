@@ -28,4 +28,17 @@ def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
     of_four = msgspec.structs.replace(record.plan, nproc_per_node=4, nodes=on_four)
     directory = store(tmp_path, msgspec.structs.replace(record, plan=of_four))
     directory.write("cluster.json", Cluster(nodes=(node,), source="hosts"))
-    assert load_side_run(directory).prices == (price,)
+    assert load_side_run(directory).price_per_hour == price
+
+
+@pytest.mark.parametrize(("prices", "price"), [((1.5, 2.5), 4.0), ((1.5, None), None), ((1.5, 1e13), None)])
+def test_a_side_has_a_price_where_all_its_nodes_have_one(
+    tmp_path: Path, prices: tuple[float | None, ...], price: float | None
+) -> None:
+    record = training_record("one", 2)
+    nodes = zip(record.plan.nodes, prices, strict=True)
+    directory = store(tmp_path, record)
+    directory.write(
+        "cluster.json", Cluster(nodes=tuple(Node(name=n.node, price=each) for n, each in nodes), source="hosts")
+    )
+    assert load_side_run(directory).price_per_hour == price

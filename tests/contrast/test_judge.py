@@ -166,7 +166,7 @@ def runs(draw: st.DrawFn, nodes: int) -> SideRun:
         node_names=tuple(f"n{number}" for number in range(1, nodes + 1)),
         workers=tuple(draw(st.integers(min_value=1, max_value=8)) for _ in range(nodes)),
         workload=draw(st.none() | st.just(workload)),
-        prices=tuple(draw(ANYTHING) for _ in range(nodes)),
+        price_per_hour=draw(ANYTHING),
         cores=(draw(COUNTS),),
         link_gbit_per_s=draw(ANYTHING),
     )

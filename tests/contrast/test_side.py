@@ -67,10 +67,10 @@ def test_tokens_stand_where_every_repeat_counted_them() -> None:
     assert unknown.missing["tokens_per_s"] == "no tokenizer"
 
 
-@pytest.mark.parametrize(("prices", "price"), [((1.5, 2.5), 4.0), ((1.5, None), None), ((), None)])
-def test_a_side_has_a_price_where_all_its_nodes_have_one(prices: tuple[float | None, ...], price: float | None) -> None:
+@pytest.mark.parametrize("price", [4.0, None])
+def test_a_side_with_a_price_has_that_of_its_tokens(price: float | None) -> None:
     summary = summary_of(tokens_per_s=2000.0)
-    side = make_side("candidate", [run_of(summary, nodes=2, prices=prices)])
+    side = make_side("candidate", [run_of(summary, nodes=2, price_per_hour=price)])
     assert side.price_per_hour == price
     if price is None:
         assert "price=" in side.missing["price_per_hour"]

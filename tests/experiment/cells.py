@@ -46,7 +46,7 @@ def measured_cell(nodes: int, method: str, batch: int, **record: Any) -> Measure
         return MeasuredCell(record=CellRecord(cell=cell, **record))
     runs = tuple(_run(f"20260301-ab-{label}-{turn}", nodes, method, batch, turn) for turn in (1, 2))
     known = CellRecord(cell=cell, state="measured", run_ids=tuple(run.summary.run_id for run in runs))
-    return MeasuredCell(record=known, runs=runs, devices=({GPU: 2},) * nodes, price_purchase=3200.0 * nodes)
+    return MeasuredCell(record=known, runs=runs)
 
 
 def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun:
@@ -108,7 +108,9 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
         node_names=names,
         workers=(2,) * nodes,
         workload=Workload(settings=settings, whole=FullRun(epochs=3.0)),
-        prices=(0.8,) * nodes,
+        price_per_hour=0.8 * nodes,
+        price_purchase=3200.0 * nodes,
+        devices=({GPU: 2},) * nodes,
         link_gbit_per_s=10.0 if nodes > 1 else None,
     )
 

@@ -7,11 +7,10 @@ import pytest
 
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.quoting import Command
-from multinode.contrast.side import SideRun
+from multinode.contrast.side import SideRun, devices_of
 from multinode.experiment.cell_rows import (
     MeasuredCell,
     device_of,
-    devices_of,
     fill_rows,
     make_row,
     with_full_run,
@@ -27,9 +26,9 @@ from tests.contrast.made_up_sides import node_use, run_of, split_summary, summar
 CELL = GridCell(label="1x2-lora-batch2", settings={"finetuning_type": "lora"}, nodes=1)
 
 
-def row_of(*runs: SideRun, **known: Any) -> CellRow:
+def row_of(*runs: SideRun) -> CellRow:
     record = CellRecord(cell=CELL, state="measured", run_ids=tuple(run.summary.run_id for run in runs))
-    return make_row(MeasuredCell(record=record, runs=runs, **known))
+    return make_row(MeasuredCell(record=record, runs=runs))
 
 
 def used(tflops: float) -> Utilisation:
@@ -93,7 +92,7 @@ def test_what_cannot_be_is_as_good_as_missing(tflops: float) -> None:
 
 
 def test_prices_of_the_hostfile_stand_in_the_row() -> None:
-    row = row_of(run_of(summary_of(tokens_per_s=2000.0), prices=(0.8,)), price_purchase=3200.0)
+    row = row_of(run_of(summary_of(tokens_per_s=2000.0), price_per_hour=0.8, price_purchase=3200.0))
     assert (row.price_per_hour, row.price_purchase) == (0.8, 3200.0)
     assert row.cost_per_million_tokens == pytest.approx(0.8 / (2000 * 3600) * 1e6)
     bare = row_of(run_of())

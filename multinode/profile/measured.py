@@ -1,0 +1,128 @@
+"""Measured: the figures that a side of a contrast and a cell of a sweep share; the time and cost of its full run. Pure.
+
+`hostfile_price` has the price of a run's nodes by its hostfile. Prices from a file are in `experiment/cell_table.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Literal, TypeVar
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster
+from multinode.job.workload import FullRun, JobSettings
+from multinode.profile.likely_causes import Disturbance
+from multinode.records.plan import LaunchPlan
+from multinode.records.samples import plausible_count
+from multinode.stats.estimate import Estimate, Spread, UnknownError, attempt, inverse
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The same job on the same nodes, measured once or several times; every None has a reason in `missing`."""
+
+    run_ids: tuple[str, ...] = ()  # one per repeat
+    node_names: tuple[str, ...] = ()  # as in the hostfile; empty if unknown
+    nodes: int | None = None  # `workers_per_node` on each, `world_size` in all
+    workers_per_node: int | None = None
+    world_size: int | None = None
+    settings: JobSettings | None = None  # of the training; None if unknown
+    global_batch: int | None = None  # samples per optimizer step of all workers (HF: total train batch size)
+    dataset_samples: int | None = None  # samples of the dataset, as in the training
+    samples_per_s: Estimate | None = None  # nominal, of all workers, over the measured steps
+    tokens_per_s: Estimate | None = None  # of all workers, including padding; `tgs` per worker
+    tgs: Estimate | None = None
+    step_time_ms: Estimate | None = None  # of an optimizer step: medians of the repeats
+    step_spread: Spread | None = None  # of the repeat with the largest variation of steps
+    whole_s: Estimate | None = None  # time of the user's full run at this rate; `whole_cost` its price
+    whole_cost: float | None = None
+    energy_j_per_sample: float | None = None  # of all GPUs
+    price_per_hour: float | None = None  # of all its nodes, or of their GPUs
+    cost_per_million_tokens: float | None = None  # by the hour, including padding
+    disturbed: tuple[Disturbance, ...] = ()  # other load and thermals; `disturbances` one sentence each
+    disturbances: tuple[str, ...] = ()
+    missing: dict[str, str] = {}  # reason by name of every None
+
+
+M = TypeVar("M", bound=Measured)
+_MOST_PRICE = 1e12
+_S_PER_HOUR = 3600.0
+# Implausible number of epochs; sums stay far from float limits.
+_MOST_EPOCHS = 1e9
+# Each cost as figures and a factor, over a figure or a number.
+_COSTS: dict[str, tuple[tuple[str, ...], float, str | float]] = {
+    "whole_cost": (("price_per_hour", "whole_s"), 1.0, _S_PER_HOUR),
+    "samples_per_money": (("samples_per_s",), _S_PER_HOUR, "price_per_hour"),
+    "samples_per_s_per_purchase": (("samples_per_s",), 1.0, "price_purchase"),
+    "cost_per_million_tokens": (("price_per_hour",), 1e6 / _S_PER_HOUR, "tokens_per_s"),
+}
+
+
+def hostfile_price(plan: LaunchPlan, cluster: Cluster, kind: Literal["hourly", "purchase"]) -> float | None:
+    """Price of a run's nodes together, from its hostfile; None if it has no plausible one for every node."""
+    nodes = {node.name: node for node in cluster.nodes}
+    prices = [getattr(nodes.get(node.node), kind, lambda _: None)(len(node.ranks)) for node in plan.nodes]
+    known = [price for price in prices if price is not None and price <= _MOST_PRICE]
+    return math.fsum(known) if known and len(known) == len(prices) else None
+
+
+def with_costs(measured: M) -> M:
+    """The figures with all costs that follow from its prices, as far as they have a field."""
+    missing = dict(measured.missing)
+    costs: dict[str, float | None] = {}
+    for name in (name for name in _COSTS if hasattr(measured, name)):
+        costs[name] = attempt(missing, name, partial(_cost, measured, missing, name))
+        if costs[name] is not None:
+            missing.pop(name, None)
+    return msgspec.structs.replace(measured, **costs, missing=missing)
+
+
+def _cost(measured: Measured, missing: Mapping[str, str], name: str) -> float:
+    def known(part: str) -> float:
+        value: Estimate | float | None = getattr(measured, part)
+        if value is None:
+            raise UnknownError(missing.get(part, "its speed is unknown"))
+        return value.value if isinstance(value, Estimate) else value
+
+    parts, factor, under = _COSTS[name]
+    cost = math.prod(map(known, parts), start=factor)
+    divisor = known(under) if isinstance(under, str) else under
+    cost = cost / divisor if divisor else math.inf
+    if not math.isfinite(cost):
+        raise UnknownError("it costs nothing")
+    return cost
+
+
+def asked_steps(full: FullRun) -> int | None:
+    """Optimizer steps of the full run; None if it sets epochs, or an implausible value."""
+    return plausible_count(full.steps) or None
+
+
+def asked_epochs(full: FullRun) -> float:
+    """Epochs of the full run.
+
+    Raises:
+        UnknownError: it sets none, or an implausible value.
+    """
+    if full.epochs is None or not 0 < full.epochs <= _MOST_EPOCHS:
+        raise UnknownError("the job does not set its number of steps or epochs")
+    return full.epochs
+
+
+def dataset_size(told: Iterable[int | None]) -> int:
+    """Samples of the dataset, from the first run that has them.
+
+    Raises:
+        UnknownError: none has.
+    """
+    known = next((count for samples in told if (count := plausible_count(samples))), None)
+    if known is None:
+        raise UnknownError("the number of samples in the dataset is unknown")
+    return known
+
+
+def full_run_s(rate: Estimate, samples: float) -> Estimate:
+    """Time of this many samples at a rate in samples/s."""
+    return inverse(rate) * samples
