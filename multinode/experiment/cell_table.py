@@ -35,7 +35,7 @@ from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, UnknownError, attempt, ratio
 from multinode.units import format_duration
 
-# What each price of a row is called in a prices file, and in the hostfile.
+# What each price of a row is called in a prices file, and in the hostfile (read by `profile.measured.hostfile_price`).
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
 _MOST_PRICE = 1e12
 _EQUAL = 1e-6
