@@ -21,7 +21,7 @@ from multinode.cli.contrast import print_contrast
 from multinode.cli.run_page import load_report, write_page
 from multinode.contrast.figures import Contrast
 from multinode.contrast.side import load_contrast
-from multinode.launch.progress_table import progress_table
+from multinode.launch.progress_table import ProgressTable
 from multinode.records.plan import LaunchPlan
 from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.records.run import Run
@@ -46,7 +46,7 @@ def main() -> None:
     os.environ.update(COLUMNS=str(_COLUMNS), FORCE_COLOR="1")
 
     live = _terminal()
-    live.print(progress_table(_progress(RunDirectory.open(runs_root(), contrast.candidate.run_ids[0]))))
+    live.print(ProgressTable(_progress(RunDirectory.open(runs_root(), contrast.candidate.run_ids[0]))))
     _save(live, f"multinode launch --hosts lab {_JOB}", "live")
 
     verdict = _terminal()

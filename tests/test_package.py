@@ -86,13 +86,14 @@ def test_a_launch_imports_neither_the_lab_nor_comparisons_nor_without_checks_the
         timeout=DEADLINE_S,
     ).stdout
     runs: dict[str, list[str]] = {}
+    lines: dict[str, int] = {}
     name = ""
     for line in counted.splitlines():
         if line.startswith(" "):
             runs[name].append(line.split()[-1])
         else:
-            name, _, _ = line.partition(":")
-            runs[name] = []
+            name, _, sizes = line.partition(": ")
+            runs[name], lines[name] = [], int(sizes.split()[0].replace(",", ""))
     for modules in runs.values():
         assert not [each for each in modules if re.match(r"multinode\.(lab|experiment|contrast|bench)\b", each)]
     assert [each for each in runs["run of a script"] if each.startswith("multinode.check")] == [
@@ -100,4 +101,7 @@ def test_a_launch_imports_neither_the_lab_nor_comparisons_nor_without_checks_the
         "multinode.check.probe",
     ]
     assert "multinode.check.ports" in runs["checked run of a script"]
+    assert "multinode.job.restrictions" not in runs["checked run of a script"]
+    assert lines["run of a script"] < 20_800
+    assert lines["checked run of a script"] < 25_300
     assert not [each for each in runs["plan of a YAML"] if each.startswith("multinode.profile")]

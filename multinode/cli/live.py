@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from multinode.cli.output import is_quiet
-from multinode.launch.progress_table import progress_line, progress_table, stall_line
+from multinode.launch.progress_table import ProgressTable, progress_line, stall_line
 from multinode.records.progress import RunProgress
 from multinode.records.run import Stall
 from multinode.render.sheet import sanitize
@@ -119,7 +119,7 @@ def _opened_view(*, quiet: bool) -> Iterator[LiveView]:
         with Live(console=console, auto_refresh=False, transient=False) as live:
             yield _telling_stalls(
                 lambda text: console.print(text, markup=False, highlight=False),
-                within_share(lambda progress: live.update(progress_table(progress), refresh=True)),
+                within_share(lambda progress: live.update(ProgressTable(progress), refresh=True)),
             )
     else:
         plain = _PlainLines()

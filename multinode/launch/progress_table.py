@@ -195,11 +195,6 @@ class ProgressTable:
         return caption
 
 
-def progress_table(progress: RunProgress) -> ProgressTable:
-    """State, step, speed, exposed communication, network and GPUs of each node; with many nodes, worst first."""
-    return ProgressTable(progress)
-
-
 def progress_line(progress: RunProgress) -> str:
     """The whole run in one line of text, for output that is not a terminal."""
     parts = []

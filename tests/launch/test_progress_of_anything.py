@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from multinode.launch.progress_table import progress_line, progress_table
+from multinode.launch.progress_table import ProgressTable, progress_line
 from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.records.progress import NodeProgress, RunProgress, advance_node
 from multinode.records.samples import Sample
@@ -44,7 +44,7 @@ def test_records_of_any_content_leave_table_and_line_printable(
     for some in (nodes[:2], nodes):
         progress = RunProgress(run_id="r", job="sft.yaml", world_size=2 * len(some), nodes=tuple(some))
         output = io.StringIO()
-        Console(file=output, width=_WIDTH, color_system=None).print(progress_table(progress))
+        Console(file=output, width=_WIDTH, color_system=None).print(ProgressTable(progress))
         assert "box1" in output.getvalue() or len(some) > 2
         assert max(map(len, output.getvalue().splitlines())) <= _WIDTH
         assert len(progress_line(progress)) < 2 * _WIDTH

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.launch.progress_table import progress_line, progress_table
+from multinode.launch.progress_table import ProgressTable, progress_line
 from multinode.records.progress import NicProgress, NodeProgress, RecentSteps, RunProgress, TrainingTime
 from multinode.records.run import Stall
 from multinode.records.samples import DdpSample, GpuSample, NicSample, StepSample
@@ -60,7 +60,7 @@ def rendered(*nodes: NodeProgress, width: int = 160) -> str:
 
 def printed(shown: RunProgress, width: int = 160) -> str:
     output = io.StringIO()
-    Console(file=output, width=width, color_system=None).print(progress_table(shown))
+    Console(file=output, width=width, color_system=None).print(ProgressTable(shown))
     return output.getvalue()
 
 
@@ -178,7 +178,7 @@ def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
 def test_a_standstill_stands_below_the_table_as_it_was_said() -> None:
     stall = Stall(time_s=1.0, silent_s=300.0, message="rank 1 on box1 is in main ([odd].py:3)")
     output = io.StringIO()
-    table = progress_table(msgspec.structs.replace(progress(BUSY), stall=stall))
+    table = ProgressTable(msgspec.structs.replace(progress(BUSY), stall=stall))
     Console(file=output, width=160, color_system=None).print(table)
     assert "rank 1 on box1 is in main ([odd].py:3)" in output.getvalue()
 
