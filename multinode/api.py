@@ -158,8 +158,8 @@ if not TYPE_CHECKING:
         """A name of another module (PEP 562)."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-        return found
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+        return value
 
     def __dir__() -> list[str]:
         return __all__
@@ -240,7 +240,7 @@ def copy(
     return copy_paths(context, cluster, request, observe)
 
 
-def plan(what: Launch) -> LaunchPlan:
+def plan(launch: Launch) -> LaunchPlan:
     """The command and place of every node as far as the hostfile gives them, as `multinode launch --dry-run`.
 
     No node is asked: what a probe would have said is marked as assumed.
@@ -251,7 +251,7 @@ def plan(what: Launch) -> LaunchPlan:
     from multinode.job.planning import plan_launch
     from multinode.records.run import make_run_id
 
-    return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
+    return plan_launch(launch.cluster, launch.job, {}, launch.run_id or make_run_id(), launch.options)
 
 
 def launch(what: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:
@@ -279,11 +279,11 @@ def launch(what: Launch, context: RunContext, restarts: RestartOptions | None = 
     return launch_once(what, context)
 
 
-def nccl_test(what: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:
+def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:
     """Measure collectives over the nodes with their own torch, and judge the network, as `multinode nccl-test`.
 
     Args:
-        what: its job is a CollectiveTest; `LaunchOptions(workers_per_node=1)` measures the network between the nodes.
+        launch: its job is a CollectiveTest; `LaunchOptions(workers_per_node=1)` measures the network between the nodes.
         context: the connections to the nodes.
         extent: what is measured beside the collectives; None is raw TCP between neighbours.
 
@@ -295,11 +295,11 @@ def nccl_test(what: Launch, context: RunContext, extent: Extent | None = None) -
     from multinode.network.measure import Extent
     from multinode.network.measure import nccl_test as measure
 
-    return measure(_of_kind(what, "nccl-test"), extent or Extent(), context)
+    return measure(_of_kind(launch, "nccl-test"), extent or Extent(), context)
 
 
 def contrast(
-    what: Launch,
+    launch: Launch,
     context: RunContext,
     request: ContrastRequest | None = None,
     *,
@@ -311,7 +311,7 @@ def contrast(
     Every side trains as many steps as the job has: `cut_job` leaves those that a comparison needs.
 
     Args:
-        what: the job and all nodes.
+        launch: the job and all nodes.
         context: the connections to the nodes.
         request: which sides; None is one node against all, with what node 0's slots allow.
         repeats: how often each side is measured, in turns.
@@ -327,7 +327,7 @@ def contrast(
     from multinode.contrast.measure import contrast as measure
     from multinode.launch.series import Resume
 
-    return measure(what, context, request or ContrastRequest(), repeats=repeats, resume=Resume(anew=fresh))
+    return measure(launch, context, request or ContrastRequest(), repeats=repeats, resume=Resume(anew=fresh))
 
 
 def predict(names: Sequence[str], request: ForecastRequest | None = None, *, runs: Path | None = None) -> Forecast:
@@ -381,11 +381,11 @@ def document(result: object) -> Any:
     from multinode.decoding import decode_json
     from multinode.secret_values import redact
 
-    told = getattr(result, "document", None)
-    return redact(decode_json(msgspec.json.encode(result if told is None else told()), object))
+    result_document = getattr(result, "document", None)
+    return redact(decode_json(msgspec.json.encode(result if result_document is None else result_document()), object))
 
 
-def _of_kind(what: Launch, kind: str) -> Launch:
+def _of_kind(launch: Launch, kind: str) -> Launch:
     import msgspec
 
-    return msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind=kind))
+    return msgspec.structs.replace(launch, execute=msgspec.structs.replace(launch.execute, kind=kind))

@@ -60,7 +60,7 @@ class MultinodeError(Exception):
         self.message = printable_line(message)
         self.node = node
         self.ran = ran
-        self.hint_lines = [printable_line(one) for one in ([hint] if isinstance(hint, str) else hint or ())]
+        self.hint_lines = [printable_line(line) for line in ([hint] if isinstance(hint, str) else hint or ())]
         self.detail = printable(detail)
 
     @property

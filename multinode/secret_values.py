@@ -128,10 +128,10 @@ def hides(name: str, value: object) -> bool:
 def redact(value: Any) -> Any:
     """The same plain data without the secrets in it."""
     if isinstance(value, dict):
-        return {name: _redact_named(name, one) for name, one in value.items()}
+        return {name: _redact_named(name, entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        words = [one for one in value if isinstance(one, str)]
-        return list(redact_words(words)) if len(words) == len(value) else [redact(one) for one in value]
+        words = [text for text in value if isinstance(text, str)]
+        return list(redact_words(words)) if len(words) == len(value) else [redact(entry) for entry in value]
     return redact_text(value) if isinstance(value, str) else value
 
 
@@ -214,11 +214,11 @@ def _redact_named(name: object, value: Any) -> Any:
     if not isinstance(name, str) or not is_secret(name):
         return redact(value)
     if isinstance(value, dict):
-        return {key: _redact_named(name, one) for key, one in value.items()}
+        return {key: _redact_named(name, entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_redact_named(name, one) for one in value]
+        return [_redact_named(name, entry) for entry in value]
     return REDACTED if hides(name, value) else redact(value)
 
 
-def _without_value(place: str, found: re.Match[str]) -> str:
-    return found["kept"] + place if hides(found["name"], found["value"]) else found[0]
+def _without_value(place: str, match: re.Match[str]) -> str:
+    return match["kept"] + place if hides(match["name"], match["value"]) else match[0]

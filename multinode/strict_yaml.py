@@ -145,10 +145,10 @@ def dump_flow_yaml(data: list[Any] | dict[str, Any]) -> str:
 def _count_characters(node: yaml.Node, counted: dict[int, int | None]) -> int:
     """Characters below a node with aliases written out; `counted` has None for the nodes that are being counted."""
     if id(node) in counted:
-        known = counted[id(node)]
-        if known is None:
+        count = counted[id(node)]
+        if count is None:
             raise _wrong("an alias contains itself", node)
-        return known
+        return count
     counted[id(node)] = None
     total = 1
     if isinstance(node, yaml.ScalarNode):
@@ -180,10 +180,10 @@ def _wrong(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
 
 def _wrong_path(data: Any, kind: Any, error: msgspec.ValidationError) -> list[Any]:
     """The keys that lead to what does not fit; of mappings on the way `data` loses the other entries."""
-    found = _PATH.search(str(error))
+    match = _PATH.search(str(error))
     path: list[Any] = []
     node = data
-    for name, index in _STEP.findall(found[0] if found is not None else ""):
+    for name, index in _STEP.findall(match[0] if match is not None else ""):
         path.append(_wrong_key(node, data, kind, str(error)) if index == "..." else name or int(index))
         node = node[path[-1]]
     return [*path, *getattr(error.__cause__, "path", ()), *_UNKNOWN.findall(str(error))]

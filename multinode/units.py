@@ -65,8 +65,8 @@ def parse_duration(text: str) -> float:
         ValueError: it is none, or zero; the message says how to write one.
     """
     match = _DURATION.fullmatch(text.strip())
-    found = match.groupdict() if match is not None else {}
-    seconds = sum(float(found[unit]) * size for unit, size in _DURATION_S.items() if found.get(unit))
+    parts = match.groupdict() if match is not None else {}
+    seconds = sum(float(parts[unit]) * size for unit, size in _DURATION_S.items() if parts.get(unit))
     if not seconds:
         raise ValueError(f"{text!r} is not a time; write it as 8h, 90m, 1h30m or 2d")
     return seconds

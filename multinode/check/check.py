@@ -34,7 +34,7 @@ from multinode.transport.refusals import REFUSALS
 
 # The transport's messages for unreachable nodes, for the reference.
 UNANSWERED = (
-    *(Rule("ssh", "error", one.catches, one.message, one.hint) for one in REFUSALS),
+    *(Rule("ssh", "error", refusal.catches, refusal.message, refusal.hint) for refusal in REFUSALS),
     Rule(
         "ssh",
         "error",
@@ -84,7 +84,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:
     """Probe the nodes and fill in what their lines do not specify."""
     questions = Questions(peers=peer_addresses(cluster.nodes), tools=("torchrun",))
-    facts = {found.node: found for found in probe(agent, cluster, questions).require()}
+    facts = {answer.node: answer for answer in probe(agent, cluster, questions).require()}
     endpoints, trouble = _endpoints(cluster, facts)
     nodes = tuple(_fill_in(node, facts[node.name], endpoints.get(node.name)) for node in cluster.nodes)
     described = msgspec.structs.replace(cluster, nodes=nodes)
@@ -106,17 +106,17 @@ def _endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[dict[s
     return {node.name: place for node, place in zip(cluster.nodes, places, strict=True)}, ()
 
 
-def _fill_in(node: Node, found: NodeFacts, place: Endpoint | None) -> Node:
+def _fill_in(node: Node, facts: NodeFacts, place: Endpoint | None) -> Node:
     gpus = node.gpus
-    if gpus is None and node.slots is None and found.visible_gpus:
-        gpus = tuple(gpu.index for gpu in found.visible_gpus)
+    if gpus is None and node.slots is None and facts.visible_gpus:
+        gpus = tuple(gpu.index for gpu in facts.visible_gpus)
     return msgspec.structs.replace(
         node,
         gpus=gpus,
         slots=node.slots or (len(gpus) if gpus else 1),
         addr=node.addr or (place.addr if place else None),
         ifname=node.ifname or (place.ifname if place else None),
-        python=node.python or (found.python if "torch" in found.packages else found.interactive.get("python3")),
+        python=node.python or (facts.python if "torch" in facts.packages else facts.interactive.get("python3")),
     )
 
 
@@ -124,18 +124,18 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _remarks(node: Node, found: NodeFacts) -> Iterator[str]:
-    models = ", ".join(dict.fromkeys(gpu.name for gpu in found.gpus)) or "no GPU was found"
-    count = f"{len(found.gpus)} x " if found.gpus else ""
-    usable = found.memory_limit_gib or found.memory_total_gib
+def _remarks(node: Node, facts: NodeFacts) -> Iterator[str]:
+    models = ", ".join(dict.fromkeys(gpu.name for gpu in facts.gpus)) or "no GPU was found"
+    count = f"{len(facts.gpus)} x " if facts.gpus else ""
+    usable = facts.memory_limit_gib or facts.memory_total_gib
     memory = f", {usable:.0f} GiB of memory" if usable else ""
-    torch = f", torch {found.packages['torch']}" if "torch" in found.packages else ""
-    yield f"{node.name}: {count}{models}, {found.cores} cores{memory}{torch}"
-    for interface in found.interfaces:
+    torch = f", torch {facts.packages['torch']}" if "torch" in facts.packages else ""
+    yield f"{node.name}: {count}{models}, {facts.cores} cores{memory}{torch}"
+    for interface in facts.interfaces:
         if interface.name in node.ifnames and interface.speed_gbit_per_s:
             yield f"{interface.name}: {interface.speed_gbit_per_s:g} Gbit/s, MTU {interface.mtu}"
-    if "torch" not in found.packages:
-        yield f"{found.python or 'python3'} has no torch: python= must name the training environment's interpreter"
+    if "torch" not in facts.packages:
+        yield f"{facts.python or 'python3'} has no torch: python= must name the training environment's interpreter"
 
 
 _EPHEMERAL_PORTS = 2
@@ -190,9 +190,12 @@ def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: Laun
     elif options.environment.prelude is not None:
         files, software = names, {node.name for node in cluster.nodes if node.python is None}
     return tuple(
-        one
-        for one in findings
-        if not ((one.code == _FILES and one.node in files) or (one.code in _SOFTWARE and one.node in software))
+        finding
+        for finding in findings
+        if not (
+            (finding.code == _FILES and finding.node in files)
+            or (finding.code in _SOFTWARE and finding.node in software)
+        )
     )
 
 
@@ -228,7 +231,7 @@ def check_all(inspection: Inspection, *, before_launch: bool = False) -> Iterato
 
 def sort_findings(findings: Iterable[CheckFinding]) -> tuple[CheckFinding, ...]:
     """Errors first, without duplicates, otherwise in the order of the checks."""
-    single = {(one.node, one.code, one.message, one.hint): one for one in findings}
+    single = {(finding.node, finding.code, finding.message, finding.hint): finding for finding in findings}
     return tuple(sorted(single.values(), key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
@@ -284,8 +287,8 @@ def check_cluster(
     """Check the nodes, and the job if given. Never raises because of a node; that is a finding."""
     began = time.monotonic()
     say(f"probing {len(cluster.nodes)} nodes")
-    run_id, asked = make_run_id(), options.launch.master_port
-    outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, asked)))
+    run_id, port = make_run_id(), options.launch.master_port
+    outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, port)))
     facts = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
     launch = options.launch
     inspection = Inspection(
@@ -293,7 +296,7 @@ def check_cluster(
         facts=facts,
         job=with_sharding(job, launch.engine),
         workers=launch.workers_per_node,
-        master_port=choose_master_port(run_id, asked, facts.get(cluster.nodes[0].name)),
+        master_port=choose_master_port(run_id, port, facts.get(cluster.nodes[0].name)),
         environment=launch.environment,
         controller_cwd=str(Path.cwd()),
         code=launch.code,
@@ -381,15 +384,15 @@ def _inspect_network(
 
 def _checked(inspection: Inspection, index: int) -> CheckedNode:
     name = inspection.cluster.nodes[index].name
-    found = inspection.facts.get(name)
+    facts = inspection.facts.get(name)
     place = inspection.place(name)
     return CheckedNode(
         name=name,
         node_rank=index,
-        reached=found is not None,
+        reached=facts is not None,
         addr=place.addr,
         ifname=place.ifname,
         link_gbit_per_s=place.link_gbit_per_s,
-        python=found.python if found else None,
-        packages=found.packages if found else {},
+        python=facts.python if facts else None,
+        packages=facts.packages if facts else {},
     )

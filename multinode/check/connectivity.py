@@ -87,7 +87,7 @@ def round_robin(names: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
         facing = zip(players[:half], reversed(players[half:]), strict=True)
         rounds.append(tuple((a, b) for a, b in facing if a is not None and b is not None))
         players = [players[0], players[-1], *players[1:-1]]
-    return tuple(one for one in rounds if one)
+    return tuple(pairs for pairs in rounds if pairs)
 
 
 def stream_pairs(
@@ -103,26 +103,30 @@ def stream_pairs(
 
     `stream` runs disjoint pairs at once, and may leave some out of the second try; `least_of` has Gbit/s by pair.
     """
-    found: dict[Pair, PairSpeed] = {}
+    speeds: dict[Pair, PairSpeed] = {}
     rounds = round_robin(names)
     both_ways = [(pairs, [(peer, caller) for caller, peer in pairs]) for pairs in rounds]
     for number, ways in enumerate(both_ways, 1):
         say(f"measuring a stream between every two nodes, round {number} of {len(rounds)}")
         for way in ways:
-            found |= {(one.source, one.target): one for one in stream(way)}
-    least = least_of(tuple(found.values()))
-    slow = {pair for pair, one in found.items() if one.gbit_per_s is not None and one.gbit_per_s < least.get(pair, 0.0)}
+            speeds |= {(speed.source, speed.target): speed for speed in stream(way)}
+    least = least_of(tuple(speeds.values()))
+    slow = {
+        pair
+        for pair, speed in speeds.items()
+        if speed.gbit_per_s is not None and speed.gbit_per_s < least.get(pair, 0.0)
+    }
     if slow:
         say("measuring a slow stream once more" if len(slow) == 1 else f"measuring {len(slow)} slow streams once more")
     for way in (way for ways in both_ways for way in ways):
         again = [pair for pair in way if pair in slow]
-        for one in stream(again) if again else ():
-            first = found[one.source, one.target]
-            if one.gbit_per_s is not None:
-                worse, better = sorted((first.gbit_per_s or 0.0, one.gbit_per_s))
+        for speed in stream(again) if again else ():
+            first = speeds[speed.source, speed.target]
+            if speed.gbit_per_s is not None:
+                worse, better = sorted((first.gbit_per_s or 0.0, speed.gbit_per_s))
                 first = msgspec.structs.replace(first, gbit_per_s=better, worse_gbit_per_s=worse)
-            found[one.source, one.target] = first
-    return tuple(found.values())
+            speeds[speed.source, speed.target] = first
+    return tuple(speeds.values())
 
 
 _ANSWER_S = 15.0
@@ -214,7 +218,7 @@ class ConnectivityTest:
     def connect(self, pairs: Sequence[Pair]) -> tuple[Attempted, ...]:
         """Each caller connects to every port of its peers, with full-size packets on one of them."""
         timeout_s = _CONNECT_S + _CONNECT_S_PER_NODE * len(self._nodes)
-        ports = {one.node: one.ports for one in self.listening}
+        ports = {opened.node: opened.ports for opened in self.listening}
         targets: dict[str, list[tuple[str, Record]]] = {}
         for caller, peer in pairs:
             for port in ports.get(peer, ()):
@@ -227,18 +231,18 @@ class ConnectivityTest:
             results = self._hear(node, "attempts", timeout_s)
             if len(results) != len(mine):
                 raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
-            found = zip(mine, results, strict=True)
-            return [_read(result, Attempted, node.name, peer=peer) for (peer, _), result in found]
+            answers = zip(mine, results, strict=True)
+            return [_read(result, Attempted, node.name, peer=peer) for (peer, _), result in answers]
 
         callers = [node for node in self.present if node.name in targets]
         answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
-        return tuple(one for answer in answers for one in answer)
+        return tuple(reached for answer in answers for reached in answer)
 
     def stream(self, pairs: Sequence[Pair], seconds: float) -> tuple[PairSpeed, ...]:
         """Each caller sends to its peer over one connection; the pairs should be disjoint."""
         timeout_s = seconds + _STREAM_ANSWER_S
         peers = dict(pairs)
-        ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
+        ports = {opened.node: opened.ports[-1] for opened in self.listening if opened.ports}
 
         def order(node: Node) -> None:
             peer = peers[node.name]
@@ -247,13 +251,15 @@ class ConnectivityTest:
 
         def hear(node: Node) -> PairSpeed:
             results = self._hear(node, "streams", timeout_s)
-            return stream_speed(node.name, peers[node.name], [_read(one, StreamResult, node.name) for one in results])
+            return stream_speed(
+                node.name, peers[node.name], [_read(result, StreamResult, node.name) for result in results]
+            )
 
         callers = [node for node in self.present if peers.get(node.name) in ports]
         # All start before any result is read: only some nodes are read at a time, and the streams must overlap.
         self._note(gather(callers, order, deadline_s=_ANSWER_S))
-        told = [node for node in callers if node.name in self._streams]
-        return self._note(gather(told, hear, deadline_s=timeout_s + _ANSWER_S))
+        senders = [node for node in callers if node.name in self._streams]
+        return self._note(gather(senders, hear, deadline_s=timeout_s + _ANSWER_S))
 
     def _open(self, node: Node) -> Listening:
         request = self._request | {"addr": self._addresses[node.name]}
@@ -338,9 +344,9 @@ def measure_pairs(
     with ConnectivityTest(agent, nodes, addresses, plan) as test:
         _raise_first(test.errors)
         stream = partial(test.stream, seconds=_PAIR_S)
-        found = stream_pairs([node.name for node in nodes], stream, partial(least_of_pairs, ceilings=ceilings), say)
+        speeds = stream_pairs([node.name for node in nodes], stream, partial(least_of_pairs, ceilings=ceilings), say)
         _raise_first(test.errors)
-    return found
+    return speeds
 
 
 def _raise_first(errors: Sequence[MultinodeError]) -> None:

@@ -145,18 +145,18 @@ _SHOWN = 4
 def check_presence(inspection: Inspection) -> Iterator[CheckFinding]:
     """All nodes have GPUs, or none; a collective test has those of its backend."""
     backend = _backend(inspection)
-    having = [(node.name, len(found.gpus)) for node, found in inspection.known if found.gpus]
-    for node, found in inspection.known if backend != "gloo" else ():
-        if backend is None and having and not found.gpus:
-            yield NO_GPU_HERE.found(node.name, reason=_why_none(found), peer=having[0][0], count=having[0][1])
-        elif backend is not None and (not found.gpus or accelerator_named(found.accelerator).backend != backend):
-            yield NO_GPU_FOR_BACKEND.found(node.name, backend=backend, reason=_why_none(found))
+    having = [(node.name, len(facts.gpus)) for node, facts in inspection.known if facts.gpus]
+    for node, facts in inspection.known if backend != "gloo" else ():
+        if backend is None and having and not facts.gpus:
+            yield NO_GPU_HERE.found(node.name, reason=_why_none(facts), peer=having[0][0], count=having[0][1])
+        elif backend is not None and (not facts.gpus or accelerator_named(facts.accelerator).backend != backend):
+            yield NO_GPU_FOR_BACKEND.found(node.name, backend=backend, reason=_why_none(facts))
 
 
 @Check
 def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
     """Every node has the GPUs in the hostfile, one per worker, and the workers that the job needs."""
-    some = {bool(found.gpus) for _, found in inspection.known}
+    some = {bool(facts.gpus) for _, facts in inspection.known}
     workers: dict[str, int] = {}
     try:
         workers = inspection.require_workers()
@@ -169,14 +169,14 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
         # Nodes without GPUs are already reported.
         if len(some) == 1:
             yield WRONG_SLOTS.found(error.node, reason=error.message, way=error.hint)
-    for node, found in inspection.known:
-        there = {gpu.index for gpu in found.gpus}
+    for node, facts in inspection.known:
+        there = {gpu.index for gpu in facts.gpus}
         lacking = [str(gpu) for gpu in node.gpus or () if gpu not in there]
         if lacking and (there or True not in some):
-            has = f"GPU {', '.join(map(str, sorted(there)))}" if there else f"none ({_why_none(found)})"
+            has = f"GPU {', '.join(map(str, sorted(there)))}" if there else f"none ({_why_none(facts)})"
             yield NO_SUCH_GPU.found(node.name, ids=" and ".join(lacking), there=has)
         wanted = node.slots or workers.get(node.name) or 1
-        count = len(found.visible_gpus)
+        count = len(facts.visible_gpus)
         if count and node.gpus is None and wanted > count and _on_gpus(inspection):
             yield TOO_FEW_GPUS.found(node.name, workers=wanted, count=count)
 
@@ -184,7 +184,7 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
 @launch_check
 def check_vendors(inspection: Inspection) -> Iterator[CheckFinding]:
     """All accelerators are of one vendor."""
-    having = [(node.name, accelerator_named(found.accelerator)) for node, found in inspection.known if found.gpus]
+    having = [(node.name, accelerator_named(facts.accelerator)) for node, facts in inspection.known if facts.gpus]
     for name, accelerator in having if _on_gpus(inspection) else ():
         peer, expected = having[0]
         if accelerator != expected:
@@ -220,14 +220,14 @@ def check_models(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_drivers(inspection: Inspection) -> Iterator[CheckFinding]:
     """One driver version, none known to break these GPUs, and it stays loaded."""
     used = _used(inspection)
-    nvidia = {node.name for node, found in inspection.known if accelerator_named(found.accelerator) is NVIDIA}
+    nvidia = {node.name for node, facts in inspection.known if accelerator_named(facts.accelerator) is NVIDIA}
     drivers = {name: gpus[0].driver for name, gpus in used.items() if name in nvidia}
     for name, version, peer, expected in disagreements(drivers):
         if version and expected:
             yield DRIVERS_DIFFER.found(name, version=version, peer=peer, expected=expected)
-    for node, found in inspection.known:
-        if found.gpu_query_s is not None and found.gpu_query_s > _SLOW_QUERY_S:
-            yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(found.gpu_query_s))
+    for node, facts in inspection.known:
+        if facts.gpu_query_s is not None and facts.gpu_query_s > _SLOW_QUERY_S:
+            yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(facts.gpu_query_s))
         gpus = used.get(node.name, ())
         if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in inspection.env(node):
             yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
@@ -236,25 +236,25 @@ def check_drivers(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_torch_builds(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL and CUDA of the job's torch are the same on all nodes that use them."""
-    facts = {node.name: found for node, found in inspection.known if found.gpus and _on_gpus(inspection)}
+    facts = {node.name: facts for node, facts in inspection.known if facts.gpus and _on_gpus(inspection)}
     for rule, version_of in ((NCCL_DIFFERS, attrgetter("nccl_version")), (CUDA_DIFFERS, attrgetter("cuda_version"))):
-        versions = {name: version for name, found in facts.items() if (version := version_of(found)) is not None}
+        versions = {name: version for name, software in facts.items() if (version := version_of(software)) is not None}
         for name, version, peer, expected in disagreements(versions):
-            found, model = facts[name], facts[peer]
+            software, model = facts[name], facts[peer]
             torch = model.packages.get("torch")
             package = f"torch=={torch}" if torch is not None else "torch"
             # With the same torch, only NCCL can differ.
-            if rule is NCCL_DIFFERS and found.packages.get("torch") == torch:
+            if rule is NCCL_DIFFERS and software.packages.get("torch") == torch:
                 package = f"nvidia-nccl-cu{(model.cuda_version or '12').partition('.')[0]}=={expected}"
-            python = found.python or "python3"
+            python = software.python or "python3"
             yield rule.found(name, version=version, peer=peer, expected=expected, python=python, package=package)
 
 
 @Check
 def check_gpus_free(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's GPUs have free memory, and no other process uses them."""
-    for node, found in inspection.known:
-        for gpu in used_gpus(inspection, node, found):
+    for node, facts in inspection.known:
+        for gpu in used_gpus(inspection, node, facts):
             ours = any(process.run_id is not None for process in gpu.processes)
             others = [
                 process
@@ -275,12 +275,12 @@ def check_gpus_free(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_leftovers(inspection: Inspection) -> Iterator[CheckFinding]:
     """No process of an earlier run is left, and no other run is in progress."""
-    for node, found in inspection.known:
-        for run, processes in _by_run(found).items():
+    for node, facts in inspection.known:
+        for run, processes in _by_run(facts).items():
             pids = {process.pid: process.command or "a process" for process in processes}
             held = [
                 gpu.index
-                for gpu in used_gpus(inspection, node, found)
+                for gpu in used_gpus(inspection, node, facts)
                 if pids.keys() & ({process.pid for process in gpu.processes})
             ]
             gpus = " and ".join(map(str, held))
@@ -297,17 +297,17 @@ def check_leftovers(inspection: Inspection) -> Iterator[CheckFinding]:
             )
 
 
-def used_gpus(inspection: Inspection, node: Node, found: NodeFacts) -> tuple[Gpu, ...]:
+def used_gpus(inspection: Inspection, node: Node, facts: NodeFacts) -> tuple[Gpu, ...]:
     """The GPUs of a node that the job would use; empty if it uses none."""
     if not _on_gpus(inspection):
         return ()
     if node.gpus is not None:
-        return tuple(gpu for gpu in found.gpus if gpu.index in node.gpus)
-    return found.visible_gpus[: node.slots]
+        return tuple(gpu for gpu in facts.gpus if gpu.index in node.gpus)
+    return facts.visible_gpus[: node.slots]
 
 
 def _used(inspection: Inspection) -> dict[str, tuple[Gpu, ...]]:
-    used = {node.name: used_gpus(inspection, node, found) for node, found in inspection.known}
+    used = {node.name: used_gpus(inspection, node, facts) for node, facts in inspection.known}
     return {name: gpus for name, gpus in used.items() if gpus}
 
 
@@ -319,8 +319,8 @@ def _on_gpus(inspection: Inspection) -> bool:
     return _backend(inspection) != "gloo"
 
 
-def _why_none(found: NodeFacts) -> str:
-    return found.missing.get("gpus", "none listed")
+def _why_none(facts: NodeFacts) -> str:
+    return facts.missing.get("gpus", "none listed")
 
 
 def _lacks_peer_to_peer(gpu: Gpu) -> bool:
@@ -339,9 +339,9 @@ def _judge(gpu: Gpu, *, ours: bool, others: bool) -> Rule | None:
     return GPU_HELD if others or unseen else None
 
 
-def _by_run(found: NodeFacts) -> dict[str, list[RunProcess]]:
+def _by_run(facts: NodeFacts) -> dict[str, list[RunProcess]]:
     runs: dict[str, list[RunProcess]] = {}
-    for process in found.run_processes:
+    for process in facts.run_processes:
         # The name of a run on a node ends in the node rank.
         run, _, rank = process.run_id.rpartition(".")
         runs.setdefault(run if run and rank.isdigit() else process.run_id, []).append(process)

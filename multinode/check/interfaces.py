@@ -92,15 +92,15 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 def check_routes(inspection: Inspection) -> Iterator[CheckFinding]:
     """Each node's kernel sends to its peers from the address on which it listens."""
     peers = {node.addr: node.name for node in inspection.cluster.nodes if node.addr is not None}
-    for name, found, mine in _placed(inspection):
+    for name, facts, mine in _placed(inspection):
         groups: dict[tuple[Rule, str | None], list[Route]] = {}
-        for route in found.routes if mine.addr is not None else ():
+        for route in facts.routes if mine.addr is not None else ():
             # The normal case; with many nodes there are as many routes as pairs.
             if route.source == mine.addr and route.ifname in {None, mine.ifname}:
                 continue
             if peers.get(route.peer, name) != name:
                 theirs = _networks(inspection.facts.get(peers[route.peer]))
-                rule = _judge_route(route, found, mine, theirs)
+                rule = _judge_route(route, facts, mine, theirs)
                 if rule is UNANSWERABLE_ROUTE and _reached(inspection, name, peers[route.peer]):
                     rule = OTHER_ROUTE
                 if rule is not None:
@@ -123,20 +123,24 @@ def check_routes(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_subnets(inspection: Inspection) -> Iterator[CheckFinding]:
     """No other interface of a node is in the subnet of its network for data."""
-    for name, found, place in _placed(inspection):
+    for name, facts, place in _placed(inspection):
         mine = inspection.link(name)
-        network = next((one for one in (mine.networks if mine else ()) if _holds(one, place.addr)), None)
-        others = [one for one in found.interfaces if one is not mine and one.up and network in one.networks]
+        network = next((network for network in (mine.networks if mine else ()) if _holds(network, place.addr)), None)
+        others = [
+            interface
+            for interface in facts.interfaces
+            if interface is not mine and interface.up and network in interface.networks
+        ]
         if mine is None or network is None or not others:
             continue
         spare = tuple(
-            f"sudo ip address del {address} dev {one.name}"
-            for one in others
-            for address in one.addresses
+            f"sudo ip address del {address} dev {other.name}"
+            for other in others
+            for address in other.addresses
             # Removing the address that SSH came over would lock the user out.
-            if _holds(network, address.split("/")[0]) and address.split("/")[0] != found.ssh_address
+            if _holds(network, address.split("/")[0]) and address.split("/")[0] != facts.ssh_address
         )
-        names = listed(one.name for one in others)
+        names = listed(other.name for other in others)
         way = (", or remove the address of one that is not needed:", *spare) if spare else ""
         yield SHARED_SUBNET.found(name, ifname=mine.name, others=names, network=network, way=way)
 
@@ -154,16 +158,16 @@ def check_media(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_unset_interface(inspection: Inspection) -> Iterator[CheckFinding]:
     """Whether NCCL, without a setting, would select interfaces that do not reach the other nodes."""
-    for name, found, place in _placed(inspection):
-        if found.nccl_version is None:
+    for name, facts, place in _placed(inspection):
+        if facts.nccl_version is None:
             continue
-        taken = select_interfaces(found.interfaces, None, found.nccl_version)
-        virtual = [one.name for one in taken if one.name != place.ifname and _is_virtual(one)]
+        taken = select_interfaces(facts.interfaces, None, facts.nccl_version)
+        virtual = [interface.name for interface in taken if interface.name != place.ifname and _is_virtual(interface)]
         if virtual:
             yield (NCCL_WOULD_TAKE if place.ifname else NCCL_WILL_TAKE).found(
                 name,
-                version=found.nccl_version,
-                taken=listed(one.name for one in taken),
+                version=facts.nccl_version,
+                taken=listed(interface.name for interface in taken),
                 virtual=listed(virtual),
                 ifname=place.ifname or "",
             )
@@ -172,22 +176,22 @@ def check_unset_interface(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_hostnames(inspection: Inspection) -> Iterator[CheckFinding]:
     """Whether each node's hostname resolves to an address that other nodes reach, as gloo would use it."""
-    for name, found, place in _placed(inspection):
-        target = _misleading_target(found, place.ifname)
+    for name, facts, place in _placed(inspection):
+        target = _misleading_target(facts, place.ifname)
         if target is not None:
             rule = NAME_MISLEADS if place.ifname else NAME_DECIDES
             yield rule.found(name, target=target, ifname=place.ifname or "")
 
 
 def _placed(inspection: Inspection) -> Iterator[tuple[str, NodeFacts, Endpoint]]:
-    for node, found in inspection.known if len(inspection.cluster.nodes) > 1 else ():
+    for node, facts in inspection.known if len(inspection.cluster.nodes) > 1 else ():
         place = inspection.place(node.name)
         # A single node that answered may use loopback, which says nothing about several.
         if place.ifname != "lo":
-            yield node.name, found, place
+            yield node.name, facts, place
 
 
-def _judge_route(route: Route, found: NodeFacts, mine: Endpoint, theirs: list[_Network]) -> Rule | None:
+def _judge_route(route: Route, facts: NodeFacts, mine: Endpoint, theirs: list[_Network]) -> Rule | None:
     if _address(route.peer) is None or route.source == route.peer:
         return None
     if route.source == mine.addr:
@@ -195,7 +199,7 @@ def _judge_route(route: Route, found: NodeFacts, mine: Endpoint, theirs: list[_N
         return None if route.ifname in {None, mine.ifname} else OTHER_ROUTE
     if route.source is None:
         return NO_ROUTE
-    if any(_holds(network, route.source) and _holds(network, mine.addr) for network in _networks(found)):
+    if any(_holds(network, route.source) and _holds(network, mine.addr) for network in _networks(facts)):
         # Two NICs in one subnet are reported separately.
         return None
     # A peer that reports no interfaces is not said to lack one.
@@ -204,7 +208,10 @@ def _judge_route(route: Route, found: NodeFacts, mine: Endpoint, theirs: list[_N
 
 
 def _reached(inspection: Inspection, name: str, peer: str) -> bool:
-    return any({one.node, one.peer} == {name, peer} and one.error is None for one in inspection.connectivity.attempts)
+    return any(
+        {attempt.node, attempt.peer} == {name, peer} and attempt.error is None
+        for attempt in inspection.connectivity.attempts
+    )
 
 
 def _new_route(route: Route, mine: Endpoint, theirs: list[_Network]) -> dict[str, str]:
@@ -233,28 +240,31 @@ def _is_wired(interface: Interface) -> bool:
 
 
 def _wired_way(node: str, wired: Iterable[Interface]) -> str:
-    names = listed(f"{one.name} ({one.addresses[0].split('/')[0]})" for one in wired)
+    names = listed(f"{interface.name} ({interface.addresses[0].split('/')[0]})" for interface in wired)
     if names:
         return f"name a wired interface for every node in the hostfile (ifname=); {node} has: {names}"
     return "connect the nodes by cable, and name that interface in the hostfile: ifname="
 
 
-def _misleading_target(found: NodeFacts, ifname: str | None) -> str | None:
-    target = found.hostname_address
+def _misleading_target(facts: NodeFacts, ifname: str | None) -> str | None:
+    target = facts.hostname_address
     if target is None:
-        reason = found.missing.get("hostname_address")
+        reason = facts.missing.get("hostname_address")
         return None if reason is None else f"no address ({reason})"
     address = _address(target)
     if address is None or address.is_loopback:
         return f"{target}, which is loopback"
-    owner = next((one for one in found.interfaces if target in {each.split("/")[0] for each in one.addresses}), None)
+    owner = next(
+        (interface for interface in facts.interfaces if target in {each.split("/")[0] for each in interface.addresses}),
+        None,
+    )
     if owner is None:
-        return f"{target}, which is no address of the node" if found.interfaces else None
+        return f"{target}, which is no address of the node" if facts.interfaces else None
     return f"{target}, which is on {owner.name}" if owner.name != ifname and _is_virtual(owner) else None
 
 
-def _networks(found: NodeFacts | None) -> list[_Network]:
-    return [network for one in (found.interfaces if found else ()) for network in one.networks]
+def _networks(facts: NodeFacts | None) -> list[_Network]:
+    return [network for interface in (facts.interfaces if facts else ()) for network in interface.networks]
 
 
 def _holds(network: _Network, text: str | None) -> bool:

@@ -61,45 +61,47 @@ VERSIONS_DIFFER = _VERSIONS.error(
 @launch_check
 def check_interpreter(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's interpreter exists on every node."""
-    for node, found in inspection.known:
-        if found.python is None and "python3" not in found.interactive:
-            yield NO_INTERPRETER.found(node.name, reason=found.missing.get("python", "none was found"))
+    for node, facts in inspection.known:
+        if facts.python is None and "python3" not in facts.interactive:
+            yield NO_INTERPRETER.found(node.name, reason=facts.missing.get("python", "none was found"))
 
 
 @Check
 def check_interactive(inspection: Inspection) -> Iterator[CheckFinding]:
     """The interpreter of a non-interactive shell is the one with torch."""
-    for node, found in inspection.known:
-        other = found.interactive.get("python3")
-        if node.python is None and other is not None and other != found.python:
-            yield OTHER_SHELL.found(node.name, python=found.python or "no python3", words="torch", other=other)
+    for node, facts in inspection.known:
+        other = facts.interactive.get("python3")
+        if node.python is None and other is not None and other != facts.python:
+            yield OTHER_SHELL.found(node.name, python=facts.python or "no python3", words="torch", other=other)
 
 
 @launch_check
 def check_packages(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's packages are installed for its interpreter on every node."""
     needed = ("torch",) if inspection.training is None else ("torch", "llamafactory")
-    for node, found in inspection.known:
-        missing = [name for name in needed if name not in found.packages]
+    for node, facts in inspection.known:
+        missing = [name for name in needed if name not in facts.packages]
         # If another shell finds an interpreter, PATH has to be fixed.
-        known = found.python is not None and "packages" not in found.missing and "python3" not in found.interactive
-        if missing and known:
+        is_readable = (
+            facts.python is not None and "packages" not in facts.missing and "python3" not in facts.interactive
+        )
+        if missing and is_readable:
             words, packages = " and ".join(missing), " ".join(missing)
-            yield NOT_INSTALLED.found(node.name, words=words, packages=packages, python=found.python)
+            yield NOT_INSTALLED.found(node.name, words=words, packages=packages, python=facts.python)
 
 
 @Check
 def check_tools(inspection: Inspection) -> Iterator[CheckFinding]:
     """The programs that start the job exist."""
-    for node, found in inspection.known:
-        for tool in needed_tools(inspection.job) if found.tools or found.interactive else ():
+    for node, facts in inspection.known:
+        for tool in needed_tools(inspection.job) if facts.tools or facts.interactive else ():
             # A missing package has to be fixed first.
             package = _PACKAGE_OF_TOOL[tool]
-            if tool not in found.tools and package in found.packages:
-                other = found.interactive.get(tool)
+            if tool not in facts.tools and package in facts.packages:
+                other = facts.interactive.get(tool)
                 elsewhere = f" (an interactive shell finds {other})" if other else ""
                 yield TOOL_MISSING.found(
-                    node.name, tool=tool, package=package, python=found.python, elsewhere=elsewhere
+                    node.name, tool=tool, package=package, python=facts.python, elsewhere=elsewhere
                 )
 
 
@@ -107,7 +109,7 @@ def check_tools(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_versions(inspection: Inspection) -> Iterator[CheckFinding]:
     """Versions that must be equal agree with the first node that has the package."""
     for package in _MUST_AGREE:
-        versions = {node.name: found.packages[package] for node, found in inspection.known if package in found.packages}
+        versions = {node.name: facts.packages[package] for node, facts in inspection.known if package in facts.packages}
         for name, version, peer, expected in disagreements(versions):
             # Pip cannot find a local version such as 2.8.0+cu126: it is on another package index.
             public, _, build = expected.partition("+")
@@ -240,16 +242,16 @@ _BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
 @Check
 def check_same_machine(inspection: Inspection) -> Iterator[CheckFinding]:
     """No two nodes are the same machine."""
-    told = set()
-    for (peer, its), (node, found) in combinations(inspection.known, 2):
-        if found.boot_id is None or found.boot_id != its.boot_id or node.name in told:
+    pairs = set()
+    for (peer, its), (node, facts) in combinations(inspection.known, 2):
+        if facts.boot_id is None or facts.boot_id != its.boot_id or node.name in pairs:
             continue
-        told.add(node.name)
+        pairs.add(node.name)
         if not (node.gpus is not None and peer.gpus is not None and not set(node.gpus) & set(peer.gpus)):
-            one_name = found.hostname == its.hostname
-            one_system = found.machine_id is not None and found.machine_id == its.machine_id
+            one_name = facts.hostname == its.hostname
+            one_system = facts.machine_id is not None and facts.machine_id == its.machine_id
             rule = SAME_MACHINE if one_name or one_system else SHARED_MACHINE
-            yield rule.found(node.name, peer=peer.name, hostname=found.hostname, other=its.hostname)
+            yield rule.found(node.name, peer=peer.name, hostname=facts.hostname, other=its.hostname)
 
 
 @Check
@@ -267,7 +269,7 @@ def check_container_network(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_clocks(inspection: Inspection) -> Iterator[CheckFinding]:
     """The clocks of nodes and controller agree, within the accuracy of a probe."""
-    offsets = {node.name: found.clock_offset_s for node, found in inspection.known if found.clock_offset_s is not None}
+    offsets = {node.name: facts.clock_offset_s for node, facts in inspection.known if facts.clock_offset_s is not None}
     if not offsets:
         return
     # The one that differs is wrong: the controller, if no node agrees with it.
@@ -286,11 +288,11 @@ def check_clocks(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_shared_memory(inspection: Inspection) -> Iterator[CheckFinding]:
     """Shared memory is large enough for the workers."""
-    for node, found in inspection.known:
-        total, free = found.shm_total_gib, found.shm_free_gib
+    for node, facts in inspection.known:
+        total, free = facts.shm_total_gib, facts.shm_free_gib
         if total is None:
             continue
-        users = _shm_users(inspection, on_gpus=len(used_gpus(inspection, node, found)) > 1)
+        users = _shm_users(inspection, on_gpus=len(used_gpus(inspection, node, facts)) > 1)
         if users is None and isinstance(inspection.job, ScriptJob) and total <= _DOCKER_SHM_GIB:
             users = "data loader workers, if the script has any,"
         if users is not None and total < _SMALL_SHM_GIB:
@@ -302,8 +304,8 @@ def check_shared_memory(inspection: Inspection) -> Iterator[CheckFinding]:
 @launch_check
 def check_disk(inspection: Inspection) -> Iterator[CheckFinding]:
     """There is space for a run's log and samples."""
-    for node, found in inspection.known:
-        free = found.disk_free_gib
+    for node, facts in inspection.known:
+        free = facts.disk_free_gib
         if free is not None and free < _LOW_DISK_GIB:
             yield (DISK_FULL if free < _NO_DISK_GIB else DISK_LOW).found(node.name, free=_size(free))
 
@@ -312,16 +314,16 @@ def check_disk(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
     """DeepSpeed's offloaded states fit into memory."""
     parts, count = _offloaded_parts(inspection.training), len(inspection.cluster.nodes)
-    for node, found in inspection.known if parts else ():
-        parameters, source = _count_parameters(inspection.training, found.model)
-        if found.memory_total_gib is None:
+    for node, facts in inspection.known if parts else ():
+        parameters, source = _count_parameters(inspection.training, facts.model)
+        if facts.memory_total_gib is None:
             continue
-        usable = min(found.memory_total_gib, found.memory_limit_gib or found.memory_total_gib)
+        usable = min(facts.memory_total_gib, facts.memory_limit_gib or facts.memory_total_gib)
         need = parameters * sum(size for _, _, size in parts) / count / GIB
         if need > usable:
             yield OFFLOAD_TOO_LARGE.found(
                 node.name,
-                what=" and ".join(what for what, _, _ in parts),
+                what=" and ".join(part for part, _, _ in parts),
                 keys=" and ".join(key for _, key, _ in parts),
                 billions=f"{parameters / 1e9:.3g}",
                 source=source,
@@ -334,17 +336,17 @@ def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_limits(inspection: Inspection) -> Iterator[CheckFinding]:
     """The limits inherited from the login, and on memory, suffice for the job."""
-    for node, found in inspection.known:
-        total, limit = found.memory_total_gib, found.memory_limit_gib
+    for node, facts in inspection.known:
+        total, limit = facts.memory_total_gib, facts.memory_limit_gib
         if total is not None and limit is not None and limit < _ALL * total:
             yield MEMORY_LIMITED.found(node.name, limit=f"{limit:.3g}", total=f"{total:.3g}")
-        files, processes = found.limits.get("open_files"), found.limits.get("processes")
+        files, processes = facts.limits.get("open_files"), facts.limits.get("processes")
         if files is not None and files < _LOW_FILES:
             rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES
             yield rule.found(node.name, limit=files, raise_files=_RAISE_FILES)
         # The kernel does not apply it to root.
-        if processes is not None and processes < _FEW_PROCESSES and found.user not in {None, "root"}:
-            yield FEW_PROCESSES.found(node.name, limit=processes, user=found.user)
+        if processes is not None and processes < _FEW_PROCESSES and facts.user not in {None, "root"}:
+            yield FEW_PROCESSES.found(node.name, limit=processes, user=facts.user)
 
 
 def _is_bridged(interface: Interface, addr: str) -> bool:

@@ -118,9 +118,9 @@ _SHOWN_FILES = 4
 @launch_check
 def check_workdir(inspection: Inspection) -> Iterator[CheckFinding]:
     """A directory in the hostfile exists."""
-    for node, found in inspection.known:
-        if "workdir" in found.missing:
-            yield NO_WORKDIR.found(node.name, reason=found.missing["workdir"])
+    for node, facts in inspection.known:
+        if "workdir" in facts.missing:
+            yield NO_WORKDIR.found(node.name, reason=facts.missing["workdir"])
 
 
 @launch_check
@@ -129,16 +129,16 @@ def check_paths(inspection: Inspection) -> Iterator[CheckFinding]:
     files = job_files(inspection.job, inspection.code)
     copied_or_not = may_be_paths(inspection.job) if inspection.code is not None else ()
     not_needed = {files.output, files.cache, *copied_or_not} - set(files.needed)
-    for node, found in inspection.known:
-        missing = [one.path for one in found.paths if one.kind == "missing" and one.path not in not_needed]
+    for node, facts in inspection.known:
+        missing = [path.path for path in facts.paths if path.kind == "missing" and path.path not in not_needed]
         for path in missing:
             # Contents come with their directory; without the job's directory nothing in it can be checked.
-            is_known = found.cwd is not None or path.startswith(("/", "~"))
+            is_known = facts.cwd is not None or path.startswith(("/", "~"))
             if is_known and set(map(PurePosixPath, missing)).isdisjoint(PurePosixPath(path).parents):
-                yield _missing(inspection, node, found, path)
+                yield _missing(inspection, node, facts, path)
 
 
-def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) -> CheckFinding:
+def _missing(inspection: Inspection, node: Node, facts: NodeFacts, path: str) -> CheckFinding:
     here = inspection.controller_cwd
     is_relative = not path.startswith(("/", "~"))
     hosts = hosts_option(inspection.cluster.hosts)
@@ -149,22 +149,22 @@ def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) ->
             return PATH_OF_PEER.found(node.name, path=path, peer=peer, hosts=hosts)
         nearest = inspection.absent_here[path]
         return PATH_NOWHERE.found(node.name, path=path, near=f". Did you mean {nearest}?" if nearest else "")
-    if is_relative and node.workdir is None and here is not None and found.cwd != here:
+    if is_relative and node.workdir is None and here is not None and facts.cwd != here:
         copying = {
             "ssh": shlex.join([*ssh_words(node, "ssh"), destination(node)]),
             "scp": shlex.join([*ssh_words(node, "scp"), "-rp"]),
             "destination": destination(node),
         }
         target = _quote(here)
-        return PATH_ELSEWHERE.found(node.name, path=path, cwd=found.cwd, here=here, target=target, **copying)
+        return PATH_ELSEWHERE.found(node.name, path=path, cwd=facts.cwd, here=here, target=target, **copying)
     return PATH_MISSING.found(node.name, path=path, hosts=hosts)
 
 
 @launch_check
 def check_hung_paths(inspection: Inspection) -> Iterator[CheckFinding]:
     """Every path of the job answers."""
-    for node, found in inspection.known:
-        for hung in found.hung_paths:
+    for node, facts in inspection.known:
+        for hung in facts.hung_paths:
             mounted = hung.place not in {None, "/"}
             yield PATH_HANGS.found(
                 node.name,
@@ -179,12 +179,12 @@ def check_hung_paths(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_noexec(inspection: Inspection) -> Iterator[CheckFinding]:
     """What a job compiles for itself can be loaded."""
-    for node, found in inspection.known:
+    for node, facts in inspection.known:
         env = node.env | inspection.environment.env
         # Values from the command line or hostfile differ from the node's session.
-        names = [name for name in _ELSEWHERE if name in found.noexec and name not in env]
+        names = [name for name in _ELSEWHERE if name in facts.noexec and name not in env]
         if names:
-            places = listed(list(dict.fromkeys(found.noexec[name] for name in names)), len(names))
+            places = listed(list(dict.fromkeys(facts.noexec[name] for name in names)), len(names))
             command = " ".join(f"--env {name}={_ELSEWHERE[name]}" for name in names)
             yield NOEXEC.found(node.name, places=places, are="is" if len(names) == 1 else "are", command=command)
 
@@ -193,34 +193,36 @@ def check_noexec(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_output(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's output can be written on every node."""
     output = job_files(inspection.job).output
-    for node, found in inspection.known:
-        path = _path(found, output)
+    for node, facts in inspection.known:
+        path = _path(facts, output)
         if path is not None and (path.kind == "file" or not path.writable):
-            what = f"{_TROUBLES.get(path.kind, 'cannot be written')} by {found.user or 'its user'}"
-            full = _quote(_absolute(path.path, found))
-            yield OUTPUT_NOT_WRITABLE.found(node.name, path=path.path, what=what, full=full, user=found.user or "USER")
+            reason = f"{_TROUBLES.get(path.kind, 'cannot be written')} by {facts.user or 'its user'}"
+            full = _quote(_absolute(path.path, facts))
+            yield OUTPUT_NOT_WRITABLE.found(
+                node.name, path=path.path, what=reason, full=full, user=facts.user or "USER"
+            )
 
 
 @Check
 def check_contents(inspection: Inspection) -> Iterator[CheckFinding]:
     """Files of the job are equal to those of the first node that read them."""
-    known = [(node.name, found) for node, found in inspection.known if found.contents]
-    if not known or len(inspection.cluster.nodes) == 1:
+    readers = [(node.name, facts) for node, facts in inspection.known if facts.contents]
+    if not readers or len(inspection.cluster.nodes) == 1:
         return
-    for name, found in known:
-        unread = [one for one in found.contents if one.digest is None]
+    for name, facts in readers:
+        unread = [content for content in facts.contents if content.digest is None]
         if unread:
             yield CONTENT_UNREAD.found(
                 name,
                 path=unread[0].path,
                 reason=unread[0].reason or "no reason given",
-                more=_more([one.path for one in unread]),
-                target=_quote(_absolute(unread[0].path, found)),
+                more=_more([content.path for content in unread]),
+                target=_quote(_absolute(unread[0].path, facts)),
             )
-    (first, its), *others = known
+    (first, its), *others = readers
     expected = _digests(its)
-    for name, found in others:
-        digests = _digests(found)
+    for name, facts in others:
+        digests = _digests(facts)
         different = [path for path in expected if digests.get(path, expected[path])[0] != expected[path][0]]
         if different:
             (mine, size), (theirs, their_size) = digests[different[0]], expected[different[0]]
@@ -233,8 +235,8 @@ def check_contents(inspection: Inspection) -> Iterator[CheckFinding]:
                 **_copying(different, first, inspection.cluster),
             )
         # A file that was not read may exist.
-        complete = all(one.digest is not None for one in found.contents)
-        absent = [path for path in expected if path not in digests and _has_above(path, found)] if complete else []
+        complete = all(content.digest is not None for content in facts.contents)
+        absent = [path for path in expected if path not in digests and _has_above(path, facts)] if complete else []
         if absent:
             yield CONTENT_ABSENT.found(name, **_copying(absent, first, inspection.cluster))
 
@@ -243,10 +245,10 @@ def check_contents(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_revisions(inspection: Inspection) -> Iterator[CheckFinding]:
     """Git checkouts of the job are at one revision."""
     revisions = {
-        node.name: one.digest
-        for node, found in inspection.known
-        for one in found.contents
-        if one.path == _REVISION and one.digest is not None and inspection.code is None
+        node.name: content.digest
+        for node, facts in inspection.known
+        for content in facts.contents
+        if content.path == _REVISION and content.digest is not None and inspection.code is None
     }
     for name, revision, peer, expected in disagreements(revisions):
         cwd = inspection.facts[name].cwd
@@ -282,7 +284,7 @@ def check_shared(inspection: Inspection) -> Iterator[CheckFinding]:
 
 
 def _places(inspection: Inspection, path: str) -> list[PathFact]:
-    places = [_path(found, path) for _, found in inspection.known]
+    places = [_path(facts, path) for _, facts in inspection.known]
     return [place for place in places if place is not None and place.filesystem is not None]
 
 
@@ -296,35 +298,39 @@ def is_network(filesystem: str | None) -> bool:
     return kind in _NETWORK_FILESYSTEMS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
 
 
-def _digests(found: NodeFacts) -> dict[str, tuple[str, int | None]]:
-    return {one.path: (one.digest, one.size_bytes) for one in found.contents if one.digest and one.path != _REVISION}
+def _digests(facts: NodeFacts) -> dict[str, tuple[str, int | None]]:
+    return {
+        content.path: (content.digest, content.size_bytes)
+        for content in facts.contents
+        if content.digest and content.path != _REVISION
+    }
 
 
-def _has_above(path: str, found: NodeFacts) -> bool:
-    folders = [place.path for place in found.paths if place.kind == "directory"]
+def _has_above(path: str, facts: NodeFacts) -> bool:
+    folders = [place.path for place in facts.paths if place.kind == "directory"]
     return any(path != folder and path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def _copying(paths: list[str], peer: str, cluster: Cluster) -> Mapping[str, str]:
     """What tells a person to copy these from a peer; of many, the directories that they are in."""
-    told = paths if len(paths) <= _SHOWN_FILES else dict.fromkeys(str(PurePosixPath(path).parent) for path in paths)
+    shown = paths if len(paths) <= _SHOWN_FILES else dict.fromkeys(str(PurePosixPath(path).parent) for path in paths)
     hosts = hosts_option(cluster.hosts)
-    return {"path": paths[0], "more": _more(paths), "peer": peer, "hosts": hosts, "paths": shlex.join(told)}
+    return {"path": paths[0], "more": _more(paths), "peer": peer, "hosts": hosts, "paths": shlex.join(shown)}
 
 
 def _more(paths: list[str]) -> str:
     return f"; likewise {listed(paths[1:], _SHOWN_FILES)}" if paths[1:] else ""
 
 
-def _path(found: NodeFacts, path: str | None) -> PathFact | None:
-    return next((one for one in found.paths if one.path == path), None)
+def _path(facts: NodeFacts, path: str | None) -> PathFact | None:
+    return next((entry for entry in facts.paths if entry.path == path), None)
 
 
-def _absolute(path: str, found: NodeFacts) -> str:
+def _absolute(path: str, facts: NodeFacts) -> str:
     """A path on the node; relative ones start at the job's directory, and `~` stays."""
-    if path.startswith(("/", "~")) or found.cwd is None:
+    if path.startswith(("/", "~")) or facts.cwd is None:
         return path
-    return f"{found.cwd.rstrip('/')}/{path}"
+    return f"{facts.cwd.rstrip('/')}/{path}"
 
 
 def _quote(path: str) -> str:

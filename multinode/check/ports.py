@@ -98,9 +98,9 @@ class _Edge(NamedTuple):
 def check_master_port(inspection: Inspection) -> Iterator[CheckFinding]:
     """MASTER_PORT is free on node 0."""
     first, port = inspection.cluster.nodes[0].name, inspection.master_port
-    refused = [one.failed.get(port) for one in inspection.connectivity.listening if one.node == first]
-    known = [found.port_users.get(str(port)) for node, found in inspection.known if node.name == first]
-    user = next((one for one in (*known, *refused) if one is not None), None)
+    refused = [endpoint.failed.get(port) for endpoint in inspection.connectivity.listening if endpoint.node == first]
+    users = [facts.port_users.get(str(port)) for node, facts in inspection.known if node.name == first]
+    user = next((user for user in (*users, *refused) if user is not None), None)
     if user is not None:
         user = user if user.startswith("in use") else f"in use by {user}"
         yield PORT_IN_USE.found(first, port=port, user=user, other=port + 1 if port < _LAST_PORT else port - 1)
@@ -188,11 +188,11 @@ def _one_way(edges: list[_Edge]) -> list[_Edge]:
 
 def _case(group: list[_Edge], inspection: Inspection) -> CheckFinding:
     edge = group[0]
-    found, place, nic = inspection.facts.get(edge.peer), inspection.place(edge.peer), inspection.link(edge.peer)
-    first, last = (found.port_range if found else None) or _USUAL_RANGE
+    facts, place, nic = inspection.facts.get(edge.peer), inspection.place(edge.peer), inspection.link(edge.peer)
+    first, last = (facts.port_range if facts else None) or _USUAL_RANGE
     mine = ipaddress.ip_address(place.addr) if place.addr is not None else None
     networks = nic.networks if nic and mine else ()
-    network = next((one for one in networks if mine in one), "ADDRESS/LENGTH")
+    network = next((network for network in networks if mine in network), "ADDRESS/LENGTH")
     ports = sorted({port for edge in group for port in edge.ports})[:_SHOWN_PORTS]
     values: dict[str, object] = {
         "node": edge.peer,
@@ -245,7 +245,9 @@ def select_interfaces(interfaces: Sequence[Interface], spec: str | None, version
     ignored. An unknown version of NCCL gets the rules before 2.28.3, so that none that NCCL may use is left out.
     """
     recent = _is_recent(version)
-    usable = [one for one in interfaces if one.addresses and (not recent or one.running is not False)]
+    usable = [
+        interface for interface in interfaces if interface.addresses and (not recent or interface.running is not False)
+    ]
     if spec is not None and len(spec) > 1:
         return _matching(spec, usable)
     choices = ("ib", "^docker,lo,virbr" if recent else "^docker,lo", "docker", "lo", "virbr")
@@ -262,7 +264,7 @@ def _parse(spec: str) -> _Pattern:
 
 def _matching(spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
     pattern = _parse(spec)
-    return tuple(one for one in interfaces if pattern.takes(one.name))[:MAX_INTERFACES]
+    return tuple(interface for interface in interfaces if pattern.takes(interface.name))[:MAX_INTERFACES]
 
 
 def _is_recent(version: str | None) -> bool:

@@ -104,41 +104,41 @@ def check_rdma(inspection: Inspection) -> Iterator[CheckFinding]:
     """RDMA is active on all nodes that use NCCL, or on none."""
     nodes = _nodes(inspection)
     # gloo does not use RDMA, and a single node no network.
-    if len(nodes) < 2 or all(_is_off(inspection, node, found) for node, found in nodes):  # noqa: PLR2004
+    if len(nodes) < 2 or all(_is_off(inspection, node, facts) for node, facts in nodes):  # noqa: PLR2004
         return
-    having = [(node.name, _ports(found)) for node, found in nodes if _active(found)]
+    having = [(node.name, _ports(facts)) for node, facts in nodes if _active(facts)]
     if len(having) == len(nodes):
         yield RDMA_EVERYWHERE.found(None, ports=having[0][1])
         return
     names = listed((name for name, _ in having), _SHOWN)
-    for node, found in nodes:
-        if having and not _active(found):
-            what = f"it is not ({_ports(found)})" if found.rdma else "there is none"
-            yield RDMA_ON_SOME.found(node.name, having=names, ports=having[0][1], what=what)
-        elif found.rdma and not having:
-            yield RDMA_IDLE.found(node.name, ports=_ports(found))
+    for node, facts in nodes:
+        if having and not _active(facts):
+            reason = f"it is not ({_ports(facts)})" if facts.rdma else "there is none"
+            yield RDMA_ON_SOME.found(node.name, having=names, ports=having[0][1], what=reason)
+        elif facts.rdma and not having:
+            yield RDMA_IDLE.found(node.name, ports=_ports(facts))
 
 
 @Check
 def check_locked_memory(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL may lock the buffers for an RDMA NIC."""
-    for node, found in _nodes(inspection):
-        locked = found.limits.get("locked_memory_bytes")
+    for node, facts in _nodes(inspection):
+        locked = facts.limits.get("locked_memory_bytes")
         # The kernel does not apply the limit to root, except to a container's root.
-        is_free = (found.user == "root" and found.container is None) or _is_off(inspection, node, found)
-        if locked is not None and locked < _LOCKED_BYTES and _active(found) and not is_free:
+        is_free = (facts.user == "root" and facts.container is None) or _is_off(inspection, node, facts)
+        if locked is not None and locked < _LOCKED_BYTES and _active(facts) and not is_free:
             yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
 
 
 @Check
 def check_rdma_ports(inspection: Inspection) -> Iterator[CheckFinding]:
     """Each active port reaches its negotiated rate, to every other node."""
-    nodes = [(node, found) for node, found in _nodes(inspection) if not _is_off(inspection, node, found)]
+    nodes = [(node, facts) for node, facts in _nodes(inspection) if not _is_off(inspection, node, facts)]
     if len(nodes) < 2:  # noqa: PLR2004 - a single node needs no network
         return
-    for node, found in nodes:
-        ports = [port for port in found.rdma if port.state == "ACTIVE"]
-        for port in found.rdma if node.hcas else ():
+    for node, facts in nodes:
+        ports = [port for port in facts.rdma if port.state == "ACTIVE"]
+        for port in facts.rdma if node.hcas else ():
             if port.state not in {"ACTIVE", None}:
                 yield RDMA_NAMED_IDLE.found(node.name, port=_name(port), state=port.state)
         for port in ports:
@@ -148,16 +148,16 @@ def check_rdma_ports(inspection: Inspection) -> Iterator[CheckFinding]:
                 yield RDMA_SLOT.found(node.name, port=_name(port), rate=rate, slot=slot, most=most)
         for port in ports:
             if port.link_layer == "Ethernet":
-                yield from _judge_roce(node, found, port, nodes)
+                yield from _judge_roce(node, facts, port, nodes)
 
 
 def _judge_roce(
-    node: Node, found: NodeFacts, port: RdmaPort, nodes: Sequence[tuple[Node, NodeFacts]]
+    node: Node, mine: NodeFacts, port: RdmaPort, nodes: Sequence[tuple[Node, NodeFacts]]
 ) -> Iterator[CheckFinding]:
-    interface = _interface(found, port)
+    interface = _interface(mine, port)
     if interface is None:
         return
-    addressed = [one for one in _roce(found) if (other := _interface(found, one)) is not None and other.addresses]
+    addressed = [port for port in _roce(mine) if (other := _interface(mine, port)) is not None and other.addresses]
     if not interface.addresses:
         if addressed:
             yield RDMA_WITHOUT_ADDRESS.found(
@@ -166,7 +166,7 @@ def _judge_roce(
                 rate=port.rate_gbit_per_s or 0.0,
                 ifname=interface.name,
                 other=listed(map(_name, addressed), _SHOWN),
-                device=",".join(one.device for one in addressed),
+                device=",".join(port.device for port in addressed),
             )
         return
     if interface.mtu is not None and interface.mtu < _ROCE_MTU:
@@ -176,17 +176,17 @@ def _judge_roce(
     for peer, facts in nodes:
         there = {
             str(network)
-            for one in _roce(facts)
-            if (other := _interface(facts, one)) is not None
+            for port in _roce(facts)
+            if (other := _interface(facts, port)) is not None
             for network in other.networks
         }
         # The network of a port without an address is unknown.
-        is_whole = all((other := _interface(facts, one)) is not None and other.addresses for one in _roce(facts))
+        is_whole = all((other := _interface(facts, port)) is not None and other.addresses for port in _roce(facts))
         if peer.name != node.name and is_whole and there and not own & there:
             meeting = [
-                one.device
-                for one in addressed
-                if (other := _interface(found, one)) is not None and set(map(str, other.networks)) & there
+                port.device
+                for port in addressed
+                if (other := _interface(mine, port)) is not None and set(map(str, other.networks)) & there
             ]
             yield RDMA_OTHER_NETWORK.found(
                 node.name,
@@ -201,9 +201,9 @@ def _judge_roce(
 @Check
 def check_rdma_path(inspection: Inspection) -> Iterator[CheckFinding]:
     """Traffic between an active port and a GPU on its switch stays below the switch."""
-    for node, found in _nodes(inspection):
-        ports = [port for port in found.rdma if port.state == "ACTIVE"]
-        if len(inspection.cluster.nodes) == 1 or _is_off(inspection, node, found):
+    for node, facts in _nodes(inspection):
+        ports = [port for port in facts.rdma if port.state == "ACTIVE"]
+        if len(inspection.cluster.nodes) == 1 or _is_off(inspection, node, facts):
             continue
         apart = [port for port in ports if port.acs]
         if apart:
@@ -225,14 +225,14 @@ def check_rdma_path(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_rdma_firmware(inspection: Inspection) -> Iterator[CheckFinding]:
     """NICs of one model have the same firmware."""
-    boards = sorted({port.board for _, found in inspection.known for port in found.rdma if port.board})
+    boards = sorted({port.board for _, facts in inspection.known for port in facts.rdma if port.board})
     for board in boards:
         versions = {
-            node.name: next((port.firmware for port in found.rdma if port.board == board), None)
-            for node, found in inspection.known
+            node.name: next((port.firmware for port in facts.rdma if port.board == board), None)
+            for node, facts in inspection.known
         }
-        known = {name: version for name, version in versions.items() if version is not None}
-        for name, version, peer, expected in disagreements(known, majority=True):
+        firmware = {name: version for name, version in versions.items() if version is not None}
+        for name, version, peer, expected in disagreements(firmware, majority=True):
             yield RDMA_FIRMWARE.found(name, board=board, version=version, peer=peer, expected=expected)
 
 
@@ -240,36 +240,38 @@ def _nodes(inspection: Inspection) -> list[tuple[Node, NodeFacts]]:
     return [
         (
             node,
-            msgspec.structs.replace(found, rdma=tuple(one for one in found.rdma if node.may_use(one.device, one.port))),
+            msgspec.structs.replace(
+                facts, rdma=tuple(port for port in facts.rdma if node.may_use(port.device, port.port))
+            ),
         )
-        for node, found in inspection.known
-        if used_gpus(inspection, node, found)
+        for node, facts in inspection.known
+        if used_gpus(inspection, node, facts)
     ]
 
 
-def _roce(found: NodeFacts) -> list[RdmaPort]:
-    return [port for port in found.rdma if port.state == "ACTIVE" and port.link_layer == "Ethernet"]
+def _roce(facts: NodeFacts) -> list[RdmaPort]:
+    return [port for port in facts.rdma if port.state == "ACTIVE" and port.link_layer == "Ethernet"]
 
 
-def _interface(found: NodeFacts, port: RdmaPort) -> Interface | None:
-    return next((one for one in found.interfaces if one.name == port.ifname), None)
+def _interface(facts: NodeFacts, port: RdmaPort) -> Interface | None:
+    return next((interface for interface in facts.interfaces if interface.name == port.ifname), None)
 
 
 def _name(port: RdmaPort) -> str:
     return f"{port.device}:{port.port}"
 
 
-def _active(found: NodeFacts) -> bool:
-    return any(port.state == "ACTIVE" for port in found.rdma)
+def _active(facts: NodeFacts) -> bool:
+    return any(port.state == "ACTIVE" for port in facts.rdma)
 
 
-def _is_off(inspection: Inspection, node: Node, found: NodeFacts) -> bool:
+def _is_off(inspection: Inspection, node: Node, facts: NodeFacts) -> bool:
     """Environment variables take precedence over NCCL's configuration files."""
-    files = {name: value for values in found.nccl_files.values() for name, value in values.items()}
+    files = {name: value for values in facts.nccl_files.values() for name, value in values.items()}
     env = files | inspection.env(node)
     return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "").lower() == "socket"
 
 
-def _ports(found: NodeFacts) -> str:
-    words = ([f"{port.device}:{port.port}", port.link_layer, port.state] for port in found.rdma[:_SHOWN])
+def _ports(facts: NodeFacts) -> str:
+    words = ([f"{port.device}:{port.port}", port.link_layer, port.state] for port in facts.rdma[:_SHOWN])
     return ", ".join(" ".join(filter(None, each)) for each in words)

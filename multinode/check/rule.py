@@ -53,9 +53,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     def known(self) -> Iterator[tuple[Node, NodeFacts]]:
         """The nodes that answered, with their facts, in node-rank order."""
         for node in self.cluster.nodes:
-            found = self.facts.get(node.name)
-            if found is not None:
-                yield node, found
+            facts = self.facts.get(node.name)
+            if facts is not None:
+                yield node, facts
 
     @property
     def links(self) -> Iterator[tuple[Node, Interface]]:
@@ -78,7 +78,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     def link(self, node: str) -> Interface | None:
         """A node's interface for data; None if unknown."""
         interfaces = self.facts[node].interfaces if node in self.facts else ()
-        return next((one for one in interfaces if one.name == self.place(node).ifname), None)
+        return next((interface for interface in interfaces if interface.name == self.place(node).ifname), None)
 
     def env(self, node: Node) -> dict[str, str]:
         """The job's variables on a node that answered: its own, the hostfile's, the command line's."""
@@ -229,8 +229,8 @@ def disagreements(values: Mapping[str, Any], *, majority: bool = False) -> Itera
     """
     if not values:
         return
-    told = list(values.values())
-    expected = Counter(told).most_common(1)[0][0] if majority else told[0]
+    ordered = list(values.values())
+    expected = Counter(ordered).most_common(1)[0][0] if majority else ordered[0]
     peer = next(node for node, value in values.items() if value == expected)
     for node, value in values.items():
         if value != expected:

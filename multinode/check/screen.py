@@ -32,11 +32,13 @@ def check_parts(
     `details` adds the matrix of nodes and checks, and findings about launches without multinode.
     """
     pressing = any(finding.severity != "note" for finding in findings)
-    shown = [one for one in findings if details or not (one.by_hand or (pressing and one.severity == "note"))]
+    shown = [
+        finding for finding in findings if details or not (finding.by_hand or (pressing and finding.severity == "note"))
+    ]
     yield paragraph(_counts(nodes, checks, shown), style="bold")
     for severity in SEVERITIES:
-        found = _alike([finding for finding in shown if finding.severity == severity])
-        rows = [row for findings_alike in found for row in _rows(findings_alike)]
+        alike = _alike([finding for finding in shown if finding.severity == severity])
+        rows = [row for findings_alike in alike for row in _rows(findings_alike)]
         if rows:
             yield ""
             yield paragraph(f"{severity}s", style=_STYLES[severity])
@@ -118,8 +120,8 @@ def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding
         for check in checks:
             table.add_row(check, *(_mark(place, check, findings) for place in places))
         return table
-    found = {finding.code for finding in findings}
-    shown = [check for check in checks if check in found]
+    codes = {finding.code for finding in findings}
+    shown = [check for check in checks if check in codes]
     others = len(checks) - len(shown)
     table.add_column("node", no_wrap=True)
     for check in shown:

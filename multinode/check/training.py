@@ -97,17 +97,17 @@ _ZERO3 = 3
 @launch_check
 def check_spaces(inspection: Inspection) -> Iterator[CheckFinding]:
     """Nothing that LLaMA-Factory puts on torchrun's command line contains a space."""
-    for node, found in inspection.known if inspection.training is not None else ():
-        for what, path, way in (
+    for node, facts in inspection.known if inspection.training is not None else ():
+        for name, path, way in (
             (
                 "its home directory",
-                found.home,
+                facts.home,
                 ("log in as a user whose home directory has no space: user= in the hostfile"),
             ),
-            ("the interpreter", found.python, "use a training environment at another path: python= in the hostfile"),
+            ("the interpreter", facts.python, "use a training environment at another path: python= in the hostfile"),
         ):
             if path is not None and len(path.split()) > 1:
-                yield SPACE_IN_PATH.found(node.name, what=what, path=path, way=way)
+                yield SPACE_IN_PATH.found(node.name, what=name, path=path, way=way)
 
 
 @launch_check
@@ -116,11 +116,11 @@ def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
     job = inspection.training
     if job is None:
         return
-    for node, found in inspection.known:
-        version = found.packages.get("llamafactory")
+    for node, facts in inspection.known:
+        version = facts.packages.get("llamafactory")
         # A node answers only for the keys that it was asked about.
-        for key in (key for key in job.config if key in found.unknown_arguments):
-            near = found.unknown_arguments[key]
+        for key in (key for key in job.config if key in facts.unknown_arguments):
+            near = facts.unknown_arguments[key]
             by_set = key in job.overridden
             written = f"--set {near}=..." if by_set else f"{near}: in {job.config_path}"
             yield UNKNOWN_KEY.found(
@@ -142,15 +142,17 @@ def check_deepspeed(inspection: Inspection) -> Iterator[CheckFinding]:
         expected, value = _expected(config, yaml_key, default), settings.fixed.get(key)
         if value is None or expected is None or value == expected:
             continue
-        said = f"is {_json(expected)} in the YAML"
+        sentence = f"is {_json(expected)} in the YAML"
         if yaml_key not in config:
-            said = f"is not in the YAML, which means {_json(expected)}"
+            sentence = f"is not in the YAML, which means {_json(expected)}"
         *groups, last = key.split(".")
         # `a.b` as JSON with b set to `auto`.
         auto = f'"{last}": "auto"'
         for group in reversed(groups):
             auto = f'"{group}": {{{auto}}}'
-        yield DEEPSPEED_CONTRADICTS.found(None, key=key, value=_json(value), yaml_key=yaml_key, said=said, json=auto)
+        yield DEEPSPEED_CONTRADICTS.found(
+            None, key=key, value=_json(value), yaml_key=yaml_key, said=sentence, json=auto
+        )
 
 
 @Check
@@ -174,8 +176,8 @@ def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[CheckFinding]:
     _, settings = _settings(inspection)
     if settings is None or settings.stage != _ZERO3 or not settings.names_train_batch_size:
         return
-    for node, found in inspection.known:
-        if found.packages.get("torch", "").endswith("+cpu"):
+    for node, facts in inspection.known:
+        if facts.packages.get("torch", "").endswith("+cpu"):
             yield ZERO3_ON_CPU.found(node.name)
 
 
@@ -185,22 +187,22 @@ def check_deepspeed_devices(inspection: Inspection) -> Iterator[CheckFinding]:
     _, settings = _settings(inspection)
     if settings is None or settings.stage not in _ZERO_1_2:
         return
-    for node, found in inspection.known:
-        version = found.packages.get("deepspeed", "")
+    for node, facts in inspection.known:
+        version = facts.packages.get("deepspeed", "")
         if (
-            accelerator_named(found.accelerator) is not NVIDIA
+            accelerator_named(facts.accelerator) is not NVIDIA
             or (tuple(map(int, re.findall(r"\d+", version)[:3]))) < _NUMBERS_ALONE_SINCE
         ):
             continue
         name, given = NVIDIA.visible[0], node.env | inspection.environment.env
-        value = given.get(name, "" if found.visible_gpus else found.env.get(name, ""))
+        value = given.get(name, "" if facts.visible_gpus else facts.env.get(name, ""))
         way = "write the GPU numbers of nvidia-smi instead"
         if name not in given and not NVIDIA.counts_alike(given):
-            value = listed([gpu.uuid for gpu in found.visible_gpus if gpu.uuid is not None])
+            value = listed([gpu.uuid for gpu in facts.visible_gpus if gpu.uuid is not None])
             way = f"leave {listed(NVIDIA.order)} to multinode, which sets numbers"
         elif "MIG-" in value:
             way = "a MIG device has no number: uninstall nvidia-ml-py for this job, or use an older DeepSpeed:\n"
-            way += f"{shlex.quote(found.python or 'python3')} -m pip uninstall nvidia-ml-py"
+            way += f"{shlex.quote(facts.python or 'python3')} -m pip uninstall nvidia-ml-py"
         if not all(entry.strip().isdigit() for entry in value.split(",") if value):
             yield DEVICES_NOT_NUMBERED.found(
                 node.name, name=name, value=value, version=version, stage=settings.stage, way=way
@@ -289,7 +291,7 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
         return
     layout = Layout.of(workers)
     goodput, words = link
-    gloo = all(not found.gpus for found in inspection.facts.values())
+    gloo = all(not fact.gpus for fact in inspection.facts.values())
     calls = strategy_calls(training.strategy, training.load, layout)
     size = nic_bytes(calls, layout, training.accumulation, gloo=gloo)
     time_s = nic_time_s(size, goodput)
@@ -315,13 +317,13 @@ def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
     job = inspection.training
     words = str(job.config.get("fsdp") or "").split() if job is not None else []
     name = next((word for word in words if word in {"shard_grad_op", "no_shard", "hybrid_shard"}), None)
-    told = job.config.get("fsdp_config") if job is not None else None
-    told = told if isinstance(told, dict) else {}
+    fsdp = job.config.get("fsdp_config") if job is not None else None
+    fsdp = fsdp if isinstance(fsdp, dict) else {}
     # accelerate's own launcher sets the variable from its configuration.
-    if name is None or str(told.get("version") or told.get("fsdp_version")) == "2" or "sharding_strategy" in told:
+    if name is None or str(fsdp.get("version") or fsdp.get("fsdp_version")) == "2" or "sharding_strategy" in fsdp:
         return
-    for node, found in inspection.known:
-        version = found.packages.get("transformers", "")
+    for node, facts in inspection.known:
+        version = facts.packages.get("transformers", "")
         numbers = re.match(r"(\d+)\.(\d+)", version)
         is_recent = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _NOT_TOLD_SINCE
         if is_recent and _STRATEGY_VARIABLE not in inspection.env(node):
@@ -331,8 +333,8 @@ def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
 
 def _read(inspection: Inspection) -> Training | None:
     facts = inspection.facts.values()
-    models = (found.model for found in facts if found.model is not None)
-    versions = (found.packages["transformers"] for found in facts if "transformers" in found.packages)
+    models = (node_facts.model for node_facts in facts if node_facts.model is not None)
+    versions = (fact.packages["transformers"] for fact in facts if "transformers" in fact.packages)
     if inspection.training is None:
         return None
     try:
@@ -362,7 +364,7 @@ def _way_to_small(training: Training, inspection: Inspection) -> str | None:
 def _fits(training: Training, inspection: Inspection) -> bool:
     parameters = training.small.parameters or 0
     needed_mib = parameters * training.small.parameter_bytes / MIB
-    gpus = [gpu for found in inspection.facts.values() for gpu in found.gpus]
+    gpus = [gpu for fact in inspection.facts.values() for gpu in fact.gpus]
     sizes = [gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib is not None]
     return not sizes or needed_mib < _MODEL_SHARE * min(sizes)
 
@@ -380,7 +382,7 @@ def _amortise(training: Training, calls: Iterable[Call]) -> str:
 
 
 def _link(inspection: Inspection) -> tuple[float, str] | None:
-    rates = [one.gbit_per_s or 0.0 for one in inspection.connectivity.streams]
+    rates = [stream.gbit_per_s or 0.0 for stream in inspection.connectivity.streams]
     measured = [rate for rate in rates if rate > _LEAST_GBIT_PER_S]
     if measured:
         slowest = min(measured)

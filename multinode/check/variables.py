@@ -133,14 +133,14 @@ _SET_BY_US = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PO
 @launch_check
 def check_interface_names(inspection: Inspection) -> Iterator[CheckFinding]:
     """Variables that name interfaces name exactly the one for data."""
-    for node, found in inspection.known:
+    for node, facts in inspection.known:
         place = inspection.place(node.name)
         ifname = place.ifname
-        for name in (_NCCL, _GLOO) if found.interfaces else ():
-            source, value = _preset(inspection, node, found, name)
+        for name in (_NCCL, _GLOO) if facts.interfaces else ():
+            source, value = _preset(inspection, node, facts, name)
             if value is None:
                 continue
-            taken = _taken(found, name, value)
+            taken = _taken(facts, name, value)
             values = {"name": name, "source": source, "value": _shown_of(inspection, name, value)}
             if source not in _GIVEN and ifname is not None:
                 due = {ifname, *(place.ifnames if name == _NCCL else ())}
@@ -156,7 +156,7 @@ def check_interface_names(inspection: Inspection) -> Iterator[CheckFinding]:
                     node.name,
                     **values,
                     way=_way(name, source, meant),
-                    present=listed(one.name for one in found.interfaces if one.addresses) or "none",
+                    present=listed(interface.name for interface in facts.interfaces if interface.addresses) or "none",
                     reader="NCCL" if name == _NCCL else "gloo",
                     taken=listed(taken),
                     ifname=meant,
@@ -167,7 +167,7 @@ def check_interface_names(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_agreement(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL reads the same settings on every node."""
     for name in _MUST_AGREE if _is_read(inspection, _NCCL) else ():
-        presets = {node.name: _preset(inspection, node, found, name) for node, found in inspection.known}
+        presets = {node.name: _preset(inspection, node, facts, name) for node, facts in inspection.known}
         source = next((source for source, _ in presets.values() if source), "")
         values = {node: value for node, (_, value) in presets.items()}
         for node, value, peer, expected in disagreements(values, majority=True):
@@ -179,9 +179,9 @@ def check_agreement(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_socket_counts(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL is asked for no more sockets than its maximum."""
-    for node, found in inspection.known if _is_read(inspection, _NCCL) else ():
+    for node, facts in inspection.known if _is_read(inspection, _NCCL) else ():
         threads, sockets = (
-            int(digits[0]) if (digits := _WHOLE.match(_preset(inspection, node, found, name)[1] or "")) else 0
+            int(digits[0]) if (digits := _WHOLE.match(_preset(inspection, node, facts, name)[1] or "")) else 0
             for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
         )
         count = threads * sockets
@@ -193,8 +193,8 @@ def check_socket_counts(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_stray_variables(inspection: Inspection) -> Iterator[CheckFinding]:
     """No variable of another launcher is set in a profile, and none that multinode computes in the hostfile."""
-    for node, found in inspection.known:
-        for source, variables in ((_SESSION, found.env), (_DEEPSPEED_ENV, found.deepspeed_env)):
+    for node, facts in inspection.known:
+        for source, variables in ((_SESSION, facts.env), (_DEEPSPEED_ENV, facts.deepspeed_env)):
             names = sorted(name for name in variables if any(fnmatchcase(name, stray) for stray in STRAY_VARIABLES))
             if names:
                 pattern = shlex.quote("|".join(map(re.escape, names)))
@@ -211,42 +211,42 @@ def check_stray_variables(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_python_home(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's interpreter finds its own library."""
-    for node, found in inspection.known:
-        source, value = _preset(inspection, node, found, "PYTHONHOME")
+    for node, facts in inspection.known:
+        source, value = _preset(inspection, node, facts, "PYTHONHOME")
         if value:
             searched = (f"find and remove it on {node.name}:", f"grep -n PYTHONHOME {_PROFILES}")
             way = searched if source == _SESSION else f"remove it from {source}"
-            python = found.python or "the job's interpreter"
+            python = facts.python or "the job's interpreter"
             yield PYTHON_HOME.found(node.name, value=_shown(value), source=source, python=python, way=way)
 
 
 @launch_check
 def check_hidden_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
     """No variable hides GPUs that the job would use."""
-    for node, found in inspection.known:
-        names = accelerator_named(found.accelerator).visible
-        name = next((one for one in names if one in found.env), None)
+    for node, facts in inspection.known:
+        names = accelerator_named(facts.accelerator).visible
+        name = next((name for name in names if name in facts.env), None)
         if name is None or name in node.env | inspection.environment.env:
             continue
-        preset = found.env[name]
+        preset = facts.env[name]
         words = {"name": name, "value": _shown(preset), "source": _SESSION, "command": f"grep -n {name} {_PROFILES}"}
         if node.gpus is not None:
-            shown = {gpu.index for gpu in found.visible_gpus}
-            hidden = [str(gpu.index) for gpu in found.gpus if gpu.index in node.gpus and gpu.index not in shown]
+            shown = {gpu.index for gpu in facts.visible_gpus}
+            hidden = [str(gpu.index) for gpu in facts.gpus if gpu.index in node.gpus and gpu.index not in shown]
             if hidden:
                 there = ",".join(map(str, sorted(shown))) or "none"
                 yield GPUS_NOT_VISIBLE.found(node.name, **words, ids=" and ".join(hidden), there=there)
             continue
-        visible, count = _count_visible(preset), len(found.gpus)
+        visible, count = _count_visible(preset), len(facts.gpus)
         wanted = node.slots if node.slots is not None else count
         if visible < min(wanted, count):
             yield GPUS_HIDDEN.found(node.name, **words, visible=visible, count=count)
 
 
-def _preset(inspection: Inspection, node: Node, found: NodeFacts, name: str) -> tuple[str, str | None]:
-    files = found.nccl_files if name.startswith("NCCL_") else {}
+def _preset(inspection: Inspection, node: Node, facts: NodeFacts, name: str) -> tuple[str, str | None]:
+    files = facts.nccl_files if name.startswith("NCCL_") else {}
     given = {_OPTION: inspection.environment.env, _HOSTFILE: node.env}
-    for source, variables in {**given, _SESSION: found.env, **files}.items():
+    for source, variables in {**given, _SESSION: facts.env, **files}.items():
         if name in variables:
             return source, variables[name]
     return "", None
@@ -260,11 +260,13 @@ def _judge_name(name: str, value: str, taken: tuple[str, ...], meant: str | None
     return NAMES_MORE if len(taken) > 1 and name == _NCCL and takes_by_prefix(value) else None
 
 
-def _taken(found: NodeFacts, name: str, value: str) -> tuple[str, ...]:
+def _taken(facts: NodeFacts, name: str, value: str) -> tuple[str, ...]:
     if name == _NCCL:
-        return tuple(one.name for one in select_interfaces(found.interfaces, value, found.nccl_version))
+        return tuple(interface.name for interface in select_interfaces(facts.interfaces, value, facts.nccl_version))
     # Gloo takes whole names; `=` would be part of one.
-    return tuple(one.name for one in found.interfaces if one.addresses and one.name in value.split(","))
+    return tuple(
+        interface.name for interface in facts.interfaces if interface.addresses and interface.name in value.split(",")
+    )
 
 
 def _is_read(inspection: Inspection, name: str) -> bool:
@@ -272,7 +274,7 @@ def _is_read(inspection: Inspection, name: str) -> bool:
         return True
     if isinstance(inspection.job, CollectiveTest) and inspection.job.backend is not None:
         return inspection.job.backend == "nccl"
-    return any(found.gpus or found.nccl_version is not None for _, found in inspection.known)
+    return any(facts.gpus or facts.nccl_version is not None for _, facts in inspection.known)
 
 
 def _way(name: str, source: str, ifname: str | None = None) -> tuple[str, ...]:

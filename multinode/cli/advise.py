@@ -54,7 +54,7 @@ def advise(
 
     recommendations = read_recommendations(run_ids, link, link_measured)
     again = f"multinode advise{given_options(ctx)} --details"
-    paying = [one for one in recommendations.advice if one.change is not None and pays(one)]
+    paying = [advice for advice in recommendations.advice if advice.change is not None and pays(advice)]
     following = ""
     if paying and link is None:
         runs = "".join(f" --from {shlex.quote(run_id)}" for run_id in run_ids or ["last"])
@@ -106,7 +106,7 @@ def print_recommendations(
         advice = shortlist(recommendations.advice, _TOP)
     else:
         advice = tuple(
-            one for place, one in enumerate(recommendations.advice) if top is None or place < top or one.tried
+            advice for place, advice in enumerate(recommendations.advice) if top is None or place < top or advice.tried
         )
     if as_json:
         print_document(msgspec.structs.replace(recommendations, advice=advice))

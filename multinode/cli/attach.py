@@ -71,50 +71,50 @@ def attach(
     from multinode.launch.attach import attach as follow
 
     require_terminal(if_slower)
-    known = _known(run_id) if hosts is None else _known_elsewhere(hosts, run_id)
-    if known.directory.is_locked:
+    run = _known(run_id) if hosts is None else _known_elsewhere(hosts, run_id)
+    if run.directory.is_locked:
         if if_slower != "report":
             raise UsageError(
                 f"--if-slower-than-one-node {if_slower}: another multinode follows this run",
-                hint=f"see its verdict: multinode show {known.run.run_id}",
+                hint=f"see its verdict: multinode show {run.run.run_id}",
             )
         if exports.are_wanted:
             raise UsageError(
                 "--export: another multinode follows this run",
-                hint=f"multinode export {known.run.run_id} --follow tensorboard:DIR",
+                hint=f"multinode export {run.run.run_id} --follow tensorboard:DIR",
             )
-        _watch(known, fetch, as_json=as_json)
+        _watch(run, fetch, as_json=as_json)
     with (
-        open_context(known.cluster, leaves=known.run.detached) as context,
+        open_context(run.cluster, leaves=run.run.detached) as context,
         watch(context, if_slower),
         notices.watch(context) as tell_end,
         exports.watch(context),
     ):
-        options = ExecuteOptions(leave_on_stop=known.run.detached, stall_s=hang_timeout or None, on_stall=on_hang)
-        launched = follow(known, context, options)
-        not_fetched = fetch_results(context, launched, known.cluster, fetch)
+        options = ExecuteOptions(leave_on_stop=run.run.detached, stall_s=hang_timeout or None, on_stall=on_hang)
+        launched = follow(run, context, options)
+        not_fetched = fetch_results(context, launched, run.cluster, fetch)
         tell_end(launched.run)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
-def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
+def _watch(run: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
     from multinode.cli.runs import print_followed
     from multinode.launch.attach import follow_logs, look_again
 
     if fetch:
         raise UsageError("--fetch: another multinode follows this run", hint="attach again after it has ended")
-    note(f"another multinode follows run {known.run.run_id}: showing its records until the run ends; Ctrl-C leaves")
-    if known.run.kind == "launch" and (told := running_verdict(known.run.run_id)[1]):
-        note(told)
-    ranks = tuple(node.node_rank for node in known.run.nodes)
-    chunks = follow_logs(known, ranks, None)
+    note(f"another multinode follows run {run.run.run_id}: showing its records until the run ends; Ctrl-C leaves")
+    if run.run.kind == "launch" and (verdict := running_verdict(run.run.run_id)[1]):
+        note(verdict)
+    ranks = tuple(node.node_rank for node in run.run.nodes)
+    chunks = follow_logs(run, ranks, None)
     with contextlib.suppress(KeyboardInterrupt):
         if as_json:
             for _ in chunks:
                 continue
         else:
             print_followed(chunks, len(ranks), None)
-    tell_result(look_again(known), as_json=as_json)
+    tell_result(look_again(run), as_json=as_json)
 
 
 def stop(
@@ -124,18 +124,18 @@ def stop(
     from multinode.launch.attach import stop as stop_run
     from multinode.launch.attach import with_hosts
 
-    known = _known(run_id) if hosts is None or run_id == "last" else _known_here(run_id)
-    if known is None:
+    run = _known(run_id) if hosts is None or run_id == "last" else _known_here(run_id)
+    if run is None:
         try:
-            known = _known_elsewhere(hosts, run_id)
+            run = _known_elsewhere(hosts, run_id)
         except MultinodeError as error:
             # Node 0 has no plan of it, or cannot be asked: then each node stops what it knows of the run.
             note(str(error))
             _stop_without_record(hosts, run_id, grace_period, as_json=as_json)
     if hosts is not None:
-        known = with_hosts(known, read_cluster(hosts)[0])
-    with open_context(known.cluster) as context:
-        launched = stop_run(known, context, grace_period)
+        run = with_hosts(run, read_cluster(hosts)[0])
+    with open_context(run.cluster) as context:
+        launched = stop_run(run, context, grace_period)
     tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
 
 
@@ -174,7 +174,7 @@ def clean(
         print_document({"schema": "multinode.clean/1", "nodes": cleaned})
     for node in cleaned if not as_json else ():
         typer.echo(f"{node.node}: {node.error or _describe_cleaned(node)}")
-    raise typer.Exit(3 if any(one.error for one in cleaned) else 0)
+    raise typer.Exit(3 if any(node.error for node in cleaned) else 0)
 
 
 def _describe_stop(node: NodeStop) -> str:

@@ -91,9 +91,9 @@ def bench(
     test = make_device_test(
         kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats
     )
-    asked = {"alone": alone, "together": together}
-    phases = [phase for phase in PHASES if asked[phase] or not any(asked.values())]
-    what = common.make_launch(
+    modes = {"alone": alone, "together": together}
+    phases = [phase for phase in PHASES if modes[phase] or not any(modes.values())]
+    launch = common.make_launch(
         read_nodes(hosts, nodes, local),
         test,
         LaunchOptions(workers_per_node=local or workers_per_node, sample_interval_s=_SAMPLE_INTERVAL_S),
@@ -106,8 +106,8 @@ def bench(
         ),
         check=check,
     )
-    with open_context(what.cluster, local=local is not None) as context:
-        report = run_bench(what, phases, context, fresh=fresh)
+    with open_context(launch.cluster, local=local is not None) as context:
+        report = run_bench(launch, phases, context, fresh=fresh)
     if as_json:
         print_document(report)
     else:

@@ -79,15 +79,15 @@ def check(
 
         require_idle(cluster)
     options = training.with_environment(LaunchOptions(workers_per_node=workers_per_node))
-    what: Job | None = None
+    training_job: Job | None = None
     if job is not None or ctx.meta[SCRIPT] is not None or set_ or synthetic or training.concerns_job:
-        what = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
-        what = api.with_synthetic(what) if synthetic else what
-        what, options = training.with_engine(what, options)
+        training_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
+        training_job = api.with_synthetic(training_job) if synthetic else training_job
+        training_job, options = training.with_engine(training_job, options)
     with api.connect(cluster) as context, show_stage() as context.say:
         from multinode.check.screen import check_parts, next_step
 
-        report = api.check(cluster, context, what, api.CheckOptions(launch=options, bandwidth=bandwidth))
+        report = api.check(cluster, context, training_job, api.CheckOptions(launch=options, bandwidth=bandwidth))
     severities = {"error", "warning"} if strict else {"error"}
     failures = [finding for finding in report.findings if finding.severity in severities]
     if as_json:

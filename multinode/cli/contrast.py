@@ -129,12 +129,12 @@ def contrast(
     )
     execute = ExecuteOptions(stall_s=hang_timeout or None, on_stall=on_hang)
     options = LaunchOptions(averaging=averaging.read())
-    what = training.make_training(there, what_job, options, execute, check=check)
+    launch = training.make_training(there, what_job, options, execute, check=check)
     if dry_run:
-        _print_plan(what, request, as_json=as_json)
+        _print_plan(launch, request, as_json=as_json)
         return
-    with open_context(what.cluster) as context:
-        contrasted = api.contrast(what, context, request, repeats=repeats, fresh=fresh)
+    with open_context(launch.cluster) as context:
+        contrasted = api.contrast(launch, context, request, repeats=repeats, fresh=fresh)
     name = contrasted.directory.name
     tune = f"multinode tune --from {name} --candidates 2{given_options(ctx, _FOR_TUNE)}"
     following = tune if contrasted.contrast.advice else f"multinode report {name}"
@@ -162,17 +162,19 @@ def one_node_command(contrast: Contrast, given: str) -> str | None:
     return f"multinode launch --nodes 1 --workers-per-node {contrast.baseline.workers_per_node}{given}"
 
 
-def _print_plan(what: Launch, request: ContrastRequest, *, as_json: bool) -> None:
+def _print_plan(launch: Launch, request: ContrastRequest, *, as_json: bool) -> None:
     from multinode.contrast.measure import plan_offline_sides
     from multinode.records.plan import plan_text, redact_plan
 
-    sides, plans = plan_offline_sides(what, request)
+    sides, plans = plan_offline_sides(launch, request)
     if as_json:
-        told = [
+        documents = [
             {"role": side.role, "label": side.label, "plan": redact_plan(plan)}
             for side, plan in zip(sides.sides, plans, strict=True)
         ]
-        print_document({"schema": "multinode.contrast-plan/1", "mode": sides.mode, "why": sides.why, "sides": told})
+        print_document(
+            {"schema": "multinode.contrast-plan/1", "mode": sides.mode, "why": sides.why, "sides": documents}
+        )
         return
     typer.echo(f"{sides.mode}: {sides.why}")
     for side, plan in zip(sides.sides, plans, strict=True):
@@ -204,18 +206,20 @@ def compare(
     from multinode.network.size_scan import ScanReport
     from multinode.render.table import sheet_table
 
-    found = compare_records(runs_root(), run_a, run_b, anyway=force)
+    comparison = compare_records(runs_root(), run_a, run_b, anyway=force)
     again = f"multinode compare{given_options(ctx)} --details"
     if as_json:
-        print_document(found)
-    elif isinstance(found, Contrast):
-        print_contrast(found, details=details, more=again, next_command=f"multinode report{given_options(ctx, _RUNS)}")
-    elif isinstance(found, ScanReport):
-        print_screen(scan_parts(found, details=details))
-    elif isinstance(found, ComparedRecords):
-        print_screen([sheet_table(compared_sheet(found, details=details))])
+        print_document(comparison)
+    elif isinstance(comparison, Contrast):
+        print_contrast(
+            comparison, details=details, more=again, next_command=f"multinode report{given_options(ctx, _RUNS)}"
+        )
+    elif isinstance(comparison, ScanReport):
+        print_screen(scan_parts(comparison, details=details))
+    elif isinstance(comparison, ComparedRecords):
+        print_screen([sheet_table(compared_sheet(comparison, details=details))])
     else:
-        print_cells(found, details=details, more=f"multinode show {run_a} {run_b} --details")
+        print_cells(comparison, details=details, more=f"multinode show {run_a} {run_b} --details")
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

@@ -123,7 +123,7 @@ class _Watch:
             self._run_id, self._verdict, self._asks = progress.run_id, None, False
             self._due = self._least if len(progress.nodes) > 1 else None
         steps = [node.step for node in progress.nodes]
-        step = min((one for one in steps if one is not None), default=0) if None not in steps else 0
+        step = min((step for step in steps if step is not None), default=0) if None not in steps else 0
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
             self._take(step)

@@ -76,7 +76,10 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
         rows.append(("" if number else "Next", text))
     if explanation.other_failures:
         title = "Then" if explanation.order_known else "Also"
-        rows += [(title if not number else "", _sentence(one)) for number, one in enumerate(explanation.other_failures)]
+        rows += [
+            (title if not number else "", _sentence(failure))
+            for number, failure in enumerate(explanation.other_failures)
+        ]
     if not explanation.order_known:
         rows.append(("Order", "the logs do not show which of these came first"))
     yield ""
@@ -85,5 +88,5 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
 
 def _sentence(failure: LogFailure) -> str:
     where = failure.file if failure.line is None else f"{failure.file}, line {failure.line}"
-    said = ", ".join(filter(None, (failure.node, failure.time)))
-    return f"{where}{f' ({said})' if said else ''}: {failure.message}"
+    place = ", ".join(filter(None, (failure.node, failure.time)))
+    return f"{where}{f' ({place})' if place else ''}: {failure.message}"

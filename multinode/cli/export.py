@@ -66,7 +66,7 @@ def export(
             note(f"{run} -> {target}")
     if as_json:
         print_document({"schema": "multinode.export/1", "exports": done})
-    raise typer.Exit(1 if any(one["error"] for one in done) else 0)
+    raise typer.Exit(1 if any(run["error"] for run in done) else 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def rate(
 ) -> None:
     """Change the line rate of a node's training network in both directions, even while jobs run."""
     rate_gbit_per_s = parse_option("RATE", line_rate, parse_lab_rate)
-    names = [one.name for one in require_lab().nodes] if node == "all" else [node]
+    names = [node.name for node in require_lab().nodes] if node == "all" else [node]
     lab = set_rate(names, rate_gbit_per_s)
     if as_json:
         print_document(describe_lab(lab))

@@ -172,7 +172,7 @@ def launch(
         on_stall=on_hang,
         log_limit_bytes=parse_option("--log-limit", log_limit, _parse_log_limit),
     )
-    what = training.make_training(there, what_job, options, execute, check=check)
+    training_launch = training.make_training(there, what_job, options, execute, check=check)
     again = restarting.options(detach=detach)
     if exports.are_wanted and detach:
         raise UsageError(
@@ -180,16 +180,16 @@ def launch(
             hint="remove --detach, or attach with --export",
         )
     if dry_run:
-        _print_plan(what, as_json=as_json)
+        _print_plan(training_launch, as_json=as_json)
         return
     with (
-        open_context(what.cluster) as context,
+        open_context(training_launch.cluster) as context,
         watch(context, if_slower),
         notices.watch(context) as tell_end,
         exports.watch(context),
     ):
-        launched = api.launch(what, context, again)
-        not_fetched = fetch_results(context, launched, what.cluster, fetch)
+        launched = api.launch(training_launch, context, again)
+        not_fetched = fetch_results(context, launched, training_launch.cluster, fetch)
         tell_end(launched.run)
     if detach and notices.are_wanted:
         note("to be notified of its end, follow it with the same options: multinode attach")
@@ -205,11 +205,11 @@ def contrast_command(ctx: typer.Context) -> str:
     return f"multinode contrast{both}{given_options(ctx, _FOR_CONTRAST)}"
 
 
-def _print_plan(what: Launch, *, as_json: bool) -> None:
+def _print_plan(launch: Launch, *, as_json: bool) -> None:
     from multinode import api
     from multinode.records.plan import plan_text, redact_plan
 
-    plan = api.plan(what)
+    plan = api.plan(launch)
     if as_json:
         print_document(redact_plan(plan))
     else:

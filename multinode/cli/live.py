@@ -143,20 +143,20 @@ def within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress],
 
 
 def _telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], None]) -> LiveView:
-    told: Stall | None = None
+    shown: Stall | None = None
     troubles: set[str] = set()
 
     def show_and_tell(progress: RunProgress) -> None:
-        nonlocal told
+        nonlocal shown
         for trouble in progress.troubles:
             if trouble not in troubles:
                 troubles.add(trouble)
                 say(f"warning: {sanitize(trouble)}")
-        if progress.stall is not None and progress.stall is not told:
+        if progress.stall is not None and progress.stall is not shown:
             say(stall_line(progress.stall))
-        elif progress.stall is None and told is not None and not _is_over(progress):
+        elif progress.stall is None and shown is not None and not _is_over(progress):
             say("the run has resumed")
-        told = progress.stall
+        shown = progress.stall
         show(progress)
 
     return LiveView(say, _never_failing(show_and_tell, say))
@@ -227,12 +227,12 @@ def show_stage(*, plain: bool = False) -> Iterator[Callable[[str], None]]:
 
 
 def _seldom(say: Callable[[str], None]) -> Callable[[str], None]:
-    said = time.monotonic()
+    said_s = time.monotonic()
 
     def say_seldom(text: str) -> None:
-        nonlocal said
-        if time.monotonic() - said >= _PLAIN_EVERY_S:
-            said = time.monotonic()
+        nonlocal said_s
+        if time.monotonic() - said_s >= _PLAIN_EVERY_S:
+            said_s = time.monotonic()
             say(text)
 
     return say_seldom

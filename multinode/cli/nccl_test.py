@@ -176,7 +176,7 @@ def nccl_test(
             f"--{'write' if write else 'fresh'} is an option of --tune, which is missing", hint="add --tune"
         )
     choose_form(None, output, {".html": "html", ".htm": "html"})
-    what = common.make_launch(
+    launch = common.make_launch(
         _cluster(hosts, nodes, local),
         test,
         # A training uses all slots; bare sizes are of the network between the nodes.
@@ -185,11 +185,11 @@ def nccl_test(
         check=check,
     )
     if tune:
-        _tune(what, api.Extent(like=training, fresh=fresh), repeats, write=write, details=details, as_json=as_json)
+        _tune(launch, api.Extent(like=training, fresh=fresh), repeats, write=write, details=details, as_json=as_json)
         return
-    with open_context(what.cluster, local=local is not None) as context:
+    with open_context(launch.cluster, local=local is not None) as context:
         extent = api.Extent(tcp=tcp, pairs=pairs, compare=compare, like=training)
-        report = api.nccl_test(what, context, extent)
+        report = api.nccl_test(launch, context, extent)
     if output is not None:
         _write_page(report, output)
     if as_json:
@@ -203,18 +203,18 @@ def nccl_test(
     raise typer.Exit(1 if any(row.num_wrong for row in report.rows) or not report.rows else 0)
 
 
-def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
+def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
     from multinode.network.nccl_tuning import env_keys, tune_parts, tune_warnings
     from multinode.network.tune import nccl_tune
 
-    path = Path(what.cluster.source)
-    if write and not (path.is_file() and read_text(path, "the hostfile") == what.hostfile):
+    path = Path(launch.cluster.source)
+    if write and not (path.is_file() and read_text(path, "the hostfile") == launch.hostfile):
         raise UsageError(
-            f"--write changes a hostfile, but {what.cluster.source} is not one",
+            f"--write changes a hostfile, but {launch.cluster.source} is not one",
             hint="without --write, multinode prints the keys",
         )
-    with open_context(what.cluster) as context:
-        report = nccl_tune(what, extent, repeats, context)
+    with open_context(launch.cluster) as context:
+        report = nccl_tune(launch, extent, repeats, context)
     if as_json:
         print_document(report)
     else:
@@ -222,7 +222,7 @@ def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, details: b
     if write and report.winner:
         for line in tune_warnings(report) if as_json else ():
             note(line)
-        write_text(path, with_variables(what.hostfile, report.winner))
+        write_text(path, with_variables(launch.hostfile, report.winner))
         note(f"{path}: {env_keys(report)} on the line of every node")
 
 

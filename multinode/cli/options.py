@@ -38,10 +38,10 @@ def complete_runs(incomplete: str) -> list[str]:
 
 def complete_hosts(incomplete: str) -> list[str]:
     """`lab`, `auto`, and files named like hostfiles; otherwise the shell completes any file."""
-    found = [
+    hostfiles = [
         str(path) for pattern in ("*host*", "hostfiles/*") for path in sorted(Path().glob(pattern)) if path.is_file()
     ]
-    return [name for name in ("lab", "auto", *found) if name.startswith(incomplete)]
+    return [name for name in ("lab", "auto", *hostfiles) if name.startswith(incomplete)]
 
 
 # Sections of a verb's help.
@@ -507,7 +507,7 @@ def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
 
 def _own_first(group: type) -> list[inspect.Parameter]:
     types = get_type_hints(group, include_extras=True)
-    names = [name for one in group.__mro__ for name in inspect.get_annotations(one)]
+    names = [name for base in group.__mro__ for name in inspect.get_annotations(base)]
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(group, name), annotation=types[name])
         for name in names

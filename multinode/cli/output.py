@@ -96,13 +96,13 @@ def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str
         require_directory(output.parent)
     if form is not None or output is None:
         return form or next(iter(endings.values()))
-    found = endings.get(output.suffix.lower())
-    if found is None:
-        known = ", ".join(filter(None, endings))
+    by_ending = endings.get(output.suffix.lower())
+    if by_ending is None:
+        known_endings = ", ".join(filter(None, endings))
         raise UsageError(
-            (f"--output {output}: unknown format {output.suffix or 'without a suffix'}"), hint=f"one of {known}"
+            (f"--output {output}: unknown format {output.suffix or 'without a suffix'}"), hint=f"one of {known_endings}"
         )
-    return found
+    return by_ending
 
 
 def print_traceback(error: Exception) -> None:

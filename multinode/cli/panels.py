@@ -111,14 +111,21 @@ class PanelCommand(typer.core.TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`[OPTIONS] [JOB]`."""
-        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
-        return ["[OPTIONS]", *(metavar(one) if one.required else _optional(metavar(one)) for one in arguments)]
+        arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
+        return [
+            "[OPTIONS]",
+            *(metavar(argument) if argument.required else _optional(metavar(argument)) for argument in arguments),
+        ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """A section for each panel, in the order of the parameters."""
         params = self.get_params(ctx)
         whole = ctx.meta.get(_ALL, False) or len(_options(params)) <= _MANY
-        shown = [one for one in params if whole or one.param_type_name == "argument" or one.name in _EVERYDAY | _OUTPUT]
+        shown = [
+            param
+            for param in params
+            if whole or param.param_type_name == "argument" or param.name in _EVERYDAY | _OUTPUT
+        ]
         _write_options(shown, formatter, whole=whole)
         if len(shown) < len(params):
             formatter.write_paragraph()
@@ -150,7 +157,7 @@ def _show_all(ctx: Any, _: Any, value: bool) -> None:
 
 
 def _options(params: list[Any]) -> list[Any]:
-    return [one for one in params if one.param_type_name == "option" and not getattr(one, "hidden", False)]
+    return [param for param in params if param.param_type_name == "option" and not getattr(param, "hidden", False)]
 
 
 def _optional(name: str) -> str:
@@ -170,7 +177,7 @@ class PanelGroup(typer.core.TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Options, then verbs."""
         with formatter.section("Options"):
-            formatter.write_dl([(spelling(one), _meaning(one, whole=True)) for one in self.get_params(ctx)])
+            formatter.write_dl([(spelling(param), _meaning(param, whole=True)) for param in self.get_params(ctx)])
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature

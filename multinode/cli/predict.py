@@ -148,15 +148,15 @@ def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: Forec
 def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
     """Values with commas between."""
     words = [word.strip() for word in text.split(",")] if text is not None else []
-    found = []
+    averagings = []
     for word in words:
         try:
-            found.append(kind(word))
+            averagings.append(kind(word))
         except (ValueError, KeyError):
             raise UsageError(
                 f"{option} {text}: {word!r} is not a valid value", hint="multinode predict --help"
             ) from None
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(averagings))
 
 
 def _averagings(sync_every: str | None, diloco: str | None, sync_dtype: str | None) -> tuple[Averaging | None, ...]:
@@ -168,9 +168,9 @@ def _averagings(sync_every: str | None, diloco: str | None, sync_dtype: str | No
     outer = _read("--diloco", diloco, str)
     if not rounds and not outer:
         return tuple(filter(None, (read_averaging(None, None, dtype) for dtype in dtypes)))
-    asked = [read_averaging(every, None, dtype) for every in rounds if every is not None for dtype in dtypes]
-    asked += [read_averaging(None, text, dtype) for text in outer for dtype in dtypes]
-    return (*([None] if None in rounds else []), *asked)
+    averagings = [read_averaging(every, None, dtype) for every in rounds if every is not None for dtype in dtypes]
+    averagings += [read_averaging(None, text, dtype) for text in outer for dtype in dtypes]
+    return (*([None] if None in rounds else []), *averagings)
 
 
 def _strategy(word: str) -> Strategy:

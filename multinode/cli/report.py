@@ -50,19 +50,19 @@ def report(
     """Write a self-contained HTML page with charts of one or more runs."""
     chosen = _choose_form(form, output, as_json=as_json)
     with show_stage() as say:
-        found = load_report(runs_root(), run_ids or ["last"], say)
-    names = [one.run.run_id for one in found.runs]
+        loaded = load_report(runs_root(), run_ids or ["last"], say)
+    names = [run.run.run_id for run in loaded.runs]
     if chosen == "csv" and output is not None:
-        written = write_csv(found, output)
+        written = write_csv(loaded, output)
     elif chosen == "markdown" and output is None:
-        typer.echo(report_markdown(found), nl=False)
+        typer.echo(report_markdown(loaded), nl=False)
         return
     else:
         name = Path("-".join((names[0], *(["and-others"] if names[1:] else []))) + f".{_SUFFIXES[chosen]}")
         written = (name if output is None else output / name if output.is_dir() else output,)
         write = write_markdown if chosen == "markdown" else write_page
-        write(found, written[0])
-    sampled = [path for one, path in zip(found.runs, found.directories, strict=True) if one.cells is None]
+        write(loaded, written[0])
+    sampled = [path for run, path in zip(loaded.runs, loaded.directories, strict=True) if run.cells is None]
     _tell(written, names, [path / "samples" for path in sampled], as_json=as_json)
 
 

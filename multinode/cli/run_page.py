@@ -61,9 +61,7 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_result(self) -> bool:
         """Whether there is something to show beside samples, or a word on why there is not."""
-        return bool(self.unread) or any(
-            found is not None for found in (self.scan, self.contrast, self.cells, self.bench)
-        )
+        return bool(self.unread) or any(part is not None for part in (self.scan, self.contrast, self.cells, self.bench))
 
 
 _CLOCKS = (
@@ -76,72 +74,72 @@ def run_page(runs: Sequence[ReportedRun]) -> str:
     """The page; at least one run."""
     from multinode.render.page import blocks_html, page, section
 
-    title = " and ".join(one.run.run_id for one in runs)
+    title = " and ".join(run.run.run_id for run in runs)
     names = [f"run-{number}" for number in range(1, len(runs) + 1)]
-    sections = (section(name, _blocks(one, name)) for one, name in zip(runs, names, strict=True))
+    sections = (section(name, _blocks(run, name)) for run, name in zip(runs, names, strict=True))
     return page(f"multinode: {title}", [blocks_html([_overview(runs)] if len(runs) > 1 else []), *sections])
 
 
 def run_markdown(runs: Sequence[ReportedRun]) -> str:
     """Every run under its job's name, most important first, without charts."""
-    return "\n".join(blocks_markdown(_blocks(one)).rstrip() + "\n" for one in runs)
+    return "\n".join(blocks_markdown(_blocks(run)).rstrip() + "\n" for run in runs)
 
 
 def _overview(runs: Sequence[ReportedRun]) -> Sheet:
     names = ["run", "state"]
-    tiles = [_tiles(one) for one in runs]
-    shown = list(dict.fromkeys(name for one in tiles for name in one))
+    tiles = [_tiles(run) for run in runs]
+    shown = list(dict.fromkeys(name for tile in tiles for name in tile))
     rows = [
-        (one.run.run_id, one.run.status, *(mine.get(name, UNKNOWN) for name in shown), one.run.job)
-        for one, mine in zip(runs, tiles, strict=True)
+        (run.run.run_id, run.run.status, *(mine.get(name, UNKNOWN) for name in shown), run.run.job)
+        for run, mine in zip(runs, tiles, strict=True)
     ]
     columns = [Column(name, words=True) for name in names] + [Column(name) for name in shown]
     return Sheet(title="runs", columns=(*columns, Column("job", words=True)), rows=tuple(rows))
 
 
-def _blocks(one: ReportedRun, name: str | None = None) -> Iterator[Block]:
+def _blocks(run: ReportedRun, name: str | None = None) -> Iterator[Block]:
     """Everything known of a run; with charts if it has a `name` on a page."""
-    yield from _head(one.run)
-    charts = _charts(one, name) if name is not None else {}
-    summary = one.summary
-    if one.unread:
-        yield Prose(one.unread, "strong")
-    if one.contrast is not None:
-        yield from contrast_blocks(one.contrast, charts.get("contrast", ()))
-    if one.cells is not None:
-        yield from cell_blocks(one.cells, charts.get("cells", ()))
-    if one.bench is not None:
-        yield Prose("\n".join(bench_lines(one.bench)), "verbatim", "verdict")
-        yield from bench_sheets(one.bench)
-        yield Prose("\n".join(one.bench.notes), "verbatim")
+    yield from _head(run.run)
+    charts = _charts(run, name) if name is not None else {}
+    summary = run.summary
+    if run.unread:
+        yield Prose(run.unread, "strong")
+    if run.contrast is not None:
+        yield from contrast_blocks(run.contrast, charts.get("contrast", ()))
+    if run.cells is not None:
+        yield from cell_blocks(run.cells, charts.get("cells", ()))
+    if run.bench is not None:
+        yield Prose("\n".join(bench_lines(run.bench)), "verbatim", "verdict")
+        yield from bench_sheets(run.bench)
+        yield Prose("\n".join(run.bench.notes), "verbatim")
     if summary is not None:
         yield Tiles(tuple(_key_figures(summary)))
         yield verdict_sheet(summary)
-    if one.scan is not None:
+    if run.scan is not None:
         yield from charts.get("scan", ())
-        yield Prose("\n".join(scan_lines(one.scan)), "verbatim")
-    if one.observed is not None and any(node.samples for node in one.observed.nodes):
+        yield Prose("\n".join(scan_lines(run.scan)), "verbatim")
+    if run.observed is not None and any(node.samples for node in run.observed.nodes):
         yield from charts.get("steps", ())
-    elif not one.has_result:
+    elif not run.has_result:
         yield Prose("This run has no recorded samples.")
     if summary is not None:
         yield from (sheet for sheet in summary_sheets(summary) if sheet.title != "verdict")
 
 
-def _charts(one: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
+def _charts(run: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
     from multinode.contrast.page import contrast_charts
     from multinode.experiment.cell_page import cell_charts
     from multinode.network.scan_chart import scan_chart
 
     charts: dict[str, Iterable[Block]] = {}
-    if one.contrast is not None:
-        charts["contrast"] = contrast_charts(one.contrast, name)
-    if one.cells is not None:
-        charts["cells"] = cell_charts(one.cells, name)
-    if one.scan is not None:
-        charts["scan"] = [scan_chart(one.scan, f"{name}-sweep")]
-    if one.observed is not None:
-        charts["steps"] = _step_charts(one.observed, one.summary, name)
+    if run.contrast is not None:
+        charts["contrast"] = contrast_charts(run.contrast, name)
+    if run.cells is not None:
+        charts["cells"] = cell_charts(run.cells, name)
+    if run.scan is not None:
+        charts["scan"] = [scan_chart(run.scan, f"{name}-sweep")]
+    if run.observed is not None:
+        charts["steps"] = _step_charts(run.observed, run.summary, name)
     return charts
 
 
@@ -176,13 +174,13 @@ def _head(run: Run) -> Iterator[Block]:
         yield attempt_sheet(run.attempts)
 
 
-def _tiles(one: ReportedRun) -> dict[str, str]:
-    if one.contrast is not None:
+def _tiles(run: ReportedRun) -> dict[str, str]:
+    if run.contrast is not None:
         return {
-            "speed-up": format_sig(one.contrast.speedup.value),
-            "efficiency": percent(one.contrast.efficiency, ".0f"),
+            "speed-up": format_sig(run.contrast.speedup.value),
+            "efficiency": percent(run.contrast.efficiency, ".0f"),
         }
-    return dict(_key_figures(one.summary)) if one.summary is not None else {}
+    return dict(_key_figures(run.summary)) if run.summary is not None else {}
 
 
 def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -212,16 +210,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cells(self) -> CellTable | None:
         """The tables of all runs as one, where several were named and each has one."""
-        tables = [one.cells for one in self.runs if one.cells is not None]
+        tables = [run.cells for run in self.runs if run.cells is not None]
         return combined(tables) if len(tables) == len(self.runs) > 1 else None
 
 
 def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = lambda _: None) -> Report:
     """Read runs by id, beginning of an id, or `last`. Duplicates are read once."""
-    found = {(stored := load_run(root, name)).run.run_id: stored for name in names}
+    stored_runs = {(stored := load_run(root, name)).run.run_id: stored for name in names}
     return Report(
-        runs=tuple(_load(stored, say) for stored in found.values()),
-        directories=tuple(stored.directory.path for stored in found.values()),
+        runs=tuple(_load(stored, say) for stored in stored_runs.values()),
+        directories=tuple(stored.directory.path for stored in stored_runs.values()),
     )
 
 
@@ -255,11 +253,11 @@ def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
 
 
 def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
-    tables = [one.cells for one in runs if one.cells is not None]
+    tables = [run.cells for run in runs if run.cells is not None]
     files = {_CELLS: cell_csv(combined(tables))} if tables else {}
     if len(tables) == len(runs):
         return files
-    return csv_files(one.observed for one in runs if one.observed is not None) | files
+    return csv_files(run.observed for run in runs if run.observed is not None) | files
 
 
 def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:

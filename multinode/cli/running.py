@@ -68,16 +68,16 @@ def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None
         if not stop.is_heard:
             if counted == 1:
                 raise Interrupted("interrupted")
-            said = "ending; press Ctrl-C again to end immediately"
+            sentence = "ending; press Ctrl-C again to end immediately"
         elif leaves and stop.reason != SLOWER_THAN_ONE_NODE:
-            said = "leaving; the run is still running"
+            sentence = "leaving; the run is still running"
         else:
-            said = (
+            sentence = (
                 ("stopping on all nodes; press Ctrl-C again to kill immediately")
                 if stop.count == 1
                 else "killing immediately"
             )
-        _say_at_once(said)
+        _say_at_once(sentence)
 
     before = {
         number: signal.signal(number, handler)
@@ -132,7 +132,7 @@ def fetch_results(
     """Copy the files of `--fetch` from node 0 into the run's directory, unless the run continues."""
     # A restart may have gone on without the hostfile's first node.
     run, place = launched.run, launched.plan.nodes[0]
-    node = next(one for one in cluster.nodes if one.name == place.node)
+    node = next(node for node in cluster.nodes if node.name == place.node)
     if not paths or run.status == "running":
         return None
     if run.nodes[0].state == "lost":

@@ -142,11 +142,11 @@ def runs(as_json: Json = False) -> None:
     """List the runs, most recently changed last."""
     from multinode.launch.node_runs import load_runs, runs_document, runs_table
 
-    found = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
+    stored = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if as_json:
-        print_document(runs_document(found))
-    elif found:
-        print_table(runs_table(found))
+        print_document(runs_document(stored))
+    elif stored:
+        print_table(runs_table(stored))
     else:
         typer.echo(f"there are no runs in {runs_root()} yet")
 
@@ -169,22 +169,25 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
     from multinode.profile.summary_sheets import summary_sheets
     from multinode.render.table import sheet_table
 
-    found = load_run(runs_root(), run_id)
-    running = found.run.status == "running" and found.run.kind == "launch"
-    verdict, told = running_verdict(found.run.run_id) if running else (None, "")
+    stored = load_run(runs_root(), run_id)
+    running = stored.run.status == "running" and stored.run.kind == "launch"
+    verdict, note = running_verdict(stored.run.run_id) if running else (None, "")
     if as_json:
-        print_document(found if verdict is None else found.document() | {"early_verdict": verdict})
+        print_document(stored if verdict is None else stored.document() | {"early_verdict": verdict})
         return
-    if not _show_results(found.directory, details=details) or details or found.run.status != "succeeded":
-        print_screen(run_parts(found.run, found.summary, details=details))
-        if told:
-            typer.echo(told)
-        print_next_step(found.run, found.summary, found.directory)
+    if not _show_results(stored.directory, details=details) or details or stored.run.status != "succeeded":
+        print_screen(run_parts(stored.run, stored.summary, details=details))
+        if note:
+            typer.echo(note)
+        print_next_step(stored.run, stored.summary, stored.directory)
     if details:
-        for table in (run_table(found.run), *map(sheet_table, summary_sheets(found.summary) if found.summary else ())):
+        for table in (
+            run_table(stored.run),
+            *map(sheet_table, summary_sheets(stored.summary) if stored.summary else ()),
+        ):
             typer.echo()
             print_table(table)
-    print_directory(found.directory)
+    print_directory(stored.directory)
 
 
 def _show_results(directory: RunDirectory, *, details: bool) -> bool:
@@ -219,7 +222,7 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
         print_screen(scan_parts(scan, details=details))
     if (tuning := directory.read("tune.json", TuneReport)) is not None:
         print_screen(tune_parts(tuning, details=details))
-    return any(found is not None for found in (contrast, table, bench, scan, tuning))
+    return any(part is not None for part in (contrast, table, bench, scan, tuning))
 
 
 def _show_tuning(directory: RunDirectory) -> bool:
@@ -252,23 +255,25 @@ def logs(
     from multinode.launch.attach import choose_logs, node_logs
     from multinode.launch.node_runs import load_run
 
-    found = load_run(runs_root(), run_id)
-    chosen = choose_logs(runs_root(), found, node, rank)
-    if follow and found.run.status == "running":
-        _follow(found.run.run_id, tuple(one.node_rank for _, nodes in chosen for one in nodes), rank)
+    stored = load_run(runs_root(), run_id)
+    chosen = choose_logs(runs_root(), stored, node, rank)
+    if follow and stored.run.status == "running":
+        _follow(stored.run.run_id, tuple(node.node_rank for _, nodes in chosen for node in nodes), rank)
         return
     texts = ((part.run.run_id, name, chunks) for part, nodes in chosen for name, chunks in node_logs(part, nodes))
     show = print_logs_document if as_json else print_logs
-    show(texts, found.run.run_id, rank, raw=raw)
+    show(texts, stored.run.run_id, rank, raw=raw)
 
 
 def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
     from multinode.launch.attach import find_known, follow_logs, needs_follower
 
-    known = find_known(runs_root(), run_id)
+    known_run = find_known(runs_root(), run_id)
     with contextlib.ExitStack() as stack:
         context = (
-            stack.enter_context(open_context(known.cluster, leaves=True, quiet=True)) if needs_follower(known) else None
+            stack.enter_context(open_context(known_run.cluster, leaves=True, quiet=True))
+            if needs_follower(known_run)
+            else None
         )
         with contextlib.suppress(KeyboardInterrupt):
-            print_followed(follow_logs(known, node_ranks, context), len(node_ranks), rank)
+            print_followed(follow_logs(known_run, node_ranks, context), len(node_ranks), rank)

@@ -146,13 +146,13 @@ def sweep(
     form.validate(as_json=as_json)
     # Nobody looks on: by default a cell that hangs does not hold up the others.
     execute = ExecuteOptions(kind="sweep", stall_s=hang_timeout or None, on_stall=on_hang)
-    asked = _read_grid(job, ctx.meta[SCRIPT], grid, training, (read_cluster(hosts), execute, check))
-    _require_fit(asked, look)
+    asked_grid = _read_grid(job, ctx.meta[SCRIPT], grid, training, (read_cluster(hosts), execute, check))
+    _require_fit(asked_grid, look)
     resume = Resume(anew=fresh, retry_failed=retry_failed)
     if dry_run:
-        _print_plan(asked, resume, as_json=as_json)
+        _print_plan(asked_grid, resume, as_json=as_json)
         return
-    swept = _carry_out(asked, resume)
+    swept = _carry_out(asked_grid, resume)
     _show(swept, look, form, as_json=as_json)
     _tell_end(swept)
 
@@ -215,17 +215,17 @@ def _read_axes(
     return axes, arguments
 
 
-def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
+def _print_plan(grid: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     from multinode.experiment.grid_plan import plan_lines
     from multinode.experiment.sweep import new_record, require_plannable
     from multinode.launch.grid import retry_failed as again
     from multinode.launch.series import find_series
 
-    require_plannable(asked)
-    planned = new_record(asked)
-    found = None if resume.anew else find_series(runs_root(), planned.fingerprint)
-    if found is not None:
-        directory, planned = found
+    require_plannable(grid)
+    planned = new_record(grid)
+    series = None if resume.anew else find_series(runs_root(), planned.fingerprint)
+    if series is not None:
+        directory, planned = series
         planned = again(planned) if resume.retry_failed else planned
         note(f"sweep {directory.run_id} has the same command; running it again resumes the sweep")
     if as_json:
@@ -235,11 +235,11 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
         typer.echo(line)
 
 
-def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
+def _carry_out(grid: AskedGrid, resume: Resume) -> Swept:
     from multinode.experiment.sweep import build_table, find_finished
     from multinode.experiment.sweep import sweep as measure
 
-    finished = find_finished(asked, runs_root(), resume)
+    finished = find_finished(grid, runs_root(), resume)
     if finished is not None:
         run = RunDirectory(finished.directory).read("run.json", Run)
         ended_s = run.ended_s if run is not None else None
@@ -250,8 +250,8 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
         )
         build_table(RunDirectory(finished.directory), finished.directory.parent)
         return finished
-    with open_context(asked.launch.cluster.first(max(asked.grid.nodes))) as context:
-        return measure(asked, context, resume, build_table)
+    with open_context(grid.launch.cluster.first(max(grid.grid.nodes))) as context:
+        return measure(grid, context, resume, build_table)
 
 
 def _tell_end(swept: Swept) -> NoReturn:
@@ -298,14 +298,14 @@ def _fixed(axes: Mapping[str, Sequence[Any]]) -> list[str]:
     return [override_text(key, values[0]) for key, values in axes.items() if len(values) == 1]
 
 
-def _require_fit(asked: AskedGrid, look: ViewOptions) -> None:
+def _require_fit(grid: AskedGrid, look: ViewOptions) -> None:
     """See that the table can be shown so, with the cells as they are before any of them is measured."""
     from multinode.experiment.cell_table import look_at
     from multinode.experiment.cells import CellRow, CellTable
 
-    rows = tuple(CellRow(label=cell.label, state="waiting", varied=cell.settings) for cell in asked.cells)
+    rows = tuple(CellRow(label=cell.label, state="waiting", varied=cell.settings) for cell in grid.cells)
     look_at(CellTable(run_id="", job="", cells=rows), look.read(beside=False))
-    labels = [cell.label for cell in asked.cells]
+    labels = [cell.label for cell in grid.cells]
     if look.baseline is not None and look.baseline not in labels:
         raise UsageError(f"--baseline {look.baseline}: no such cell", hint=f"one of {', '.join(labels)}")
 
@@ -315,10 +315,10 @@ def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) 
 
     names = [swept.directory.name]
     try:
-        found = load_tables(runs_root(), names, look.read())
+        tables = load_tables(runs_root(), names, look.read())
     except UsageError as error:
         if look.baseline is None:
             raise
         typer.echo(f"warning: --baseline: {error.message}; using the first row with a speed", err=True)
-        found = load_tables(runs_root(), names, look.read(beside=False))
-    form.show(found, look.sort, as_json=as_json)
+        tables = load_tables(runs_root(), names, look.read(beside=False))
+    form.show(tables, look.sort, as_json=as_json)

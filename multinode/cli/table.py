@@ -101,16 +101,16 @@ class FormOptions:
                 f"--format {form} and --json both print on stdout", hint="write one of them to a file: -o FILE"
             )
 
-    def show(self, found: CellTable, sort: str | None, *, as_json: bool) -> None:
+    def show(self, table: CellTable, sort: str | None, *, as_json: bool) -> None:
         """Write it, or print it."""
         form = choose_form(self.form, self.output, _ENDINGS)
         if self.output is not None:
-            write_text(self.output, _text(found, form))
+            write_text(self.output, _text(table, form))
             typer.echo(self.output, err=as_json)
         if as_json:
-            print_document(found)
+            print_document(table)
         elif self.output is None:
-            print_cells(found, sort, form, details=self.details, more=_more(found))
+            print_cells(table, sort, form, details=self.details, more=_more(table))
 
 
 def show_tables(run_ids: list[str], look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
@@ -121,12 +121,12 @@ def show_tables(run_ids: list[str], look: ViewOptions, form: FormOptions, *, as_
     form.show(load_tables(runs_root(), run_ids, look.read()), look.sort, as_json=as_json)
 
 
-def _more(found: CellTable) -> str:
-    return f"multinode show {' '.join(found.run_id.split(','))} --details"
+def _more(table: CellTable) -> str:
+    return f"multinode show {' '.join(table.run_id.split(','))} --details"
 
 
 def print_cells(
-    found: CellTable, sort: str | None = None, form: str = "table", *, details: bool = False, more: str = ""
+    table: CellTable, sort: str | None = None, form: str = "table", *, details: bool = False, more: str = ""
 ) -> None:
     """A table on stdout that fits the terminal; the sort column is always included."""
     from rich.console import Console
@@ -136,30 +136,30 @@ def print_cells(
     from multinode.render.table import WIDE
 
     if form != "table":
-        typer.echo(_text(found, form), nl=False)
+        typer.echo(_text(table, form), nl=False)
         return
     console = Console()
     width = console.width if console.is_terminal else WIDE
     first = our_name(sort.removeprefix("-")) if sort is not None else None
-    print_screen(cell_parts(found, width, first, details=details, more=more))
+    print_screen(cell_parts(table, width, first, details=details, more=more))
 
 
-def _text(found: CellTable, form: str) -> str:
+def _text(table: CellTable, form: str) -> str:
     if form == "html":
         from multinode.experiment.cell_page import cell_page
 
-        return cell_page(found)
+        return cell_page(table)
     if form == "table":
         from multinode.experiment.cell_sheet import cell_parts
         from multinode.render.table import WIDE, screen_text
 
-        return screen_text(cell_parts(found, WIDE, details=True))
+        return screen_text(cell_parts(table, WIDE, details=True))
     if form == "json":
-        return document_text(found)
+        return document_text(table)
     from multinode.experiment.cell_sheet import cell_blocks, cell_csv
     from multinode.render.sheet import blocks_markdown
 
-    return cell_csv(found) if form == "csv" else blocks_markdown(cell_blocks(found))
+    return cell_csv(table) if form == "csv" else blocks_markdown(cell_blocks(table))
 
 
 def register(app: typer.Typer) -> None:
@@ -207,11 +207,11 @@ def import_(
 
 def _pairs(option: str, form: str, example: str, words: list[str]) -> dict[str, str]:
     """What stands before the equals sign, and behind it; a title may have one itself."""
-    found: dict[str, str] = {}
+    prices: dict[str, str] = {}
     for word in words:
         left, equals, right = word.rpartition("=") if option == "--column" else word.partition("=")
-        if not equals or not left or left in found:
-            twice = "is given twice" if left in found else f"is not {form}"
+        if not equals or not left or left in prices:
+            twice = "is given twice" if left in prices else f"is not {form}"
             raise UsageError(f"{option} {word} {twice}", hint=f"for example: {example}")
-        found[left] = right
-    return found
+        prices[left] = right
+    return prices

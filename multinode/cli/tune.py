@@ -190,7 +190,7 @@ def tune(
     what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
     execute = ExecuteOptions(kind="tuning", stall_s=hang_timeout or None, on_stall=on_hang)
     launch_options = LaunchOptions(workers_per_node=workers_per_node)
-    asked = AskedTuning(
+    tuning = AskedTuning(
         launch=training.make_training(there, what_job, launch_options, execute, check=check),
         steps=options.steps or _STEPS,
         seeds=options.seeds or _SEEDS,
@@ -204,9 +204,9 @@ def tune(
     )
     resume = Resume(anew=fresh, retry_failed=retry_failed)
     if dry_run:
-        _print_plan(asked, resume, as_json=as_json)
+        _print_plan(tuning, resume, as_json=as_json)
         return
-    tuned = _carry_out(asked, resume)
+    tuned = _carry_out(tuning, resume)
     following = ""
     if tuned.tuning.file and not is_quiet():
         following = f"multinode launch --with {shlex.quote(tuned.tuning.file)}{given_options(ctx, _FOR_LAUNCH)}"
@@ -254,10 +254,10 @@ def _tune_speed(
     what_job = _job(recommendations, (job, script), [*settings, *steps], training.deepspeed_set)
     grad_compress = training.grad_compress or recommendations.settings.grad_compress
     training = dataclasses.replace(training, grad_compress=grad_compress)
-    what = training.make_training(there, what_job, LaunchOptions(), how[0], check=how[1])
+    launch = training.make_training(there, what_job, LaunchOptions(), how[0], check=how[1])
     trials = Trials(count=options.candidates, repeats=options.seeds or 1, picks=tuple(options.pick or ()), fresh=how[2])
-    with open_context(what.cluster) as context:
-        attempt = try_advice(what, context, recommendations, trials)
+    with open_context(launch.cluster) as context:
+        attempt = try_advice(launch, context, recommendations, trials)
     following = ""
     if (best := best_tried(attempt.recommendations.advice)) is not None:
         path = f" {shlex.quote(what_job.config_path)}" if isinstance(what_job, LlamaFactoryJob) else ""
@@ -284,26 +284,26 @@ def _job(
     )
 
 
-def _print_plan(asked: AskedTuning, resume: Resume, *, as_json: bool) -> None:
+def _print_plan(tuning: AskedTuning, resume: Resume, *, as_json: bool) -> None:
     from multinode.experiment.asked_tuning import plan_tuning
     from multinode.experiment.tuning_screen import plan_parts
 
-    planned = plan_tuning(asked, runs_root(), resume)
+    planned = plan_tuning(tuning, runs_root(), resume)
     if as_json:
         print_document(planned)
     else:
         print_screen(plan_parts(planned))
 
 
-def _carry_out(asked: AskedTuning, resume: Resume) -> Tuned:
+def _carry_out(tuning: AskedTuning, resume: Resume) -> Tuned:
     from multinode.experiment.asked_tuning import require_tunable
     from multinode.experiment.tune import find_tuned
     from multinode.experiment.tune import tune as measure
 
-    require_tunable(asked)
-    finished = find_tuned(asked, runs_root(), resume)
+    require_tunable(tuning)
+    finished = find_tuned(tuning, runs_root(), resume)
     if finished is not None:
         note(f"tuning {finished.directory.name} has already measured this; use --fresh to measure again")
         return finished
-    with open_context(asked.launch.cluster) as context:
-        return measure(asked, context, resume)
+    with open_context(tuning.launch.cluster) as context:
+        return measure(tuning, context, resume)

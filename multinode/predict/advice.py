@@ -107,20 +107,23 @@ def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
         raise UsageError(
             f"no advice is possible: {error}", hint="use a run with a readable config.json of its model"
         ) from error
-    ranked = [one for one in given if one is not None]
+    ranked = [option for option in given if option is not None]
     return tuple(
-        sorted(ranked, key=lambda one: (one.advice.fits is False, _after_one_node(one, ranked), -one.advice.gain))
+        sorted(
+            ranked,
+            key=lambda option: (option.advice.fits is False, _after_one_node(option, ranked), -option.advice.gain),
+        )
     )
 
 
-def _after_one_node(one: RankedOption, ranked: Sequence[RankedOption]) -> int:
+def _after_one_node(option: RankedOption, ranked: Sequence[RankedOption]) -> int:
     """0 above one node, 1 for it, 2 below it; all equal if it is no option or no faster than now."""
     alone = next((each for each in ranked if _is_one_node(each.option)), None)
     if alone is None or not pays(alone.advice):
         return 0
-    if one is alone:
+    if option is alone:
         return 1
-    interval = one.advice.against_one_node_interval
+    interval = option.advice.against_one_node_interval
     return 0 if interval is not None and interval[0] > 1 else 2
 
 
@@ -133,33 +136,37 @@ def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
     """The best changes of each kind, at most this many, and all tried ones."""
     kinds: set[str] = set()
     kept: list[Advice] = []
-    for one in advice:
-        is_new = not one.kind or one.kind not in kinds
-        if one.tried is not None or (is_new and len(kept) < most):
-            kept.append(one)
-        kinds.add(one.kind)
+    for candidate in advice:
+        is_new = not candidate.kind or candidate.kind not in kinds
+        if candidate.tried is not None or (is_new and len(kept) < most):
+            kept.append(candidate)
+        kinds.add(candidate.kind)
     return tuple(kept)
 
 
 def best_tried(advice: Sequence[Advice]) -> Advice | None:
     """The tried change with the largest gain; None if no gain is noticeable."""
-    gains = {one.name: one.tried.gain for one in advice if one.tried is not None and one.tried.gain is not None}
+    gains = {
+        candidate.name: candidate.tried.gain
+        for candidate in advice
+        if candidate.tried is not None and candidate.tried.gain is not None
+    }
     best = max(gains, key=lambda name: gains[name], default=None)
     if best is None or gains[best] < 1 + NOTICEABLE:
         return None
-    return next(one for one in advice if one.name == best)
+    return next(candidate for candidate in advice if candidate.name == best)
 
 
 def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) -> RankedOption | None:
-    found, beside = _gain(today, option), _beside_one_node(today, option)
-    if found.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
+    ratio, beside = _gain(today, option), _beside_one_node(today, option)
+    if ratio.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
         return None
     then = option.after.outlook()
     advice = Advice(
         name=option.name,
         kind=option.kind,
-        gain=found.value,
-        interval=(found.low, found.high),
+        gain=ratio.value,
+        interval=(ratio.low, ratio.high),
         measured=_is_measured(today, option),
         against_one_node=beside.value if beside is not None else None,
         against_one_node_interval=(beside.low, beside.high) if beside is not None else None,
@@ -176,12 +183,12 @@ def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) 
 
 def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | None:
     """Samples by the nodes' speed: what that gives was found where the run was summed up, and not by the model."""
-    found = today.balance
+    balance = today.balance
     is_ddp = today.scenario.strategy is Strategy.DDP and today.scenario.averaging is None
-    if found is None or not is_ddp or today.settings.balance is not None or found.gain < 1 + _WORTH_A_LINE:
+    if balance is None or not is_ddp or today.settings.balance is not None or balance.gain < 1 + _WORTH_A_LINE:
         return None
-    low, high = found.interval
-    change = Change(balance=found.balance)
+    low, high = balance.interval
+    change = Change(balance=balance.balance)
     option = TuningOption(
         name="samples by speed",
         kind="balance",
@@ -194,20 +201,20 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
     beside = _beside_one_node(today, option)
     then = msgspec.structs.replace(
         now,
-        step_time_ms=now.step_time_ms / found.gain,
-        samples_per_s=now.samples_per_s * found.gain,
+        step_time_ms=now.step_time_ms / balance.gain,
+        samples_per_s=now.samples_per_s * balance.gain,
         interval=(now.interval[0] * low, now.interval[1] * high),
     )
     paces = (
-        f"{one.node} {one.balanced_samples:.3g} samples per step and worker instead of {one.samples:.3g}"
-        for one in found.nodes
+        f"{speed.node} {speed.balanced_samples:.3g} samples per step and worker instead of {speed.samples:.3g}"
+        for speed in balance.nodes
     )
     advice = Advice(
         name=option.name,
         kind=option.kind,
-        gain=found.gain,
-        interval=found.interval,
-        against_one_node=beside.value * found.gain if beside is not None else None,
+        gain=balance.gain,
+        interval=balance.interval,
+        against_one_node=beside.value * balance.gain if beside is not None else None,
         against_one_node_interval=(beside.low * low, beside.high * high) if beside is not None else None,
         outlook=then,
         fits=option.fits,
@@ -220,18 +227,18 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
 
 
 def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
-    told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
+    sentence = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
     if then.nodes > 1:
-        sent, before = (f"{one.sample_mb():.3g} MB" for one in (option.after, option.before))
+        sent, before = (f"{state.sample_mb():.3g} MB" for state in (option.after, option.before))
         was = f" instead of {before}" if sent != before else ""
-        told += (
+        sentence += (
             f"; a worker sends {sent} per sample{was}, and exposed communication is {_exposed(then):.0%} of the "
             f"step instead of {_exposed(now):.0%}"
         )
     # Accumulation may help together with another strategy.
-    parts = [one for one in option.parts if one.kind != "accumulation"] or ([] if option.parts else [option])
-    remarks = [remark for one in parts if (remark := one.remark(one))]
-    return "; ".join([told, *remarks])
+    parts = [part for part in option.parts if part.kind != "accumulation"] or ([] if option.parts else [option])
+    remarks = [remark for part in parts if (remark := part.remark(part))]
+    return "; ".join([sentence, *remarks])
 
 
 def _exposed(outlook: PredictedScenario) -> float:
@@ -240,14 +247,14 @@ def _exposed(outlook: PredictedScenario) -> float:
 
 def _gain(today: TrainingState, option: TuningOption) -> Gain:
     then, now = option.after.prediction(), today.prediction()
-    found = gain(then, now, measured=today.measured_samples_per_s, doubt=option.doubt)
+    ratio = gain(then, now, measured=today.measured_samples_per_s, doubt=option.doubt)
     if not today.measured_samples_per_s:
-        return found
+        return ratio
     if _is_measured(today, option) and today.single_samples_per_s:
         value, off = today.single_samples_per_s / today.measured_samples_per_s, 1 + max(then.error, now.error)
         return Gain(value, value / off, value * off)
     off = today.prediction().samples_per_s / today.measured_samples_per_s
-    return Gain(found.value, min(found.low, found.value * off), max(found.high, found.value * off))
+    return Gain(ratio.value, min(ratio.low, ratio.value * off), max(ratio.high, ratio.value * off))
 
 
 def _beside_one_node(today: TrainingState, option: TuningOption) -> Gain | None:
@@ -255,7 +262,7 @@ def _beside_one_node(today: TrainingState, option: TuningOption) -> Gain | None:
         return None
     if _is_one_node(option):
         return Gain(1.0, 1.0, 1.0)
-    alone = next(one for one in cluster_options(today) if _is_one_node(one))
+    alone = next(option for option in cluster_options(today) if _is_one_node(option))
     then, now = option.after.prediction(), alone.after.prediction()
     measured = now.samples_per_s if _is_measured(today, alone) else None
     return gain(then, now, measured=measured, doubt=option.doubt)
@@ -278,7 +285,7 @@ def _is_measured(today: TrainingState, option: TuningOption) -> bool:
 def _best_pairs(
     today: TrainingState, options: Sequence[TuningOption], alone: Sequence[RankedOption | None]
 ) -> list[TuningOption]:
-    gains = {one.advice.name: one.advice.gain for one in alone if one is not None}
+    gains = {ranked.advice.name: ranked.advice.gain for ranked in alone if ranked is not None}
     pairs: dict[frozenset[str], tuple[float, TuningOption]] = {}
     for first in options:
         if not _combines(first):
@@ -288,11 +295,11 @@ def _best_pairs(
             if names in pairs or second.kind == first.kind or not _combines(second):
                 continue
             pair = _paired(first, second)
-            found = _gain(today, pair).value
-            better = found > max(gains.get(name, 1.0) for name in names) * (1 + _WORTH_A_LINE)
-            if better and found >= 1 + _WORTH_A_LINE and pair.fits is not False:
-                pairs[names] = found, pair
-    return [pair for _, pair in sorted(pairs.values(), key=lambda one: -one[0])[:_MOST_PAIRS]]
+            ratio = _gain(today, pair).value
+            better = ratio > max(gains.get(name, 1.0) for name in names) * (1 + _WORTH_A_LINE)
+            if better and ratio >= 1 + _WORTH_A_LINE and pair.fits is not False:
+                pairs[names] = ratio, pair
+    return [pair for _, pair in sorted(pairs.values(), key=lambda pair: -pair[0])[:_MOST_PAIRS]]
 
 
 def _combines(option: TuningOption) -> bool:
@@ -302,7 +309,7 @@ def _combines(option: TuningOption) -> bool:
 
 def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
     extra = None if first.extra_gib is None or second.extra_gib is None else first.extra_gib + second.extra_gib
-    meanings = [one.meaning for one in (first, second) if one.meaning != NOTHING]
+    meanings = [part.meaning for part in (first, second) if part.meaning != NOTHING]
     return TuningOption(
         name=f"{first.name} + {second.name}",
         kind="pair",

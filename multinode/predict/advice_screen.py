@@ -20,7 +20,7 @@ _SOME_GIB = 0.005
 
 def advice_sheet(advice: Sequence[Advice]) -> Sheet:
     """Changes, best first, with reasons; predicted and measured gains if they were tried."""
-    tried = any(one.tried is not None for one in advice)
+    tried = any(row.tried is not None for row in advice)
     notes = ["gain: predicted over current samples/s, with its prediction interval", *failures(advice)]
     return Sheet(
         title="changes",
@@ -35,24 +35,24 @@ def advice_sheet(advice: Sequence[Advice]) -> Sheet:
         ),
         rows=tuple(
             (
-                one.name,
-                f"{one.gain:.2f}x{' *' if one.measured else ''}",
-                f"{one.interval[0]:.2f}-{one.interval[1]:.2f}",
-                *(_tried(one.tried) if tried else ()),
-                _memory_sheet(one.memory_gib),
-                meaning_words(one),
-                one.why,
+                row.name,
+                f"{row.gain:.2f}x{' *' if row.measured else ''}",
+                f"{row.interval[0]:.2f}-{row.interval[1]:.2f}",
+                *(_tried(row.tried) if tried else ()),
+                _memory_sheet(row.memory_gib),
+                meaning_words(row),
+                row.why,
             )
-            for one in advice
+            for row in advice
         ),
-        notes=(*notes, *(["* measured"] if any(one.measured for one in advice) else [])),
+        notes=(*notes, *(["* measured"] if any(row.measured for row in advice) else [])),
     )
 
 
 def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
     """Only the figures, best first, narrow enough for a terminal."""
-    tried = any(one.tried is not None for one in advice)
-    has_one_node = any(one.against_one_node is not None for one in advice)
+    tried = any(row.tried is not None for row in advice)
+    has_one_node = any(row.against_one_node is not None for row in advice)
     return Sheet(
         title=title,
         columns=(
@@ -66,13 +66,13 @@ def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
         rows=tuple(
             (
                 str(number),
-                one.name,
-                f"{times(one.gain)} measured" if one.measured else span_of_times(one.gain, one.interval),
-                *((_against_one_node(one),) if has_one_node else ()),
-                *(_tried(one.tried) if tried else ()),
-                _memory_sheet(one.memory_gib),
+                row.name,
+                f"{times(row.gain)} measured" if row.measured else span_of_times(row.gain, row.interval),
+                *((_against_one_node(row),) if has_one_node else ()),
+                *(_tried(row.tried) if tried else ()),
+                _memory_sheet(row.memory_gib),
             )
-            for number, one in enumerate(advice, 1)
+            for number, row in enumerate(advice, 1)
         ),
         notes=tuple(_order_notes(advice)),
     )
@@ -90,10 +90,10 @@ def _against_one_node(advice: Advice) -> str:
 
 
 def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
-    numbered = [(number, one) for number, one in enumerate(advice, 1) if not one.measured]
+    numbered = [(number, row) for number, row in enumerate(advice, 1) if not row.measured]
     if any(second.interval[1] > first.interval[0] for (_, first), (_, second) in itertools.pairwise(numbered)):
         yield "overlapping ranges: it is unknown which is faster"
-    if advice and is_one_node(advice[0]) and any(one.gain > advice[0].gain for one in advice):
+    if advice and is_one_node(advice[0]) and any(row.gain > advice[0].gain for row in advice):
         yield "one node ranks above changes that may not be faster than it"
 
 
@@ -127,7 +127,7 @@ def _tried(tried: Tried | None) -> tuple[str, str]:
 
 def failures(advice: Sequence[Advice]) -> Iterator[str]:
     """Reasons of short runs without figures."""
-    return (f"{one.name} was tried: {one.tried.reason}" for one in advice if one.tried is not None and one.tried.reason)
+    return (f"{row.name} was tried: {row.tried.reason}" for row in advice if row.tried is not None and row.tried.reason)
 
 
 def advice_parts(
@@ -147,7 +147,7 @@ def advice_parts(
         more: the command that shows the details; empty if they are shown.
         next_command: the next command, if any.
     """
-    shown = list(advice) if details else [one for one in advice if one.tried is not None or pays(one)]
+    shown = list(advice) if details else [row for row in advice if row.tried is not None or pays(row)]
     yield paragraph(_verdict(recommendations, advice), "bold")
     if shown:
         yield ""
@@ -161,46 +161,46 @@ def advice_parts(
 
 
 def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
-    if any(one.tried is not None and one.tried.gain is not None for one in advice):
+    if any(row.tried is not None and row.tried.gain is not None for row in advice):
         best = best_tried(advice)
         if best is None or best.tried is None or best.tried.gain is None:
             return "No tried change makes this training noticeably faster."
         return f"Best tried change: {best.name}, {times(best.tried.gain)} faster (predicted {times(best.gain)})."
-    paying = next((one for one in recommendations.advice if pays(one)), None)
+    paying = next((row for row in recommendations.advice if pays(row)), None)
     if paying is None:
         return "No change is predicted to make this training noticeably faster."
     how = "measured" if paying.measured else "predicted"
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
         gain = f"{times(paying.gain)} faster" if paying.measured else gain_words(paying)
-        said = f"Train on 1 node: {gain} than on the current {today}, {how}."
-        return " ".join([said, *_beside_one_node(recommendations)])
+        sentence = f"Train on 1 node: {gain} than on the current {today}, {how}."
+        return " ".join([sentence, *_beside_one_node(recommendations)])
     return f"Best change: {paying.name}, {gain_words(paying)} than now, {how}."
 
 
 def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
-    for one in recommendations.advice:
-        span = one.against_one_node_interval
-        if one.against_one_node is not None and span is not None and not is_one_node(one) and span[1] > 1:
+    for row in recommendations.advice:
+        span = row.against_one_node_interval
+        if row.against_one_node is not None and span is not None and not is_one_node(row) and span[1] > 1:
             is_known = span[0] > 1
             verdict = "faster" if is_known else "inconclusive whether this is faster"
-            figure = span_of_times(one.against_one_node, span, in_table=False)
-            yield f"With {one.name}, {recommendations.today.nodes} nodes reach {figure} the speed of 1 node: {verdict}."
+            figure = span_of_times(row.against_one_node, span, in_table=False)
+            yield f"With {row.name}, {recommendations.today.nodes} nodes reach {figure} the speed of 1 node: {verdict}."
             return
 
 
 def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details: bool) -> Iterator[tuple[str, str]]:
     yield "Today", _today(recommendations)
-    for number, one in enumerate(shown, 1):
-        if one.change is not None:
-            yield f"Try {number}", one.name
-            yield "", CommandLine(launch_command(recommendations.job, recommendations.hosts, one.command))
+    for number, row in enumerate(shown, 1):
+        if row.change is not None:
+            yield f"Try {number}", row.name
+            yield "", CommandLine(launch_command(recommendations.job, recommendations.hosts, row.command))
         else:
-            yield f"Try {number}", one.command
-        if one.fits is False or one.meaning != "nothing":
-            yield "", meaning_words(one)
-        if details and one.why:
-            yield "", f"why: {one.why}"
+            yield f"Try {number}", row.command
+        if row.fits is False or row.meaning != "nothing":
+            yield "", meaning_words(row)
+        if details and row.why:
+            yield "", f"why: {row.why}"
     for failure in failures(shown):
         yield "Failed", failure
     if recommendations.back_test is not None:
@@ -243,8 +243,9 @@ def advice_notes(today: TrainingState, now: PredictedScenario) -> tuple[str, ...
             f"each, even if nodes average less often; {SMALLER}"
         )
     notes += [
-        f"the others wait {one.late_ms:.3g} ms per step ({one.share:.0%}) for {one.node}: {one.hint or one.cause}; "
-        f"without this wait the training would be up to {1 / (1 - min(one.share, _MOST_WAIT)):.2f}x faster"
-        for one in today.stragglers
+        f"the others wait {straggler.late_ms:.3g} ms per step ({straggler.share:.0%}) for {straggler.node}: "
+        f"{straggler.hint or straggler.cause}; "
+        f"without this wait the training would be up to {1 / (1 - min(straggler.share, _MOST_WAIT)):.2f}x faster"
+        for straggler in today.stragglers
     ]
     return tuple(notes)

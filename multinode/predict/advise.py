@@ -47,13 +47,13 @@ def advise_runs(
         link_gbit_per_s: assumed link rate; None uses the measured one.
         link_measured: actual link rate, if the NICs did not report it.
     """
-    names = list(dict.fromkeys(found for name in names for found in _sources(root, name)))
+    names = list(dict.fromkeys(source for name in names for source in _sources(root, name)))
     evidence = evidence_of(root, names, link_measured)
     tested = back_tested(evidence)
     directories = [RunDirectory.open(root, name) for name in names]
     today = training_state(trusted(evidence, tested), directories, link_gbit_per_s=link_gbit_per_s)
     now = today.outlook()
-    advice = tuple(one.advice for one in rank_options(today))
+    advice = tuple(ranked.advice for ranked in rank_options(today))
     notes = [*evidence.notes, *advice_notes(today, now), *([tested.sentence] if tested.tested else [])]
     return Recommendations(
         runs=tuple(names),
@@ -81,7 +81,7 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
         record = read_record(directory)
         job = record.job if record is not None else None
         if record is not None and job is not None and record.settings == recommendations.settings:
-            looked_at = {one.path for node in directory.read("facts.json", list[_Paths]) or () for one in node.paths}
+            looked_at = {kept.path for node in directory.read("facts.json", list[_Paths]) or () for kept in node.paths}
             local = tuple(path for path in named_paths(job) if path in looked_at)
             return msgspec.structs.replace(job, local_paths=local)
     raise UsageError(
@@ -139,7 +139,7 @@ def training_state(
 
 def _as_today(evidence: Evidence, directories: Sequence[RunDirectory]) -> Iterator[Summary]:
     stored = {path.name: place for place, path in enumerate(list_runs(directories[0].path.parent))}
-    for directory in sorted(directories, key=lambda one: stored.get(one.run_id, -1)):
+    for directory in sorted(directories, key=lambda record: stored.get(record.run_id, -1)):
         record = read_record(directory)
         if record is None or record.summary is None or record.layout != evidence.today.layout:
             continue
@@ -162,12 +162,16 @@ def _gpu_memory(summaries: Sequence[Summary]) -> GpuMemoryBudget | None:
 
 
 def _unmeasured_gpu_memory(directories: Sequence[RunDirectory]) -> GpuMemoryBudget | None:
-    found = [one for directory in directories if (one := directory.read("summary.json", Summary)) is not None]
-    memory = _gpu_memory(found)
+    summaries = [
+        summary for directory in directories if (summary := directory.read("summary.json", Summary)) is not None
+    ]
+    memory = _gpu_memory(summaries)
     return msgspec.structs.replace(memory, peak_gib=None) if memory is not None else None
 
 
 def _slots(directories: Sequence[RunDirectory]) -> tuple[int | None, ...]:
-    clusters = [one for directory in directories if (one := directory.read("cluster.json", Cluster)) is not None]
+    clusters = [
+        cluster for directory in directories if (cluster := directory.read("cluster.json", Cluster)) is not None
+    ]
     nodes: tuple[Node, ...] = max((one.nodes for one in reversed(clusters)), key=len, default=())
     return tuple(len(node.gpus) if node.slots is None and node.gpus is not None else node.slots for node in nodes)

@@ -44,8 +44,10 @@ def gain(then: Prediction, now: Prediction, *, measured: float | None = None, do
         doubt: additional relative error of the ratio in either direction: 0.1 is 10%.
     """
     value = then.samples_per_s / now.samples_per_s
-    tested = [one.error for one in (then, now) if one.basis == "back-test"]
-    if tested and not any(one.basis == "assumed" and one.scenario.layout.nodes > 1 for one in (then, now)):
+    tested = [prediction.error for prediction in (then, now) if prediction.basis == "back-test"]
+    if tested and not any(
+        prediction.basis == "assumed" and prediction.scenario.layout.nodes > 1 for prediction in (then, now)
+    ):
         factor = (1 + doubt) * (1 + max(tested))
         low, high = value / factor, value * factor
     else:
@@ -123,17 +125,17 @@ def break_even(calibration: Calibration, scenario: Scenario, *, target: float = 
         scenario: on several nodes.
         target: efficiency between 0 and 1.
     """
-    one = Prediction(calibration, on_one_node(calibration, scenario))
-    full = _full(scenario, one)
+    alone = Prediction(calibration, on_one_node(calibration, scenario))
+    full = _full(scenario, alone)
     return BreakEven(
         target=target,
-        one_node_workers=one.scenario.layout.workers,
+        one_node_workers=alone.scenario.layout.workers,
         nothing_exposed=_all_hidden(calibration, scenario),
         efficient=link_for(
-            calibration, scenario, _faster_than(one, target * (1 - _ROUNDING) * _workers_ratio(scenario, one))
+            calibration, scenario, _faster_than(alone, target * (1 - _ROUNDING) * _workers_ratio(scenario, alone))
         ),
-        beats_one=beats(calibration, scenario, one),
-        full_beats_one=None if full == scenario else beats(calibration, full, one),
+        beats_one=beats(calibration, scenario, alone),
+        full_beats_one=None if full == scenario else beats(calibration, full, alone),
         accumulation=accumulation_for(calibration, scenario, target=target),
         next_node=node_gain(calibration, scenario),
     )
@@ -147,10 +149,10 @@ def on_one_node(calibration: Calibration, scenario: Scenario) -> Scenario:
     return msgspec.structs.replace(scenario, layout=alone, averaging=None, low_rank=None)
 
 
-def beats(calibration: Calibration, scenario: Scenario, one: Prediction) -> Needed:
+def beats(calibration: Calibration, scenario: Scenario, alone: Prediction) -> Needed:
     """The slowest link on which the scenario is faster than one node."""
-    needed = link_for(calibration, scenario, _faster_than(one, 1 + _ROUNDING))
-    if needed.value is None and scenario.layout.workers <= one.scenario.layout.workers:
+    needed = link_for(calibration, scenario, _faster_than(alone, 1 + _ROUNDING))
+    if needed.value is None and scenario.layout.workers <= alone.scenario.layout.workers:
         why = "never: one node has the same workers and no network between them"
         return Needed(reason="same_workers", why=why)
     return needed
@@ -161,9 +163,9 @@ def beats_one(calibration: Calibration, scenario: Scenario) -> tuple[Needed, Sce
 
     The layout is that of the scenario, or with all nodes full if it has no more workers than the one node.
     """
-    one = Prediction(calibration, on_one_node(calibration, scenario))
-    asked = scenario if scenario.layout.workers > one.scenario.layout.workers else _full(scenario, one)
-    return beats(calibration, asked, one), asked
+    alone = Prediction(calibration, on_one_node(calibration, scenario))
+    full = scenario if scenario.layout.workers > alone.scenario.layout.workers else _full(scenario, alone)
+    return beats(calibration, full, alone), full
 
 
 def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Needed:
@@ -187,17 +189,17 @@ def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Ne
         step = _first(steps + 1, lambda step: enough(at(rate(step)), level))
         return None if step is None else rate(step)
 
-    found = slowest(HIGH, _ROUGH), slowest(MIDDLE, _FINE), slowest(LOW, _ROUGH)
-    value = found[1]
+    bounds = slowest(HIGH, _ROUGH), slowest(MIDDLE, _FINE), slowest(LOW, _ROUGH)
+    value = bounds[1]
     if value is not None and value <= SLOWEST_GBIT_PER_S:
-        return _needed(found, "any", "at any bandwidth")
+        return _needed(bounds, "any", "at any bandwidth")
     if value is not None:
-        return _needed(found, "from", "from this link rate up")
+        return _needed(bounds, "from", "from this link rate up")
     if enough(_without_network(Prediction(calibration, scenario)), MIDDLE):
         remains = "the overhead per message or the throughput of the nodes remains"
-        return _needed(found, "overhead", f"never, at any bandwidth: {remains}")
+        return _needed(bounds, "overhead", f"never, at any bandwidth: {remains}")
     slow = "the nodes' own work and their waits for each other are too slow"
-    return _needed(found, "slow_nodes", f"never, at any bandwidth: {slow}")
+    return _needed(bounds, "slow_nodes", f"never, at any bandwidth: {slow}")
 
 
 def _first(count: int, is_enough: Callable[[int], bool]) -> int | None:
@@ -206,20 +208,20 @@ def _first(count: int, is_enough: Callable[[int], bool]) -> int | None:
     return place if place < count else None
 
 
-def _faster_than(one: Prediction, times: float) -> Enough:
-    def is_enough(found: Prediction, level: float) -> bool:
+def _faster_than(alone: Prediction, times: float) -> Enough:
+    def is_enough(several: Prediction, level: float) -> bool:
         if level == MIDDLE:
-            return found.samples_per_s / one.samples_per_s >= times
-        ratio = gain(found, one)
+            return several.samples_per_s / alone.samples_per_s >= times
+        ratio = gain(several, alone)
         return (ratio.low if level == LOW else ratio.high) >= times
 
     return is_enough
 
 
 def _needed(
-    found: tuple[float | None, float | None, float | None], reason: Reason, why: str, ratio: float | None = None
+    bounds: tuple[float | None, float | None, float | None], reason: Reason, why: str, ratio: float | None = None
 ) -> Needed:
-    low, value, high = found
+    low, value, high = bounds
     if value is None:
         return Needed(low=low, reason=reason, why=why)
     return Needed(
@@ -238,13 +240,13 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
 
     @functools.cache
     def at(accumulation: int) -> tuple[Prediction, Prediction]:
-        asked = msgspec.structs.replace(scenario, accumulation=accumulation)
-        return Prediction(calibration, asked), Prediction(calibration, on_one_node(calibration, asked))
+        accumulated = msgspec.structs.replace(scenario, accumulation=accumulation)
+        return Prediction(calibration, accumulated), Prediction(calibration, on_one_node(calibration, accumulated))
 
     def fewest(level: float) -> float | None:
         def is_enough(more: int) -> bool:
-            found, one = at(1 + more)
-            return _faster_than(one, target * _workers_ratio(scenario, one))(found, level)
+            several, alone = at(1 + more)
+            return _faster_than(alone, target * _workers_ratio(scenario, alone))(several, level)
 
         more = _first(_MOST_ACCUMULATION, is_enough)
         return None if more is None else 1 + more
@@ -268,9 +270,9 @@ def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
     now = Prediction(calibration, scenario)
     faster, alone = gain(Prediction(calibration, more), now), Prediction(calibration, alike).samples_per_s
     gained = (faster.value - 1) * now.samples_per_s
-    worth, low, high = ((one - 1) * now.samples_per_s / alone for one in faster)
+    worth, low, high = ((ratio - 1) * now.samples_per_s / alone for ratio in faster)
     length = calibration.tokens_per_sample
-    told = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    share = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     return NodeGain(
         nodes=layout.nodes + 1,
         samples_per_s=gained,
@@ -279,31 +281,31 @@ def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
         worth_range=(low, high),
         sentence=f"do not add it: {layout.nodes + 1} nodes are no faster than {layout.nodes}"
         if high <= 0
-        else f"{'it adds' if low > 0 else 'inconclusive:'} {told} of the speed of one such node alone",
+        else f"{'it adds' if low > 0 else 'inconclusive:'} {share} of the speed of one such node alone",
     )
 
 
-def _full(scenario: Scenario, one: Prediction) -> Scenario:
+def _full(scenario: Scenario, alone: Prediction) -> Scenario:
     """With every node as full as the one; unequal nodes are full as they are."""
     if scenario.layout.unequal:
         return scenario
-    layout = Layout(nodes=scenario.layout.nodes, workers_per_node=one.scenario.layout.workers)
+    layout = Layout(nodes=scenario.layout.nodes, workers_per_node=alone.scenario.layout.workers)
     return msgspec.structs.replace(scenario, layout=layout)
 
 
-def _workers_ratio(scenario: Scenario, one: Prediction) -> float:
-    return scenario.layout.workers / one.scenario.layout.workers
+def _workers_ratio(scenario: Scenario, alone: Prediction) -> float:
+    return scenario.layout.workers / alone.scenario.layout.workers
 
 
 def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
     if not scenario.overlap:
         return Needed(reason="overlap_off", why="never: overlap is off, so no communication is hidden")
     if Prediction(calibration, scenario).hidden_ms <= 0:
-        known = calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy
-        if known or calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None:
-            cause = "the measured run hid none" if known else "all of it is sent after the last gradient is ready"
+        is_known = calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy
+        if is_known or calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None:
+            cause = "the measured run hid none" if is_known else "all of it is sent after the last gradient is ready"
             why = f"never: no communication is hidden, because {cause}"
-            return Needed(reason="hid_nothing" if known else "sent_at_once", why=why)
+            return Needed(reason="hid_nothing" if is_known else "sent_at_once", why=why)
         return Needed(
             reason="uncut",
             why=(
@@ -315,19 +317,19 @@ def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
     return link_for(calibration, scenario, _nothing_exposed)
 
 
-def _without_network(found: Prediction) -> Prediction:
-    free = copy.copy(found)
-    free.parts = msgspec.structs.replace(found.parts, comm_ms=0.0, beyond_ms=0.0, exposed_ms=0.0)
-    free.samples_per_s = found.samples_per_s * found.step_time_ms / free.parts.step_ms
+def _without_network(prediction: Prediction) -> Prediction:
+    free = copy.copy(prediction)
+    free.parts = msgspec.structs.replace(prediction.parts, comm_ms=0.0, beyond_ms=0.0, exposed_ms=0.0)
+    free.samples_per_s = prediction.samples_per_s * prediction.step_time_ms / free.parts.step_ms
     return free
 
 
-def _nothing_exposed(found: Prediction, level: float) -> bool:
+def _nothing_exposed(prediction: Prediction, level: float) -> bool:
     if level == MIDDLE:
-        return found.parts.beyond_ms <= 0
-    beyond_ms = quantile(sorted(parts.beyond_ms for parts in found.draws), 1 - level)
+        return prediction.parts.beyond_ms <= 0
+    beyond_ms = quantile(sorted(parts.beyond_ms for parts in prediction.draws), 1 - level)
     # What is within the error of the step cannot be told from nothing.
-    return beyond_ms <= (found.error * found.step_time_ms if level == HIGH else 0.0)
+    return beyond_ms <= (prediction.error * prediction.step_time_ms if level == HIGH else 0.0)
 
 
 def _never_enough(calibration: Calibration, scenario: Scenario) -> Needed:

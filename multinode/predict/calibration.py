@@ -195,21 +195,21 @@ def _script_calls(summary: Summary, layout: Layout) -> tuple[Call, ...]:
 
 
 def _first_nodes(split: StepSplit, alone: Layout) -> WorkerSplit | None:
-    mine = [one for one in split.workers if one.rank < alone.workers]
-    own_ms = [_alone_ms(one) for one in mine]
+    mine = [worker for worker in split.workers if worker.rank < alone.workers]
+    own_ms = [_alone_ms(worker) for worker in mine]
     if not mine:
         return None
     parts = ("step_ms", "compute_ms", "exposed_ms", "data_ms", "optimizer_ms", "host_ms")
-    means: dict[str, Any] = {name: known_mean(getattr(one, name) for one in mine) for name in parts}
+    means: dict[str, Any] = {name: known_mean(getattr(worker, name) for worker in mine) for name in parts}
     return WorkerSplit(rank=-1, **means, wait_ms=max(own_ms) - statistics.fmean(own_ms))
 
 
-def _alone_ms(one: WorkerSplit) -> float:
-    return one.step_ms - (one.exposed_ms or 0.0) - (one.wait_ms or 0.0)
+def _alone_ms(worker: WorkerSplit) -> float:
+    return worker.step_ms - (worker.exposed_ms or 0.0) - (worker.wait_ms or 0.0)
 
 
 def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource, ...]:
-    mine = [one for one in split.workers if one.rank < alone.workers]
+    mine = [worker for worker in split.workers if worker.rank < alone.workers]
     if not mine:
         return ()
     own_ms, waited_ms = (math.fsum(each) / len(mine) for each in (map(_alone_ms, mine), map(_core_wait_ms, mine)))
@@ -220,8 +220,8 @@ def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource,
     return (UncertaintySource(part="cores", relative=relative, why=why),)
 
 
-def _core_wait_ms(one: WorkerSplit) -> float:
-    return one.core_wait_ms or 0.0
+def _core_wait_ms(worker: WorkerSplit) -> float:
+    return worker.core_wait_ms or 0.0
 
 
 def _local_gb_per_s(several: CalibrationRun, work: Work, backend: str) -> tuple[float, float]:

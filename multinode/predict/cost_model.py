@@ -56,15 +56,15 @@ def make_low_rank(matrices: Iterable[tuple[int, int, int]], load: TrafficInputs,
     )
 
 
-def low_rank_calls(calls: Sequence[Call], found: LowRank, *, hideable: bool) -> tuple[Call, ...]:
+def low_rank_calls(calls: Sequence[Call], low_rank: LowRank, *, hideable: bool) -> tuple[Call, ...]:
     """Three consecutive all-reduces per bucket.
 
     Args:
         calls: of DDP.
-        found: the compressed gradients.
+        low_rank: the compressed gradients.
         hideable: whether they overlap with the backward pass; with NCCL its stream waits for them.
     """
-    parts = [part for part in (found.rest, found.left, found.right) if part]
+    parts = [part for part in (low_rank.rest, low_rank.left, low_rank.right) if part]
     return tuple(
         msgspec.structs.replace(call, size_bytes=call.size_bytes * part, hideable=call.hideable and hideable)
         for call in calls

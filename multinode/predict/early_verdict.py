@@ -44,7 +44,7 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
     now, alone = verdict.now, verdict.one_node
     if now is None or alone is None:
         return verdict.sentence
-    said = f"Early verdict ({format_count(verdict.recorded, 'step')})"
+    heading = f"Early verdict ({format_count(verdict.recorded, 'step')})"
     part = _part_left(verdict, step)
     ways = [
         (now, f"on {verdict.nodes} nodes"),
@@ -53,19 +53,19 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
     ]
     # A finished run has no time left.
     left = ", ".join(words for way, name in ways if part and (words := _left_words(way, name, part)))
-    told = f". Left: {left}" if left else _best_words(verdict.best)
-    return f"{said}: {_head(verdict.nodes, alone)}{told}{_cores(verdict)}{_memory_words(verdict)}"
+    rest = f". Left: {left}" if left else _best_words(verdict.best)
+    return f"{heading}: {_head(verdict.nodes, alone)}{rest}{_cores(verdict)}{_memory_words(verdict)}"
 
 
 def _head(nodes: int, alone: Projection) -> str:
     low, high = alone.speedup_interval
     if low > 1:
-        said = f"1 node is {times(alone.speedup)} faster than {nodes} ({times(low)} to {times(high)})"
+        sentence = f"1 node is {times(alone.speedup)} faster than {nodes} ({times(low)} to {times(high)})"
     elif high < 1:
-        said = f"{nodes} nodes are {times(1 / alone.speedup)} faster than 1 ({times(1 / high)} to {times(1 / low)})"
+        sentence = f"{nodes} nodes are {times(1 / alone.speedup)} faster than 1 ({times(1 / high)} to {times(1 / low)})"
     else:
-        said = f"inconclusive: 1 node is {times(low)} to {times(high)} the speed of {nodes}"
-    return f"{said}, with the same workers per node"
+        sentence = f"inconclusive: 1 node is {times(low)} to {times(high)} the speed of {nodes}"
+    return f"{sentence}, with the same workers per node"
 
 
 def _part_left(verdict: EarlyVerdict, step: int | None) -> float:
@@ -77,7 +77,7 @@ def _part_left(verdict: EarlyVerdict, step: int | None) -> float:
 def _left_words(way: Projection, name: str, part: float) -> str:
     if way.left_s is None or way.left_interval_s is None:
         return ""
-    value, low, high = (format_duration(one * part) for one in (way.left_s, *way.left_interval_s))
+    value, low, high = (format_duration(part_s * part) for part_s in (way.left_s, *way.left_interval_s))
     return f"{value} {name} ({low} to {high})"
 
 
@@ -90,7 +90,7 @@ def _best_words(best: BestChange | None) -> str:
 
 def _change(best: BestChange) -> str:
     more = f"global batch {best.samples_ratio:g}x" if best.samples_ratio != 1 else ""
-    how = "; ".join(one for one in (best.options, more) if one)
+    how = "; ".join(words for words in (best.options, more) if words)
     return f"{best.name} [{how}]" if how else best.name
 
 
@@ -134,18 +134,20 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
     if steps.total_steps is not None:
         left_s = max(0, steps.total_steps - steps.step) * today.scenario.samples / rate
     alone = one_node(today)
-    found = alone.after.prediction()
+    prediction = alone.after.prediction()
     fits = _memory(alone)
     budget = today.gpu_memory
     verdict = EarlyVerdict(
         **msgspec.structs.asdict(steps),
         now=_projection((1.0, low / rate, high / rate), left_s),
-        one_node=_projection((found.samples_per_s / rate, found.interval[0] / high, found.interval[1] / low), left_s),
+        one_node=_projection(
+            (prediction.samples_per_s / rate, prediction.interval[0] / high, prediction.interval[1] / low), left_s
+        ),
         best=_best(rank_options(today), left_s),
         memory=fits,
         needed_gib=alone.expected_gib if fits == "too_small" else None,
         gpu_gib=budget.total_gib if budget is not None and fits == "too_small" else None,
-        core_wait_ms=_core_wait_ms(summary, alone.after.scenario.layout.workers, found.step_time_ms),
+        core_wait_ms=_core_wait_ms(summary, alone.after.scenario.layout.workers, prediction.step_time_ms),
     )
     return msgspec.structs.replace(verdict, sentence=verdict_line(verdict))
 
@@ -156,8 +158,8 @@ def _by_time(rate: float, median_ms: float, summary: Summary) -> tuple[float, fl
 
 
 def _core_wait_ms(summary: Summary, workers: int, step_ms: float) -> float | None:
-    known = [one.core_wait_ms or 0.0 for one in summary.split.workers if one.rank < workers]
-    waited_ms = sum(known) / len(known) if known else 0.0
+    waits_ms = [worker.core_wait_ms or 0.0 for worker in summary.split.workers if worker.rank < workers]
+    waited_ms = sum(waits_ms) / len(waits_ms) if waits_ms else 0.0
     return waited_ms if waited_ms > NOTICEABLE * step_ms else None
 
 
@@ -217,7 +219,7 @@ def judge(directory: RunDirectory) -> Judged:
     recorded = _by_all(observed)
     if len(recorded) < LEAST_STEPS:
         return Judged(lacking=LEAST_STEPS - len(recorded))
-    totals = [one.total_steps for one in observed.steps[recorded[-1]].values() if one.total_steps]
+    totals = [step.total_steps for step in observed.steps[recorded[-1]].values() if step.total_steps]
     steps = RunSteps(
         run_id=directory.run_id,
         node=record.node_names[0],
@@ -269,8 +271,8 @@ def _carried_gbit_per_s(record: Record, summary: Summary) -> float | None:
     The comparison with one node does not depend on it; gains of changes do.
     """
     comm_ms = summary.split.comm_ms or (summary.split.mean.exposed_ms if summary.split.mean is not None else None)
-    known = record.workload.work if record.workload is not None else None
-    work = known or work_of_calls(summary, record.layout)
+    recorded = record.workload.work if record.workload is not None else None
+    work = recorded or work_of_calls(summary, record.layout)
     if not comm_ms or work is None:
         return None
     calls = work.calls_of(work.strategy, record.layout)

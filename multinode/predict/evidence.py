@@ -70,7 +70,7 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
         calls = with_gradients(calls, _WIDTHS[0] / _WIDTHS[1])
     reduced = sum(call.size_bytes * call.times for call in calls if call.collective in _REDUCTIONS)
     trainable = max(summary.trainable or round(reduced / _WIDTHS[0]), 1)
-    width = min(_WIDTHS, key=lambda one: abs(one * trainable - reduced))
+    width = min(_WIDTHS, key=lambda width_: abs(width_ * trainable - reduced))
     load = TrafficInputs(
         parameters=summary.parameters,
         trainable=trainable,
@@ -83,16 +83,16 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
 
 
 def _counts(call: SeenCall) -> bool:
-    known = call.op in COLLECTIVES and call.ranks > 1
-    return known and SMALL_BYTES <= call.size_bytes < _ABSURD_BYTES and 0 < call.count < _ABSURD_COUNT
+    is_known = call.op in COLLECTIVES and call.ranks > 1
+    return is_known and SMALL_BYTES <= call.size_bytes < _ABSURD_BYTES and 0 < call.count < _ABSURD_COUNT
 
 
 def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:
     name = (summary.strategy or "").replace("FSDP2", "FSDP").replace("(", "").replace(")", "")
     # Longer names come last.
-    told = next((one for one in reversed(Strategy) if name.startswith(one)), None)
-    if told is not None:
-        return told
+    named = next((strategy for strategy in reversed(Strategy) if name.startswith(strategy)), None)
+    if named is not None:
+        return named
     gathers = any(call.op == _GATHER for call in seen)
     return Strategy.FSDP if gathers and any(call.op == "reduce_scatter" for call in seen) else Strategy.DDP
 
@@ -160,24 +160,26 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         many = self.measured(several[-1]) if several else None
         share = self.subject.hideable_share(self.work.strategy)
         if single is not None:
-            found = calibrate(self.measured(single), self.work, self.network, many, share=share)
+            calibration = calibrate(self.measured(single), self.work, self.network, many, share=share)
         elif many is not None:
-            found = calibrate_without_single(many, self.work, self.network, share=share)
+            calibration = calibrate_without_single(many, self.work, self.network, share=share)
         else:
             raise UsageError("no training was named", hint=f"measure one: {CONTRAST}")
-        if not _is_credible(found):
-            names = " and ".join(one.run_id for one in (single, *several[-1:]) if one is not None)
+        if not _is_credible(calibration):
+            names = " and ".join(record.run_id for record in (single, *several[-1:]) if record is not None)
             raise UsageError(f"the summary of run {names} has implausible step times", hint=_MEASURE_AGAIN)
-        found = msgspec.structs.replace(found, matrices=self.subject.matrices())
-        found = self._with_repeats(found, [one for one in (single, *several[-1:]) if one is not None])
-        return found if many is None else carry_residual(found, many, self._sent_as(many, several[-1]))
+        calibration = msgspec.structs.replace(calibration, matrices=self.subject.matrices())
+        calibration = self._with_repeats(
+            calibration, [record for record in (single, *several[-1:]) if record is not None]
+        )
+        return calibration if many is None else carry_residual(calibration, many, self._sent_as(many, several[-1]))
 
-    def _with_repeats(self, found: Calibration, used: Sequence[Record]) -> Calibration:
-        rates = [[one.samples_per_s for one in repeats_of(run, self.stored)[-_MOST_REPEATS:]] for run in used]
+    def _with_repeats(self, calibration: Calibration, used: Sequence[Record]) -> Calibration:
+        rates = [[repeat.samples_per_s for repeat in repeats_of(run, self.stored)[-_MOST_REPEATS:]] for run in used]
         spread = max((max(each) / min(each) - 1 for each in rates if each and min(each) > 0), default=0.0)
-        if spread <= found.scatter:
-            return found
-        return msgspec.structs.replace(found, scatter=spread, scatter_of="its repeats differ")
+        if spread <= calibration.scatter:
+            return calibration
+        return msgspec.structs.replace(calibration, scatter=spread, scatter_of="its repeats differ")
 
     def _sent_as(self, run: CalibrationRun, record: Record) -> Scenario:
         factor = gradient_factor(self.work.load) if run.grad_compress else 1.0
@@ -238,8 +240,8 @@ def calibration_inputs(
     """
     newest = chosen.newest
     runs = [newest, *([chosen.single] if chosen.single is not None else []), *chosen.several]
-    model = next((one.model for one in runs if one.model is not None), None)
-    alike = [one for one in reversed(stored) if one.is_training and is_alike(one, newest)]
+    model = next((run.model for run in runs if run.model is not None), None)
+    alike = [record for record in reversed(stored) if record.is_training and is_alike(record, newest)]
     return CalibrationInputs(
         subject=Subject(settings=newest.settings, job=newest.job, model=model),
         work=_work([*runs, *alike], model),
@@ -249,14 +251,14 @@ def calibration_inputs(
     )
 
 
-def _is_credible(found: Calibration) -> bool:
-    costs = found.costs
-    least = (costs.compute_ms, found.per_device_batch)
-    parts = (*least, costs.optimizer_ms, costs.host_ms, costs.data_ms, found.local_ms)
+def _is_credible(calibration: Calibration) -> bool:
+    costs = calibration.costs
+    least = (costs.compute_ms, calibration.per_device_batch)
+    parts = (*least, costs.optimizer_ms, costs.host_ms, costs.data_ms, calibration.local_ms)
     return (
         all(part > _LEAST for part in least)
         and all(0 <= part < _MOST for part in parts)
-        and 0 <= found.scatter < _MOST_CV
+        and 0 <= calibration.scatter < _MOST_CV
     )
 
 
@@ -283,8 +285,8 @@ def _with_stream(network: NetworkModel, stream: float | None) -> NetworkModel:
 
 def _backend(record: Record) -> str:
     calls = record.summary.comm.calls if record.summary is not None else ()
-    told = next((call.backend for call in calls if call.backend), None)
-    return told or ("nccl" if any(node.gpus for node in record.plan.nodes) else "gloo")
+    backend = next((call.backend for call in calls if call.backend), None)
+    return backend or ("nccl" if any(node.gpus for node in record.plan.nodes) else "gloo")
 
 
 def _inferred_work(record: Record) -> Work | None:
@@ -296,10 +298,12 @@ def _inferred_work(record: Record) -> Work | None:
 
 def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
     newest = runs[0]
-    alike = [one for one in runs if one.strategy is newest.strategy]
-    known = next((one.workload.work for one in alike if one.workload is not None and one.workload.work), None)
-    if known is not None:
-        return known
+    alike = [run for run in runs if run.strategy is newest.strategy]
+    recorded = next(
+        (record.workload.work for record in alike if record.workload is not None and record.workload.work), None
+    )
+    if recorded is not None:
+        return recorded
     job, reason = newest.job, newest.workload.reason if newest.workload is not None else ""
     if job is not None:
         try:
@@ -308,16 +312,16 @@ def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
         except JobError as error:
             reason = error.message
     # Runs with uncompressed gradients come first.
-    alike.sort(key=lambda one: one.settings.grad_compress is not None)
-    seen = (_inferred_work(one) for one in alike)
-    found = next((work for work in seen if work is not None), None)
-    if found is None:
-        told = f": {reason}" if reason else ""
+    alike.sort(key=lambda record: record.settings.grad_compress is not None)
+    seen = (_inferred_work(record) for record in alike)
+    inferred = next((work for work in seen if work is not None), None)
+    if inferred is None:
+        cause = f": {reason}" if reason else ""
         raise UsageError(
-            f"the communication of run {newest.run_id} is unknown, and its workers' calls were not recorded{told}",
+            f"the communication of run {newest.run_id} is unknown, and its workers' calls were not recorded{cause}",
             hint=_MEASURE_AGAIN,
         )
-    return found
+    return inferred
 
 
 # The newest, as clusters change.
@@ -346,12 +350,14 @@ def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequen
     for record in stored[-_MOST_HOLDOUTS:]:
         if _is_comparable(record, first) and inputs.link_of(record) is not None:
             # The overlap may come from another run of this layout, but not from a repeat of this one.
-            rest = [one for one in chosen.several if one.layout == record.layout and not _is_repeat(one, record)]
+            rest = [
+                other for other in chosen.several if other.layout == record.layout and not _is_repeat(other, record)
+            ]
             # It applies to the strategy that it was measured with.
-            rest = [one for one in rest if one.strategy in {None, inputs.work.strategy}]
-            found = _hold(inputs, chosen.single, record, rest)
-            if found is not None:
-                yield found
+            rest = [other for other in rest if other.strategy in {None, inputs.work.strategy}]
+            holdout = _hold(inputs, chosen.single, record, rest)
+            if holdout is not None:
+                yield holdout
 
 
 def _is_comparable(record: Record, first: Record) -> bool:
@@ -363,8 +369,8 @@ def _is_comparable(record: Record, first: Record) -> bool:
     )
 
 
-def _is_repeat(one: Record, other: Record) -> bool:
-    return one.link_gbit_per_s == other.link_gbit_per_s and one.settings == other.settings
+def _is_repeat(record: Record, other: Record) -> bool:
+    return record.link_gbit_per_s == other.link_gbit_per_s and record.settings == other.settings
 
 
 def _hold(
@@ -445,6 +451,6 @@ def _other_workers(chosen: RunSelection) -> tuple[str, ...]:
     single, many = chosen.single, chosen.newest.layout
     if single is None or many.nodes == 1 or single.layout.workers == many.on(1).workers:
         return ()
-    told = f"one node was measured with {single.layout.workers} workers, at {single.samples_per_s:.4g} samples/s"
+    note = f"one node was measured with {single.layout.workers} workers, at {single.samples_per_s:.4g} samples/s"
     workers = max(many.on(1).workers, single.layout.workers)
-    return (f"{told}; speed-up, efficiency and break-even are relative to one node with {workers}",)
+    return (f"{note}; speed-up, efficiency and break-even are relative to one node with {workers}",)

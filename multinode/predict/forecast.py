@@ -146,12 +146,12 @@ def predict_scenario(
         measured: whether exactly this was measured.
     """
     scenario = sent_as(calibration, scenario, grad_compress)
-    found = Prediction(calibration, scenario)
+    prediction = Prediction(calibration, scenario)
     layout = scenario.layout
     alone = Prediction(calibration, on_one_node(calibration, scenario))
     length = calibration.tokens_per_sample
     measured_one = alone.samples_per_s if _is_calibrated(calibration, alone.scenario) else None
-    speedup = gain(found, alone, measured=measured_one)
+    speedup = gain(prediction, alone, measured=measured_one)
     return PredictedScenario(
         link_gbit_per_s=scenario.link.gbit_per_s if layout.nodes > 1 else None,
         nodes=layout.nodes,
@@ -165,17 +165,17 @@ def predict_scenario(
         averaging=scenario.averaging.words if scenario.averaging is not None and scenario.averages else None,
         bucket_mib=None if scenario.bucket_bytes is None else scenario.bucket_bytes / MIB,
         overlap=scenario.overlap,
-        step_time_ms=found.step_time_ms,
-        samples_per_s=found.samples_per_s,
-        interval=found.interval,
-        basis=found.basis,
-        tokens_per_s=None if length is None else found.samples_per_s * length,
+        step_time_ms=prediction.step_time_ms,
+        samples_per_s=prediction.samples_per_s,
+        interval=prediction.interval,
+        basis=prediction.basis,
+        tokens_per_s=None if length is None else prediction.samples_per_s * length,
         speedup=speedup.value,
         speedup_interval=(speedup.low, speedup.high) if layout.nodes > 1 else (1.0, 1.0),
         efficiency=speedup.value * alone.scenario.layout.workers / layout.workers,
-        parts=found.parts,
-        bottleneck=found.bottleneck,
-        doubts=found.doubts,
+        parts=prediction.parts,
+        bottleneck=prediction.bottleneck,
+        doubts=prediction.doubts,
         measured=measured,
     )
 
@@ -273,14 +273,14 @@ def back_tested(evidence: Evidence) -> BackTest:
     """The model tested with all suitable stored runs."""
     tested = []
     for held in evidence.holdouts:
-        found = predict_scenario(held.calibration, held.scenario, grad_compress=held.grad_compress)
+        row = predict_scenario(held.calibration, held.scenario, grad_compress=held.grad_compress)
         tested.append(
             Trial(
                 name=held.name,
-                predicted=found.samples_per_s,
-                interval=found.interval,
-                link_gbit_per_s=found.link_gbit_per_s,
-                nodes=found.nodes,
+                predicted=row.samples_per_s,
+                interval=row.interval,
+                link_gbit_per_s=row.link_gbit_per_s,
+                nodes=row.nodes,
                 measured=held.samples_per_s,
             )
         )
@@ -380,7 +380,7 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
 
 
 def _with_measured(gbit_per_s: float) -> tuple[float, ...]:
-    others = [one for one in USUAL_LINKS if abs(one - gbit_per_s) > _ALIKE * one]
+    others = [link for link in USUAL_LINKS if abs(link - gbit_per_s) > _ALIKE * link]
     return tuple(sorted([*others, gbit_per_s]))
 
 
@@ -399,16 +399,20 @@ def refuse_unusable(request: ForecastRequest) -> None:
         ("--batch", request.per_device_batches, _BATCH),
         ("--accumulation", request.accumulations, (1, _MOST_ACCUMULATION)),
         ("--bucket-mib", request.bucket_mib, _MIBS),
-        ("--sync-every", [one.every for one in request.averagings if one is not None], (1, _MOST_ROUND)),
+        (
+            "--sync-every",
+            [averaging.every for averaging in request.averagings if averaging is not None],
+            (1, _MOST_ROUND),
+        ),
     ):
         for value in values:
             if not least <= value <= most:
                 raise UsageError(f"{option} {value:g} cannot be", hint=f"from {least:g} to {most:g}")
-    asked = [one for one in request.grad_compress if one not in {None, *GRAD_COMPRESS}]
-    unknown = next((one for one in asked if one is not None and power_sgd_rank(one) is None), None)
+    unusual = [name for name in request.grad_compress if name not in {None, *GRAD_COMPRESS}]
+    unknown = next((name for name in unusual if name is not None and power_sgd_rank(name) is None), None)
     if unknown is not None:
-        known = f"one of {', '.join(GRAD_COMPRESS)}, powersgd, powersgd:RANK, none"
-        raise UsageError(f"--grad-compress {unknown} is unknown", hint=known)
+        choices = f"one of {', '.join(GRAD_COMPRESS)}, powersgd, powersgd:RANK, none"
+        raise UsageError(f"--grad-compress {unknown} is unknown", hint=choices)
     if not 0 < request.target < 1:
         raise UsageError(
             f"--target {request.target:g} is not an efficiency", hint="give a value between 0 and 1: --target 0.9"
@@ -433,12 +437,12 @@ def _refuse_contradiction(point: _Point) -> None:
 
 def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:
     """The contention of more workers per node than any run had is unmeasured."""
-    more = [one for one in outlooks if one.workers_per_node > calibration.known_workers(one.nodes)]
+    more = [outlook for outlook in outlooks if outlook.workers_per_node > calibration.known_workers(outlook.nodes)]
     if more:
-        known = min(calibration.known_workers(one.nodes) for one in more)
-        told = format_count(known, "worker")
+        most = min(calibration.known_workers(row.nodes) for row in more)
+        workers = format_count(most, "worker")
         yield (
-            f"no run had more than {told} on a node: the exchange and contention between more of them is unmeasured "
+            f"no run had more than {workers} on a node: the exchange and contention between more of them is unmeasured "
             "and widens the intervals"
         )
 
@@ -450,7 +454,7 @@ def _asked(evidence: Evidence, request: ForecastRequest) -> Scenario:
     """
     scenario = evidence.today
     if evidence.today_samples_per_s is None:
-        nodes = min((one for one in request.nodes if one > 1), default=scenario.layout.nodes)
+        nodes = min((node for node in request.nodes if node > 1), default=scenario.layout.nodes)
         layout = _layout(scenario, nodes, min(request.workers_per_node, default=None))
         scenario = msgspec.structs.replace(scenario, layout=layout)
     compress = request.grad_compress[0] if len(request.grad_compress) == 1 else evidence.grad_compress

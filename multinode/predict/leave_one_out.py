@@ -109,35 +109,35 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
 
 def back_test(tested: Sequence[Trial]) -> BackTest:
     """Errors and coverage; pairs without a speed are excluded."""
-    known = tuple(one for one in tested if one.predicted > 0 and one.measured > 0)
-    if not known:
+    trials = tuple(trial for trial in tested if trial.predicted > 0 and trial.measured > 0)
+    if not trials:
         return BackTest(sentence="not checked: no measured run for comparison")
-    median = statistics.median(abs(one.error) for one in known)
-    worst = max(known, key=lambda one: abs(one.error))
-    covered = sum(one.is_covered for one in known)
+    median = statistics.median(abs(trial.error) for trial in trials)
+    worst = max(trials, key=lambda trial: abs(trial.error))
+    covered = sum(trial.is_covered for trial in trials)
     off = f"{abs(worst.error):.1%}"
     if f"{median:.1%}" != off:
         off = f"{median:.1%} (median), {off} at worst"
-    checked = f"checked against {format_count(len(known), 'measured run')}{_where(known)}"
-    only = "; for other links, see only the ranges" if len(_links(known)) == 1 else ""
+    checked = f"checked against {format_count(len(trials), 'measured run')}{_where(trials)}"
+    only = "; for other links, see only the ranges" if len(_links(trials)) == 1 else ""
     return BackTest(
-        tested=known,
+        tested=trials,
         median_error=median,
         worst=worst,
-        coverage=covered / len(known),
-        quantile=residual_quantile(known),
+        coverage=covered / len(trials),
+        quantile=residual_quantile(trials),
         sentence=f"{checked}: step time off by {off}{only}",
     )
 
 
 def _links(tested: Sequence[Trial]) -> list[float]:
-    links = [one.link_gbit_per_s for one in tested]
-    return sorted({one for one in links if one is not None}) if None not in links else []
+    links = [trial.link_gbit_per_s for trial in tested]
+    return sorted({link for link in links if link is not None}) if None not in links else []
 
 
 def _where(tested: Sequence[Trial]) -> str:
     """` on 2 nodes at 100 Mbit/s`; empty if unknown."""
-    links, nodes = _links(tested), sorted({one.nodes for one in tested if one.nodes is not None})
+    links, nodes = _links(tested), sorted({trial.nodes for trial in tested if trial.nodes is not None})
     if not links or not nodes:
         return ""
     count = format_count(nodes[0], "node") if len(nodes) == 1 else f"{nodes[0]} to {nodes[-1]} nodes"
@@ -147,8 +147,8 @@ def _where(tested: Sequence[Trial]) -> str:
 
 def residual_quantile(tested: Sequence[Trial]) -> ResidualQuantile:
     """The ceil((n + 1) * 0.9)-th smallest residual of at least one trial; the largest if there are too few."""
-    residuals = sorted(one.residual for one in tested)
-    widths = [math.log(one.interval[1] / one.interval[0]) for one in tested if one.interval[0] > 0]
+    residuals = sorted(trial.residual for trial in tested)
+    widths = [math.log(trial.interval[1] / trial.interval[0]) for trial in tested if trial.interval[0] > 0]
     place = min(len(residuals), math.ceil((len(residuals) + 1) * _LEVEL - _ROUNDING))
     return ResidualQuantile(
         runs=len(residuals),

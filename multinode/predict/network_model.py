@@ -113,7 +113,9 @@ class CommTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     def __mul__(self, factor: float) -> CommTimes:
         """Scaled."""
-        micro_batch_ms, step_ms, after_ms = (one * factor for one in (self.micro_batch_ms, self.step_ms, self.after_ms))
+        micro_batch_ms, step_ms, after_ms = (
+            time_ms * factor for time_ms in (self.micro_batch_ms, self.step_ms, self.after_ms)
+        )
         return CommTimes(micro_batch_ms=micro_batch_ms, step_ms=step_ms, after_ms=after_ms)
 
 
@@ -161,16 +163,16 @@ def network_doubts(
     """Errors of the times, by reason; caps and algorithms have their own bounds and are excluded."""
     if not network.curves:
         return (_doubt(_STATED_RATE, _why_stated(network, link)),)
-    found = [_doubt(network.error, "the error on held-out sizes of the size scan")] if network.error else []
+    doubts = [_doubt(network.error, "the error on held-out sizes of the size scan")] if network.error else []
     doublings = math.log2(link.goodput_gb_per_s / network.link.goodput_gb_per_s)
     if abs(doublings) > _ALIKE:
         rate = _PER_DOUBLING_FASTER if doublings > 0 else _PER_DOUBLING_SLOWER
         way = "faster" if doublings > 0 else "slower"
-        found.append(_doubt(rate * abs(doublings), f"the link is {2 ** abs(doublings):.3g} times {way} than measured"))
+        doubts.append(_doubt(rate * abs(doublings), f"the link is {2 ** abs(doublings):.3g} times {way} than measured"))
     if layout != network.layout:
         more = abs(math.log2(layout.nodes / network.layout.nodes))
         more = max(more, abs(math.log2(layout.workers / network.layout.workers)))
-        found.append(
+        doubts.append(
             _doubt(
                 _PER_DOUBLING_OF_NODES * more,
                 f"{_told(network.layout)} measured, {_told(layout)} requested",
@@ -178,19 +180,19 @@ def network_doubts(
         )
     others = sorted({call.collective for call in calls if call.size_bytes >= SMALL_BYTES} - set(network.curves))
     if others:
-        found.append(_doubt(_OTHER_COLLECTIVE, f"not measured, derived from other collectives: {', '.join(others)}"))
-    return tuple(found)
+        doubts.append(_doubt(_OTHER_COLLECTIVE, f"not measured, derived from other collectives: {', '.join(others)}"))
+    return tuple(doubts)
 
 
 def _why_stated(network: NetworkModel, link: Link) -> str:
     if network.stream_gb_per_s is not None:
         return f"no collective was measured: only a TCP stream of {network.stream_gb_per_s:.3g} GB/s is known"
-    told = "no collective was measured: only the link rate is known, of which "
+    reason = "no collective was measured: only the link rate is known, of which "
     if link.rdma:
         least = f"{_LEAST_CARRIED:.0%}"
-        return f"{told}GPUs far from their NIC, PCIe access control and oversubscribed fabrics may leave only {least}"
-    told += f"overlay networks, VPNs, Wi-Fi and shared uplinks may carry only {_LEAST_CARRIED:.0%}"
-    return f"{told}, and clouds may cap a flow at {_FLOW_CAPS_GBIT[0]:g} Gbit/s" if _may_cap_flows(link) else told
+        return f"{reason}GPUs far from their NIC, PCIe access control and oversubscribed fabrics may leave only {least}"
+    reason += f"overlay networks, VPNs, Wi-Fi and shared uplinks may carry only {_LEAST_CARRIED:.0%}"
+    return f"{reason}, and clouds may cap a flow at {_FLOW_CAPS_GBIT[0]:g} Gbit/s" if _may_cap_flows(link) else reason
 
 
 def _may_cap_flows(link: Link) -> bool:

@@ -187,8 +187,8 @@ class Prediction:
             calls = tuple(
                 call if call.hideable else msgspec.structs.replace(call, reach=GroupScope.NODE) for call in calls
             )
-        found = comm_times(self._calibration.network, calls, scenario.link, scenario.layout, draw.rate)
-        return found * math.pow(self._factors["network"], draw.network)
+        times = comm_times(self._calibration.network, calls, scenario.link, scenario.layout, draw.rate)
+        return times * math.pow(self._factors["network"], draw.network)
 
     @functools.cached_property
     def _timed_calls(self) -> tuple[Call, ...]:
@@ -273,42 +273,42 @@ def _is_as_measured(calibration: Calibration, scenario: Scenario) -> bool:
 def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...]) -> tuple[UncertaintySource, ...]:
     network = calibration.network
     between = scenario.layout.nodes > 1
-    found = [_least_doubt(calibration, between=between)]
+    doubts = [_least_doubt(calibration, between=between)]
     for name, ratio, rate in (
         ("the batch", scenario.per_device_batch / calibration.per_device_batch, _PER_DOUBLING_OF_BATCH),
         ("accumulation", scenario.accumulation / calibration.accumulation, _PER_DOUBLING_OF_ACCUMULATION),
     ):
         if abs(math.log2(ratio)) > _ALIKE:
             why = f"{name} is {ratio:.3g} times that of the measured run"
-            found.append(UncertaintySource(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
-    found += _doubts_of_workers(calibration, scenario)
+            doubts.append(UncertaintySource(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
+    doubts += _doubts_of_workers(calibration, scenario)
     if scenario.strategy is not calibration.work.strategy:
         why = f"the engine's own work is that of the measured {calibration.work.strategy}"
-        found.append(UncertaintySource(part="compute", relative=_OTHER_STRATEGY, why=why))
-    found += calibration.doubts
-    found += _doubts_of_levers(calibration, scenario)
+        doubts.append(UncertaintySource(part="compute", relative=_OTHER_STRATEGY, why=why))
+    doubts += calibration.doubts
+    doubts += _doubts_of_levers(calibration, scenario)
     inside = not between or any(call.reach is GroupScope.NODE for call in calls)
     if inside and network.local_gb_per_s is not None and scenario.layout.workers_per_node > 1:
         low, high = network.local_gb_per_s
         why = f"the exchange between workers of one node was not measured: assumed at {low:.2g} to {high:.2g} GB/s"
         # The draws of the rate cover it.
-        found.append(UncertaintySource(part="network", relative=0.0, why=why))
+        doubts.append(UncertaintySource(part="network", relative=0.0, why=why))
     if not between:
-        return tuple(found)
+        return tuple(doubts)
     if _is_within_unknown(calibration, scenario):
         why = "it is unknown whether the optimizer states are sharded within each node (optimizer_within_node)"
         # Some draws take the other.
-        found.append(UncertaintySource(part="network", relative=0.0, why=why))
-    found += _doubts_of_residual(calibration.residual, scenario)
-    found += network_doubts(network, calls, scenario.link, scenario.layout)
+        doubts.append(UncertaintySource(part="network", relative=0.0, why=why))
+    doubts += _doubts_of_residual(calibration.residual, scenario)
+    doubts += network_doubts(network, calls, scenario.link, scenario.layout)
     hides = any(call.hideable and call.reach is not GroupScope.NODE for call in calls)
     if hides and _overlaps(calibration, scenario) and _measured_rho(calibration, scenario) is None:
         least = _least_rho(calibration, scenario)
         start = f"the {least:.0%} that it used" if least else "nothing"
         why = f"the part that computation hides was not measured: from {start} to everything possible"
         # The draws of rho cover it.
-        found.append(UncertaintySource(part="overlap", relative=0.0, why=why))
-    return tuple(found)
+        doubts.append(UncertaintySource(part="overlap", relative=0.0, why=why))
+    return tuple(doubts)
 
 
 def _doubts_of_levers(calibration: Calibration, scenario: Scenario) -> Iterator[UncertaintySource]:
@@ -319,18 +319,20 @@ def _doubts_of_levers(calibration: Calibration, scenario: Scenario) -> Iterator[
     if work:
         step_ms = scenario.accumulation * costs.compute_ms + costs.optimizer_ms * (1 + work)
         part = costs.optimizer_ms * work / step_ms if costs.optimizer_ms else _UNKNOWN_WORK
-        what = "PowerSGD" if scenario.low_rank is not None else "an average of parameters"
-        why = f"the compute of {what} is estimated from the optimizer's time"
+        lever = "PowerSGD" if scenario.low_rank is not None else "an average of parameters"
+        why = f"the compute of {lever} is estimated from the optimizer's time"
         yield UncertaintySource(part="compute", relative=part, why=why)
 
 
 def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[UncertaintySource]:
-    known, asked = calibration.known_workers(scenario.layout.nodes), scenario.layout.workers_per_node
-    if asked <= known:
+    measured, requested = calibration.known_workers(scenario.layout.nodes), scenario.layout.workers_per_node
+    if requested <= measured:
         return []
-    told = format_count(known, "worker")
-    why = f"{told} per node measured, {asked} requested: their contention is unknown"
-    return [UncertaintySource(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(asked / known), why=why)]
+    workers = format_count(measured, "worker")
+    why = f"{workers} per node measured, {requested} requested: their contention is unknown"
+    return [
+        UncertaintySource(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(requested / measured), why=why)
+    ]
 
 
 def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[UncertaintySource]:

@@ -95,14 +95,14 @@ def evidence_of(
     stored = list_runs(root)
     order = {path: place for place, path in enumerate(stored)}
     records = [read_record(RunDirectory(path)) for path in sorted(named, key=lambda path: order.get(path, -1))]
-    found = [record for record in records if record is not None]
-    if not found:
+    trainings = [record for record in records if record is not None]
+    if not trainings:
         raise UsageError(
             f"nothing can be predicted from {', '.join(names) or 'no run'}: no training or nccl-test is stored in it",
             hint="list them: multinode runs",
         )
     others = [path for path in stored[-_MOST_OTHERS:] if path not in named]
-    return gather(found, list(_read_others(others)), link_measured, stream)
+    return gather(trainings, list(_read_others(others)), link_measured, stream)
 
 
 def hosts_of(root: Path, names: Sequence[str]) -> str:
@@ -125,10 +125,10 @@ def runs_of(directory: RunDirectory) -> list[RunDirectory]:
     names = [name for side in (contrast.baseline, contrast.candidate) for name in side.run_ids]
     # A name from a file must not be a path.
     paths = [directory.path.parent / name for name in names if name and name == Path(name).name]
-    found = [RunDirectory(path) for path in paths if (path / "run.json").is_file()]
-    if not found:
+    directories = [RunDirectory(path) for path in paths if (path / "run.json").is_file()]
+    if not directories:
         raise UsageError(f"the runs of contrast {directory.run_id} are not stored", hint="list them: multinode runs")
-    return found
+    return directories
 
 
 def read_record(directory: RunDirectory) -> Record | None:

@@ -50,8 +50,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def link_gbit_per_s(self) -> float | None:
         """Of the slowest NIC; None where one does not tell, or there is one node."""
         rates = [node.link_gbit_per_s for node in self.plan.nodes]
-        known = [rate for rate in rates if rate is not None and is_rate(rate)]
-        return min(known) if len(known) == len(rates) > 1 else None
+        plausible = [rate for rate in rates if rate is not None and is_rate(rate)]
+        return min(plausible) if len(plausible) == len(rates) > 1 else None
 
     @property
     def samples_per_s(self) -> float:
@@ -61,8 +61,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def is_training(self) -> bool:
         """Whether it tells how fast a training is whose workers average at every step."""
-        known = self.summary is not None and self.summary.samples_per_s is not None
-        return self.sweep is None and known and self.plan.changed_algorithm is None
+        has_speed = self.summary is not None and self.summary.samples_per_s is not None
+        return self.sweep is None and has_speed and self.plan.changed_algorithm is None
 
     @functools.cached_property
     def job(self) -> LlamaFactoryJob | None:
@@ -88,15 +88,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         else:
             settings = JobSettings(method="script", command=self.plan.job)
         # A worker says so, as `worker/compress.py` does where the training has a hook of its own.
-        told = self.summary.missing.values() if self.summary is not None else ()
-        stepped_aside = any(_NOT_COMPRESSED in said for said in told)
+        reasons = self.summary.missing.values() if self.summary is not None else ()
+        stepped_aside = any(_NOT_COMPRESSED in reason for reason in reasons)
         return msgspec.structs.replace(settings, grad_compress=None) if stepped_aside else settings
 
     @property
     def strategy(self) -> Strategy | None:
         """As it was configured; else as its calls were recognised; None is neither."""
-        told = self.settings.strategy or (self.summary.strategy if self.summary is not None else None)
-        return next((one for one in Strategy if one.value == told), None)
+        name = self.settings.strategy or (self.summary.strategy if self.summary is not None else None)
+        return next((strategy for strategy in Strategy if strategy.value == name), None)
 
 
 def is_rate(gbit_per_s: float) -> bool:
@@ -104,14 +104,14 @@ def is_rate(gbit_per_s: float) -> bool:
     return _SLOWEST_GBIT_PER_S <= gbit_per_s <= _FASTEST_GBIT_PER_S
 
 
-def is_alike(one: Record, other: Record) -> bool:
+def is_alike(record: Record, other: Record) -> bool:
     """Whether they are of one training, however it is laid out and shared out."""
-    return not difference(one, other)
+    return not difference(record, other)
 
 
-def difference(one: Record, other: Record) -> str:
+def difference(record: Record, other: Record) -> str:
     """The first setting that differs though one training has one of it; what is not known differs in nothing."""
-    return differing_setting(one.settings, other.settings)
+    return differing_setting(record.settings, other.settings)
 
 
 CONTRAST = "multinode contrast --hosts H JOB.yaml"
@@ -129,12 +129,12 @@ class RunSelection(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sources(self) -> tuple[str, ...]:
         """Which they are, a sentence each."""
-        found = [f"one node: run {self.single.run_id}"] if self.single is not None else []
-        found += [f"{one.layout.nodes} nodes: run {one.run_id}" for one in self.several]
+        sentences = [f"one node: run {self.single.run_id}"] if self.single is not None else []
+        sentences += [f"{run.layout.nodes} nodes: run {run.run_id}" for run in self.several]
         if self.sweep is None:
-            return (*found, "network: only the nominal link rate")
+            return (*sentences, "network: only the nominal link rate")
         rate = self.sweep.link_gbit_per_s
-        return (*found, f"network: nccl-test {self.sweep.run_id}" + (f" at {format_rate(rate)}" if rate else ""))
+        return (*sentences, f"network: nccl-test {self.sweep.run_id}" + (f" at {format_rate(rate)}" if rate else ""))
 
 
 def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelection:
@@ -161,18 +161,20 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
     if not trainings:
         raise _nothing_to_use(named)
     last = trainings[-1]
-    stranger = next((one for one in trainings if not is_alike(one, last)), None)
+    stranger = next((training for training in trainings if not is_alike(training, last)), None)
     if stranger is not None:
         raise UsageError(
             f"runs {stranger.run_id} and {last.run_id} trained differently ({difference(stranger, last)})",
             hint="name runs of one training",
         )
-    singles, several = ([one for one in trainings if (one.layout.nodes > 1) is many] for many in (False, True))
+    singles, several = (
+        [training for training in trainings if (training.layout.nodes > 1) is many] for many in (False, True)
+    )
     if not singles and not tells_exposed(several[-1]):
-        singles = [one for one in others if could_be_single(one, several[-1])][-1:]
+        singles = [other for other in others if could_be_single(other, several[-1])][-1:]
     single = _usual(singles) if singles else None
     newest = _usual(several) if several else single or last
-    ordered = (*(one for one in several if one.run_id != newest.run_id), newest) if several else ()
+    ordered = (*(run for run in several if run.run_id != newest.run_id), newest) if several else ()
     sweep = sweeps[-1] if sweeps else _sweep_for(newest, others)
     return RunSelection(newest=newest, single=single, several=ordered, sweep=sweep)
 
@@ -185,25 +187,27 @@ def tells_exposed(record: Record) -> bool:
 
 def _usual(runs: Sequence[Record]) -> Record:
     repeats = repeats_of(runs[-1], runs)
-    return sorted(repeats, key=lambda one: one.samples_per_s)[(len(repeats) - 1) // 2]
+    return sorted(repeats, key=lambda run: run.samples_per_s)[(len(repeats) - 1) // 2]
 
 
 def repeats_of(run: Record, stored: Sequence[Record]) -> list[Record]:
     """Those that ran the same on the same nodes, itself among them; one node alone uses no link."""
 
-    def ran_as(one: Record) -> tuple[object, ...]:
-        link = one.link_gbit_per_s if one.layout.nodes > 1 else None
-        return one.layout, one.settings, one.node_names, link
+    def ran_as(record: Record) -> tuple[object, ...]:
+        link = record.link_gbit_per_s if record.layout.nodes > 1 else None
+        return record.layout, record.settings, record.node_names, link
 
-    return [one for one in stored if one.is_training and is_alike(one, run) and ran_as(one) == ran_as(run)]
+    return [
+        record for record in stored if record.is_training and is_alike(record, run) and ran_as(record) == ran_as(run)
+    ]
 
 
 def _newest_on(others: Sequence[Record], sweep: Record) -> list[Record]:
-    fitting = [one for one in others if one.is_training and set(one.node_names) <= set(sweep.node_names)]
+    fitting = [other for other in others if other.is_training and set(other.node_names) <= set(sweep.node_names)]
     if not fitting:
         return []
-    alike = [one for one in fitting if is_alike(one, fitting[-1])]
-    sides = [[one for one in alike if (one.layout.nodes > 1) is many][-1:] for many in (False, True)]
+    alike = [record for record in fitting if is_alike(record, fitting[-1])]
+    sides = [[record for record in alike if (record.layout.nodes > 1) is many][-1:] for many in (False, True)]
     return [*sides[0], *sides[1]]
 
 
@@ -215,33 +219,35 @@ def _nothing_to_use(named: Sequence[Record]) -> UsageError:
                 hint=f"measure one: {CONTRAST}",
             )
         reason = record.summary.missing.get("samples_per_s", "") if record.summary is not None else "it has no summary"
-        told = f": {reason}" if reason else ""
+        cause = f": {reason}" if reason else ""
         return UsageError(
-            f"run {record.run_id} has no samples/s for a prediction{told}",
+            f"run {record.run_id} has no samples/s for a prediction{cause}",
             hint="use a run with more steps, or of a training with countable batches",
         )
     return UsageError("no run was named", hint=f"measure one: {CONTRAST}")
 
 
-def could_be_single(one: Record, several: Record) -> bool:
+def could_be_single(record: Record, several: Record) -> bool:
     """Whether it ran the training of a run on several nodes on one of them."""
     return (
-        one.is_training
-        and one.layout.nodes == 1
-        and set(one.node_names) <= set(several.node_names)
-        and is_alike(one, several)
+        record.is_training
+        and record.layout.nodes == 1
+        and set(record.node_names) <= set(several.node_names)
+        and is_alike(record, several)
     )
 
 
 def _sweep_for(training: Record, others: Sequence[Record]) -> Record | None:
     ours = set(training.node_names)
     fitting = [
-        one for one in others if one.sweep is not None and len(one.node_names) > 1 and ours <= set(one.node_names)
+        other
+        for other in others
+        if other.sweep is not None and len(other.node_names) > 1 and ours <= set(other.node_names)
     ]
 
-    def fit(one: Record) -> tuple[bool, bool, bool]:
-        same_link = training.link_gbit_per_s in {None, one.link_gbit_per_s}
-        return one.node_names == training.node_names, same_link, one.layout == training.layout
+    def fit(record: Record) -> tuple[bool, bool, bool]:
+        same_link = training.link_gbit_per_s in {None, record.link_gbit_per_s}
+        return record.node_names == training.node_names, same_link, record.layout == training.layout
 
     # Of equal ones the first is taken.
     return max(reversed(fitting), key=fit, default=None)

@@ -28,12 +28,20 @@ def link_words(needed: Needed) -> str:
 
 
 def break_even_words(
-    found: BreakEven, nodes: int, link_gbit_per_s: float | None = None, *, shortly: bool = False, alike: bool = False
+    break_even: BreakEven,
+    nodes: int,
+    link_gbit_per_s: float | None = None,
+    *,
+    shortly: bool = False,
+    alike: bool = False,
 ) -> str:
     """Which nodes overtake which one, at what link, and what the link is: for the layout that can win."""
     # One node against itself, spread over several, cannot win.
-    needed, workers = found.full_beats_one or found.beats_one, format_count(found.one_node_workers, "worker")
-    each = f" with {workers} each" if found.full_beats_one is not None else ""
+    needed, workers = (
+        break_even.full_beats_one or break_even.beats_one,
+        format_count(break_even.one_node_workers, "worker"),
+    )
+    each = f" with {workers} each" if break_even.full_beats_one is not None else ""
     sides, words = (f"{format_count(nodes, 'node')}{each}", f"1 node with {workers}"), link_words(needed)
     yours = f"; yours is {format_rate(link_gbit_per_s)}" if link_gbit_per_s is not None else ""
     if not words.startswith(("between", "about", "at most", "at least", "from")):
@@ -57,25 +65,25 @@ def _count(needed: Needed) -> str:
     return _needed_words(needed, "accumulation", "largest", lambda count, _: f"{count:g}")
 
 
-def _needed_words(needed: Needed, noun: str, most: str, told: Callable[[float, int], str]) -> str:
+def _needed_words(needed: Needed, noun: str, most: str, words: Callable[[float, int], str]) -> str:
     """What is needed of a noun; `told` writes an amount with its unit, -1 rounds it down, 1 up."""
     if needed.low is None:
         return needed.why
-    is_any, low = needed.low <= SLOWEST_GBIT_PER_S, told(needed.low, -1)
+    is_any, low = needed.low <= SLOWEST_GBIT_PER_S, words(needed.low, -1)
     if needed.high is None and is_any:
         return f"inconclusive: any {noun} may be enough, or none"
     if needed.high is None:
         none = f"even the {most} {noun} may not be"
         if needed.value is None or needed.value <= _ONE_FIGURE * needed.low:
-            said = f"at least {low}; given the prediction error, {none} enough"
+            sentence = f"at least {low}; given the prediction error, {none} enough"
         else:
-            said = f"about {told(needed.value, 0)}; given the prediction error, {low} may be enough, or {none}"
-        return said
+            sentence = f"about {words(needed.value, 0)}; given the prediction error, {low} may be enough, or {none}"
+        return sentence
     if is_any:
-        return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"
+        return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {words(needed.high, 1)}"
     if needed.high / needed.low <= _ONE_FIGURE:
-        return f"about {told(needed.value or needed.high, 0)}"
-    return f"between {format_range(low, 'and', told(needed.high, 1))}"
+        return f"about {words(needed.value or needed.high, 0)}"
+    return f"between {format_range(low, 'and', words(needed.high, 1))}"
 
 
 def _rate(gbit_per_s: float, way: int) -> str:
@@ -95,59 +103,59 @@ _MOST_SCENARIOS = 60
 _Told = Callable[[PredictedScenario], str]
 # What a scenario may vary: a column where it does, and where all share it a phrase of the title.
 _SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
-    (Column("strategy", words=True), lambda one: one.strategy, lambda one: one.strategy),
+    (Column("strategy", words=True), lambda row: row.strategy, lambda row: row.strategy),
     (
         Column("method", words=True),
-        lambda one: one.method or UNKNOWN,
-        lambda one: "full fine-tuning" if one.method == "full" else one.method or "",
+        lambda row: row.method or UNKNOWN,
+        lambda row: "full fine-tuning" if row.method == "full" else row.method or "",
     ),
     (
         Column("workers", "per node"),
-        lambda one: " + ".join(map(str, one.unequal or (one.workers_per_node,))),
-        lambda one: (
-            f"{' + '.join(map(str, one.unequal))} workers"
-            if one.unequal
-            else f"{format_count(one.workers_per_node, 'worker')} per node"
+        lambda row: " + ".join(map(str, row.unequal or (row.workers_per_node,))),
+        lambda row: (
+            f"{' + '.join(map(str, row.unequal))} workers"
+            if row.unequal
+            else f"{format_count(row.workers_per_node, 'worker')} per node"
         ),
     ),
-    (Column("batch"), lambda one: f"{one.per_device_batch:g}", lambda one: f"batch {one.per_device_batch:g}"),
-    (Column("accum."), lambda one: str(one.accumulation), lambda one: f"accumulation {one.accumulation}"),
+    (Column("batch"), lambda row: f"{row.per_device_batch:g}", lambda row: f"batch {row.per_device_batch:g}"),
+    (Column("accum."), lambda row: str(row.accumulation), lambda row: f"accumulation {row.accumulation}"),
     (
         Column("gradients", words=True),
-        lambda one: one.grad_compress or UNKNOWN,
-        lambda one: f"gradients in {one.grad_compress}" if one.grad_compress else "",
+        lambda row: row.grad_compress or UNKNOWN,
+        lambda row: f"gradients in {row.grad_compress}" if row.grad_compress else "",
     ),
     (
         Column("averaged", words=True),
-        lambda one: one.averaging or "every step",
-        lambda one: f"averaged {one.averaging}" if one.averaging else "",
+        lambda row: row.averaging or "every step",
+        lambda row: f"averaged {row.averaging}" if row.averaging else "",
     ),
-    (Column("bucket", "MiB"), lambda one: figure(one.bucket_mib, "g"), lambda _: ""),
-    (Column("overlap"), lambda one: "on" if one.overlap else "off", lambda one: "" if one.overlap else "no overlap"),
+    (Column("bucket", "MiB"), lambda row: figure(row.bucket_mib, "g"), lambda _: ""),
+    (Column("overlap"), lambda row: "on" if row.overlap else "off", lambda row: "" if row.overlap else "no overlap"),
 )
 _FIGURES: tuple[tuple[Column, _Told], ...] = (
-    (Column("step", "ms"), lambda one: format_sig(one.step_time_ms)),
-    (Column("samples/s"), lambda one: format_sig(one.samples_per_s)),
-    (Column("range"), lambda one: f"{format_sig(one.interval[0])}-{format_sig(one.interval[1])}"),
-    (Column("speed-up"), lambda one: f"{one.speedup:.2f}x"),
-    (Column("efficiency"), lambda one: f"{one.efficiency:.0%}"),
-    (Column("exposed", "ms"), lambda one: format_sig(one.parts.exposed_ms)),
+    (Column("step", "ms"), lambda row: format_sig(row.step_time_ms)),
+    (Column("samples/s"), lambda row: format_sig(row.samples_per_s)),
+    (Column("range"), lambda row: f"{format_sig(row.interval[0])}-{format_sig(row.interval[1])}"),
+    (Column("speed-up"), lambda row: f"{row.speedup:.2f}x"),
+    (Column("efficiency"), lambda row: f"{row.efficiency:.0%}"),
+    (Column("exposed", "ms"), lambda row: format_sig(row.parts.exposed_ms)),
 )
 
 
 _NARROW: tuple[tuple[Column, _Told], ...] = (
     (
         Column("samples/s"),
-        lambda one: (
-            f"{format_sig(one.samples_per_s)} "
-            + ("measured" if one.measured else f"({format_sig(one.interval[0])}-{format_sig(one.interval[1])})")
+        lambda row: (
+            f"{format_sig(row.samples_per_s)} "
+            + ("measured" if row.measured else f"({format_sig(row.interval[0])}-{format_sig(row.interval[1])})")
         ),
     ),
     (
         Column("against", "1 node"),
-        lambda one: span_of_times(one.speedup, None if one.measured else one.speedup_interval),
+        lambda row: span_of_times(row.speedup, None if row.measured else row.speedup_interval),
     ),
-    (Column("scaling", "efficiency"), lambda one: f"{one.efficiency:.0%}"),
+    (Column("scaling", "efficiency"), lambda row: f"{row.efficiency:.0%}"),
 )
 _ALIKE = 1e-9
 
@@ -163,19 +171,19 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
     if narrow and all(abs(row.efficiency - row.speedup) < _ALIKE for row in rows):
         # With as many workers as the one node has, it is the speed-up again.
         figures = figures[:-1]
-    varies = [len({told(row) for row in forecast.scenarios}) > 1 for _, told, _ in _SETTINGS]
-    told = [(column, cell) for (column, cell, _), varied in zip(_SETTINGS, varies, strict=True) if varied]
+    varies = [len({cell(row) for row in forecast.scenarios}) > 1 for _, cell, _ in _SETTINGS]
+    settings = [(column, cell) for (column, cell, _), varied in zip(_SETTINGS, varies, strict=True) if varied]
     mark = "" if narrow else "*"
     marked = "; * measured; these values are the model's" if mark and any(row.measured for row in rows) else ""
     return Sheet(
         title=f"predicted: {shared_settings(forecast.scenarios)}",
-        columns=(Column("nodes"), Column("link"), Column("workers"), *(column for column, _ in (*told, *figures))),
+        columns=(Column("nodes"), Column("link"), Column("workers"), *(column for column, _ in (*settings, *figures))),
         rows=tuple(
             (
                 f"{mark if row.measured else ''}{row.nodes}",
                 _link(row),
                 f"{row.layout.workers}",
-                *(cell(row) for _, cell in (*told, *figures)),
+                *(cell(row) for _, cell in (*settings, *figures)),
             )
             for row in rows
         ),
@@ -188,32 +196,37 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
 
 def rows_words(forecast: Forecast) -> str:
     """Of how many workers the rows are, where the break-even above them is of others; else empty."""
-    found = forecast.break_even
+    break_even = forecast.break_even
     per_node = {row.workers_per_node for row in forecast.scenarios if row.nodes > 1}
-    if found is None or found.full_beats_one is None or not per_node or found.one_node_workers in per_node:
+    if (
+        break_even is None
+        or break_even.full_beats_one is None
+        or not per_node
+        or break_even.one_node_workers in per_node
+    ):
         return ""
     here = format_count(min(per_node), "worker")
     return (
-        f"These rows have {here} per node; the break-even is for {found.one_node_workers} per node "
+        f"These rows have {here} per node; the break-even is for {break_even.one_node_workers} per node "
         "(--workers-per-node):"
     )
 
 
 def _with_one_node(forecast: Forecast) -> tuple[PredictedScenario, ...]:
-    one, rows = forecast.one_node, forecast.scenarios
-    if one is None or any(row.nodes == 1 or not _is_beside(row, one) for row in rows):
+    alone, rows = forecast.one_node, forecast.scenarios
+    if alone is None or any(row.nodes == 1 or not _is_beside(row, alone) for row in rows):
         return rows
-    return (one, *rows)
+    return (alone, *rows)
 
 
-def _is_beside(row: PredictedScenario, one: PredictedScenario) -> bool:
+def _is_beside(row: PredictedScenario, alone: PredictedScenario) -> bool:
     names = ("strategy", "method", "per_device_batch", "accumulation")
-    return all(getattr(row, name) == getattr(one, name) for name in names)
+    return all(getattr(row, name) == getattr(alone, name) for name in names)
 
 
 def shared_settings(rows: Sequence[PredictedScenario]) -> str:
     """What all scenarios have alike."""
-    words = [word(rows[0]) for _, told, word in _SETTINGS if rows and len({told(row) for row in rows}) == 1]
+    words = [word(rows[0]) for _, cell, word in _SETTINGS if rows and len({cell(row) for row in rows}) == 1]
     return ", ".join(filter(None, words))
 
 
@@ -234,23 +247,23 @@ def what_if_sheet(forecast: Forecast | None, *, narrow: bool = False) -> Sheet:
 
 def break_even_sheet(forecast: Forecast | None) -> Sheet:
     """What it would take; empty where that is not known."""
-    found = forecast.break_even if forecast is not None else None
+    break_even = forecast.break_even if forecast is not None else None
     rows: list[tuple[str, str]] = []
-    if found is not None:
-        target, workers = f"{found.target:.0%}", format_count(found.one_node_workers, "worker")
+    if break_even is not None:
+        target, workers = f"{break_even.target:.0%}", format_count(break_even.one_node_workers, "worker")
         # One node against itself, spread over several, cannot win.
-        is_itself = found.beats_one.value is None and found.full_beats_one is not None
+        is_itself = break_even.beats_one.value is None and break_even.full_beats_one is not None
         rows = [
-            *([] if is_itself else [(f"faster than 1 node with {workers}", link_words(found.beats_one))]),
+            *([] if is_itself else [(f"faster than 1 node with {workers}", link_words(break_even.beats_one))]),
             *(
-                [(f"faster than 1 node, with {workers} on each", link_words(found.full_beats_one))]
-                if found.full_beats_one is not None
+                [(f"faster than 1 node, with {workers} on each", link_words(break_even.full_beats_one))]
+                if break_even.full_beats_one is not None
                 else []
             ),
-            (f"efficiency {target}", link_words(found.efficient)),
-            ("all communication that overlap can hide is hidden", link_words(found.nothing_exposed)),
-            (f"accumulation for {target}", accumulation_words(found.accumulation)),
-            (f"node {found.next_node.nodes}", found.next_node.sentence),
+            (f"efficiency {target}", link_words(break_even.efficient)),
+            ("all communication that overlap can hide is hidden", link_words(break_even.nothing_exposed)),
+            (f"accumulation for {target}", accumulation_words(break_even.accumulation)),
+            (f"node {break_even.next_node.nodes}", break_even.next_node.sentence),
         ]
     return Sheet(title="break-even", rows=tuple(rows))
 
@@ -273,9 +286,9 @@ def _intervals(forecast: Forecast) -> str:
         runs = quantile.runs if quantile is not None else 0
         return f"intervals: assumed, not back-tested: {runs} of the {LEAST_RUNS} runs needed for a 90% interval"
     beyond = sum(row.basis == "assumed" and row.nodes > 1 for row in forecast.scenarios)
-    told = f"intervals: 90%, from the residuals of {quantile.runs} runs: up to {quantile.relative:.1%} off"
+    note = f"intervals: 90%, from the residuals of {quantile.runs} runs: up to {quantile.relative:.1%} off"
     outside = f"{format_count(beyond, 'row')} outside the tested range: assumed, at least as wide"
-    return f"{told}; {outside}" if beyond else told
+    return f"{note}; {outside}" if beyond else note
 
 
 def _width(row: PredictedScenario) -> float:
@@ -302,8 +315,8 @@ def forecast_parts(
     """
     yield paragraph(_verdict(forecast), "bold")
     yield ""
-    if told := rows_words(forecast):
-        yield paragraph(told)
+    if words := rows_words(forecast):
+        yield paragraph(words)
         yield ""
     sheet = forecast_sheet(forecast, narrow=True)
     left = 0 if details else len(sheet.rows) - _MOST_ROWS
@@ -322,36 +335,36 @@ def forecast_parts(
 
 
 def _verdict(forecast: Forecast) -> str:
-    rows, found, today = forecast.scenarios, forecast.break_even, forecast.today
-    if len(rows) == 1 or found is None:
+    rows, break_even, today = forecast.scenarios, forecast.break_even, forecast.today
+    if len(rows) == 1 or break_even is None:
         return _of_one(max(rows, key=lambda row: row.samples_per_s)) if rows else "No scenario was requested."
     link = today.link_gbit_per_s if today is not None else None
-    return f"Break-even (predicted): {break_even_words(found, found.next_node.nodes - 1, link)}."
+    return f"Break-even (predicted): {break_even_words(break_even, break_even.next_node.nodes - 1, link)}."
 
 
-def _of_one(one: PredictedScenario) -> str:
-    low, high = (format_sig(end) for end in one.interval)
-    rate = f"{format_sig(one.samples_per_s)} samples/s ({low} to {high})"
-    said = f"{_place(one)}: {rate} predicted"
-    if one.nodes == 1:
-        return f"{said}."
-    span = one.speedup_interval or (one.speedup, one.speedup)
+def _of_one(row: PredictedScenario) -> str:
+    low, high = (format_sig(end) for end in row.interval)
+    rate = f"{format_sig(row.samples_per_s)} samples/s ({low} to {high})"
+    sentence = f"{_place(row)}: {rate} predicted"
+    if row.nodes == 1:
+        return f"{sentence}."
+    span = row.speedup_interval or (row.speedup, row.speedup)
     if span[0] < 1 < span[1]:
         range_told = f"{times(span[0])} to {times(span[1])} the speed of 1 node"
-        return f"Inconclusive: {_place(one)} would reach {range_told}: {rate} predicted."
-    if one.speedup >= 1:
-        return f"{said}, {times(one.speedup)} faster than 1 node ({times(span[0])} to {times(span[1])})."
-    return f"{said}, {times(1 / one.speedup)} slower than 1 node ({times(1 / span[1])} to {times(1 / span[0])})."
+        return f"Inconclusive: {_place(row)} would reach {range_told}: {rate} predicted."
+    if row.speedup >= 1:
+        return f"{sentence}, {times(row.speedup)} faster than 1 node ({times(span[0])} to {times(span[1])})."
+    return f"{sentence}, {times(1 / row.speedup)} slower than 1 node ({times(1 / span[1])} to {times(1 / span[0])})."
 
 
-def _place(one: PredictedScenario) -> str:
-    link = f" at {format_rate(one.link_gbit_per_s)}" if one.link_gbit_per_s is not None else ""
-    return f"{format_count(one.nodes, 'node')}{link}"
+def _place(row: PredictedScenario) -> str:
+    link = f" at {format_rate(row.link_gbit_per_s)}" if row.link_gbit_per_s is not None else ""
+    return f"{format_count(row.nodes, 'node')}{link}"
 
 
 def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
-    today, one = forecast.today, forecast.one_node
-    if today is None or one is None:
+    today, alone = forecast.today, forecast.one_node
+    if today is None or alone is None:
         return
     rate = f"{_place(today)}: {format_sig(today.samples_per_s)} samples/s measured"
     span = today.speedup_interval
@@ -360,7 +373,7 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
         return
     yield "Today", f"{rate}, {times(1 / today.speedup)} slower than 1 node: for now, train on 1 node"
     if forecast.job:
-        options = f"--nodes 1 --workers-per-node {one.workers_per_node}"
+        options = f"--nodes 1 --workers-per-node {alone.workers_per_node}"
         yield "", CommandLine(launch_command(forecast.job, forecast.hosts, options))
 
 
@@ -378,8 +391,8 @@ def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
 
 
 def _target(forecast: Forecast) -> str:
-    found, today = forecast.break_even, forecast.today
-    target = found.target if found is not None else 0.0
-    if found is not None and today is not None and today.layout.workers == found.one_node_workers:
+    break_even, today = forecast.break_even, forecast.today
+    target = break_even.target if break_even is not None else 0.0
+    if break_even is not None and today is not None and today.layout.workers == break_even.one_node_workers:
         return f"to be within {1 - target:.0%} of the speed of 1 node"
     return f"for {target:.0%} scaling efficiency"

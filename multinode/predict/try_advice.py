@@ -63,7 +63,7 @@ def _run_once(what: Launch, context: RunContext) -> Launched:
 
 
 def try_advice(
-    what: Launch,
+    launch: Launch,
     context: RunContext,
     recommendations: Recommendations,
     trials: Trials,
@@ -74,7 +74,7 @@ def try_advice(
     A change that fails has its reason, and the others go on. The job's own output is left alone.
 
     Args:
-        what: the unchanged job, cut to a few steps.
+        launch: the unchanged job, cut to a few steps.
         context: the nodes.
         recommendations: what was advised.
         trials: what of it is tried.
@@ -85,13 +85,13 @@ def try_advice(
         MultinodeError: the unchanged training fails; what was measured before is kept.
         Interrupted: the user stopped it; what was measured before is kept.
     """
-    _require_measured(what, recommendations.settings)
+    _require_measured(launch, recommendations.settings)
     chosen = _chosen(recommendations, trials)
     today = recommendations.today
     workers = [today.workers_per_node, *(advice.outlook.workers_per_node for advice in chosen)]
-    what = benchmark_mode(same_threads(what, workers, context, "in every run"))
-    what = msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind="advise"))
-    recommendations = msgspec.structs.replace(recommendations, hosts=what.cluster.hosts or recommendations.hosts)
+    launch = benchmark_mode(same_threads(launch, workers, context, "in every run"))
+    launch = msgspec.structs.replace(launch, execute=msgspec.structs.replace(launch.execute, kind="advise"))
+    recommendations = msgspec.structs.replace(recommendations, hosts=launch.cluster.hosts or recommendations.hosts)
     names = [advice.name for advice in chosen]
     cells = [GridCell(label=_TODAY, nodes=today.nodes, workers_per_node=today.workers_per_node)]
     cells += [
@@ -100,15 +100,15 @@ def try_advice(
     ]
     measured = {"advise": names, "changes": [advice.change for advice in chosen], "repeats": trials.repeats}
     record = GridRecord(
-        fingerprint=fingerprint({"": what.job}, what.cluster.nodes, what.options, measured),
-        command=describe_job(what.job) if not isinstance(what.job, Benchmark) else describe_benchmark(what.job),
+        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch.options, measured),
+        command=describe_job(launch.job) if not isinstance(launch.job, Benchmark) else describe_benchmark(launch.job),
         grid=Grid(nodes=tuple(sorted({cell.nodes for cell in cells})), repeats=trials.repeats),
         cells=tuple(CellRecord(cell=cell) for cell in cells),
         noun="change",
     )
-    directory = take_up(what, record, context, Resume(anew=trials.fresh))
+    directory = take_up(launch, record, context, Resume(anew=trials.fresh))
     with directory.lock():
-        series = _ChangeSeries(what, context, directory, recommendations, run)
+        series = _ChangeSeries(launch, context, directory, recommendations, run)
         try:
             series.run(list(in_turns(range(len(cells)), trials.repeats)))
         except BaseException as error:
@@ -118,19 +118,19 @@ def try_advice(
     return AdviceTrial(recommendations=series.tried(), directory=directory.path)
 
 
-def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:
+def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
     """The launch with a change made, as its options would make it, on as many nodes and workers as it runs on today.
 
     Raises:
         UsageError: it cannot be created with this job or on these nodes.
     """
-    cluster, job = what.cluster, what.job
+    cluster, job = launch.cluster, launch.job
     nodes = change.nodes or today.nodes
     if nodes > len(cluster.nodes):
         raise UsageError(f"{nodes} nodes are requested; the hostfile has {len(cluster.nodes)}")
-    asked = change.workers_per_node or what.options.workers_per_node
-    workers = (asked,) * nodes if asked else today.on(nodes).counts
-    cluster, options = with_workers(cluster.first(nodes), what.options, workers)
+    workers_per_node = change.workers_per_node or launch.options.workers_per_node
+    workers = (workers_per_node,) * nodes if workers_per_node else today.on(nodes).counts
+    cluster, options = with_workers(cluster.first(nodes), launch.options, workers)
     if isinstance(job, LlamaFactoryJob):
         job = _whole_rounds(fit_batch(changed_job(job, change), sum(workers)), change)
     elif change.overrides or change.deepspeed:
@@ -146,7 +146,7 @@ def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:
         averaging=change.averaging,
         balance=change.balance,
     )
-    return msgspec.structs.replace(what, cluster=cluster, job=job, options=options)
+    return msgspec.structs.replace(launch, cluster=cluster, job=job, options=options)
 
 
 def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
@@ -174,11 +174,11 @@ def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
     return msgspec.structs.replace(changed, deepspeed_text=text)
 
 
-def _require_measured(what: Launch, measured: JobSettings) -> None:
-    if isinstance(what.job, Benchmark):
+def _require_measured(launch: Launch, measured: JobSettings) -> None:
+    if isinstance(launch.job, Benchmark):
         return
-    asked = msgspec.structs.replace(read_settings(what.job), grad_compress=what.options.grad_compress)
-    pairs = {name: (getattr(asked, name), getattr(measured, name)) for name in JobSettings.__struct_fields__}
+    settings = msgspec.structs.replace(read_settings(launch.job), grad_compress=launch.options.grad_compress)
+    pairs = {name: (getattr(settings, name), getattr(measured, name)) for name in JobSettings.__struct_fields__}
     # Gradients that are compressed as nothing are sent as they are.
     differing = [
         f"{name.replace('_', ' ')} is {ours!r}, but {theirs!r} was measured"
@@ -197,14 +197,14 @@ class _ChangeSeries(Series):
 
     def __init__(
         self,
-        what: Launch,
+        launch: Launch,
         context: RunContext,
         directory: RunDirectory,
         recommendations: Recommendations,
         run: Callable[[Launch, RunContext], Launched],
     ) -> None:
         super().__init__(context, directory)
-        self._what = what
+        self._what = launch
         self._recommendations = recommendations
         by_name = {advice.name: advice for advice in recommendations.advice}
         self._chosen = [by_name[cell.cell.settings["change"]] for cell in self.record.cells[1:]]
@@ -255,13 +255,21 @@ class _ChangeSeries(Series):
 
 
 def _chosen(recommendations: Recommendations, trials: Trials) -> tuple[Advice, ...]:
-    able = [one for one in recommendations.advice if one.change is not None and one.fits is not False]
-    picked = [one for one in able if not trials.picks or any(_is_picked(one.name, pick) for pick in trials.picks)]
+    able = [
+        candidate
+        for candidate in recommendations.advice
+        if candidate.change is not None and candidate.fits is not False
+    ]
+    picked = [
+        candidate
+        for candidate in able
+        if not trials.picks or any(_is_picked(candidate.name, pick) for pick in trials.picks)
+    ]
     if not picked:
-        names = ", ".join(repr(one.name) for one in able) or "none"
-        large = [repr(one.name) for one in recommendations.advice if one.fits is False]
-        told = f"; too large for the GPUs: {', '.join(large)}" if large else ""
-        raise UsageError("none of the advised changes can be tried", hint=f"available: {names}{told}")
+        names = ", ".join(repr(candidate.name) for candidate in able) or "none"
+        large = [repr(candidate.name) for candidate in recommendations.advice if candidate.fits is False]
+        note = f"; too large for the GPUs: {', '.join(large)}" if large else ""
+        raise UsageError("none of the advised changes can be tried", hint=f"available: {names}{note}")
     return tuple(picked[: trials.count])
 
 

@@ -107,8 +107,8 @@ def _approximate(state: TrainingState) -> Iterator[TuningOption]:
     load, kind = state.calibration.work.load, f"powersgd:{_POWER_SGD_RANK}"
     if state.scenario.strategy is not Strategy.DDP or state.settings.grad_compress is not None:
         return
-    found = make_low_rank(state.calibration.matrices, load, _POWER_SGD_RANK)
-    if found.left + found.right + found.rest < 1 / 2:
+    low_rank = make_low_rank(state.calibration.matrices, load, _POWER_SGD_RANK)
+    if low_rank.left + low_rank.right + low_rank.rest < 1 / 2:
         yield TuningOption(
             name=f"PowerSGD of rank {_POWER_SGD_RANK}",
             kind="gradients",
@@ -116,7 +116,7 @@ def _approximate(state: TrainingState) -> Iterator[TuningOption]:
             after=state.with_(settings={"grad_compress": kind}),
             change=Change(grad_compress=kind),
             # What it has lost so far.
-            extra_gib=load.trainable * (1 - found.rest) * _FP32_BYTES / _BYTES_PER_GIB,
+            extra_gib=load.trainable * (1 - low_rank.rest) * _FP32_BYTES / _BYTES_PER_GIB,
             meaning=_LOW_RANK,
         )
 
@@ -180,12 +180,12 @@ def _repeated(option: TuningOption) -> str:
     engine = "DeepSpeed" if strategy in DEEPSPEED else "FSDP"
     gathers = ["gathers the parameters"] if "all_gather" in collectives else []
     reduces = ["reduces the gradients"] if _REDUCTIONS & set(collectives) else []
-    told = f"{option.before.sample_mb():.3g} MB per sample before, {option.after.sample_mb():.3g} MB after"
+    traffic = f"{option.before.sample_mb():.3g} MB per sample before, {option.after.sample_mb():.3g} MB after"
     if strategy is Strategy.ZERO2:
-        told += ", saving only the gathering of the updated parameters once per step"
+        traffic += ", saving only the gathering of the updated parameters once per step"
     return (
         f"with {strategy} accumulation does not reduce the traffic per sample as with DDP: {engine} "
-        f"{' and '.join([*gathers, *reduces])} in every micro-batch, {told}"
+        f"{' and '.join([*gathers, *reduces])} in every micro-batch, {traffic}"
     )
 
 
@@ -351,10 +351,10 @@ def _memory(option: TuningOption) -> str:
     if memory is None:
         return needed
     fit = "do not fit" if option.fits is False else "fit"
-    told, expected = f"they {fit} a GPU of {memory.total_gib:.3g} GiB", option.expected_gib
+    sentence, expected = f"they {fit} a GPU of {memory.total_gib:.3g} GiB", option.expected_gib
     if memory.peak_gib is not None and expected is not None:
-        return f"{needed}; with the measured activations, {expected:.3g} GiB, {told}"
-    return f"{needed}; {told}" + (", if the activations fit too" if fit == "fit" else "")
+        return f"{needed}; with the measured activations, {expected:.3g} GiB, {sentence}"
+    return f"{needed}; {sentence}" + (", if the activations fit too" if fit == "fit" else "")
 
 
 def _under(state: TrainingState, strategy: Strategy, change: Change) -> TrainingState:
@@ -363,8 +363,8 @@ def _under(state: TrainingState, strategy: Strategy, change: Change) -> Training
     if state.subject is not None:
         calibration = vary(calibration, state.subject, strategy=strategy)
     if strategy is Strategy.DDP:
-        known = strategy in calibration.work.calls
-        scenario |= {"bucket_bytes": None if known else _DDP_BUCKET_BYTES, "overlap": True}
+        is_known = strategy in calibration.work.calls
+        scenario |= {"bucket_bytes": None if is_known else _DDP_BUCKET_BYTES, "overlap": True}
     elif deepspeed is not None:
         scenario["overlap"] = deepspeed.overlap_comm
     settings = {"strategy": str(strategy), "overlap": scenario["overlap"]}
@@ -421,12 +421,12 @@ def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
 
 
 def _worth(option: TuningOption) -> str:
-    needed, asked = beats_one(option.before.calibration, option.before.scenario)
-    workers = format_count(asked.layout.workers_per_node, "worker")
-    each = f"{asked.layout.workers} workers" if asked.layout.unequal else f"{workers} each"
+    needed, scenario = beats_one(option.before.calibration, option.before.scenario)
+    workers = format_count(scenario.layout.workers_per_node, "worker")
+    each = f"{scenario.layout.workers} workers" if scenario.layout.unequal else f"{workers} each"
     above = needed.high is not None and needed.high < option.before.scenario.link.gbit_per_s
-    told = f"break-even of {asked.layout.nodes} nodes with {each} against 1 node: {link_words(needed)}"
-    return f"{told}, which this link exceeds" if above else told
+    sentence = f"break-even of {scenario.layout.nodes} nodes with {each} against 1 node: {link_words(needed)}"
+    return f"{sentence}, which this link exceeds" if above else sentence
 
 
 def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:

@@ -56,8 +56,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         shape, method = self.known_shape(), method or method_of(self.settings)
         if shape is None or method is None or not (method == _FULL or method.startswith("lora:")):
             return ()
-        told = self.job.config.get("lora_target", "all") if self.job is not None else ",".join(self.targets)
-        targets = [name.strip() for name in told.split(",")] if isinstance(told, str) else []
+        targets_ = self.job.config.get("lora_target", "all") if self.job is not None else ",".join(self.targets)
+        targets = [name.strip() for name in targets_.split(",")] if isinstance(targets_, str) else []
         return trained_matrices(shape, parse_method(method), targets)
 
 
@@ -99,13 +99,13 @@ def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, meth
     calibration = msgspec.structs.replace(
         calibration, costs=msgspec.structs.replace(calibration.costs, hideable_share=share)
     )
-    asked = _work(calibration, subject, strategy, rank, other=other)
+    varied = _work(calibration, subject, strategy, rank, other=other)
     if not other:
-        calls = {**calibration.work.calls, **asked.calls}
-        work = msgspec.structs.replace(calibration.work, load=asked.load, calls=calls)
+        calls = {**calibration.work.calls, **varied.calls}
+        work = msgspec.structs.replace(calibration.work, load=varied.load, calls=calls)
         return msgspec.structs.replace(calibration, work=work)
     measured = _work(calibration, subject, calibration.work.strategy, rank, other=True)
-    work = msgspec.structs.replace(measured, load=asked.load, calls={**measured.calls, **asked.calls})
+    work = msgspec.structs.replace(measured, load=varied.load, calls={**measured.calls, **varied.calls})
     asked_for = msgspec.structs.replace(calibration, work=work, matrices=subject.matrices(method))
     return _of_method(calibration, subject, asked_for, rank)
 
@@ -117,15 +117,15 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
         raise UsageError(
             "the compute of another method is unknown, because the model's shape or the sample length is unknown"
         )
-    adapters = [None if one is None else trained for one, trained in _trained(subject, calibration, other, rank)]
+    adapters = [None if rank_ is None else trained for rank_, trained in _trained(subject, calibration, other, rank)]
     recompute = subject.settings.recompute is True
     before, after = (
-        flops_per_token(shape, length, adapter_parameters=one, recompute=recompute).hardware for one in adapters
+        flops_per_token(shape, length, adapter_parameters=adapter, recompute=recompute).hardware for adapter in adapters
     )
     less = after / before
     passing = [
-        passing_bytes(one.calls_of(work.strategy, calibration.layout), 1, calibration.layout)
-        for one in (work, other.work)
+        passing_bytes(sent.calls_of(work.strategy, calibration.layout), 1, calibration.layout)
+        for sent in (work, other.work)
     ]
     why = f"compute is assumed to be {less:.2g} times the measured one, from its FLOPs"
     return msgspec.structs.replace(
