@@ -89,14 +89,14 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
         )
     if gpu is None:
         return
-    for one in THROTTLES:
-        share = one.share(gpu)
+    for throttle in THROTTLES:
+        share = throttle.share(gpu)
         if share >= _THROTTLED:
             yield LikelyCause(
-                cause=one.cause,
-                code=f"own_{one.cause}",
+                cause=throttle.cause,
+                code=f"own_{throttle.cause}",
                 figures={"throttled_share": share},
-                sentence=f"its clocks were throttled ({one.name}) for {share:.0%} of the time",
+                sentence=f"its clocks were throttled ({throttle.name}) for {share:.0%} of the time",
                 hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
             )
     clock, most = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
@@ -162,10 +162,10 @@ def _threads(case: SlowDevice) -> Iterator[LikelyCause]:
             f"see the cores available to its workers: ssh {node} nproc; a cpuset or taskset reduces them",
         ),
     }
-    for name, (what, hint) in texts.items():
+    for name, (meaning, hint) in texts.items():
         mine, theirs = getattr(case.me, name), known_median(getattr(peer, name) for peer in case.peers)
         if mine is not None and theirs is not None and mine < _FEWER_CORES * theirs:
-            sentence = f"{what}: {mine} on {node}, {theirs:g} on {case.they}"
+            sentence = f"{meaning}: {mine} on {node}, {theirs:g} on {case.they}"
             yield case.beside.cause("threads", f"few_{name}", sentence, hint, **{name: mine, f"peers_{name}": theirs})
 
 
@@ -200,11 +200,11 @@ def _unlike(case: SlowDevice, cause: str) -> Iterator[LikelyCause]:
         if cause == "device"
         else f"install the versions of the other nodes on {case.node}, and measure again"
     )
-    for name, what in _UNLIKE[cause].items():
+    for name, meaning in _UNLIKE[cause].items():
         mine, theirs = getattr(case.me, name), {getattr(peer, name) for peer in case.peers}
         if mine is not None and None not in theirs and mine not in theirs:
             others = ", ".join(sorted(map(str, theirs)))
-            sentence = f"{case.node} has {what}{mine}, {case.they} {others}"
+            sentence = f"{case.node} has {meaning}{mine}, {case.they} {others}"
             yield case.beside.cause(
                 cause, f"other_{name}", sentence, hint, **{name: str(mine), f"peers_{name}": others}
             )

@@ -56,7 +56,7 @@ def with_peers(nodes: Sequence[BenchNode]) -> tuple[BenchNode, ...]:
         for each in placed
     }
     return tuple(
-        msgspec.structs.replace(node, workers=tuple(marked[f"{node.node}/{one.rank}"] for one in node.workers))
+        msgspec.structs.replace(node, workers=tuple(marked[f"{node.node}/{worker.rank}"] for worker in node.workers))
         for node in nodes
     )
 
@@ -69,13 +69,15 @@ def find_slow(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> t
         write_hint: adapts a hint to the way its node is reached.
     """
     placed = _placed(nodes)
-    found = []
+    anomalies = []
     for node in nodes:
         slow = [(each, ratios) for each in placed if each.node is node and (ratios := _slow_ratios(each.worker))]
         whole = len(slow) == len(node.workers)
-        groups = [slow] if whole else [[one] for one in slow]
-        found += [_slow(members, placed, write_hint, whole=whole) for members in groups if members]
-    return tuple(sorted(found, key=lambda one: min(ratio for kinds in one.ratios.values() for ratio in kinds.values())))
+        groups = [slow] if whole else [[cause] for cause in slow]
+        anomalies += [_slow(members, placed, write_hint, whole=whole) for members in groups if members]
+    return tuple(
+        sorted(anomalies, key=lambda cause: min(ratio for kinds in cause.ratios.values() for ratio in kinds.values()))
+    )
 
 
 def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> tuple[Drop, ...]:
@@ -87,31 +89,31 @@ def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> 
         ratios = [ratio(_estimate(late), _estimate(early)) for late, early in pairs if late and early]
         if ratios and _is_slow(ratios):
             causes = _drop_causes(each, write_hint, alone=len(placed) == 1)
-            share = statistics.median(one.value for one in ratios)
+            share = statistics.median(ratio.value for ratio in ratios)
             by_cause.setdefault(_cause(causes), []).append((each, share, causes))
     return tuple(_drop(cause, members) for cause, members in by_cause.items())
 
 
 def find_below_sheet(nodes: Sequence[BenchNode]) -> tuple[BelowSheet, ...]:
     """GPUs whose best test of a kind is too far below the data sheet, grouped by model."""
-    found: dict[tuple[str, str], list[tuple[_Placed, BenchTest, float]]] = {}
+    placed_speeds: dict[tuple[str, str], list[tuple[_Placed, BenchTest, float]]] = {}
     for each in _placed(nodes):
         for kind, least in _LEAST_SHARE.items():
-            best = max(_shares(each.worker, kind), key=lambda one: one[1], default=None)
+            best = max(_shares(each.worker, kind), key=lambda entry: entry[1], default=None)
             if best is not None and best[1] < least:
-                found.setdefault((each.worker.name or "", kind), []).append((each, *best))
-    return tuple(_below(device, kind, members) for (device, kind), members in found.items())
+                placed_speeds.setdefault((each.worker.name or "", kind), []).append((each, *best))
+    return tuple(_below(device, kind, members) for (device, kind), members in placed_speeds.items())
 
 
 def _placed(nodes: Iterable[BenchNode]) -> list[_Placed]:
     return [_Placed(node, worker) for node in nodes for worker in node.workers]
 
 
-def _peers(one: _Placed, placed: Sequence[_Placed]) -> list[_Placed]:
-    alike = [each for each in placed if each.worker.device == one.worker.device and each.worker is not one.worker]
-    same = [each for each in alike if each.worker.name == one.worker.name]
-    elsewhere, here = ([each for each in same if (each.node is one.node) is own] for own in (False, True))
-    return elsewhere or here or [each for each in alike if each.node is not one.node]
+def _peers(mine: _Placed, placed: Sequence[_Placed]) -> list[_Placed]:
+    alike = [each for each in placed if each.worker.device == mine.worker.device and each.worker is not mine.worker]
+    same = [each for each in alike if each.worker.name == mine.worker.name]
+    elsewhere, here = ([each for each in same if (each.node is mine.node) is own] for own in (False, True))
+    return elsewhere or here or [each for each in alike if each.node is not mine.node]
 
 
 def _compared(tests: Iterable[BenchTest], peers: Sequence[_Placed]) -> tuple[BenchTest, ...]:
@@ -128,14 +130,14 @@ def _against(mine: DeviceSpeed | None, others: Iterable[DeviceSpeed | None]) -> 
     if mine is None or not theirs:
         return mine
     peers = [_estimate(other) for other in theirs]
-    middle = {name: statistics.median(getattr(one, name) for one in peers) for name in ("value", "low", "high")}
-    found = ratio(_estimate(mine), Estimate(**middle))
-    return msgspec.structs.replace(mine, of_peers=found.value, slow=_is_slow([found]))
+    middle = {name: statistics.median(getattr(peer, name) for peer in peers) for name in ("value", "low", "high")}
+    compared = ratio(_estimate(mine), Estimate(**middle))
+    return msgspec.structs.replace(mine, of_peers=compared.value, slow=_is_slow([compared]))
 
 
 def _is_slow(ratios: Sequence[Estimate]) -> bool:
-    certain = sum(one.high < 1 for one in ratios)
-    return statistics.median(one.value for one in ratios) < SLOW_BELOW and 2 * certain >= len(ratios)
+    certain = sum(ratio.high < 1 for ratio in ratios)
+    return statistics.median(ratio.value for ratio in ratios) < SLOW_BELOW and 2 * certain >= len(ratios)
 
 
 def _estimate(speed: DeviceSpeed) -> Estimate:
@@ -144,15 +146,17 @@ def _estimate(speed: DeviceSpeed) -> Estimate:
 
 
 def _slow_ratios(worker: BenchWorker) -> _Ratios:
-    found: _Ratios = {}
+    ratios: _Ratios = {}
     for phase in PHASES:
         for kind in KINDS:
             speeds = [test.speed(phase) for test in worker.tests if test.kind == kind]
-            judged = [(one.of_peers, one.slow) for one in speeds if one is not None and one.of_peers is not None]
+            judged = [
+                (speed.of_peers, speed.slow) for speed in speeds if speed is not None and speed.of_peers is not None
+            ]
             ratio = statistics.median(each for each, _ in judged) if judged else 1.0
             if ratio < SLOW_BELOW and 2 * sum(slow for _, slow in judged) >= len(judged):
-                found.setdefault(phase, {})[kind] = ratio
-    return found
+                ratios.setdefault(phase, {})[kind] = ratio
+    return ratios
 
 
 def _slow(
@@ -185,18 +189,18 @@ def _slow(
         )
         for cause in find_causes(case):
             causes.setdefault(cause.cause, cause)
-    found = tuple(causes.values())
+    merged = tuple(causes.values())
     node, rank = first.node.node, None if whole else first.worker.rank
     who = node if rank is None else f"worker {rank} of {node}"
     return Slow(
-        text=f"{who} is slow: {_ratios_text(worst, they)}" + because(found),
+        text=f"{who} is slow: {_ratios_text(worst, they)}" + because(merged),
         node=node,
         rank=rank,
         ratios=worst,
         compared_with=they,
         peers=str(they),
-        cause=_cause(found),
-        likely_causes=found,
+        cause=_cause(merged),
+        likely_causes=merged,
     )
 
 
@@ -212,9 +216,9 @@ def _drop_causes(each: _Placed, write_hint: Callable[[str], str], *, alone: bool
         write_hint=write_hint,
     )
     shared = None if alone else shared_processors(case)
-    found = find_causes(case)
+    causes = find_causes(case)
     # On one machine, workers of the other nodes are the other processes.
-    return found if shared is None else (shared, *(cause for cause in found if cause.cause != "other_load"))
+    return causes if shared is None else (shared, *(cause for cause in causes if cause.cause != "other_load"))
 
 
 def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[LikelyCause, ...]]]) -> Drop:
@@ -238,7 +242,7 @@ def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]
 
 
 def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
-    best, test, share = max(members, key=lambda one: one[2])
+    best, test, share = max(members, key=lambda entry: entry[2])
     causes = (*sensor_causes(best.worker), usual_cause(kind))
     workers = tuple(each.name for each, _, _ in members)
     where = f"{device} of {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
@@ -254,11 +258,11 @@ def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, f
 
 def _ratios_text(ratios: _Ratios, peers: Peers) -> str:
     """`31% of the speed of node0 in matrix products and 33% in memory bandwidth (alone)`."""
-    said = "; ".join(
+    ratios_text = "; ".join(
         f"{format_list([f'{ratio:.0%} in {KINDS[kind]}' for kind, ratio in kinds.items()])} ({phase})"
         for phase, kinds in ratios.items()
     )
-    return said.replace("%", f"% of the speed of {peers}", 1)
+    return ratios_text.replace("%", f"% of the speed of {peers}", 1)
 
 
 def because(causes: Sequence[LikelyCause]) -> str:
@@ -295,7 +299,7 @@ def summarise_bench(
         drops=find_drops(nodes, write_hint),
         below_sheet=find_below_sheet(nodes),
     )
-    anomalies = (one.text for one in report.anomalies)
+    anomalies = (anomaly.text for anomaly in report.anomalies)
     outcome = describe_outcome(report)
     verdict = (*_failures(report), *anomalies, *([outcome] if outcome else []))
     return msgspec.structs.replace(report, verdict=verdict, notes=tuple(_notes(report, test)))
@@ -337,7 +341,7 @@ def _notes(report: BenchReport, test: DeviceTest) -> Iterator[str]:
         "read and written, copy 2 and triad 3 buffers"
     )
     workers = report.workers
-    sizes = {one.size for worker in workers for one in worker.tests if one.kind == "layers"}
+    sizes = {test.size for worker in workers for test in worker.tests if test.kind == "layers"}
     if sizes:
         yield (
             f"layers: batch x sequence {format_list(sorted(sizes))}, width 1024; a backward pass counts as two "

@@ -56,11 +56,11 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.phase}-{self.node_ranks[0]}" if self.phase == "alone" else self.phase
 
 
-def bench(what: Launch, phases: Sequence[str], context: RunContext, *, fresh: bool = False) -> BenchReport:
+def bench(launch: Launch, phases: Sequence[str], context: RunContext, *, fresh: bool = False) -> BenchReport:
     """Measure every node in each phase; a node that fails is excluded from later phases.
 
     Args:
-        what: its job is a DeviceTest.
+        launch: its job is a DeviceTest.
         phases: of PHASES.
         context: the network and the like.
         fresh: measures everything again; otherwise an interrupted bench of the same request goes on.
@@ -70,10 +70,10 @@ def bench(what: Launch, phases: Sequence[str], context: RunContext, *, fresh: bo
         MultinodeError: no node could be measured; the error is that of the first.
         Interrupted: the user stopped it; results are kept.
     """
-    test = what.job
+    test = launch.job
     if not isinstance(test, DeviceTest):
         raise UsageError("bench measures devices only; this is another job")
-    nodes = range(len(what.cluster.nodes))
+    nodes = range(len(launch.cluster.nodes))
     steps = [
         step
         for phase in phases
@@ -83,18 +83,18 @@ def bench(what: Launch, phases: Sequence[str], context: RunContext, *, fresh: bo
             else [_Step(phase=phase, node_ranks=tuple(nodes))]
         )
     ]
-    what = msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind="bench"))
-    measured = {"bench": list(phases), "workers": what.options.workers_per_node}
+    launch = msgspec.structs.replace(launch, execute=msgspec.structs.replace(launch.execute, kind="bench"))
+    measured = {"bench": list(phases), "workers": launch.options.workers_per_node}
     record = GridRecord(
-        fingerprint=fingerprint({"": test}, what.cluster.nodes, what.options, measured),
+        fingerprint=fingerprint({"": test}, launch.cluster.nodes, launch.options, measured),
         command=describe_benchmark(test),
         grid=Grid(nodes=(len(nodes),)),
         cells=tuple(CellRecord(cell=GridCell(label=step.label, nodes=len(step.node_ranks))) for step in steps),
         noun="step",
     )
-    directory = take_up(what, record, context, Resume(anew=fresh))
+    directory = take_up(launch, record, context, Resume(anew=fresh))
     with directory.lock():
-        return _StepSeries(what, test, steps, context, directory).bench()
+        return _StepSeries(launch, test, steps, context, directory).bench()
 
 
 def load_bench(directory: RunDirectory) -> BenchReport | None:
@@ -107,10 +107,10 @@ class _StepSeries(Series):
     """The steps of a bench; what fails on one node is a result, too."""
 
     def __init__(
-        self, what: Launch, test: DeviceTest, steps: Sequence[_Step], context: RunContext, directory: RunDirectory
+        self, launch: Launch, test: DeviceTest, steps: Sequence[_Step], context: RunContext, directory: RunDirectory
     ) -> None:
         super().__init__(context, directory)
-        self._what = what
+        self._what = launch
         self._test = test
         self._steps = steps
         # The first failure in this process.
@@ -222,22 +222,22 @@ class _StepSeries(Series):
 
     def _launch_of(self, phase: str, node_rank: int, run_id: str) -> Launch:
         """Each node gets its own port, as several nodes may be on one machine."""
-        what = self._what
-        asked = what.options.master_port
+        launch = self._what
+        asked = launch.options.master_port
         port = min(asked + node_rank, _LAST_PORT) if asked is not None else None
         return msgspec.structs.replace(
-            what,
+            launch,
             job=msgspec.structs.replace(self._test, turns=phase == "alone"),
-            options=msgspec.structs.replace(what.options, master_port=port),
-            cluster=msgspec.structs.replace(what.cluster, nodes=(what.cluster.nodes[node_rank],)),
+            options=msgspec.structs.replace(launch.options, master_port=port),
+            cluster=msgspec.structs.replace(launch.cluster, nodes=(launch.cluster.nodes[node_rank],)),
             run_id=run_id,
         )
 
-    def _measure_node(self, what: Launch, phase: str, node_rank: int, context: RunContext) -> BenchPart:
-        name = what.cluster.nodes[0].name
+    def _measure_node(self, launch: Launch, phase: str, node_rank: int, context: RunContext) -> BenchPart:
+        name = launch.cluster.nodes[0].name
         part = BenchPart(phase=phase, node=name, node_rank=node_rank)
         try:
-            launched = run_prepared(prepare(what, context), context)
+            launched = run_prepared(prepare(launch, context), context)
             (node,) = launched.plan.nodes
             part = msgspec.structs.replace(part, run_id=launched.run.run_id, ranks=node.ranks, gpus=node.gpus)
             part = self._with_records(part)
@@ -247,7 +247,7 @@ class _StepSeries(Series):
             self._first = self._first or error
             context.say(str(error))
             return msgspec.structs.replace(part, error=error.message, is_lost=isinstance(error, NodeError))
-        cleanup_nodes(launched, what.cluster, context)
+        cleanup_nodes(launched, launch.cluster, context)
         return part
 
     def _with_records(self, part: BenchPart) -> BenchPart:
@@ -286,13 +286,13 @@ class _ShownTogether:
         with self._lock:
             self._seen[node_rank] = progress
             seen = sorted(self._seen.items())
-            nodes = [msgspec.structs.replace(node, node_rank=rank) for rank, one in seen for node in one.nodes]
+            nodes = [msgspec.structs.replace(node, node_rank=rank) for rank, report in seen for node in report.nodes]
             self._observe(
                 msgspec.structs.replace(
                     progress,
                     run_id=progress.run_id.rpartition("-")[0],
-                    world_size=sum(one.world_size for _, one in seen),
+                    world_size=sum(report.world_size for _, report in seen),
                     nodes=tuple(nodes),
-                    elapsed_s=max(one.elapsed_s for _, one in seen),
+                    elapsed_s=max(report.elapsed_s for _, report in seen),
                 )
             )

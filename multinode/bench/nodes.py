@@ -83,14 +83,19 @@ def _node(parts: Sequence[BenchPart]) -> BenchNode:
 
 
 def _worker(rank: int, parts: Sequence[BenchPart]) -> BenchWorker | None:
-    told = [one for part in parts for one in _of(part, DeviceSample) if one.rank == rank and one.device in _DEVICES]
-    if not told:
+    samples = [
+        sample
+        for part in parts
+        for sample in _of(part, DeviceSample)
+        if sample.rank == rank and sample.device in _DEVICES
+    ]
+    if not samples:
         return None
-    about = told[0]
+    about = samples[0]
     part = next(part for part in parts if rank in part.ranks)
     place = part.ranks.index(rank)
     gpu = part.gpus[place] if about.device == "cuda" and part.gpus and place < len(part.gpus) else None
-    timed = {one.phase: [speed for speed in _of(one, SpeedSample) if speed.rank == rank] for one in parts}
+    timed = {part.phase: [speed for speed in _of(part, SpeedSample) if speed.rank == rank] for part in parts}
     return BenchWorker(
         rank=rank,
         device=about.device,
@@ -128,9 +133,9 @@ def _tests(about: DeviceSample, timed: Mapping[str, Sequence[SpeedSample]]) -> t
 
 def _test(about: DeviceSample, key: TestKey, phases: Mapping[str, Sequence[SpeedSample]]) -> BenchTest:
     sheet = sheet_of(about.device, about.name, key)
-    samples = [sample for one in phases.values() for sample in one]
+    samples = [sample for phase in phases.values() for sample in phase]
     work = work_of(samples[0])
-    speeds = {phase: _speed(one, about.device, sheet.peak) for phase, one in phases.items()}
+    speeds = {phase: _speed(medians, about.device, sheet.peak) for phase, medians in phases.items()}
     errors = [sample.error for sample in samples if sample.error]
     named = msgspec.structs.asdict(key) | {"size": key.size or _buffer(samples[0])}
     return BenchTest(
@@ -152,14 +157,14 @@ def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> D
     if not repeats:
         return None
     medians = [estimate_median(rates) for rates in repeats]
-    found = of_repeats([one.value for one in medians]) if len(medians) > 1 else medians[0]
+    estimate = of_repeats([median.value for median in medians]) if len(medians) > 1 else medians[0]
     timings = [rate for rates in repeats for rate in rates]
     return DeviceSpeed(
-        value=found.value,
-        interval=(found.low, found.high),
+        value=estimate.value,
+        interval=(estimate.low, estimate.high),
         cv=spread_of(timings).cv,
         timings=len(timings),
-        of_peak=found.value / peak if peak is not None else None,
+        of_peak=estimate.value / peak if peak is not None else None,
         launch_bound=device == "cuda" and any(_is_launch_bound(sample) for sample in samples),
     )
 
@@ -189,12 +194,12 @@ def _uses(
 
 def _span(samples: Iterable[SpeedSample]) -> Span | None:
     ends = [
-        (one.began_mono_ns, one.ended_mono_ns)
-        for one in samples
-        if one.began_mono_ns is not None and one.ended_mono_ns is not None
+        (sample.began_mono_ns, sample.ended_mono_ns)
+        for sample in samples
+        if sample.began_mono_ns is not None and sample.ended_mono_ns is not None
     ]
     ends = [(began, ended) for began, ended in ends if began < ended]
-    return Span(start_ns=min(one[0] for one in ends), end_ns=max(one[1] for one in ends)) if ends else None
+    return Span(start_ns=min(end[0] for end in ends), end_ns=max(end[1] for end in ends)) if ends else None
 
 
 def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse:
@@ -210,17 +215,23 @@ def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse
     figures = figures_in(node, span, {})
     return WorkerUse(
         seconds=span.seconds,
-        gpu=next((one for one in gpus if one.index == gpu), None),
+        gpu=next((gpu_facts for gpu_facts in gpus if gpu_facts.index == gpu), None),
         **{name: figures.get(name) for name in _FIGURES},
     )
 
 
 def _find_holders(facts: NodeFacts | None, gpu: int | None) -> tuple[str, ...]:
-    found = next((one for one in facts.gpus if one.index == gpu), None) if facts is not None else None
-    held = [one for one in found.processes if (one.memory_mib or 0) >= _LEAST_HELD_MIB] if found is not None else []
+    gpu_facts = (
+        next((gpu_fact for gpu_fact in facts.gpus if gpu_fact.index == gpu), None) if facts is not None else None
+    )
+    held = (
+        [process for process in gpu_facts.processes if (process.memory_mib or 0) >= _LEAST_HELD_MIB]
+        if gpu_facts is not None
+        else []
+    )
     return tuple(
-        f"process {one.pid} ({_short(one.command)} of {_short(one.user)}, {one.memory_mib:.0f} MiB)"
-        for one in held[:_MOST_HOLDERS]
+        f"process {holder.pid} ({_short(holder.command)} of {_short(holder.user)}, {holder.memory_mib:.0f} MiB)"
+        for holder in held[:_MOST_HOLDERS]
     )
 
 

@@ -80,28 +80,28 @@ _Rows = tuple[tuple[str, str], ...]
 
 
 def _findings(report: BenchReport) -> list[tuple[str, _Rows]]:
-    said = {one.text for one in report.anomalies}
+    texts = {anomaly.text for anomaly in report.anomalies}
     explained: set[str] = set()
-    found: list[tuple[str, _Rows]] = []
-    for one in report.anomalies:
-        symptom = one.text.removesuffix(because(one.likely_causes))
-        found.append((symptom, () if _cause(one) in explained else _cause_rows(one)))
-        explained.add(_cause(one))
+    sheets: list[tuple[str, _Rows]] = []
+    for anomaly in report.anomalies:
+        symptom = anomaly.text.removesuffix(because(anomaly.likely_causes))
+        sheets.append((symptom, () if _cause(anomaly) in explained else _cause_rows(anomaly)))
+        explained.add(_cause(anomaly))
     outcome = describe_outcome(report)
     # Failures and unmeasured parts.
-    others: list[tuple[str, _Rows]] = [(text, ()) for text in report.verdict if text not in said | {outcome}]
+    others: list[tuple[str, _Rows]] = [(text, ()) for text in report.verdict if text not in texts | {outcome}]
     last: list[tuple[str, _Rows]] = [(outcome, ())] if outcome else []
-    return others + found + last
+    return others + sheets + last
 
 
-def _cause(one: Anomaly) -> str:
-    return one.likely_causes[0].cause if one.likely_causes else "unknown"
+def _cause(anomaly: Anomaly) -> str:
+    return anomaly.likely_causes[0].cause if anomaly.likely_causes else "unknown"
 
 
-def _cause_rows(one: Anomaly) -> _Rows:
-    if not one.likely_causes:
+def _cause_rows(anomaly: Anomaly) -> _Rows:
+    if not anomaly.likely_causes:
         return (("Cause", "unknown: no recorded data explains it"),)
-    cause = one.likely_causes[0]
+    cause = anomaly.likely_causes[0]
     return (("Cause", cause.sentence), ("Fix", cause.hint))
 
 
@@ -142,7 +142,7 @@ def _measured(speed: DeviceSpeed | None) -> str:
 
 def bench_lines(report: BenchReport) -> list[str]:
     """Plain text: the sentences of the verdict, each with its fix."""
-    causes = {one.text: one.likely_causes for one in report.anomalies}
+    causes = {anomaly.text: anomaly.likely_causes for anomaly in report.anomalies}
     lines = []
     for sentence in report.verdict:
         lines.append(sentence)
@@ -236,7 +236,7 @@ def _speed_sheet(
             row.node,
             str(row.rank),
             row.phase,
-            *(" / ".join(_cell(one, shares=bool(unit)) for one in cell) for cell in row.cells),
+            *(" / ".join(_cell(estimate, shares=bool(unit)) for estimate in cell) for cell in row.cells),
         )
         for row in shown
     ]
@@ -256,7 +256,7 @@ def _fastest(worker: BenchWorker, phase: str, picks: _Picks) -> tuple[DeviceSpee
 
 def _extreme(rows: Sequence[_Row], choose: Callable[[list[float]], float]) -> Iterator[str]:
     for column in zip(*(row.cells for row in rows), strict=True):
-        values = [[speed.value for speed in one if speed is not None] for one in zip(*column, strict=True)]
+        values = [[speed.value for speed in row if speed is not None] for row in zip(*column, strict=True)]
         yield " / ".join(_rate(choose(some)) if some else UNKNOWN for some in values)
 
 
@@ -326,10 +326,10 @@ def _first_of(workers: Sequence[str]) -> str:
 
 def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tuple[str, ...]]:
     test = tests[0][1]
-    timed = [(who, speed) for who, one in tests if (speed := one.speed(phase)) is not None]
+    timed = [(who, speed) for who, test in tests if (speed := test.speed(phase)) is not None]
     if not timed:
         return
-    best, worst = (choose(timed, key=lambda one: one[1].value) for choose in (max, min))
+    best, worst = (choose(timed, key=lambda entry: entry[1].value) for choose in (max, min))
     yield (
         test.dtype,
         test.size,

@@ -85,7 +85,7 @@ ACCELERATORS = (
 
 def accelerator_named(kind: str | None) -> Accelerator:
     """The one of this kind; NVIDIA's if a node does not say."""
-    return next((one for one in ACCELERATORS if one.kind == kind), NVIDIA)
+    return next((accelerator for accelerator in ACCELERATORS if accelerator.kind == kind), NVIDIA)
 
 
 # Vendor and product line; the rest identifies the GPU.

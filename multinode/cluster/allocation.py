@@ -81,7 +81,7 @@ def parse_job(text: str) -> Allocation:
         raise ValueError("it has no JobState=")
     resources: dict[str, str] = {}
     for nodes, listed in _NODES_OF.findall(text):
-        named = [one for one in _INDEXES.sub("", listed).split(",") if _RESOURCE.fullmatch(one)]
+        named = [index for index in _INDEXES.sub("", listed).split(",") if _RESOURCE.fullmatch(index)]
         if named:
             resources |= dict.fromkeys(expand_node_list(nodes), ",".join(named))
     nodes_named = _NODE_LIST.search(text)
@@ -91,13 +91,13 @@ def parse_job(text: str) -> Allocation:
 
 def parse_node_addresses(text: str) -> dict[str, str]:
     """The address of each node from `scontrol show node --oneliner`, if it is an IP address."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in text.splitlines():
         match = _ADDRESS.search(line)
         if match is not None:
             with contextlib.suppress(ValueError):
-                found[match[1]] = str(ipaddress.ip_address(match[2]))
-    return found
+                values[match[1]] = str(ipaddress.ip_address(match[2]))
+    return values
 
 
 def parse_gpu_nodes(text: str) -> frozenset[str]:
@@ -157,10 +157,10 @@ def scheduled_hostfile(
     Returns:
         None if none of them did; the first if several did.
     """
-    found = _listed_addresses(environ, is_there) or _named_files(environ, is_there, read)
-    if found is None:
+    listed = _listed_addresses(environ, is_there) or _named_files(environ, is_there, read)
+    if listed is None:
         return None
-    scheduler, source, nodes = found
+    scheduler, source, nodes = listed
     text = f"# {scheduler}: {source}\n{render_hostfile(Cluster(nodes=nodes, source=source))}"
     return scheduler, parse_hostfile(text, source), text
 
@@ -359,14 +359,14 @@ def parse_inventory(listing: str, group: str | None, source: str = "inventory") 
     hosts = _members(groups, group) if group is not None else []
     if not hosts:
         raise _no_group(group, groups, source)
-    found, ignored = NodeList(source), dict[str, None]()
+    listed, ignored = NodeList(source), dict[str, None]()
     for host in hosts:
-        with found.line(printable_line(host)):
+        with listed.line(printable_line(host)):
             said = variables.get(host, {})
             ignored |= dict.fromkeys(name for name in said if name not in _READ)
             keys = {_READ[name]: _text(name, value) for name, value in said.items() if name in _READ}
-            found.add(printable_line(host), make_node(keys.pop(_HOST, host), keys, {}))
-    return found.cluster(), tuple(ignored)
+            listed.add(printable_line(host), make_node(keys.pop(_HOST, host), keys, {}))
+    return listed.cluster(), tuple(ignored)
 
 
 def _text(name: str, value: object) -> str:
@@ -389,9 +389,10 @@ def _members(groups: dict[str, _Group], name: str) -> list[str]:
 
 
 def _no_group(group: str | None, groups: dict[str, _Group], source: str) -> UsageError:
-    what = "no group was named" if group is None else f"it has no group {group!r} with hosts"
+    reason = "no group was named" if group is None else f"it has no group {group!r} with hosts"
     names = [printable_line(name) for name in groups if _members(groups, name)]
     listed = ", ".join(names[:_SHOWN]) or "none"
     return UsageError(
-        f"{source} is an Ansible inventory, but {what}", hint=f"use --hosts {source}:GROUP; groups with hosts: {listed}"
+        f"{source} is an Ansible inventory, but {reason}",
+        hint=f"use --hosts {source}:GROUP; groups with hosts: {listed}",
     )

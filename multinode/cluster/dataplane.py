@@ -46,8 +46,8 @@ def choose_endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[
 def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mapping[str, NodeFacts]) -> Iterator[str]:
     """Nodes whose kernel would send to a peer over another interface than the one they listen on."""
     for node, mine in zip(cluster.nodes, endpoints, strict=True):
-        found = facts.get(node.name)
-        for route in found.routes if found else ():
+        node_facts = facts.get(node.name)
+        for route in node_facts.routes if node_facts else ():
             if mine.addr is None or route.peer == mine.addr:
                 continue
             if route.source is None:
@@ -56,22 +56,22 @@ def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mappin
                 yield f"{node.name} sends to {route.peer} over {route.ifname} but listens on {mine.ifname}"
 
 
-def _endpoint(node: Node, found: NodeFacts | None, shared: _Network | None, *, alone: bool) -> Endpoint:
-    if found is None or not found.interfaces:
+def _endpoint(node: Node, facts: NodeFacts | None, shared: _Network | None, *, alone: bool) -> Endpoint:
+    if facts is None or not facts.interfaces:
         return _unprobed(node, alone=alone)
-    there = list(_addresses(found))
+    there = list(_addresses(facts))
     at = _at_address(node, there, node.addr) if node.addr is not None else None
-    _require_named(node, found)
+    _require_named(node, facts)
     if at is not None:
         return at
     if node.ifname is not None:
-        return next(_place(*one) for one in there if one[0].name == node.ifnames[0])
+        return next(_place(*place) for place in there if place[0].name == node.ifnames[0])
     if alone:
         return Endpoint(addr="127.0.0.1", ifname="lo")
     for interface, address in there:
         if shared is not None and address in shared:
             return _place(interface, address)
-    names = ", ".join(f"{i.name} {' '.join(i.addresses)}" for i in found.interfaces if i.kind not in _NEVER_CHOSEN)
+    names = ", ".join(f"{i.name} {' '.join(i.addresses)}" for i in facts.interfaces if i.kind not in _NEVER_CHOSEN)
     raise UsageError(
         f"no shared network of the nodes was found; this one has: {names or 'none'}",
         node=node.name,
@@ -113,25 +113,25 @@ def _at_address(node: Node, there: list[tuple[Interface, _Address]], addr: str) 
     )
 
 
-def _require_named(node: Node, found: NodeFacts) -> None:
-    ports = tuple(f"{port.device}:{port.port}" for port in found.rdma)
-    interfaces = tuple(one.name for one in found.interfaces)
-    addressed = {one.name for one in found.interfaces if one.addresses}
-    for key, what, named, usable, there in (
+def _require_named(node: Node, facts: NodeFacts) -> None:
+    ports = tuple(f"{port.device}:{port.port}" for port in facts.rdma)
+    interfaces = tuple(interface.name for interface in facts.interfaces)
+    addressed = {interface.name for interface in facts.interfaces if interface.addresses}
+    for key, noun, named, usable, there in (
         ("ifname", "interface {} with an address", node.ifnames, addressed, interfaces),
-        ("hca", "RDMA device {}", node.hcas, {*ports, *(port.device for port in found.rdma)}, ports),
+        ("hca", "RDMA device {}", node.hcas, {*ports, *(port.device for port in facts.rdma)}, ports),
     ):
         for name in named:
             if name not in usable:
                 raise UsageError(
-                    f"it has no {what.format(name)}",
+                    f"it has no {noun.format(name)}",
                     node=node.name,
                     hint=f"correct {key}= in the hostfile; the node has: {', '.join(there) or 'none'}",
                 )
 
 
-def _addresses(found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
-    for interface in found.interfaces:
+def _addresses(facts: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
+    for interface in facts.interfaces:
         for text in interface.addresses:
             yield interface, ipaddress.ip_interface(text)
 
@@ -146,9 +146,9 @@ def _shared_network(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> _Networ
     return max(shared or (), key=lambda network: _preference(network, cluster, facts), default=None)
 
 
-def _candidates(node: Node, found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
+def _candidates(node: Node, facts: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
     settled = node.addr is not None or node.ifname is not None
-    for interface, address in _addresses(found):
+    for interface, address in _addresses(facts):
         named = str(address.ip) == node.addr or interface.name in node.ifnames[:1]
         if named or (not settled and interface.up and interface.kind not in _NEVER_CHOSEN):
             yield interface, address
@@ -158,9 +158,11 @@ def _preference(network: _Network, cluster: Cluster, facts: Mapping[str, NodeFac
     slowest = float("inf")
     over_ssh = True
     for node in cluster.nodes:
-        found = facts[node.name]
-        speeds = [i.speed_gbit_per_s or 0.0 for i, address in _addresses(found) if address.network == network]
+        node_facts = facts[node.name]
+        speeds = [i.speed_gbit_per_s or 0.0 for i, address in _addresses(node_facts) if address.network == network]
         slowest = min(slowest, max(speeds, default=0.0))
-        over_ssh = over_ssh and found.ssh_address is not None and ipaddress.ip_address(found.ssh_address) in network
+        over_ssh = (
+            over_ssh and node_facts.ssh_address is not None and ipaddress.ip_address(node_facts.ssh_address) in network
+        )
     # With both, NCCL and gloo take IPv4 by default.
     return slowest, network.version == _IPV4, over_ssh, -int(network.network_address)

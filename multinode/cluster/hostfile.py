@@ -71,8 +71,8 @@ _ALIASES = {"count": "slots", "cpu": "slots", "username": "user", "user_name": "
 # Open MPI's limit on oversubscription, not the number of workers.
 _PASSED_OVER = frozenset(
     f"{first}{between}{second}"
-    for one in ("slots", "cpu", "cpus", "count")
-    for first, second in (("max", one), (one, "max"))
+    for noun in ("slots", "cpu", "cpus", "count")
+    for first, second in (("max", noun), (noun, "max"))
     for between in "_-"
 )
 # Horovod's `worker-0:4`, and an IPv6 address in brackets.
@@ -167,19 +167,19 @@ class NodeList:
 
 def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
     """The nodes of a hostfile, in node-rank order. `source` is its path, for messages."""
-    found = NodeList(source)
+    listed = NodeList(source)
     # Not splitlines(), which also splits at form feeds and other characters that editors do not count.
     lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
     counts = count_slots(text)
     for number, line in enumerate(lines, start=1):
-        with found.line(number):
+        with listed.line(number):
             for node in _parse_line(line):
                 if counts is None:
-                    found.add(number, node)
+                    listed.add(number, node)
                 elif slots := counts.pop(node.name, 0):
                     # A repeated name keeps the place of its first line.
-                    found.add(number, make_node(node.name, {"slots": str(slots)}, {}))
-    return found.cluster()
+                    listed.add(number, make_node(node.name, {"slots": str(slots)}, {}))
+    return listed.cluster()
 
 
 def count_slots(text: str) -> Counter[str] | None:
@@ -290,12 +290,12 @@ def _parse_line(line: str) -> Iterator[Node]:
     _refuse_other_forms(line, words)
     texts, env = _read_settings(words[1:])
     for name in _COMMA.split(words[0]):
-        pattern, told = _read_name(name.strip())
-        twice = next((key for key in told if key in texts), None)
+        pattern, settings_text = _read_name(name.strip())
+        twice = next((key for key in settings_text if key in texts), None)
         if twice is not None:
             noun = "the user is" if twice == "user" else "the workers are"
             raise WrongLine(f"{noun} set both in {name!r} and in {twice}=", "keep only one")
-        node = _decode(texts | told, env)
+        node = _decode(texts | settings_text, env)
         names = _expand(pattern)
         for each, addr in zip(names, _expand_addresses(node.addr, len(names)), strict=True):
             _check_name(each)
@@ -305,10 +305,10 @@ def _parse_line(line: str) -> Iterator[Node]:
 def _read_name(text: str) -> tuple[str, dict[str, str]]:
     """The pattern of a name, and the keys in it: `alice@node1`, `worker-0:4`, `[2001:db8::1]`."""
     user, at, rest = text.rpartition("@")
-    told = {"user": user} if at else {}
+    settings = {"user": user} if at else {}
     match = _BRACKETED.fullmatch(rest) or _WITH_SLOTS.fullmatch(rest)
     if match is None:
-        return rest, told
+        return rest, settings
     if match["slots"] is not None:
         if int(match["slots"]) == _SSH_PORT or int(match["slots"]) > _MOST_SLOTS:
             name = f"{user}{at}{match['name']}"
@@ -316,8 +316,8 @@ def _read_name(text: str) -> tuple[str, dict[str, str]]:
                 f"{match['slots']} in {rest!r} may be a port or a number of workers",
                 f"write {name} port={match['slots']}, or {name} slots={match['slots']}",
             )
-        told["slots"] = match["slots"]
-    return match["name"], told
+        settings["slots"] = match["slots"]
+    return match["name"], settings
 
 
 def _refuse_other_forms(line: str, words: list[str]) -> None:
@@ -446,8 +446,8 @@ def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
     try:
         node = convert({"name": "", "env": env, **values}, Node)
     except msgspec.ValidationError as error:
-        found = _FIELD.search(str(error))
-        raise _unexpected(found[1] if found is not None else "", texts) from None
+        match = _FIELD.search(str(error))
+        raise _unexpected(match[1] if match is not None else "", texts) from None
     for key, names in (("ifname", node.ifnames), ("hca", node.hcas)):
         if len(set(names)) != len(names):
             raise _unexpected(key, texts)
@@ -493,8 +493,8 @@ def _canonical(name: str) -> str:
     return _LOCAL if address.is_loopback else f"host {address}"
 
 
-def _share_nothing(one: Node, other: Node) -> bool:
-    return one.gpus is not None and other.gpus is not None and not set(one.gpus) & set(other.gpus)
+def _share_nothing(node: Node, other: Node) -> bool:
+    return node.gpus is not None and other.gpus is not None and not set(node.gpus) & set(other.gpus)
 
 
 def _is_address(text: str) -> bool:

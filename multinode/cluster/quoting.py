@@ -78,12 +78,12 @@ def as_steps(text: str, nodes: Iterable[Node]) -> str:
     """The text with `ssh NODE COMMAND` for nodes in a Slurm job replaced by a step of that job."""
     jobs = {node.name: node.slurm_job for node in nodes if node.slurm_job is not None}
 
-    def step(found: re.Match[str]) -> str:
-        if found[1] not in jobs:
-            return found[0]
+    def step(match: re.Match[str]) -> str:
+        if match[1] not in jobs:
+            return match[0]
         # The part that ssh passes to a shell.
-        shell = "sh -c " if found[2] else ""
-        return f"srun --jobid={jobs[found[1]]} --overlap --nodelist={found[1]} --nodes=1 --ntasks=1 {shell}"
+        shell = "sh -c " if match[2] else ""
+        return f"srun --jobid={jobs[match[1]]} --overlap --nodelist={match[1]} --nodes=1 --ntasks=1 {shell}"
 
     return _SSH.sub(step, text) if jobs else text
 

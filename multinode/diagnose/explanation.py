@@ -59,7 +59,7 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
     files = {name: reading.lines for name, reading in logs}
     failed = [(name, reading) for name, reading in logs if _has_failed(reading)]
     times = [_seconds(reading) for _, reading in failed]
-    known = all(second is not None for second in times)
+    has_times = all(second is not None for second in times)
     nodes = [
         NodeEvidence(
             run=NodeRun(
@@ -68,7 +68,7 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
                 state="ended",
                 cause="exited",
                 exit_code=1,
-                ended_s=second if known else None,
+                ended_s=second if has_times else None,
             ),
             log=reading.tail,
             reading=reading,
@@ -88,7 +88,7 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
     return Explanation(
         first_failure=first,
         other_failures=tuple(others),
-        order_known=known or not rivals,
+        order_known=has_times or not rivals,
         next=tuple(_next(first, [reading for _, reading in logs])),
         files=files,
     )
@@ -98,10 +98,10 @@ def _has_failed(reading: LogReading) -> bool:
     if reading.cause() is not None or find_worker_death(reading.report) is not None:
         return True
     # What NCCL tries again is no failure where nothing says that the run ended by it.
-    said = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
-    error = find_error("\n".join(said))
+    words = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
+    error = find_error("\n".join(words))
     # Lines after it tell that a program went on without what it missed.
-    return error is not None and (not error.is_last or error.matches("\n".join(said[-_VERY_LAST_WORDS:])))
+    return error is not None and (not error.is_last or error.matches("\n".join(words[-_VERY_LAST_WORDS:])))
 
 
 def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
@@ -187,7 +187,12 @@ def _next(first: LogFailure, readings: Sequence[LogReading]) -> Iterator[str]:
         whose = f"of the worker at {peer[1]}" if peer is not None else "of the other nodes"
         yield f"this error follows from a worker that is gone or late: pass the log {whose} too, which has the cause"
     error = known_errors()[first.error_id] if first.error_id is not None else None
-    if error is not None and error.project == "NCCL" and error.is_general and not any(one.has_nccl for one in readings):
+    if (
+        error is not None
+        and error.project == "NCCL"
+        and error.is_general
+        and not any(reading.has_nccl for reading in readings)
+    ):
         yield "no log has messages of NCCL: run it again with NCCL_DEBUG=WARN, and pass that log"
 
 
@@ -207,10 +212,10 @@ def _files(path: str) -> Iterator[str]:
     if path == STDIN or not Path(path).is_dir():
         yield path
         return
-    found = sorted(str(one) for one in Path(path).rglob("*") if one.is_file() and not one.is_symlink())
-    if not found:
+    paths = sorted(str(file) for file in Path(path).rglob("*") if file.is_file() and not file.is_symlink())
+    if not paths:
         raise UsageError(f"{path} has no files", hint="name the directory with the launcher's logs")
-    yield from found
+    yield from paths
 
 
 def _read(name: str, progress: Progress) -> LogReading:

@@ -82,9 +82,9 @@ _WATCHDOG = re.compile(
 
 def find_worker_death(log: str) -> WorkerDeath | None:
     """The worker that a launcher's report names as the first to fail; None without a report."""
-    found = _REPORT.search(log)
-    if found is not None:
-        return _death(int(found[1]), int(found[2]))
+    match = _REPORT.search(log)
+    if match is not None:
+        return _death(int(match[1]), int(match[2]))
     killed = _MPI_REPORT.search(log)
     if killed is not None:
         return _death(int(killed[1]), -int(killed[2]))
@@ -116,21 +116,21 @@ def classify(
     `run` is how the job ended on that node, `log` its log, `nccl_warnings` are those of NCCL's own log.
     """
     reading = log if isinstance(log, LogReading) else read_log(log or failure.log_tail)
-    kind, error, said = _find_kind(failure, run.oom_kills if run is not None else None, reading)
+    kind, error, text = _find_kind(failure, run.oom_kills if run is not None else None, reading)
     if failure.signal is None and not isinstance(log, LogReading):
         # The sentence of an exception on record has it.
-        said = None
+        text = None
     warning = told_by_nccl(nccl_warnings)
     if warning is not None and (error is None or rate(warning.error, warning) < rate(error)):
-        kind, error, said = warning.error.kind if warning.error else None, warning.error, warning.text[:_MOST_CHARS]
+        kind, error, text = warning.error.kind if warning.error else None, warning.error, warning.text[:_MOST_CHARS]
     elif nccl_warnings and error is not None and error.project == "NCCL" and error.is_general:
-        said = nccl_warnings[-1].partition(_WARN)[2][:_MOST_CHARS]
-    if nccl_warnings and (warning is not None or said):
+        text = nccl_warnings[-1].partition(_WARN)[2][:_MOST_CHARS]
+    if nccl_warnings and (warning is not None or text):
         failure = replace(failure, log_tail="\n".join([failure.log_tail, *nccl_warnings[-_LAST_WORDS:]]).lstrip("\n"))
     if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
         # Its own words had no room either.
         kind, error = "disk_full", known_errors()["disk-full"]
-    failure = replace(failure, kind=kind, message=f"{failure.message}: {said}" if said else failure.message)
+    failure = replace(failure, kind=kind, message=f"{failure.message}: {text}" if text else failure.message)
     if error is None or failure.hint:
         return failure
     return replace(failure, error_id=error.id, cause=error.cause, hint=error.fix.replace("{node}", failure.node))
@@ -148,7 +148,7 @@ def _find_kind(
     if failure.signal == "SIGKILL" and oom_kills:
         return starved.kind, starved, None
     # The sentence first: the log may speak of much else.
-    error, said = find_error(failure.message), None
+    error, text = find_error(failure.message), None
     crashed = _SIGNALS.get(failure.signal or "") == "crashed"
     if failure.signal is None or crashed:
         word = reading.cause(rank=failure.rank, aborted=crashed)
@@ -158,15 +158,15 @@ def _find_kind(
         if error is None or (spoken is not None and rate(spoken) < rate(error)):
             error = spoken
         if word is not None and word.error == error and (crashed or word.is_exception):
-            said = _sentence(word)
+            text = _sentence(word)
     if oom_kills and error == killed:
         error = starved
     if error is not None:
-        return error.kind, error, said
+        return error.kind, error, text
     if failure.signal is not None:
         told = known_errors().get(_SIGNAL_ERRORS.get(failure.signal, ""))
-        return _SIGNALS.get(failure.signal, "killed"), told, said
-    return None, None, said
+        return _SIGNALS.get(failure.signal, "killed"), told, text
+    return None, None, text
 
 
 def _sentence(word: LogWord) -> str:
@@ -191,7 +191,7 @@ def explain_timeout(failure: Failure, nodes: Sequence[NodeProgress], shares: Map
         return failure
     hints = [failure.hint] if failure.hint else []
     name, share = max(
-        ((name, share or 0.0) for name, share in shares.items()), key=lambda one: one[1], default=("", 0.0)
+        ((name, share or 0.0) for name, share in shares.items()), key=lambda entry: entry[1], default=("", 0.0)
     )
     if share >= _FULL_SHARE:
         used = f"the link of {name} was {min(share, 1.0):.0%} in use in the minute before"
@@ -262,13 +262,13 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
     if lost is None or (found is not None and not _follows(found, lost, nodes)):
         return found
     peers = sorted((node for node in nodes if node.run.state != "lost"), key=lambda node: node.run.node_rank)
-    told = [failure for node in peers if (failure := _find([node])) is not None and _follows(failure, lost, nodes)]
-    return replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in told))
+    followers = [failure for node in peers if (failure := _find([node])) is not None and _follows(failure, lost, nodes)]
+    return replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in followers))
 
 
 def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
     failed = [node for node in nodes if _failed(node.run)]
-    found = (
+    failure = (
         next((_not_started(node) for node in nodes if node.run.cause == "not_started"), None)
         or _earliest_exception(nodes, connection=False)
         or _earliest_job(node for node in failed if node.run.signal or node.run.cause == "supervisor_lost")
@@ -285,14 +285,14 @@ def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
         or _earliest_exception(nodes, connection=True)
         or _earliest_job(failed)
     )
-    if found is None:
+    if failure is None:
         return None
-    node = _of(found, nodes)
+    node = _of(failure, nodes)
     # What a worker raised says all; its log may speak of much else, and so may NCCL of what only follows from it.
     if not node.exceptions:
-        return classify(found, node.run, node.read(), node.nccl_warnings)
-    about_nccl = any(_is_about_connection(sample) for sample in node.exceptions if sample.rank == found.rank)
-    return classify(found, node.run, found.log_tail, node.nccl_warnings if about_nccl else ())
+        return classify(failure, node.run, node.read(), node.nccl_warnings)
+    about_nccl = any(_is_about_connection(sample) for sample in node.exceptions if sample.rank == failure.rank)
+    return classify(failure, node.run, failure.log_tail, node.nccl_warnings if about_nccl else ())
 
 
 def _of(failure: Failure, nodes: Sequence[NodeEvidence]) -> NodeEvidence:
@@ -319,15 +319,15 @@ def blame_machine(failure: Failure | None, nodes: Sequence[NodeEvidence]) -> Fai
     times += [_ended_at(node) for node in nodes if _failed(node.run)]
     # A run that hung was stopped, and nothing of it failed.
     failed_s = min(times or map(_ended_at, nodes))
-    found = [
+    faults = [
         (_at(fault.time_s, node), node, fault)
         for node in nodes
         for fault in node.faults
         if explains(fault, failure.kind, failed_s - _at(fault.time_s, node))
     ]
-    if not found:
+    if not faults:
         return failure
-    time_s, node, fault = min(found, key=lambda item: item[0])
+    time_s, node, fault = min(faults, key=lambda item: item[0])
     return replace(
         failure,
         node=node.run.name,
@@ -349,9 +349,11 @@ def _earliest_exception(nodes: Sequence[NodeEvidence], *, connection: bool) -> F
     firsts: list[tuple[float, NodeEvidence, ExceptionSample]] = []
     live = all(node.came_live for node in nodes)
     for node in nodes:
-        raised = [number for number, one in enumerate(node.exceptions) if _is_about_connection(one) == connection]
+        raised = [
+            number for number, exception in enumerate(node.exceptions) if _is_about_connection(exception) == connection
+        ]
         if raised:
-            sample = min((node.exceptions[number] for number in raised), key=lambda one: one.time_s)
+            sample = min((node.exceptions[number] for number in raised), key=lambda failure: failure.time_s)
             heard_s = min(node.exceptions_heard_s[number] for number in raised) if live else _at(sample.time_s, node)
             firsts.append((heard_s, node, sample))
     if not firsts:
@@ -466,9 +468,9 @@ def _worker_failure(node: NodeEvidence, sample: ExceptionSample) -> Failure:
     # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
     text = clean_log(f"{sample.type}: {sample.message}").strip()
     last = _LAST_ERROR.search(text)
-    said = ": ".join([text.split("\n")[0].rstrip(": "), *([last[1].strip()] if last is not None else [])])
+    sentence = ": ".join([text.split("\n")[0].rstrip(": "), *([last[1].strip()] if last is not None else [])])
     tail = clean_log(sample.traceback)
-    message = f"rank {sample.rank} raised {said}"
+    message = f"rank {sample.rank} raised {sentence}"
     return _failure(node, message, rank=sample.rank, log_tail=tail, time_s=_at(sample.time_s, node))
 
 

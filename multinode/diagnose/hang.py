@@ -119,7 +119,7 @@ def find_lagging(text: str) -> tuple[LaggingRank, ...]:
 
     RAS lists small groups of ranks alone: a rank that lags with most others is not among them.
     """
-    found: list[LaggingRank] = []
+    lagging: list[LaggingRank] = []
     operation: str | None = None
     counts: list[int] = []
     listed: list[tuple[int, int | None, int]] = []
@@ -127,8 +127,8 @@ def find_lagging(text: str) -> tuple[LaggingRank, ...]:
     def close() -> None:
         if operation is not None and counts:
             fewest, most = min(counts), max(counts)
-            behind = [one for one in listed if one[2] == fewest < most]
-            found.extend(LaggingRank(rank, pid, operation, count, most) for rank, pid, count in behind)
+            behind = [entry for entry in listed if entry[2] == fewest < most]
+            lagging.extend(LaggingRank(rank, pid, operation, count, most) for rank, pid, count in behind)
 
     for line in text.splitlines():
         if match := _DIFFERENT.match(line):
@@ -145,7 +145,7 @@ def find_lagging(text: str) -> tuple[LaggingRank, ...]:
             close()
             operation, counts, listed = None, [], []
     close()
-    return tuple(found)
+    return tuple(lagging)
 
 
 def _number(text: str | None) -> int | None:
@@ -330,11 +330,11 @@ def _elsewhere(run: _Hanging) -> Stall | None:
 
 def _fewest_collectives(run: _Hanging) -> Stall | None:
     counts = [rank.process.collectives if rank.process is not None else None for rank in run.ranks]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts) or len(set(known)) < 2:  # noqa: PLR2004 - all have launched as many
+    known_counts = [count for count in counts if count is not None]
+    if len(known_counts) < len(counts) or len(set(known_counts)) < 2:  # noqa: PLR2004 - all have launched as many
         return None
-    ranks = [rank for rank, count in zip(run.ranks, known, strict=True) if count == min(known)]
-    text = f"launched {min(known)} collectives while others launched {max(known)}"
+    ranks = [rank for rank, count in zip(run.ranks, known_counts, strict=True) if count == min(known_counts)]
+    text = f"launched {min(known_counts)} collectives while others launched {max(known_counts)}"
     return _late(run, "fewer_collectives", ranks, text)
 
 

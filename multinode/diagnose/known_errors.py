@@ -88,13 +88,13 @@ def known_errors() -> Mapping[str, KnownError]:
 
 def decode_catalogue(text: str) -> Mapping[str, KnownError]:
     """A catalogue by id, in its order."""
-    found = {}
+    errors = {}
     for name, entry in msgspec.toml.decode(text).items():
         try:
-            found[name] = convert({**entry, "id": name}, KnownError)
+            errors[name] = convert({**entry, "id": name}, KnownError)
         except msgspec.ValidationError as error:
             raise ValueError(f"{name}: {error}") from error
-    return found
+    return errors
 
 
 _LETTERS = re.compile("[a-z]+")

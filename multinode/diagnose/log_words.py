@@ -126,9 +126,9 @@ def last_words(log: str, count: int) -> str:
     What torchrun says counts where they said nothing.
     """
     # The last time: torchrun may have started the workers anew before.
-    starts = [found.start() for found in _TORCHRUN_SPEAKS.finditer(log)]
-    said = log[: starts[-1]] if starts else ""
-    lines = (said if said.strip() else log).split("\n")
+    starts = [match.start() for match in _TORCHRUN_SPEAKS.finditer(log)]
+    words = log[: starts[-1]] if starts else ""
+    lines = (words if words.strip() else log).split("\n")
     lines = [line for line in lines if not (_NO_WORDS.match(line) or _ends_nothing(line))]
     return last_lines("\n".join(lines), count)
 

@@ -135,26 +135,26 @@ def summary_values(summary: Summary) -> list[Value]:
 
 def node_values(nodes: Sequence[NodeProgress]) -> list[Value]:
     """Likewise for running nodes."""
-    found = []
+    samples = []
     for name in NODE_FIGURES:
         for node in nodes:
             value = getattr(node, name.rpartition(".")[2])
             if value is not None and math.isfinite(value):
-                found.append(Value(name, value, (("node", node.name),)))
-    return found
+                samples.append(Value(name, value, (("node", node.name),)))
+    return samples
 
 
 def _values(name: str, document: Mapping[str, Any]) -> Iterator[Value]:
-    def walk(found: Any, parts: Sequence[str], labels: tuple[tuple[str, str], ...]) -> Iterator[Value]:
+    def walk(value: Any, parts: Sequence[str], labels: tuple[tuple[str, str], ...]) -> Iterator[Value]:
         if not parts:
-            if isinstance(found, (int, float)) and math.isfinite(found):
-                yield Value(name, found, labels)
-        elif isinstance(found, Mapping):
-            inner = found.get(parts[0])
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                yield Value(name, value, labels)
+        elif isinstance(value, Mapping):
+            inner = value.get(parts[0])
             if parts[1:2] == ["*"]:
                 key = _NAMED_BY[parts[0]]
-                for one in inner or ():
-                    yield from walk(one, parts[2:], (*labels, (key, str(one[key]))))
+                for entry in inner or ():
+                    yield from walk(entry, parts[2:], (*labels, (key, str(entry[key]))))
             else:
                 yield from walk(inner, parts[1:], labels)
 
@@ -226,8 +226,8 @@ class StepStream:
 
     def _note(self, sample: StepSample, now_s: float) -> None:
         if sample.step <= self._last.get(sample.rank, 0):
-            for known in (self._pending, self._recorded, self._complete_s, self._last, self._nics):
-                known.clear()
+            for kept in (self._pending, self._recorded, self._complete_s, self._last, self._nics):
+                kept.clear()
         self._last[sample.rank] = sample.step
         self._recorded[sample.step].add(sample.rank)
         if len(self._recorded[sample.step]) == self._world_size:
@@ -245,17 +245,17 @@ class StepStream:
             zip((next(iter(step.values())).record.step for step in exposure.steps), transfers_us(exposure), strict=True)
         )
         busbw = step_bandwidths(observed)
-        losses = {one.step: one.loss for one in observed.of(LossSample)}
+        losses = {sample.step: sample.loss for sample in observed.of(LossSample)}
         for number, workers in observed.steps.items():
             records = [workers[rank] for rank in sorted(workers)]
-            found = {
+            figures = {
                 **_speed(records),
                 "loss": losses.get(number),
                 **_exposed(records, exposed_us.get(number)),
                 "comm.in_training_gb_per_s": busbw.get(number),
                 "peak_worker_memory_gib": _peak_gib(records),
             }
-            values = [Value(name, value) for name, value in found.items() if value is not None]
+            values = [Value(name, value) for name, value in figures.items() if value is not None]
             for node in observed.nodes:
                 values += self._rates(node, workers)
             yield StepFigures(step=number, time_s=records[0].time_s, values=tuple(values))
@@ -312,7 +312,7 @@ class StepStream:
 
 
 def _speed(records: Sequence[StepSample]) -> dict[str, float | None]:
-    times_us = [one.step_time_us for one in records if one.step_time_us is not None]
+    times_us = [record.step_time_us for record in records if record.step_time_us is not None]
     return {
         "step_time_ms": statistics.median(times_us) / 1000 if times_us else None,
         "samples_per_s": _per_s(records, "samples"),
@@ -322,15 +322,15 @@ def _speed(records: Sequence[StepSample]) -> dict[str, float | None]:
 
 def _per_s(records: Sequence[StepSample], field: str) -> float | None:
     rates = [
-        getattr(one, field) / one.step_time_us * 1e6
-        for one in records
-        if one.step_time_us is not None and getattr(one, field) is not None
+        getattr(record, field) / record.step_time_us * 1e6
+        for record in records
+        if record.step_time_us is not None and getattr(record, field) is not None
     ]
     return sum(rates) if len(rates) == len(records) else None
 
 
 def _exposed(records: Sequence[StepSample], exposed_us: float | None) -> dict[str, float | None]:
-    times_us = [one.step_time_us for one in records if one.step_time_us is not None]
+    times_us = [record.step_time_us for record in records if record.step_time_us is not None]
     if exposed_us is None or not times_us:
         return {}
     return {
@@ -340,5 +340,5 @@ def _exposed(records: Sequence[StepSample], exposed_us: float | None) -> dict[st
 
 
 def _peak_gib(records: Sequence[StepSample]) -> float | None:
-    peaks = [one.peak_memory_bytes for one in records if one.peak_memory_bytes is not None]
+    peaks = [record.peak_memory_bytes for record in records if record.peak_memory_bytes is not None]
     return max(peaks) / GIB if peaks else None

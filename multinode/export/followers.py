@@ -64,12 +64,14 @@ class Followers:
         while self._followers and time.monotonic() < deadline:
             self._tell_ended()
             time.sleep(_LOOK_S)
-        for one in self._followers:
+        for follower in self._followers:
             # Its own session: child processes end with it.
             with contextlib.suppress(OSError):
-                os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait(1.0)
-            self._say(f"warning: the export to {one.target} was killed {self._end_s:.0f} s after the end of the run")
+                os.killpg(follower.process.pid, signal.SIGKILL)
+            follower.process.wait(1.0)
+            self._say(
+                f"warning: the export to {follower.target} was killed {self._end_s:.0f} s after the end of the run"
+            )
         self._followers.clear()
 
     def _start(self, run_id: str, target: Target, log: Path) -> None:
@@ -94,10 +96,12 @@ class Followers:
         self._followers.append(_Follower(target, log, process))
 
     def _tell_ended(self) -> None:
-        for one in [one for one in self._followers if one.process.poll() is not None]:
-            self._followers.remove(one)
-            if one.process.returncode:
-                self._say(f"warning: the export to {one.target} failed: {_last_line(one.log)} ({one.log})")
+        for follower in [follower for follower in self._followers if follower.process.poll() is not None]:
+            self._followers.remove(follower)
+            if follower.process.returncode:
+                self._say(
+                    f"warning: the export to {follower.target} failed: {_last_line(follower.log)} ({follower.log})"
+                )
 
 
 def _last_line(log: Path) -> str:

@@ -64,7 +64,9 @@ class MlflowRun(Exporter):
         """One metric per figure."""
         if not steps:
             return
-        self._log([(one.time_s, one.step, f"multinode/{value.path}", value) for one in steps for value in one.values])
+        self._log(
+            [(step.time_s, step.step, f"multinode/{value.path}", value) for step in steps for value in step.values]
+        )
         self._last = steps[-1].step
 
     def end(self, ended: EndedRun) -> None:

@@ -46,7 +46,7 @@ def metrics_text(run: Run, values: Iterable[Value] = (), summary: Iterable[Value
         for name, ones in by_name.items():
             metric = f"{prefix}_{_STRANGE.sub('_', name.replace('.*', ''))}"
             lines += [f"# HELP {metric} {figures[name]}", f"# TYPE {metric} gauge"]
-            lines += [f"{metric}{_labels([('run', run.run_id), *one.labels])} {one.value!r}" for one in ones]
+            lines += [f"{metric}{_labels([('run', run.run_id), *sample.labels])} {sample.value!r}" for sample in ones]
     return "\n".join(lines) + "\n"
 
 
@@ -101,10 +101,10 @@ class MetricsPort(Exporter):
             timeout = 10.0
 
             def do_GET(self) -> None:
-                found = self.path.partition("?")[0] == "/metrics"
-                data = exporter._text.encode() if found else b"see /metrics\n"
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Type", _TYPE if found else "text/plain")
+                is_known = self.path.partition("?")[0] == "/metrics"
+                data = exporter._text.encode() if is_known else b"see /metrics\n"
+                self.send_response(200 if is_known else 404)
+                self.send_header("Content-Type", _TYPE if is_known else "text/plain")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)

@@ -37,6 +37,6 @@ class ParquetFiles(Exporter):
         folder = self._directory / ended.run.run_id
         folder.mkdir(parents=True, exist_ok=True)
         for name, (columns, rows) in sample_tables(ended.observe()).items():
-            found = list(rows)
-            table = pa.table({column: [row.get(column) for row in found] for column in columns})
+            records = list(rows)
+            table = pa.table({column: [row.get(column) for row in records] for column in columns})
             parquet.write_table(table, folder / f"{name}.parquet")

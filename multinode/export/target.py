@@ -66,18 +66,18 @@ class Target(NamedTuple):
 
 def parse_targets(texts: Iterable[str], metrics_port: int | None = None) -> tuple[Target, ...]:
     """The targets in a comma-separated list."""
-    found = [_parse(one.strip()) for text in texts for one in text.split(",")]
+    targets = [_parse(word.strip()) for text in texts for word in text.split(",")]
     if metrics_port is not None:
-        found.append(Target(METRICS_PORT, str(metrics_port)))
-    return tuple(dict.fromkeys(found))
+        targets.append(Target(METRICS_PORT, str(metrics_port)))
+    return tuple(dict.fromkeys(targets))
 
 
 def _parse(text: str) -> Target:
     name, _, where = text.partition(":")
     kind = KINDS.get(name)
     if kind is None or not where:
-        known = ", ".join(f"{name}:{kind.where}" for name, kind in KINDS.items())
-        raise UsageError(f"not an export target: {text!r}", hint=f"one of {known}")
+        kinds = ", ".join(f"{name}:{kind.where}" for name, kind in KINDS.items())
+        raise UsageError(f"not an export target: {text!r}", hint=f"one of {kinds}")
     if name == METRICS_PORT and not (where.isdecimal() and 0 < int(where) <= _HIGHEST_PORT):
         raise UsageError(f"{text}: not a port")
     if name == "prometheus" and not where.endswith(".prom"):

@@ -38,9 +38,9 @@ class TensorBoard(Exporter):
 
     def steps(self, steps: Sequence[StepFigures]) -> None:
         """One event per step."""
-        for one in steps:
-            self._write(_scalars(one.time_s, one.step, "multinode", one.values))
-            self._last = one.step
+        for step in steps:
+            self._write(_scalars(step.time_s, step.step, "multinode", step.values))
+            self._last = step.step
 
     def end(self, ended: EndedRun) -> None:
         """The summary at the last step."""
@@ -59,14 +59,16 @@ class TensorBoard(Exporter):
 def _scalars(time_s: float, step: int, prefix: str, values: Iterable[Value]) -> bytes:
     """An Event whose Summary has one Value each: tag and `simple_value`."""
     summary = b"".join(
-        _field(1, _BYTES, _field(1, _BYTES, f"{prefix}/{one.path}".encode()) + _field(2, _FIXED32, _float(one.value)))
-        for one in values
+        _field(
+            1, _BYTES, _field(1, _BYTES, f"{prefix}/{value.path}".encode()) + _field(2, _FIXED32, _float(value.value))
+        )
+        for value in values
     )
     return _event(time_s, step, _field(5, _BYTES, summary))
 
 
-def _event(time_s: float, step: int, what: bytes) -> bytes:
-    return _field(1, _FIXED64, struct.pack("<d", time_s)) + _field(2, _VARINT, _varint(step)) + what
+def _event(time_s: float, step: int, content: bytes) -> bytes:
+    return _field(1, _FIXED64, struct.pack("<d", time_s)) + _field(2, _VARINT, _varint(step)) + content
 
 
 def _float(value: float) -> bytes:
@@ -82,12 +84,12 @@ def _field(number: int, wire_type: int, data: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:  # noqa: PLR2004 - seven bits a byte
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _make_table() -> tuple[int, ...]:

@@ -44,9 +44,9 @@ class WandbRun(Exporter):
 
     def steps(self, steps: Sequence[StepFigures]) -> None:
         """One row per step."""
-        for one in steps:
-            values = {f"multinode/{value.path}": value.value for value in one.values}
-            self._run.log(values | {"_timestamp": one.time_s}, step=one.step)
+        for step in steps:
+            values = {f"multinode/{value.path}": value.value for value in step.values}
+            self._run.log(values | {"_timestamp": step.time_s}, step=step.step)
 
     def end(self, ended: EndedRun) -> None:
         """The figures in the run's summary."""

@@ -81,8 +81,8 @@ class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """SHA-256 of names, kinds and content."""
-        told = [[one.path, one.digest, one.is_executable] for one in self.files]
-        return hashlib.sha256(msgspec.json.encode([told, sorted(self.links.items())])).hexdigest()
+        digests = [[file.path, file.digest, file.is_executable] for file in self.files]
+        return hashlib.sha256(msgspec.json.encode([digests, sorted(self.links.items())])).hexdigest()
 
     def holds(self, path: str) -> bool:
         """Whether a path, relative to where the job runs, names a file, or a directory that is copied whole."""
@@ -91,8 +91,8 @@ class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
         name = os.path.normpath(f"{self.cwd}/{path}")
         below = "" if name == "." else f"{name}/"
         names = (*(file.path for file in self.files), *self.links)
-        is_there = any(one == name or one.startswith(below) for one in names)
-        return is_there and not any(one.startswith(below) for one in self.left_out)
+        is_there = any(path == name or path.startswith(below) for path in names)
+        return is_there and not any(path.startswith(below) for path in self.left_out)
 
     def place(self, run_id: str, home: str) -> str:
         """Where the job of a run starts on a node. Attempts share it, with what is written there."""
@@ -148,15 +148,15 @@ def is_secret_file(name: str) -> bool:
 def _list_by_git(root: Path, notes: list[str]) -> list[str] | None:
     """Names that git tracks or would; None where the directory is in no checkout."""
     try:
-        asked = _git(root, "rev-parse", "--is-inside-work-tree")
-        if asked.returncode == 0 and asked.stdout.strip() == b"true":
+        answer = _git(root, "rev-parse", "--is-inside-work-tree")
+        if answer.returncode == 0 and answer.stdout.strip() == b"true":
             return list(_list_checkout(root, "", notes))
-        said = asked.stderr.decode(errors="replace").strip()
+        reason = answer.stderr.decode(errors="replace").strip()
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
+        reason = str(error)
     if any((folder / ".git").exists() for folder in (root, *root.parents)):
         raise UsageError(
-            f"{_OPTION} {root}: git cannot say which files it ignores: {said}", hint=f"git -C {root} status"
+            f"{_OPTION} {root}: git cannot say which files it ignores: {reason}", hint=f"git -C {root} status"
         )
     return None
 
@@ -194,8 +194,8 @@ def _list_ignored(root: Path) -> list[str]:
 def _git_list(root: Path, *which: str) -> list[str]:
     listed = _git(root, "ls-files", "-z", *which)
     if listed.returncode != 0:
-        said = listed.stderr.decode(errors="replace").strip()
-        raise UsageError(f"{_OPTION} {root}: git cannot list its files: {said}", hint=f"git -C {root} status")
+        reason = listed.stderr.decode(errors="replace").strip()
+        raise UsageError(f"{_OPTION} {root}: git cannot list its files: {reason}", hint=f"git -C {root} status")
     return [os.fsdecode(entry) for entry in listed.stdout.split(b"\0") if entry]
 
 
@@ -229,7 +229,7 @@ def _is_leftover(name: str) -> bool:
 
 def _without(root: Path, names: list[str], without: Collection[Path]) -> list[str]:
     places = [os.path.relpath(path.resolve(), root) for path in without if path.resolve().is_relative_to(root)]
-    return [name for name in names if not any(name == one or name.startswith(f"{one}/") for one in places)]
+    return [name for name in names if not any(name == place or name.startswith(f"{place}/") for place in places)]
 
 
 def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, str], dict[str, int]]:
@@ -259,7 +259,7 @@ def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, 
         else:
             notes.append(f"{name} is left out: it is no regular file")
     # A directory that git tracks may have become a link.
-    linked = {name for name in sizes if not {str(one) for one in PurePosixPath(name).parents}.isdisjoint(links)}
+    linked = {name for name in sizes if not {str(parent) for parent in PurePosixPath(name).parents}.isdisjoint(links)}
     return links, {name: size for name, size in sizes.items() if name not in linked}
 
 

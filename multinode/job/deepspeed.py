@@ -200,10 +200,10 @@ def require_known(path: Sequence[str], groups: int) -> None:
     Raises:
         JobError: the key is unknown; the message suggests a similar one.
     """
-    for depth, known in enumerate((_TOP.split(), _IN_ZERO.split() if path[0] == _ZERO else ())):
-        if known and groups <= depth < len(path) and path[depth] not in known:
+    for depth, known_keys in enumerate((_TOP.split(), _IN_ZERO.split() if path[0] == _ZERO else ())):
+        if known_keys and groups <= depth < len(path) and path[depth] not in known_keys:
             group = f"{_ZERO}." if depth else ""
-            near = difflib.get_close_matches(path[depth], known, n=1)
+            near = difflib.get_close_matches(path[depth], known_keys, n=1)
             raise JobError(
                 f"{_OPTION} {group}{path[depth]}: neither DeepSpeed nor the JSON has this key",
                 hint=f"did you mean {group}{near[0]}?"
@@ -262,8 +262,8 @@ def _look_up(data: Mapping[str, Any], dotted: str) -> Any:
 
 
 def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = data.get(key)
-    return found if isinstance(found, dict) else {}
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _device(device: Any) -> str | None:

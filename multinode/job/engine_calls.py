@@ -162,11 +162,11 @@ def estimate_step_us(step: StepMessages, time_of: Callable[[str, float], float |
         None if the time of a message is unknown.
     """
     total_us = 0.0
-    for one in step.messages:
-        time_us = time_of(one.collective, one.size_bytes)
+    for message in step.messages:
+        time_us = time_of(message.collective, message.size_bytes)
         if time_us is None:
             return None
-        total_us += one.times * time_us
+        total_us += message.times * time_us
     return total_us
 
 
@@ -198,7 +198,7 @@ def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
         finds_unused = not training.lora and config.get("disable_gradient_checkpointing") is True
     rebuilt = not finds_unused or config.get("ddp_static_graph") is True
     order = (arriving if rebuilt else registered)(training.shape, training.adapter)
-    sizes = fill_past((one * width for one in _elements(order)), caps)
+    sizes = fill_past((element * width for element in _elements(order)), caps)
     bucket = Call(collective="all_reduce", size_bytes=1, what="gradient buckets")
     return _calls(bucket, sizes if rebuilt else sizes[::-1]), ()
 
@@ -221,7 +221,7 @@ def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout)
     load, stage_1 = training.load, training.strategy is Strategy.ZERO1
     every = registered(training.shape, training.adapter)
     # The optimizer's groups: with weight decay and without (biases and normalizations, in transformers).
-    groups = [_elements(one for one in every if one.matrix is matrix) for matrix in (True, False)]
+    groups = [_elements(gather for gather in every if gather.matrix is matrix) for matrix in (True, False)]
     order = _elements(arriving(training.shape, training.adapter))
     if stage_1 and not settings.overlap_comm:
         order = [*groups[0], *groups[1]]
@@ -235,7 +235,7 @@ def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout)
     updated = Call(collective="all_gather", size_bytes=load.parameter_bytes, hideable=False, what="updated parameters")
     gathered = [_padded(sum(group), _ALIGNMENT * layout.workers) for group in groups]
     notes: tuple[str, ...] = () if settings.multi_rank_allreduce else (_REDUCED_TO_OWNERS,)
-    if any(one > cap for one in order):
+    if any(size > cap for size in order):
         alone = f"a gradient of more than reduce_bucket_size ({cap} elements) is sent alone"
         notes = (*notes, f"{alone}; if two workers own it, DeepSpeed splits it, which is not counted")
     return [*_calls(bucket, fill_up_to(order, cap)), *_calls(updated, gathered)], notes
@@ -248,7 +248,9 @@ def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _S
     small = _known(settings.persistent_elements, 10 * shape.hidden)
     prefetch = _known(settings.prefetch_elements, 9 * shape.hidden**2 // 10)
     parameters = _elements((*registered(shape, None), *(registered(shape, training.adapter) if training.lora else ())))
-    large, kept = ([_padded(one, n) for one in parameters if (one > small) is large] for large in (True, False))
+    large, kept = (
+        [_padded(parameter, n) for parameter in parameters if (parameter > small) is large] for large in (True, False)
+    )
     whole, again = zero_3_gathers(settings, shape, recompute=training.recompute)
     cut = next((at for at in range(len(large)) if sum(large[at:]) <= whole), len(large))
     # A tied embedding that is released is gathered for the output layer, too.
@@ -258,7 +260,7 @@ def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _S
         for part, passes in ((large[:cut], again), (large[cut:], 1), (tied, 1))
         for elements in fill_past(part, [prefetch]) * passes
     ]
-    trained = [_padded(one, n) for one in _elements(arriving(shape, training.adapter))]
+    trained = [_padded(element, n) for element in _elements(arriving(shape, training.adapter))]
     buckets = fill_up_to(trained, _reduce_cap(training, settings))
     gather = Call(
         collective="all_gather",
@@ -286,8 +288,8 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
     ranks = layout.workers_per_node if hybrid else layout.workers
     trained = _unit(training.shape, training.adapter)
     base = _unit(training.shape, None) if training.lora else (0, 0)
-    outer, layer = (_padded(one + other, ranks) for one, other in zip(base, trained, strict=True))
-    gradients = [_padded(one, ranks) for one in (*[trained[1]] * layers, trained[0])]
+    outer, layer = (_padded(size + other, ranks) for size, other in zip(base, trained, strict=True))
+    gradients = [_padded(size, ranks) for size in (*[trained[1]] * layers, trained[0])]
     whole = strategy is Strategy.SHARD_GRAD_OP
     passes = 1 if whole else 3 if training.around else 2
     gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * passes]
@@ -309,7 +311,7 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
     across = msgspec.structs.replace(
         reduction, collective="all_reduce", reach=GroupScope.ACROSS, what="shares of gradients"
     )
-    shares = [one // ranks for one in gradients] if hybrid else []
+    shares = [gradient // ranks for gradient in gradients] if hybrid else []
     return [*_calls(gather, gathered), *_calls(reduction, gradients), *_calls(across, shares)], (_WRAPS_LAYERS,)
 
 
@@ -319,7 +321,7 @@ def _unit(shape: ModelShape, adapter: Adapter | None) -> tuple[int, int]:
 
 
 def _elements(gradients: Iterable[Gradient]) -> list[int]:
-    return [one.elements for one in gradients]
+    return [gradient.elements for gradient in gradients]
 
 
 def _reduce_cap(training: Training, settings: DeepSpeedConfig) -> int:
@@ -363,7 +365,7 @@ def arriving(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]
 
 def _layer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
     names = _trained(shape.linears, adapter)
-    linears = [one for name in names for one in _linear_gradients(shape, name, adapter)]
+    linears = [gradient for name in names for gradient in _linear_gradients(shape, name, adapter)]
     return (*linears, *_norms(shape, adapter))
 
 
@@ -386,20 +388,20 @@ def fill_past(elements: Iterable[int], caps: Sequence[int]) -> tuple[int, ...]:
         caps: of the first bucket, the second, ...; the last one applies to all that follow.
     """
     buckets = [0]
-    for one in elements:
+    for element in elements:
         if buckets[-1] >= caps[min(len(buckets), len(caps)) - 1]:
             buckets.append(0)
-        buckets[-1] += one
+        buckets[-1] += element
     return tuple(filter(None, buckets))
 
 
 def fill_up_to(elements: Iterable[int], cap: int) -> tuple[int, ...]:
     """Buckets of DeepSpeed: sent before a tensor that would not fit; a tensor above the cap is sent alone."""
     buckets = [0]
-    for one in elements:
-        if buckets[-1] and buckets[-1] + one > cap:
+    for element in elements:
+        if buckets[-1] and buckets[-1] + element > cap:
             buckets.append(0)
-        buckets[-1] += one
+        buckets[-1] += element
     return tuple(filter(None, buckets))
 
 
@@ -408,7 +410,8 @@ def _used_in_layer(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient
     names = _trained(shape.linears, adapter)
     cut = names.index("gate_proj") if "gate_proj" in names else len(names)
     attention, mlp = (
-        [one for name in part for one in _linear_gradients(shape, name, adapter)] for part in (names[:cut], names[cut:])
+        [gradient for name in part for gradient in _linear_gradients(shape, name, adapter)]
+        for part in (names[:cut], names[cut:])
     )
     return (*norms[:-1], *attention, *norms[-1:], *mlp)
 

@@ -101,14 +101,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return range(first, first + self.nproc)
 
 
-def choose_engine(job: Job, asked: str | None = None, accelerate: dict[str, Any] | None = None) -> Engine:
+def choose_engine(job: Job, engine: str | None = None, accelerate: dict[str, Any] | None = None) -> Engine:
     """The engine that was asked for, or the job's default: LLaMA-Factory for its YAML, torchrun for a script.
 
     Raises:
         UsageError: the engine is unknown, or cannot run such a job.
     """
     own = "llamafactory" if isinstance(job, LlamaFactoryJob) else "torchrun"
-    name = asked if asked is not None else own
+    name = engine if engine is not None else own
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"one of {', '.join(ENGINES)}")
     if name == "llamafactory" and isinstance(job, ScriptJob):

@@ -154,18 +154,18 @@ def mean_peak(gpu_names: Collection[str], dtype: str) -> tuple[float | None, str
         gpu_names: one per worker.
         dtype: `fp32`, `tf32`, `fp16` or `bf16`; peaks in other types are unknown.
     """
-    found, counts = dict[str, tuple[float, str]](), Counter(name.strip() for name in gpu_names)
+    peaks, counts = dict[str, tuple[float, str]](), Counter(name.strip() for name in gpu_names)
     for name in counts:
         peak = peak_of(name)
         tflops, source = peak.in_precision(dtype) if peak is not None else (None, "")
         if tflops is None:
             return None, f"the peak of {name} in {dtype} is unknown"
-        found[name] = tflops, source
-    if not found:
+        peaks[name] = tflops, source
+    if not peaks:
         return None, "no worker uses a GPU"
-    mean = sum(tflops * counts[name] for name, (tflops, _) in found.items()) / counts.total()
+    mean = sum(tflops * counts[name] for name, (tflops, _) in peaks.items()) / counts.total()
     mixed = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    source = f"mean of {mixed}" if len(found) > 1 else next(source for _, source in found.values())
+    source = f"mean of {mixed}" if len(peaks) > 1 else next(source for _, source in peaks.values())
     summed = "" if dtype == "fp32" else " with fp32 accumulation"
     return mean, f"{mean:g} TFLOP/s per GPU, dense {dtype}{summed} ({source})"
 

@@ -365,8 +365,8 @@ def with_same_threads(environment: JobEnvironment, cluster: Cluster, workers: Se
     torchrun sets OMP_NUM_THREADS to 1 if a node has several workers, and leaves it unset for one: the same worker
     would compute differently.
     """
-    said = _THREADS in environment.env or any(_THREADS in node.env for node in cluster.nodes)
-    if said or max(workers, default=1) == 1:
+    is_set = _THREADS in environment.env or any(_THREADS in node.env for node in cluster.nodes)
+    if is_set or max(workers, default=1) == 1:
         return environment
     return msgspec.structs.replace(environment, env=environment.env | {_THREADS: "1"})
 

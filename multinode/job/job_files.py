@@ -69,19 +69,19 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 def job_files(job: Job | Benchmark | None, code: CodeTree | None = None) -> JobFiles:
     """The files of a job but for those that are copied; none where there is no job, or none is known of."""
-    found = JobFiles()
+    files = JobFiles()
     if isinstance(job, LlamaFactoryJob):
-        found = _llamafactory_files(job)
+        files = _llamafactory_files(job)
     elif isinstance(job, ScriptJob) and job.argv and job.argv[0].endswith(".py"):
-        found = JobFiles(needed=job.argv[:1], compared=job.argv[:1])
+        files = JobFiles(needed=job.argv[:1], compared=job.argv[:1])
     if code is None:
-        return found
-    copied = _copied(found.needed, code)
+        return files
+    copied = _copied(files.needed, code)
     return msgspec.structs.replace(
-        found,
-        needed=tuple(path for path in found.needed if path not in copied),
-        compared=tuple(path for path in found.compared if path not in copied),
-        model=None if found.model in copied else found.model,
+        files,
+        needed=tuple(path for path in files.needed if path not in copied),
+        compared=tuple(path for path in files.compared if path not in copied),
+        model=None if files.model in copied else files.model,
     )
 
 
@@ -217,13 +217,15 @@ def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit
         if edits:
             raise _nothing_to_edit(path, written_out=named is not None)
         return job
-    found, text = _read_deepspeed(named, path)
+    path_text, text = _read_deepspeed(named, path)
     if not edits:
         return msgspec.structs.replace(job, deepspeed_text=text)
     from multinode.job.deepspeed import diff_deepspeed, edit_deepspeed
 
     edited = edit_deepspeed(text, edits)
-    return msgspec.structs.replace(job, deepspeed_text=edited, deepspeed_diff=diff_deepspeed(text, edited, str(found)))
+    return msgspec.structs.replace(
+        job, deepspeed_text=edited, deepspeed_diff=diff_deepspeed(text, edited, str(path_text))
+    )
 
 
 def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
@@ -241,16 +243,16 @@ def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
 def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
     """The JSON named by `deepspeed:`, relative to the working directory, as in LLaMA-Factory, or to the YAML."""
     candidates = [Path(named), path.parent / named]
-    found = next((candidate for candidate in candidates if _exists(candidate)), candidates[0])
+    chosen = next((candidate for candidate in candidates if _exists(candidate)), candidates[0])
     hint = f"`deepspeed:` in {path} names it; multinode looks for it here, then next to {path}"
-    text = read_text(found, "the DeepSpeed configuration", hint)
+    text = read_text(chosen, "the DeepSpeed configuration", hint)
     try:
         decode_json(text, dict)
     except msgspec.DecodeError as error:
-        raise JobError(f"{found} is not a JSON object: {error}", hint=hint) from None
+        raise JobError(f"{chosen} is not a JSON object: {error}", hint=hint) from None
     except RecursionError:
-        raise JobError(f"{found} is nested too deeply", hint=hint) from None
-    return found, text
+        raise JobError(f"{chosen} is nested too deeply", hint=hint) from None
+    return chosen, text
 
 
 def absent_files(paths: Iterable[str]) -> dict[str, str | None]:
@@ -381,5 +383,5 @@ def change_text(change: Change, comment: str) -> str:
     )
     written = msgspec.to_builtins(file)
     # A comment ends with its line.
-    said = " ".join(comment.split())
-    return f"# {said}\n{dump_yaml(written) if written else '{}' + chr(10)}"
+    text = " ".join(comment.split())
+    return f"# {text}\n{dump_yaml(written) if written else '{}' + chr(10)}"

@@ -123,10 +123,10 @@ def trained_matrices(shape: ModelShape, rank: int | None, targets: Collection[st
         targets: of an adapter, as for `lora_parameters`.
     """
     if rank is None:
-        layers = ((one.outputs, one.inputs, shape.layers) for one in shape.linears.values())
+        layers = ((linear.outputs, linear.inputs, shape.layers) for linear in shape.linears.values())
         return (*layers, (shape.vocabulary, shape.hidden, 1 if shape.tied else 2))
-    chosen = [one for name, one in shape.linears.items() if "all" in targets or name in targets]
-    pairs = (((rank, one.inputs, shape.layers), (one.outputs, rank, shape.layers)) for one in chosen)
+    chosen = [linear for name, linear in shape.linears.items() if "all" in targets or name in targets]
+    pairs = (((rank, linear.inputs, shape.layers), (linear.outputs, rank, shape.layers)) for linear in chosen)
     return tuple(matrix for pair in pairs for matrix in pair)
 
 

@@ -40,18 +40,18 @@ RENDEZVOUS_PORTS = range(20000, 30000)
 _CANDIDATES = 16
 
 
-def candidate_ports(run_id: str, asked: int | None) -> tuple[int, ...]:
+def candidate_ports(run_id: str, master_port: int | None) -> tuple[int, ...]:
     """Ports to try, in order: the one asked for, or those derived from the run id."""
-    if asked is not None:
-        return (asked,)
+    if master_port is not None:
+        return (master_port,)
     first = zlib.crc32(run_id.encode())
     return tuple(RENDEZVOUS_PORTS[(first + step) % len(RENDEZVOUS_PORTS)] for step in range(_CANDIDATES))
 
 
-def choose_master_port(run_id: str, asked: int | None, found: NodeFacts | None) -> int:
+def choose_master_port(run_id: str, master_port: int | None, facts: NodeFacts | None) -> int:
     """The first candidate that is free on node 0 by its facts; the first if none is."""
-    ports = candidate_ports(run_id, asked)
-    taken = found.port_users if found is not None else {}
+    ports = candidate_ports(run_id, master_port)
+    taken = facts.port_users if facts is not None else {}
     return next((port for port in ports if str(port) not in taken), ports[0])
 
 
@@ -142,9 +142,9 @@ def plan_launch(
         refuse_unequal(job, task.engine.accelerate, task.environment.env, cluster, workers)
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
-        found = facts.get(node.name)
-        home = found.home if found and found.home else "~"
-        known = _is_known(node, options.environment)
+        node_facts = facts.get(node.name)
+        home = node_facts.home if node_facts and node_facts.home else "~"
+        is_known = _is_known(node, options.environment)
         place = Place(
             node_rank=node_rank,
             workers=workers,
@@ -153,18 +153,18 @@ def plan_launch(
             ifname=endpoint.ifname,
             addr=endpoint.addr,
             ifnames=endpoint.ifnames,
-            hcas=_hcas(node, found),
+            hcas=_hcas(node, node_facts),
             devices=_devices(
-                node, found, None if task.engine.name == "exec" else workers[node_rank], options.environment.env
+                node, node_facts, None if task.engine.name == "exec" else workers[node_rank], options.environment.env
             ),
-            accelerator=accelerator_named(found.accelerator if found else None),
+            accelerator=accelerator_named(node_facts.accelerator if node_facts else None),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
             code_dir=task.code.place(run_id, home) if task.code is not None else None,
             agent=f"{home}/{options.agent}" if options.agent else None,
-            python=(found.python if found and found.python else node.python) if known else None,
-            packages=found.packages if found and known else None,
+            python=(node_facts.python if node_facts and node_facts.python else node.python) if is_known else None,
+            packages=node_facts.packages if node_facts and is_known else None,
         )
-        nodes.append(_plan_node(node, place, endpoint, task, found))
+        nodes.append(_plan_node(node, place, endpoint, task, node_facts))
     return LaunchPlan(
         run_id=run_id,
         engine=task.engine.name,
@@ -197,7 +197,7 @@ def _trace_window(options: LaunchOptions, nodes: Sequence[NodePlan]) -> TraceWin
     return TraceWindow(steps=options.trace_steps, ranks=options.trace_ranks or tuple(node.ranks[0] for node in nodes))
 
 
-def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> tuple[int, ...]:
+def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_per_node: int | None) -> tuple[int, ...]:
     """Workers of each node, in order: the number asked for, or its slots, or its GPUs, or one.
 
     Raises:
@@ -205,15 +205,15 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: in
     """
     slots = {node.name: _slots(node, facts.get(node.name)) for node in cluster.nodes}
     fewest = min(slots.values())
-    if asked is not None:
+    if workers_per_node is not None:
         for node in cluster.nodes:
-            if slots[node.name] < asked and (node.slots is not None or node.gpus is not None):
+            if slots[node.name] < workers_per_node and (node.slots is not None or node.gpus is not None):
                 raise UsageError(
-                    f"{asked} workers are requested, but it has {slots[node.name]} slots",
+                    f"{workers_per_node} workers are requested, but it has {slots[node.name]} slots",
                     node=node.name,
                     hint=f"use --workers-per-node {fewest}, or raise slots= or gpus= in the hostfile",
                 )
-        return (asked,) * len(cluster.nodes)
+        return (workers_per_node,) * len(cluster.nodes)
     return tuple(slots.values())
 
 
@@ -245,8 +245,8 @@ def _check_workers(
             hint="use a hostfile with two nodes, or --workers-per-node 2",
         )
     for node, nproc in zip(cluster.nodes, workers, strict=True):
-        found = facts.get(node.name)
-        gpus = len(node.gpus) if node.gpus is not None else len(found.visible_gpus) if found else 0
+        node_facts = facts.get(node.name)
+        gpus = len(node.gpus) if node.gpus is not None else len(node_facts.visible_gpus) if node_facts else 0
         # A check reports a node without GPUs, with the reason.
         if gpus and gpus < nproc and test.backend != "gloo":
             raise UsageError(
@@ -256,12 +256,12 @@ def _check_workers(
             )
 
 
-def _slots(node: Node, found: NodeFacts | None) -> int:
+def _slots(node: Node, facts: NodeFacts | None) -> int:
     if node.slots is not None:
         return node.slots
     if node.gpus is not None:
         return len(node.gpus)
-    return len(found.visible_gpus) or 1 if found else 1
+    return len(facts.visible_gpus) or 1 if facts else 1
 
 
 def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, workers: Sequence[int]) -> _Task:
@@ -295,8 +295,8 @@ def _lever_notes(task: _Task, options: LaunchOptions, cluster: Cluster, workers:
         source = f", as measured in run {task.balance.run_id}" if task.balance.run_id is not None else ""
         shares = step_shares(task.job, task.speeds)
         firsts = [sum(workers[:place]) for place in range(len(workers))]
-        told = [f"{shares[first]:d}" if shares is not None else f"{task.speeds[first]:.3g}" for first in firsts]
-        each = ", ".join(f"{node.name} {count}" for node, count in zip(cluster.nodes, told, strict=True))
+        shares_text = [f"{shares[first]:d}" if shares is not None else f"{task.speeds[first]:.3g}" for first in firsts]
+        each = ", ".join(f"{node.name} {count}" for node, count in zip(cluster.nodes, shares_text, strict=True))
         per_step = "samples per step and worker" if shares is not None else "samples of a worker in proportion"
         yield f"{per_step}: {each} ({task.balance.option}{source})"
 
@@ -305,15 +305,15 @@ def _is_known(node: Node, environment: JobEnvironment) -> bool:
     return environment.prelude is None or node.python is not None
 
 
-def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found: NodeFacts | None) -> NodePlan:
-    cwd = found.cwd if found and found.cwd else node.workdir
+def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, facts: NodeFacts | None) -> NodePlan:
+    cwd = facts.cwd if facts and facts.cwd else node.workdir
     command = _command(task, place, node.env | task.environment.env, place.code_dir or cwd)
-    there = {path.path for path in found.paths if path.kind != "missing"} if found else set[str]()
+    there = {path.path for path in facts.paths if path.kind != "missing"} if facts else set[str]()
     outside = {}
     if task.code is not None and isinstance(task.job, LlamaFactoryJob):
         outside = outside_code(task.job, task.code, cwd or "~", there)
     if task.nccl_inspector:
-        command = msgspec.structs.replace(command, env=_inspector_environment(node, place, found) | command.env)
+        command = msgspec.structs.replace(command, env=_inspector_environment(node, place, facts) | command.env)
     return NodePlan(
         node=node.name,
         node_rank=place.node_rank,
@@ -322,17 +322,17 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
         ifname=endpoint.ifname,
         link_gbit_per_s=endpoint.link_gbit_per_s,
         ifnames=endpoint.ifnames,
-        gpus=_gpu_ids(command.env.get(place.accelerator.visible[0]), place.nproc, found),
+        gpus=_gpu_ids(command.env.get(place.accelerator.visible[0]), place.nproc, facts),
         run_dir=place.run_dir,
         command=command,
         files=_job_files(task.job, place, outside) + engine_files(task.engine, place),
-        assumed=endpoint.assumed + _assumed(node, found, task),
+        assumed=endpoint.assumed + _assumed(node, facts, task),
         output_cwd=cwd if task.code is not None and isinstance(task.job, LlamaFactoryJob) else None,
     )
 
 
-def _hcas(node: Node, found: NodeFacts | None) -> tuple[str, ...]:
-    accelerator = accelerator_named(found.accelerator if found else None)
+def _hcas(node: Node, facts: NodeFacts | None) -> tuple[str, ...]:
+    accelerator = accelerator_named(facts.accelerator if facts else None)
     if node.hcas and accelerator.backend != "nccl":
         raise UsageError(
             f"hca= is for NCCL, but the node's workers use {accelerator.backend}",
@@ -342,34 +342,34 @@ def _hcas(node: Node, found: NodeFacts | None) -> tuple[str, ...]:
     return node.hcas
 
 
-def _devices(node: Node, found: NodeFacts | None, count: int | None, env: dict[str, str]) -> tuple[str, ...] | None:
+def _devices(node: Node, facts: NodeFacts | None, count: int | None, env: dict[str, str]) -> tuple[str, ...] | None:
     """The node's GPUs for `count` workers (all for None), among those that its sessions see.
 
     By number, which every program accepts: DeepSpeed from 0.18.9 on reads only integers (`_get_nvml_gpu_id` of its
     CUDA accelerator). By UUID if numbers could mean other devices than in nvidia-smi.
     """
-    known = found.gpus if found else ()
+    gpus = facts.gpus if facts else ()
     if node.gpus is not None:
-        by_index = {gpu.index: gpu for gpu in known}
+        by_index = {gpu.index: gpu for gpu in gpus}
         if not all(index in by_index for index in node.gpus):
             return tuple(map(str, node.gpus[:count]))
         chosen = tuple(by_index[index] for index in node.gpus)
     else:
-        chosen = found.visible_gpus if found else ()
+        chosen = facts.visible_gpus if facts else ()
     if not chosen or (count is not None and len(chosen) < count):
         return None
-    accelerator = accelerator_named(found.accelerator if found else None)
+    accelerator = accelerator_named(facts.accelerator if facts else None)
     uuids = [gpu.uuid for gpu in chosen[:count] if gpu.uuid is not None]
     if accelerator.by_uuid and not accelerator.counts_alike(node.env | env) and len(uuids) == len(chosen[:count]):
         return tuple(uuids)
     return tuple(str(gpu.index) for gpu in chosen[:count])
 
 
-def _gpu_ids(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int, ...] | None:
+def _gpu_ids(visible: str | None, nproc: int, facts: NodeFacts | None) -> tuple[int, ...] | None:
     if visible is None:
-        return tuple(gpu.index for gpu in found.visible_gpus[:nproc]) or None if found else None
-    if found is not None and found.gpus:
-        return tuple(gpu.index for gpu in select_gpus(visible, found.gpus)[:nproc]) or None
+        return tuple(gpu.index for gpu in facts.visible_gpus[:nproc]) or None if facts else None
+    if facts is not None and facts.gpus:
+        return tuple(gpu.index for gpu in select_gpus(visible, facts.gpus)[:nproc]) or None
     names = visible.split(",")[:nproc]
     return tuple(map(int, names)) if all(name.isascii() and name.isdigit() for name in names) else None
 
@@ -415,19 +415,19 @@ def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str]) -> t
     )
 
 
-def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...]:
+def _assumed(node: Node, facts: NodeFacts | None, task: _Task) -> tuple[str, ...]:
     assumed = []
-    if found is None:
+    if facts is None:
         assumed.append("home: ~ is the user's home directory on the node")
         if node.workdir is None:
             assumed.append("workdir: this directory if the node has it, otherwise the home directory")
-    if found is None and task.nccl_inspector and _PLUGIN not in node.env:
+    if facts is None and task.nccl_inspector and _PLUGIN not in node.env:
         assumed.append(f"{_PLUGIN}: only the plugin's name; a launch finds its path on the node")
     if not _is_known(node, task.environment):
         assumed.append("python: python3 on the PATH that the setup leaves; its packages are not checked")
-    elif node.python is None and found is None:
+    elif node.python is None and facts is None:
         assumed.append("python: the first python3 on PATH; set python= in the hostfile to choose")
-    if found is None and task.engine.name == "llamafactory":
+    if facts is None and task.engine.name == "llamafactory":
         assumed.append("versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1")
     return tuple(assumed)
 
@@ -439,20 +439,20 @@ _PLUGIN_SINCE = (2, 28)
 _WRITE_EVERY_US = 500_000
 
 
-def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) -> dict[str, str]:
+def _inspector_environment(node: Node, place: Place, facts: NodeFacts | None) -> dict[str, str]:
     """Variables that make NCCL load its Inspector plugin and write to the run's directory; the user's own win."""
     given = node.env.get(_PLUGIN)
-    if found is not None:
-        if place.accelerator.backend != "nccl" or not found.gpus:
+    if facts is not None:
+        if place.accelerator.backend != "nccl" or not facts.gpus:
             raise UsageError("--nccl-inspector needs NCCL, which the node's workers do not use", node=node.name)
-        version = tuple(map(int, re.findall(r"\d+", found.nccl_version or "")[:2]))
+        version = tuple(map(int, re.findall(r"\d+", facts.nccl_version or "")[:2]))
         if version and version < _PLUGIN_SINCE:
             raise UsageError(
-                f"NCCL {found.nccl_version} has no Inspector plugin; it needs 2.28 or newer",
+                f"NCCL {facts.nccl_version} has no Inspector plugin; it needs 2.28 or newer",
                 node=node.name,
                 hint="install a torch with NCCL 2.28 or newer, or remove --nccl-inspector",
             )
-        if given is None and found.nccl_inspector is None:
+        if given is None and facts.nccl_inspector is None:
             raise UsageError(
                 "NCCL's Inspector plugin (libnccl-profiler-inspector.so) was not found",
                 node=node.name,
@@ -462,7 +462,7 @@ def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) ->
                 ),
             )
     return {
-        _PLUGIN: given or (found.nccl_inspector if found and found.nccl_inspector else "libnccl-profiler-inspector.so"),
+        _PLUGIN: given or (facts.nccl_inspector if facts and facts.nccl_inspector else "libnccl-profiler-inspector.so"),
         "NCCL_INSPECTOR_ENABLE": "1",
         "NCCL_INSPECTOR_DUMP_DIR": f"{place.run_dir}/nccl-inspector",
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": str(_WRITE_EVERY_US),

@@ -225,15 +225,15 @@ _NOT_DDP = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
 
 def power_sgd_rank(kind: str) -> int | None:
     """The rank in `powersgd[:RANK[:START]]`; None for other compressions."""
-    found = _POWER_SGD.fullmatch(kind)
-    return None if found is None else int(found[1] or _USUAL_RANK)
+    match = _POWER_SGD.fullmatch(kind)
+    return None if match is None else int(match[1] or _USUAL_RANK)
 
 
 def _refuse_compression(kind: str, sender: str | None, options: LaunchOptions) -> None:
     option = f"--grad-compress {kind}"
     if kind not in _KINDS and power_sgd_rank(kind) is None:
-        known = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
-        raise UsageError(f"{option}: unknown compression", hint=known)
+        kinds = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
+        raise UsageError(f"{option}: unknown compression", hint=kinds)
     hint = "remove --no-profile; the records also show whether gradients were compressed"
     _require_instrumentation(option, options, hint=hint)
     _require_ddp(

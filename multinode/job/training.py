@@ -174,10 +174,10 @@ def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strateg
         return STAGES[settings.stage]
     if not fsdp:
         return Strategy.DDP
-    found = named_fsdp(fsdp)
-    if found is None:
+    strategy = named_fsdp(fsdp)
+    if strategy is None:
         raise _unknown(job, "fsdp")
-    return found
+    return strategy
 
 
 def named_fsdp(fsdp: object) -> Strategy | None:
@@ -188,16 +188,16 @@ def named_fsdp(fsdp: object) -> Strategy | None:
 
 def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
     """The job with the FSDP settings of accelerate's configuration added, in the Trainer's keys. For reading only."""
-    told = accelerate.get("fsdp_config")
+    settings = accelerate.get("fsdp_config")
     if not isinstance(job, LlamaFactoryJob) or accelerate.get("distributed_type") != "FSDP":
         return job
-    told = told if isinstance(told, dict) else {}
-    version = _fsdp_version(told)
-    strategy = str(told.get("fsdp_sharding_strategy", _SHARDING[0])).upper()
+    settings = settings if isinstance(settings, dict) else {}
+    version = _fsdp_version(settings)
+    strategy = str(settings.get("fsdp_sharding_strategy", _SHARDING[0])).upper()
     if strategy.isdigit():
         strategy = _SHARDING[min(int(strategy), len(_SHARDING)) - 1]
     if version != 1:
-        strategy = "SHARD_GRAD_OP" if told.get("fsdp_reshard_after_forward") is False else "FULL_SHARD"
+        strategy = "SHARD_GRAD_OP" if settings.get("fsdp_reshard_after_forward") is False else "FULL_SHARD"
     # Its launcher passes the strategy in the environment.
     config = {"version": version, "sharding_strategy": strategy}
     fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": config}
@@ -225,8 +225,8 @@ def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | Non
 
 
 def _fsdp_version(config: object) -> int:
-    told = (config.get("version") or config.get("fsdp_version")) if isinstance(config, dict) else None
-    return 2 if str(told) == "2" else 1
+    version = (config.get("version") or config.get("fsdp_version")) if isinstance(config, dict) else None
+    return 2 if str(version) == "2" else 1
 
 
 def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:
@@ -291,9 +291,9 @@ def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSp
 
 
 def _unknown(job: LlamaFactoryJob, key: str) -> JobError:
-    said = f"{key}: {job.config[key]}" if key in job.config else key
+    setting = f"{key}: {job.config[key]}" if key in job.config else key
     return JobError(
-        f"{job.config_path}: the compute and traffic of a training with {said} are unknown", hint=_MEASURE_SIZES
+        f"{job.config_path}: the compute and traffic of a training with {setting} are unknown", hint=_MEASURE_SIZES
     )
 
 

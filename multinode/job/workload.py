@@ -77,9 +77,9 @@ class FullRun(msgspec.Struct, frozen=True, kw_only=True):
     epochs: float | None = None  # passes over the data, if the job sets them
 
     @classmethod
-    def first_of(cls, told: Iterable[FullRun]) -> FullRun:
+    def first_of(cls, full_runs: Iterable[FullRun]) -> FullRun:
         """The first that sets one of the two."""
-        return next((one for one in told if one != cls()), cls())
+        return next((full_run for full_run in full_runs if full_run != cls()), cls())
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ def differing_setting(ours: JobSettings, theirs: JobSettings) -> str:
 
 def global_batch(settings: JobSettings, world_size: int | None) -> int | None:
     """Samples per optimizer step over all workers; None if a factor is unknown."""
-    parts = [plausible_count(one) for one in (settings.per_device_batch, settings.accumulation, world_size)]
+    parts = [plausible_count(count) for count in (settings.per_device_batch, settings.accumulation, world_size)]
     product = 1
     for part in parts:
         if not part:
@@ -176,8 +176,8 @@ def read_work(
 
     training = read_training(job, model, transformers)
     calls, _ = engine_calls(job, training, layout)
-    known = {training.strategy: tuple(calls)} if calls else {}
-    return Work(strategy=training.strategy, load=training.load, calls=known)
+    calls_by_strategy = {training.strategy: tuple(calls)} if calls else {}
+    return Work(strategy=training.strategy, load=training.load, calls=calls_by_strategy)
 
 
 def _packs(config: Mapping[str, Any], stage: str | None) -> bool:
@@ -202,18 +202,20 @@ def _full_run(job: LlamaFactoryJob) -> FullRun:
 
 def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
     try:
-        found = parse_yaml(job.text)
+        config = parse_yaml(job.text)
     except YamlError:
         return None
-    return found if isinstance(found, dict) else None
+    return config if isinstance(config, dict) else None
 
 
 def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
     if job.config.get("deepspeed") is not None:
         from multinode.job.deepspeed import parse_deepspeed
 
-        found = parse_deepspeed(job.deepspeed_text)
-        return (str(_DEEPSPEED_NAMES[found.stage]), found.overlap_comm) if found is not None else (None, None)
+        deepspeed = parse_deepspeed(job.deepspeed_text)
+        return (
+            (str(_DEEPSPEED_NAMES[deepspeed.stage]), deepspeed.overlap_comm) if deepspeed is not None else (None, None)
+        )
     fsdp = job.config.get("fsdp")
     if not fsdp:
         return str(Strategy.DDP), True

@@ -78,11 +78,11 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Everything there is, one by one: `namespaces mn-node0, mn-switch; processes 4711`."""
-        return "; ".join(f"{kind} {', '.join(map(str, found))}" for kind, found in self._kinds() if found)
+        return "; ".join(f"{kind} {', '.join(map(str, remains))}" for kind, remains in self._kinds() if remains)
 
     def count(self) -> str:
         """How much there is: `namespaces: 3, processes: 4`."""
-        return ", ".join(f"{kind}: {len(found)}" for kind, found in self._kinds() if found)
+        return ", ".join(f"{kind}: {len(remains)}" for kind, remains in self._kinds() if remains)
 
     def _kinds(self) -> Iterator[tuple[str, tuple[object, ...]]]:
         for kind in self.__struct_fields__:
@@ -92,7 +92,7 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
 def find_remains(former: frozenset[NamespaceId] = frozenset()) -> Remains:
     """Look for a lab, whole or in parts; `former` are namespaces whose names are gone already."""
     names = _namespaces()
-    ids = {found for name in names if (found := namespace_id(_NETNS_DIR / name)) is not None}
+    ids = {number for name in names if (number := namespace_id(_NETNS_DIR / name)) is not None}
     return Remains(
         namespaces=tuple(names),
         processes=tuple(processes_of_lab(ids | former)),
@@ -109,17 +109,17 @@ def sweep() -> Remains:
     Raises:
         MultinodeError: something is left.
     """
-    found = find_remains()
-    former = frozenset(one for name in found.namespaces if (one := namespace_id(_NETNS_DIR / name)) is not None)
+    remains = find_remains()
+    former = frozenset(number for name in remains.namespaces if (number := namespace_id(_NETNS_DIR / name)) is not None)
     _kill(former)
-    for group in found.cgroups:
+    for group in remains.cgroups:
         remove_group(Path(group))
-    if found.interfaces:
+    if remains.interfaces:
         run_program(["ip", "link", "del", CONTROLLER_IFNAME])
-    for name in found.namespaces:
+    for name in remains.namespaces:
         run_program(["ip", "netns", "del", name])
     _forget_netns_dir()
-    for place in reversed(found.mounts):
+    for place in reversed(remains.mounts):
         run_program(["umount", "--lazy", place])
     if STATE_DIR.exists():
         shutil.rmtree(STATE_DIR)
@@ -130,15 +130,15 @@ def sweep() -> Remains:
         raise MultinodeError(
             (f"the lab was not removed completely: {left.describe()}"), hint="run again: multinode lab down"
         )
-    return found
+    return remains
 
 
 def find_groups(node: str | None = None) -> list[Path]:
     """The control groups of our lab's nodes, or of this one, in all trees; their names say whose they are."""
     name = re.compile(rf"mn-{node or 'node[0-9]+'}-{our_mark()}")
     places = {mount.place for mount in read_mounts() if mount.filesystem in {"cgroup", "cgroup2"}}
-    found = (Path(place, entry) for place in sorted(places) for entry in list_names(place) if name.fullmatch(entry))
-    return [path for path in found if (path / "cgroup.procs").exists()]
+    paths = (Path(place, entry) for place in sorted(places) for entry in list_names(place) if name.fullmatch(entry))
+    return [path for path in paths if (path / "cgroup.procs").exists()]
 
 
 def our_mark() -> int:
@@ -303,7 +303,7 @@ def require_idle(cluster: Cluster) -> None:
 
 def describe_runs(runs: Mapping[str, str]) -> str:
     """Runs in one sentence: whose they are."""
-    return format_list([f"{run} {told}" for run, told in runs.items()], 4)
+    return format_list([f"{run} {trouble}" for run, trouble in runs.items()], 4)
 
 
 def require_lab() -> Lab:

@@ -156,7 +156,7 @@ def measure_links(lab: Lab) -> Iterator[LinkSpeed]:
         for source, target in ((first, other), (other, first)):
             speed = measure_stream(source, target)
             if speed.is_slow:
-                speed = max(speed, measure_stream(source, target), key=lambda one: one.goodput_gbit_per_s)
+                speed = max(speed, measure_stream(source, target), key=lambda stream: stream.goodput_gbit_per_s)
             yield speed
 
 
@@ -169,10 +169,10 @@ def measure_stream(source: LabNode, target: LabNode) -> LinkSpeed:
         NodeFailed: no connection came about.
     """
     rate = min((node.rate_gbit_per_s for node in (source, target) if node.rate_gbit_per_s is not None), default=None)
-    found = _stream(source, target)
-    if found["error"] is not None or not found["time_s"]:
+    stream = _stream(source, target)
+    if stream["error"] is not None or not stream["time_s"]:
         raise NodeFailed(
-            f"no stream from {source.name} to {target.addr}: {found['error'] or 'nothing arrived'}",
+            f"no stream from {source.name} to {target.addr}: {stream['error'] or 'nothing arrived'}",
             node=target.name,
             hint="restart the lab: multinode lab down",
         )
@@ -181,7 +181,7 @@ def measure_stream(source: LabNode, target: LabNode) -> LinkSpeed:
         target=target.name,
         rate_gbit_per_s=rate,
         expected_gbit_per_s=None if rate is None else goodput_gb_per_s(rate) * BITS_PER_BYTE,
-        goodput_gbit_per_s=found["size_bytes"] * BITS_PER_BYTE / found["time_s"] / 1e9,
+        goodput_gbit_per_s=stream["size_bytes"] * BITS_PER_BYTE / stream["time_s"] / 1e9,
     )
 
 

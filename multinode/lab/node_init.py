@@ -98,9 +98,9 @@ def start(config: dict[str, Any]) -> int:
         run_node(config, writer)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        said = pipe.read()
-    if said != "ready":
-        raise OSError(said or "process 1 of the node died")
+        words = pipe.read()
+    if words != "ready":
+        raise OSError(words or "process 1 of the node died")
     return pid
 
 
@@ -263,7 +263,7 @@ def mount(source: str | Path, target: str | Path, kind: str | None, flags: int =
     _check(_LIBC.mount(*data, ctypes.c_ulong(flags), options.encode() or None), f"mount {kind or 'bind'} at {target}")
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, call: str) -> None:
     if result != 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{call}: {os.strerror(code)}")

@@ -310,8 +310,8 @@ def namespace_id(path: Path) -> NamespaceId | None:
 
 def process_ref(pid: int) -> ProcessRef | None:
     """This process and when it started; None when it is gone or has ended."""
-    found = find_process(pid)
-    return ProcessRef(pid=pid, start_ticks=found.start_ticks) if found is not None and found.alive else None
+    process = find_process(pid)
+    return ProcessRef(pid=pid, start_ticks=process.start_ticks) if process is not None and process.alive else None
 
 
 def is_alive(process: ProcessRef) -> bool:
@@ -321,9 +321,11 @@ def is_alive(process: ProcessRef) -> bool:
 
 def children_of(parents: Collection[int], name: str) -> dict[int, ProcessRef]:
     """For each of these processes that has one, a child of this name."""
-    children = (one for one in psutil.process_iter(["ppid", "name"]) if one.info["name"] == name)
-    found = {one.info["ppid"]: process_ref(one.pid) for one in children if one.info["ppid"] in parents}
-    return {parent: child for parent, child in found.items() if child is not None}
+    children = (process for process in psutil.process_iter(["ppid", "name"]) if process.info["name"] == name)
+    children_by_parent = {
+        process.info["ppid"]: process_ref(process.pid) for process in children if process.info["ppid"] in parents
+    }
+    return {parent: child for parent, child in children_by_parent.items() if child is not None}
 
 
 def processes_of_lab(network_namespaces: Collection[NamespaceId]) -> list[int]:
@@ -471,6 +473,6 @@ def _has_capabilities() -> bool:
 
 def _has_overlay() -> bool:
     # The module is loaded by the first mount; what can be loaded is listed below /sys/module or /lib/modules.
-    known = Path("/proc/filesystems").read_text().split()
+    filesystems = Path("/proc/filesystems").read_text().split()
     modules = Path("/lib/modules") / os.uname().release
-    return "overlay" in known or any(modules.glob("kernel/fs/overlayfs/*"))
+    return "overlay" in filesystems or any(modules.glob("kernel/fs/overlayfs/*"))

@@ -87,8 +87,8 @@ def read_averaging(sync_every: int | None, diloco: str | None, sync_dtype: str |
 def _read_diloco(text: str, dtype: str | None) -> Averaging:
     every, *rest = text.split(":")
     outer_lr, momentum = (float(word) for word in (*rest, *map(str, (_OUTER_LR, _MOMENTUM)[len(rest) :])))
-    known = math.isfinite(outer_lr) and outer_lr > 0 and 0 <= momentum < 1 and 1 <= int(every) <= _MOST_STEPS
-    if not known or not every.isascii():
+    is_valid = math.isfinite(outer_lr) and outer_lr > 0 and 0 <= momentum < 1 and 1 <= int(every) <= _MOST_STEPS
+    if not is_valid or not every.isascii():
         raise ValueError(text)
     return Averaging(every=int(every), dtype=dtype, outer_lr=outer_lr, momentum=momentum)
 

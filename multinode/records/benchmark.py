@@ -117,18 +117,18 @@ def in_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
     )
 
 
-def check_choice(what: str, asked: str, known: Sequence[str]) -> str:
+def check_choice(noun: str, choice: str, choices: Sequence[str]) -> str:
     """Return the choice.
 
     Raises:
         UsageError: it is not among the known ones.
     """
-    if asked in known:
-        return asked
-    hint = f"one of {', '.join(known)}"
-    if what != "collective" and asked in COLLECTIVES:
-        hint += f"; give a collective without an option: multinode nccl-test {asked}"
-    raise UsageError(f"unknown {what} {asked!r}", hint=hint)
+    if choice in choices:
+        return choice
+    hint = f"one of {', '.join(choices)}"
+    if noun != "collective" and choice in COLLECTIVES:
+        hint += f"; give a collective without an option: multinode nccl-test {choice}"
+    raise UsageError(f"unknown {noun} {choice!r}", hint=hint)
 
 
 def time_left_s(test: CollectiveTest, done: int, time_us: float) -> float:

@@ -61,7 +61,7 @@ T = TypeVar("T")
 MAX_BYTES = 16 << 20
 
 
-def read_text(path: Path, what: str, hint: str | None = None) -> str:
+def read_text(path: Path, noun: str, hint: str | None = None) -> str:
     """The file's text; `what` names its role in the message.
 
     Raises:
@@ -69,21 +69,21 @@ def read_text(path: Path, what: str, hint: str | None = None) -> str:
     """
     try:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{what} {path} is too large", hint=hint)
+            raise UsageError(f"{noun} {path} is too large", hint=hint)
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"{what} {path} does not exist", hint=hint) from None
+        raise UsageError(f"{noun} {path} does not exist", hint=hint) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{what} {path} is not UTF-8 text", hint="save it as UTF-8") from None
+        raise UsageError(f"{noun} {path} is not UTF-8 text", hint="save it as UTF-8") from None
     except ValueError:  # a NUL, which a quoted string of a YAML can hold
-        raise UsageError(f"{what} {str(path)!r} is not a valid path", hint=hint) from None
+        raise UsageError(f"{noun} {str(path)!r} is not a valid path", hint=hint) from None
     except OSError as error:
-        raise UsageError(f"{what} {path} cannot be read: {error.strerror}", hint=hint) from None
+        raise UsageError(f"{noun} {path} cannot be read: {error.strerror}", hint=hint) from None
 
 
-def load_yaml(path: Path, what: str, kind: type[T], hint: str) -> T:
+def load_yaml(path: Path, noun: str, kind: type[T], hint: str) -> T:
     """A YAML file as `kind`, strict about every key."""
-    return decode_yaml(read_text(path, what, hint), kind, path, hint)
+    return decode_yaml(read_text(path, noun, hint), kind, path, hint)
 
 
 def write_new_text(path: Path, text: str) -> None:

@@ -55,8 +55,8 @@ _COMMENTS = ("#", ";")
 def is_inventory(text: str) -> bool:
     """Whether a text is an Ansible inventory with groups, and not a hostfile."""
     lines = [line.strip() for line in text.split("\n")]
-    said = [line for line in lines if line and not line.startswith(_COMMENTS)]
-    return bool(said) and (_KEYS.match(said[0]) is not None or any(_SECTION.fullmatch(line) for line in said))
+    entries = [line for line in lines if line and not line.startswith(_COMMENTS)]
+    return bool(entries) and (_KEYS.match(entries[0]) is not None or any(_SECTION.fullmatch(line) for line in entries))
 
 
 def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
@@ -102,7 +102,7 @@ def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> 
     from multinode.transport.slurm import read_allocation
 
     in_slurm = read_allocation(environ)
-    found = (
+    scheduled = (
         ("Slurm", *in_slurm)
         if in_slurm is not None
         else scheduled_hostfile(
@@ -111,13 +111,13 @@ def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> 
             lambda path: read_text(Path(path), "the scheduler's list of nodes", _HINT),
         )
     )
-    if found is None:
+    if scheduled is None:
         raise UsageError(
             "--hosts auto: no scheduler gave nodes to this shell: SLURM_JOB_ID, DSTACK_NODES_IPS, "
             f"SKYPILOT_NODE_IPS, PBS_NODEFILE and OAR_NODEFILE are not set, and there is no {MPI_HOSTFILE}",
             hint="in Slurm: salloc -N2 multinode ..., or: multinode submit -N2 -- launch ...",
         )
-    scheduler, cluster, text = found
+    scheduler, cluster, text = scheduled
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     more = [f"... and {len(lines) - _SHOWN_NODES} more"] if len(lines) > _SHOWN_NODES else []
     note("\n  ".join([f"hostfile from {scheduler}:", *lines[:_SHOWN_NODES], *more]))
@@ -263,8 +263,8 @@ def copy_example(folder: Path) -> tuple[Path, ...]:
     for part in _PARTS:
         if (folder / part).exists():
             raise UsageError(f"{folder / part} already exists", hint="choose another directory: -o DIR")
-    found = [path for part in _PARTS for path in (source / part, *(source / part).rglob("*")) if path.is_file()]
-    names = sorted(path.relative_to(source) for path in found if "__pycache__" not in path.parts)
+    paths = [path for part in _PARTS for path in (source / part, *(source / part).rglob("*")) if path.is_file()]
+    names = sorted(path.relative_to(source) for path in paths if "__pycache__" not in path.parts)
     try:
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
         beside_us = self.beside_us(host_waits=host_waits)
         if not self.ddp or beside_us is None:
             return None
-        return sum(max(0.0, one.comm_us - one.overlap_us) for one in self.ddp) + beside_us
+        return sum(max(0.0, worker.comm_us - worker.overlap_us) for worker in self.ddp) + beside_us
 
     def beside_us(self, *, host_waits: bool) -> float | None:
         """The part in calls beside DDP's reducer; None if they were not timed.
@@ -109,20 +109,20 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(sample, StepSample):
             begins_anew = self.last_step is not None and sample.step <= self.last_step
             before = RecentSteps(last_step=sample.step, steps={} if begins_anew else self.steps)
-        known = {**before.steps, sample.step: before.steps.get(sample.step, StepRecords()).with_sample(sample)}
-        return msgspec.structs.replace(before, steps={number: known[number] for number in sorted(known)[-_KEPT_STEPS:]})
+        steps = {**before.steps, sample.step: before.steps.get(sample.step, StepRecords()).with_sample(sample)}
+        return msgspec.structs.replace(before, steps={number: steps[number] for number in sorted(steps)[-_KEPT_STEPS:]})
 
     def exposed_share(self, *, host_waits: bool) -> float | None:
         """Exposed communication over step time, from the best source available; None without one."""
-        phases = [one.step.phases_us or {} for one in self.steps.values() if one.step is not None]
+        phases = [step.step.phases_us or {} for step in self.steps.values() if step.step is not None]
         sources = ("ddp", "device", "host") if any("comm" in phase for phase in phases) else ("ddp", "device")
         for source in sources:
             both = [
-                (exposed_us, one.step.step_time_us)
-                for one in self.steps.values()
-                if one.step is not None
-                and one.step.step_time_us is not None
-                and (exposed_us := one.exposed_us(source, host_waits=host_waits)) is not None
+                (exposed_us, step.step.step_time_us)
+                for step in self.steps.values()
+                if step.step is not None
+                and step.step.step_time_us is not None
+                and (exposed_us := step.exposed_us(source, host_waits=host_waits)) is not None
             ][-RECENT_STEPS:]
             if both:
                 return min(1.0, sum(exposed_us for exposed_us, _ in both) / sum(took_us for _, took_us in both))
@@ -132,9 +132,9 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
     def tokens_and_time(self) -> tuple[int, float]:
         """Tokens of the recent steps that record them, and their time in microseconds."""
         both = [
-            (one.step.tokens, one.step.step_time_us)
-            for one in self.steps.values()
-            if one.step is not None and one.step.tokens is not None and one.step.step_time_us is not None
+            (step.step.tokens, step.step.step_time_us)
+            for step in self.steps.values()
+            if step.step is not None and step.step.tokens is not None and step.step.step_time_us is not None
         ][-RECENT_STEPS:]
         return sum(tokens for tokens, _ in both), sum(took_us for _, took_us in both)
 
@@ -221,8 +221,8 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tgs(self) -> float | None:
         """Tokens per second and worker, including padding, over the recent steps."""
-        told = [worker.tokens_and_time for worker in self.workers.values()]
-        tokens, took_us = (sum(numbers) for numbers in zip(*told, strict=True)) if told else (0, 0.0)
+        rates = [worker.tokens_and_time for worker in self.workers.values()]
+        tokens, took_us = (sum(numbers) for numbers in zip(*rates, strict=True)) if rates else (0, 0.0)
         return tokens / took_us * 1e6 if tokens and took_us > 0 else None
 
     @property
@@ -435,8 +435,8 @@ def _with_device(devices: Mapping[_Key, _Device], key: _Key, device: _Device) ->
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return statistics.fmean(known_values) if known_values else None
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

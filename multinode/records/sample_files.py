@@ -82,9 +82,9 @@ class EvenStretches:
         sizes = {path: path.stat().st_size for path in paths}
         self._share = min(1.0, most_bytes / max(1, sum(sizes.values())))
         self._trainings = {path: _last_training(path, size) for path, size in sizes.items()}
-        found = [training for training in self._trainings.values() if training is not None]
-        first = min((training.first.step for training in found), default=1)
-        last = max((training.last.step for training in found), default=0)
+        trainings = [training for training in self._trainings.values() if training is not None]
+        first = min((training.first.step for training in trainings), default=1)
+        last = max((training.last.step for training in trainings), default=0)
         self.recorded = last - first + 1
         self._length = max(_LEAST_STEPS, least_steps)
         self._count = max(2, min(_MOST_STRETCHES, int(self.recorded * self._share) // self._length))
@@ -129,7 +129,7 @@ def _read(file: BinaryIO, training: _Training, stretches: Sequence[tuple[int, in
 
     The calls of a step are recorded once, before the first step with them: possibly between two stretches.
     """
-    told: set[bytes] = set()
+    seen: set[bytes] = set()
     called: set[bytes] = set()
     gaps: list[tuple[int, int]] = []
     for begin, end, is_read in _pieces(training, stretches, size):
@@ -139,15 +139,15 @@ def _read(file: BinaryIO, training: _Training, stretches: Sequence[tuple[int, in
         for at, line in _lines(file, begin, end):
             kind = _kind(line)
             if is_read or kind not in _OF_A_STEP:
-                found = _TRAFFIC.search(line) if at >= training.begin and kind in {b"step", b"traffic"} else None
-                if found is not None:
-                    (told if kind == b"traffic" else called).add(found[1])
+                match = _TRAFFIC.search(line) if at >= training.begin and kind in {b"step", b"traffic"} else None
+                if match is not None:
+                    (seen if kind == b"traffic" else called).add(match[1])
                 yield line
     for begin, end in gaps:
-        for _, line in _lines(file, begin, end if called - told else begin):
-            found = _TRAFFIC.search(line) if _kind(line) == b"traffic" else None
-            if found is not None and found[1] in called - told:
-                told.add(found[1])
+        for _, line in _lines(file, begin, end if called - seen else begin):
+            match = _TRAFFIC.search(line) if _kind(line) == b"traffic" else None
+            if match is not None and match[1] in called - seen:
+                seen.add(match[1])
                 yield line
 
 
@@ -168,15 +168,15 @@ def _pieces(
 
 
 def _kind(line: bytes) -> bytes:
-    found = _KIND.search(line, 0, _HEAD_BYTES)
-    return found[1] if found is not None else b""
+    match = _KIND.search(line, 0, _HEAD_BYTES)
+    return match[1] if match is not None else b""
 
 
 def _steps(file: BinaryIO, begin: int, end: int) -> Iterator[_Mark]:
     for at, line in _lines(file, begin, end):
-        found = _STEP.search(line) if _kind(line) == b"step" else None
-        if found is not None:
-            yield _Mark(at, int(found[1]))
+        match = _STEP.search(line) if _kind(line) == b"step" else None
+        if match is not None:
+            yield _Mark(at, int(match[1]))
 
 
 def _last_training(path: Path, size: int) -> _Training | None:

@@ -584,10 +584,10 @@ def exactly(value: float) -> Rounded:
 def product(over: Iterable[Rounded], under: Iterable[Rounded] = (), scale: float = 1.0) -> Rounded:
     """The product of some figures over that of others, times a constant."""
     found = exactly(scale)
-    for one in over:
-        found *= one
-    for one in under:
-        found /= one
+    for scaled in over:
+        found *= scaled
+    for scaled in under:
+        found /= scaled
     return found
 
 

@@ -44,10 +44,10 @@ def load_settings(cwd: Path) -> Settings:
     """The settings of a directory; empty without multinode.toml, or if another user could have written it."""
     path = cwd / _FILE
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return Settings()
-    return _read(path, (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+    return _read(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
 
 
 @functools.lru_cache(maxsize=1)

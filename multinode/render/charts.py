@@ -45,9 +45,9 @@ def thinned(xs: Sequence[float], ys: Sequence[float | None], most: int = MOST_PO
     kept = {0, len(xs) - 1}
     for number in range(stretches):
         span = range(number * len(xs) // stretches, (number + 1) * len(xs) // stretches)
-        known = [(value, index) for index in span if (value := ys[index]) is not None]
-        if known:
-            kept |= {min(known)[1], max(known)[1]}
+        points = [(value, index) for index in span if (value := ys[index]) is not None]
+        if points:
+            kept |= {min(points)[1], max(points)[1]}
     order = sorted(kept)
     return [xs[index] for index in order], [ys[index] for index in order]
 
@@ -66,8 +66,8 @@ def error_bars(values: Iterable[Estimate], **drawn: Any) -> dict[str, Any]:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [one.high - one.value for one in every],
-        "arrayminus": [one.value - one.low for one in every],
+        "array": [estimate.high - estimate.value for estimate in every],
+        "arrayminus": [estimate.value - estimate.low for estimate in every],
         **drawn,
     }
 

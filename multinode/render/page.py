@@ -139,8 +139,8 @@ def _head(name: str, unit: str, *, words: bool) -> str:
 def _row(row: Sequence[str], words: Sequence[bool]) -> str:
     if not words:
         name, *rest = row
-        said = "".join(f"<td class=words>{html_text(one)}</td>" for one in rest)
-        return f'<tr><td class="name">{html_text(name)}</td>{said}</tr>'
+        cells = "".join(f"<td class=words>{html_text(text)}</td>" for text in rest)
+        return f'<tr><td class="name">{html_text(name)}</td>{cells}</tr>'
     return f"<tr>{''.join(_cell(cell, words=word) for cell, word in zip(row, words, strict=True))}</tr>"
 
 

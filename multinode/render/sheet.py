@@ -214,7 +214,7 @@ def _table(sheet: Sheet) -> str:
 
 def _list(rows: Sequence[Sequence[str]]) -> str:
     lines = []
-    for name, *said in rows:
-        text = ": ".join(text_markdown(one) for one in said)
+    for name, *texts in rows:
+        text = ": ".join(text_markdown(text) for text in texts)
         lines.append(f"- **{text_markdown(name)}**: {text}\n" if name else f"  - {text}\n")
     return "".join(lines)

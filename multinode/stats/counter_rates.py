@@ -90,11 +90,11 @@ def _within(readings: Iterable[Reading], span: Span) -> list[Reading]:
     end_ns = min(span.end_ns, ordered[-1].mono_ns) if ordered else 0
     if end_ns <= start_ns or end_ns - start_ns < _LEAST_COVERED * (span.end_ns - span.start_ns):
         raise UnknownError("not sampled for half of the time")
-    first = max(index for index, one in enumerate(ordered) if one.mono_ns <= start_ns)
-    last = min(index for index, one in enumerate(ordered) if one.mono_ns >= end_ns)
+    first = max(index for index, reading in enumerate(ordered) if reading.mono_ns <= start_ns)
+    last = min(index for index, reading in enumerate(ordered) if reading.mono_ns >= end_ns)
     around = ordered[first : last + 1]
     _check(around)
-    inner = [one for one in around if start_ns < one.mono_ns < end_ns]
+    inner = [reading for reading in around if start_ns < reading.mono_ns < end_ns]
     return [
         Reading(start_ns, _between(around[0], around[1], start_ns)),
         *inner,
@@ -103,7 +103,7 @@ def _within(readings: Iterable[Reading], span: Span) -> list[Reading]:
 
 
 def _ordered(readings: Iterable[Reading]) -> list[Reading]:
-    by_time = {one.mono_ns: one for one in readings}
+    by_time = {reading.mono_ns: reading for reading in readings}
     return [by_time[moment] for moment in sorted(by_time)]
 
 

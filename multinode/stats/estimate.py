@@ -45,7 +45,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     def __mul__(self, factor: float) -> Estimate:
         """Scaled by a positive factor."""
-        value, low, high, *values = (one * factor for one in (self.value, self.low, self.high, *self.values))
+        value, low, high, *values = (value * factor for value in (self.value, self.low, self.high, *self.values))
         return Estimate(value=value, low=low, high=high, repeats=self.repeats, values=tuple(values))
 
 
@@ -74,7 +74,7 @@ def estimate_rate(amounts: Sequence[float], times: Sequence[float]) -> Estimate:
 def estimate_median(values: Sequence[float]) -> Estimate:
     """The median of the steps; its interval lies between order statistics (Woodruff 1952)."""
     value, ordered = statistics.median(values), sorted(values)
-    above = [(one > value) - (one < value) for one in values]
+    above = [(other > value) - (other < value) for other in values]
     reach, last = min(0.5, half_width(above) / 2), len(ordered) - 1
     low, high = ordered[math.floor((0.5 - reach) * last)], ordered[math.ceil((0.5 + reach) * last)]
     if reach == 0.5:  # noqa: PLR2004 - all of them: so few steps may lie on one side of their median
@@ -92,7 +92,7 @@ def ratio(above: Estimate, below: Estimate) -> Estimate:
     value = above.value / below.value
     pairs = list(zip(above.values, below.values, strict=False)) if len(above.values) == len(below.values) else []
     if len(pairs) > 1 and all(min(pair) > 0 for pair in pairs):
-        logs = [math.log(one / other) for one, other in pairs]
+        logs = [math.log(value / other) for value, other in pairs]
         low, high = _around(value, _student(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs)))
     else:
         low, _ = _around(value, math.hypot(math.log(above.value / above.low), math.log(below.high / below.value)))
@@ -102,7 +102,7 @@ def ratio(above: Estimate, below: Estimate) -> Estimate:
 
 def inverse(figure: Estimate) -> Estimate:
     """One over a positive figure."""
-    value, low, high, *values = (1 / one for one in (figure.value, figure.high, figure.low, *figure.values))
+    value, low, high, *values = (1 / value for value in (figure.value, figure.high, figure.low, *figure.values))
     return Estimate(value=value, low=low, high=high, repeats=figure.repeats, values=tuple(values))
 
 
@@ -114,7 +114,7 @@ def half_width(values: Sequence[float]) -> float:
     block = max(1, round(count / _BLOCKS), min(_SHORTEST_BLOCK, count // _SHORTEST_BLOCK))
     mean = statistics.fmean(values)
     # Sums of the blocks starting at each step; the series is circular.
-    sums = [0.0, *itertools.accumulate(one - mean for one in (*values, *values[:block]))]
+    sums = [0.0, *itertools.accumulate(value - mean for value in (*values, *values[:block]))]
     squares = math.fsum((sums[start + block] - sums[start]) ** 2 for start in range(count))
     # Blocks share the mean of the series, which reduces their variance by block / count.
     variance = squares / (count * block * (count - block))
@@ -166,8 +166,8 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 def known_median(values: Iterable[float | None]) -> float | None:
     """The median of the known values; None without any."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return statistics.median(known_values) if known_values else None
 
 
 def known_max(values: Iterable[float | None]) -> float | None:
@@ -178,8 +178,8 @@ def known_max(values: Iterable[float | None]) -> float | None:
 def known_sum(values: Iterable[float | None]) -> float | None:
     """The sum; None if a value is unknown, or without values."""
     every = list(values)
-    known = [value for value in every if value is not None]
-    return math.fsum(known) if known and len(known) == len(every) else None
+    known_values = [value for value in every if value is not None]
+    return math.fsum(known_values) if known_values and len(known_values) == len(every) else None
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:

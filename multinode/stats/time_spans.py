@@ -24,14 +24,14 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
     """The intersection of two merged lists."""
     common: list[Interval] = []
-    one = other = 0
-    while one < len(left) and other < len(right):
-        start = max(left[one][0], right[other][0])
-        end = min(left[one][1], right[other][1])
+    index = other = 0
+    while index < len(left) and other < len(right):
+        start = max(left[index][0], right[other][0])
+        end = min(left[index][1], right[other][1])
         if start < end:
             common.append((start, end))
-        if left[one][1] < right[other][1]:
-            one += 1
+        if left[index][1] < right[other][1]:
+            index += 1
         else:
             other += 1
     return common

@@ -129,7 +129,7 @@ class _Greeting(msgspec.Struct, frozen=True):
     python: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+[.][0-9]+[.][0-9]+$")]
 
 
-def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answer") -> _Kind:
+def read_answer(answer: object, kind: type[_Kind], node: str, noun: str = "answer") -> _Kind:
     """A node's answer, as `kind`.
 
     Raises:
@@ -138,16 +138,16 @@ def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answe
     try:
         return convert(answer, kind, strict=False)
     except (msgspec.ValidationError, binascii.Error) as error:
-        raise NodeFailed(f"cannot read its {what}: {error}", node=node) from error
+        raise NodeFailed(f"cannot read its {noun}: {error}", node=node) from error
 
 
-def _read_line(line: bytes, kind: type[_Kind], node: str, what: str) -> _Kind:
+def _read_line(line: bytes, kind: type[_Kind], node: str, noun: str) -> _Kind:
     try:
         # Unknown parts are skipped without taking memory.
-        found = decode_json(line, kind, strict=False)
+        record = decode_json(line, kind, strict=False)
     except (msgspec.DecodeError, binascii.Error, RecursionError) as error:
-        raise NodeFailed(f"cannot read its {what}: {printable_line(str(error))}", node=node) from error
-    return read_answer(printable_values(msgspec.to_builtins(found), with_lines=_WITH_LINES), kind, node, what)
+        raise NodeFailed(f"cannot read its {noun}: {printable_line(str(error))}", node=node) from error
+    return read_answer(printable_values(msgspec.to_builtins(record), with_lines=_WITH_LINES), kind, node, noun)
 
 
 class AgentArchive:

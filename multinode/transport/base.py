@@ -266,19 +266,19 @@ def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float
         threading.Thread(target=answer, args=(index, node), name=f"ask-{node.name}", daemon=True).start()
     # As many rounds as needed with this number of threads.
     deadline_s *= max(1, -(-len(nodes) // most))
-    found: dict[int, Outcome[T]] = {}
+    outcomes: dict[int, Outcome[T]] = {}
     end = time.monotonic() + deadline_s
-    while len(found) < len(nodes):
+    while len(outcomes) < len(nodes):
         try:
             index, outcome = answers.get(timeout=time_left(end))
         except queue.Empty:
             break
         if isinstance(outcome, BaseException):
             raise outcome
-        found[index] = outcome
+        outcomes[index] = outcome
     for index, node in enumerate(nodes):
-        if index not in found:
+        if index not in outcomes:
             hint = as_steps(f"see whether it is up: ssh {node.name} true", [node])
             silence = ContactLost(f"no answer within {deadline_s:.0f} s", node=node.name, hint=hint)
-            found[index] = Outcome(node, error=silence)
-    return Outcomes(found[index] for index in range(len(nodes)))
+            outcomes[index] = Outcome(node, error=silence)
+    return Outcomes(outcomes[index] for index in range(len(nodes)))

@@ -285,9 +285,9 @@ class OpensshTransport(Transport):
         """The output of `ssh -G` for a node."""
         ended = _ask(["ssh", "-G", *ssh_words(node, "ssh")[1:], "--", destination(node)])
         if ended.returncode != 0:
-            said = " ".join(ended.stderr.split()) or "ssh -G failed"
+            words = " ".join(ended.stderr.split()) or "ssh -G failed"
             raise UsageError(
-                f"ssh cannot parse the SSH configuration: {said}",
+                f"ssh cannot parse the SSH configuration: {words}",
                 node=node.name,
                 hint="correct its line in the hostfile, or the SSH configuration",
             )
@@ -353,12 +353,12 @@ class OpensshStream(LocalStream):
             raise _lost(self._node) from error
         if exit_code != _SSH_FAILED:
             return exit_code
-        said = "\n".join(_OWN_LINE.findall(_read(self._log)))
-        found = refusals.find_refusal(said, (refusals.MAX_SESSIONS, refusals.NO_EXEC))
-        if found is not None:
-            raise found[0].error(self._to)
+        words = "\n".join(_OWN_LINE.findall(_read(self._log)))
+        refusal = refusals.find_refusal(words, (refusals.MAX_SESSIONS, refusals.NO_EXEC))
+        if refusal is not None:
+            raise refusal[0].error(self._to)
         # A command may exit with 255, too: then ssh prints nothing, and the connection stands.
-        if said or self._path is None or not _listens(self._path):
+        if words or self._path is None or not _listens(self._path):
             raise _lost(self._node)
         return exit_code
 
@@ -368,21 +368,21 @@ def _gate(node: Node, settings: _Settings) -> Node | None:
     if jump in {"none", ""} or settings.proxycommand != "none":
         return None
     *before, last = jump.split(",")
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(?:ssh://)?(?:(?P<user>[^@]*)@)?(?P<host>\[[^]]*\]|[^:]*|.*:.*:.*?)(?::(?P<port>\d+))?/?", last
     )
-    if found is None:
+    if match is None:
         raise UsageError(f"{last!r} is not a jump host", node=node.name, hint="jump=[user@]host[:port]")
-    host = found["host"].strip("[]")
+    host = match["host"].strip("[]")
     if host == node.name:
         raise UsageError(
             f"the SSH configuration uses jump host {host} as its own jump host",
             node=node.name,
             hint=f"exclude it from the ProxyJump lines there: Host * !{host}",
         )
-    port = int(found["port"]) if found["port"] else None
+    port = int(match["port"]) if match["port"] else None
     return Node(
-        name=host, user=found["user"] or None, port=port, jump=",".join(before) or None, ssh_config=node.ssh_config
+        name=host, user=match["user"] or None, port=port, jump=",".join(before) or None, ssh_config=node.ssh_config
     )
 
 
@@ -403,18 +403,18 @@ def _session(node: Node, link: _Link, log: Path, *words: str) -> list[str]:
 
 def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> MultinodeError:
     log = _read(link.log)
-    said = "\n".join(_OWN_LINE.findall(log))
+    words = "\n".join(_OWN_LINE.findall(log))
     offered = re.findall(r"Offering public key: (.+?) [A-Z0-9-]+ SHA256:", log)
     fingerprint = re.search(r"Server host key: (\S+ \S+)", log)
-    known = re.search(r"Offending \S+ key in (.+):(\d+)", log)
+    offending = re.search(r"Offending \S+ key in (.+):(\d+)", log)
     values: dict[str, object] = {
         "where": settings.where,
         "host": settings.hostname,
         "user": settings.user,
         "fingerprint": fingerprint[1] if fingerprint else "it showed none",
         "shown": fingerprint[1].partition(" ")[2] if fingerprint else "another",
-        "known": _fingerprint(Path(known[1]), int(known[2])) if known else "another",
-        "file": shlex.quote(known[1]) if known else "~/.ssh/known_hosts",
+        "known": _fingerprint(Path(offending[1]), int(offending[2])) if offending else "another",
+        "file": shlex.quote(offending[1]) if offending else "~/.ssh/known_hosts",
         "entry": shlex.quote(settings.known_name),
         "tried": ", ".join(dict.fromkeys(offered)) or "none (no key found)",
         "copy": refusals.copy_command(node),
@@ -422,16 +422,16 @@ def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> 
     }
     if is_late:
         return _late(log).error(node, values)
-    found = refusals.find_refusal(said)
+    found = refusals.find_refusal(words)
     if found is None or (found[0] is refusals.LOGIN_ENDED and _KEYS_AGREED not in log):
-        last = said.splitlines()[-1:] or ["ssh exited without a message"]
+        last = words.splitlines()[-1:] or ["ssh exited without a message"]
         return refusals.OTHERWISE.error(node, values, reason=last[0])
     refusal, named = found
     values |= {name: text for name, text in named.items() if text}
     if refusal is refusals.UNKNOWN_KEY:
         refusal, more = _unknown_key(log, settings)
     elif refusal is refusals.REFUSED_KEY:
-        refusal, more = _refused_key(log, said)
+        refusal, more = _refused_key(log, words)
     elif refusal is refusals.NO_PLACE and link.gate is not None:
         refusal, more = _refused_by_gate(link)
     elif refusal is refusals.FROZEN and link.gate is not None:
@@ -472,9 +472,9 @@ def _refused_key(log: str, said: str) -> _Found:
     if "publickey" not in methods.split(","):
         return refusals.NO_KEY_TAKEN, {"methods": words}
     for refusal in (refusals.OPEN_KEY, refusals.BAD_KEY, refusals.AGENT_REFUSED):
-        found = re.search(str(refusal.says), said)
-        if found:
-            return refusal, dict(found.groupdict())
+        match = re.search(str(refusal.says), said)
+        if match:
+            return refusal, dict(match.groupdict())
     accepted = re.findall(r"Server accepts key: (.+?) [A-Z0-9-]+ SHA256:", log)
     if accepted:
         return refusals.LOCKED_KEY, {"file": shlex.quote(accepted[-1])}
@@ -484,9 +484,9 @@ def _refused_key(log: str, said: str) -> _Found:
 def _refused_by_gate(link: _Link) -> _Found:
     gate, way, seen = link.gate if link.gate is not None else (None, link, 0)
     values: dict[str, object] = {"gate": gate.name if gate else "", "reason": "no reason given"}
-    found = refusals.find_refusal(_read(way.log)[seen:], (refusals.FORWARD_REFUSED, refusals.TARGET_REFUSED))
-    if found is not None:
-        return found[0], values | {name: text for name, text in found[1].items() if text}
+    refusal = refusals.find_refusal(_read(way.log)[seen:], (refusals.FORWARD_REFUSED, refusals.TARGET_REFUSED))
+    if refusal is not None:
+        return refusal[0], values | {name: text for name, text in refusal[1].items() if text}
     return (refusals.TARGET_REFUSED if way.log is None else refusals.NO_PLACE), values
 
 

@@ -364,12 +364,12 @@ REFUSALS = tuple(one for one in list(globals().values()) if isinstance(one, Refu
 """In the order of matching OpenSSH's output: the first match counts."""
 
 
-def find_refusal(said: str, among: Sequence[Refusal] = REFUSALS) -> tuple[Refusal, dict[str, str]] | None:
+def find_refusal(words: str, among: Sequence[Refusal] = REFUSALS) -> tuple[Refusal, dict[str, str]] | None:
     """The reason in the output of OpenSSH's client, with its values; None if there is none."""
     for refusal in among:
-        found = re.search(refusal.says, said) if refusal.says is not None else None
-        if found:
-            return refusal, {name: text or "" for name, text in found.groupdict().items()}
+        match = re.search(refusal.says, words) if refusal.says is not None else None
+        if match:
+            return refusal, {name: text or "" for name, text in match.groupdict().items()}
     return None
 
 

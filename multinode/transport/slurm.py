@@ -128,8 +128,8 @@ class SlurmTransport(Transport):
     def _look_up(self, job_id: int) -> tuple[Allocation, frozenset[str], int]:
         with self._lock:
             if self._kill_wait is None:
-                found = _KILL_WAIT.search(_ask("scontrol", "show", "config"))
-                self._kill_wait = int(found[1]) if found else _DEFAULT_KILL_WAIT_S
+                match = _KILL_WAIT.search(_ask("scontrol", "show", "config"))
+                self._kill_wait = int(match[1]) if match else _DEFAULT_KILL_WAIT_S
             if job_id not in self._allocations:
                 allocation = _read_job(job_id)
                 named = allocation.node_list
@@ -212,10 +212,10 @@ def submit_script(script: str, environ: Mapping[str, str]) -> int:
         UsageError: Slurm rejects it, or is not installed here.
         MultinodeError: Slurm does not answer.
     """
-    said = _ask("sbatch", "--parsable", stdin=script, environ=environ).split(";")[0].strip()
-    if not said.isdecimal():
-        raise MultinodeError(f"sbatch printed {said!r} instead of a job id")
-    return int(said)
+    answer = _ask("sbatch", "--parsable", stdin=script, environ=environ).split(";")[0].strip()
+    if not answer.isdecimal():
+        raise MultinodeError(f"sbatch printed {answer!r} instead of a job id")
+    return int(answer)
 
 
 def _read_job(job_id: int) -> Allocation:
@@ -242,12 +242,12 @@ def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) 
 
 
 def _raise_refusal(stderr: str, job: object, node: str | None) -> None:
-    said = "\n".join(line for line in stderr.splitlines() if line.startswith(("srun: ", "slurm_", "scontrol: ")))
+    words = "\n".join(line for line in stderr.splitlines() if line.startswith(("srun: ", "slurm_", "scontrol: ")))
     for says, kind, message, hint in SLURM_REFUSALS:
-        if re.search(says, said, re.IGNORECASE):
-            raise kind(message.format(job=job), node=node, hint=hint.format(job=job), detail=said)
-    if "Unable to create step" in said:
-        raise ConnectError(f"could not start a step: {_last_line(said)}", node=node, detail=said)
+        if re.search(says, words, re.IGNORECASE):
+            raise kind(message.format(job=job), node=node, hint=hint.format(job=job), detail=words)
+    if "Unable to create step" in words:
+        raise ConnectError(f"could not start a step: {_last_line(words)}", node=node, detail=words)
 
 
 def _last_line(text: str) -> str:

@@ -74,18 +74,18 @@ def read_state(folder: str, name: str, device: Any) -> Optional[Dict[str, Any]]:
     path = os.path.join(folder, name)
     there = torch.tensor([float(os.path.exists(path))], device=device)
     torch.distributed.all_reduce(there)
-    found = int(there.item())
-    if 0 < found < torch.distributed.get_world_size():
+    newest = int(there.item())
+    if 0 < newest < torch.distributed.get_world_size():
         kind = name.rpartition("_")[0]
         raise RuntimeError(
             "multinode: %s has %s_*.pt of only some ranks; copy each node's "
             "files there, or resume from another checkpoint" % (os.path.basename(folder), kind)
         )
-    state: Optional[Dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True) if found else None
+    state: Optional[Dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True) if newest else None
     return state
 
 
 def _numbered(root: str) -> List[str]:
     """The checkpoints below a directory, oldest first."""
-    numbers = [one[len(_FOLDER) :] for one in os.listdir(root) if one.startswith(_FOLDER)]
-    return [os.path.join(root, _FOLDER + one) for one in sorted(filter(str.isdecimal, numbers), key=int)]
+    numbers = [name[len(_FOLDER) :] for name in os.listdir(root) if name.startswith(_FOLDER)]
+    return [os.path.join(root, _FOLDER + number) for number in sorted(filter(str.isdecimal, numbers), key=int)]

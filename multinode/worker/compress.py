@@ -125,8 +125,8 @@ class PowerSgd:
         left = [torch.linalg.qr(each)[0] for each in left]
         right = [whole.t() @ each for whole, each in zip(wholes, left)]
         self._mean_of(right)
-        for (number, gradient), whole, one, other in zip(thin, wholes, left, right):
-            mean = one @ other.t()
+        for (number, gradient), whole, sent, other in zip(thin, wholes, left, right):
+            mean = sent @ other.t()
             self._errors[number] = whole - mean
             self._queries[number] = other.clone()
             gradient.copy_(mean.view(gradient.shape))

@@ -78,12 +78,12 @@ class Guard:
 
         return watched
 
-    def tell(self, what: str, error: Exception) -> None:
+    def tell(self, part: str, error: Exception) -> None:
         """Say that something of ours failed; only the first failure of each is told."""
-        if what in self._told:
+        if part in self._told:
             return
-        self._told.add(what)
-        message = ("%s failed and is skipped: %r" % (what.strip("_"), error))[:_MOST_WORDS]
+        self._told.add(part)
+        message = ("%s failed and is skipped: %r" % (part.strip("_"), error))[:_MOST_WORDS]
         try:
             sys.stderr.write("multinode: %s\n" % message)
             self._recorder.write("note", {"message": message})

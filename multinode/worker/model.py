@@ -185,8 +185,8 @@ def _by_dtype(parameters: Iterable[_Parameter]) -> Dict[str, int]:
 def _mixed_precision() -> Optional[str]:
     state = sys.modules.get("accelerate.state")
     # Making an AcceleratorState would start accelerate where it was imported and is not used.
-    told = None if state is None else state.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001 - see above
-    return None if told is None else str(getattr(told, "value", told))
+    precision = None if state is None else state.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001 - see above
+    return None if precision is None else str(getattr(precision, "value", precision))
 
 
 def _tf32() -> bool:
@@ -205,8 +205,8 @@ def _accumulation(seen: _Seen) -> Optional[int]:
     if state is None:
         return None
     # Making a GradientState would start accelerate where it was imported and is not used.
-    told = state.GradientState._shared_state.get("plugin_kwargs", {}).get("num_steps")  # noqa: SLF001 - see above
-    return None if told is None else int(told)
+    steps = state.GradientState._shared_state.get("plugin_kwargs", {}).get("num_steps")  # noqa: SLF001 - see above
+    return None if steps is None else int(steps)
 
 
 def _dataset_samples(seen: _Seen) -> Optional[int]:

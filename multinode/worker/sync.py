@@ -121,14 +121,17 @@ class Round:
             AveragingError: it is of other parameters.
         """
         sizes = [sum(each.numel() for each in bucket.parameters) for bucket in self.buckets]
-        kept = [next((one[name].numel() for name in _OUTER_NAMES if one[name] is not None), None) for one in state]
+        kept = [
+            next((buffers[name].numel() for name in _OUTER_NAMES if buffers[name] is not None), None)
+            for buffers in state
+        ]
         if len(sizes) != len(kept) or any(size not in {None, mine} for mine, size in zip(sizes, kept)):
             raise AveragingError("the checkpoint's outer state belongs to other parameters")
-        for bucket, one in zip(self.buckets, state):
+        for bucket, count in zip(self.buckets, state):
             for name in _OUTER_NAMES:
                 # Without an anchor there, all has been sent as it is so far: what was loaded is the anchor.
-                if one[name] is not None and (name != "anchor" or bucket.anchor is not None):
-                    setattr(bucket, name, one[name].to(bucket.parameters[0].device))
+                if count[name] is not None and (name != "anchor" or bucket.anchor is not None):
+                    setattr(bucket, name, count[name].to(bucket.parameters[0].device))
 
 
 class ParameterAveraging:
@@ -460,7 +463,7 @@ def _in_buckets(parameters: List[Any]) -> Iterator[List[Any]]:
     for same in kinds.values():
         bucket: List[Any] = []
         for each in same:
-            if bucket and sum(one.nbytes for one in bucket) + each.nbytes > _BUCKET_BYTES:
+            if bucket and sum(tensor.nbytes for tensor in bucket) + each.nbytes > _BUCKET_BYTES:
                 yield bucket
                 bucket = []
             bucket.append(each)

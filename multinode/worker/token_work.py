@@ -99,11 +99,11 @@ def _text_config(inside: List[Any]) -> Any:
 
 def _experts(config: Any) -> Tuple[int, int]:
     """Of a token, and all; zeros where they are unknown."""
-    found = (
+    counts = (
         next((value for name in names for value in [getattr(config, name, None)] if isinstance(value, int)), 0)
         for names in (_EXPERTS_PER_TOKEN, _EXPERTS)
     )
-    chosen, all_of_them = found
+    chosen, all_of_them = counts
     return chosen, all_of_them
 
 
