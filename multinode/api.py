@@ -254,14 +254,14 @@ def plan(launch: Launch) -> LaunchPlan:
     return plan_launch(launch.cluster, launch.job, {}, launch.run_id or make_run_id(), launch.options)
 
 
-def launch(what: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:
+def launch(launch: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:
     """Run a job on all nodes to its end, and sum up what was measured, as `multinode launch`.
 
     A run that fails is a result: `launched.run.status`, `launched.run.first_failure`. Another thread stops the run on
     every node with `context.stop.ask("why")`.
 
     Args:
-        what: the job, the nodes, and how it is run.
+        launch: the job, the nodes, and how it is run.
         context: the connections to the nodes.
         restarts: whether and how often a run that fails starts again from its last checkpoint; None is never.
 
@@ -273,10 +273,10 @@ def launch(what: Launch, context: RunContext, restarts: RestartOptions | None = 
     if restarts is not None:
         from multinode.launch.restarts import launch_with_restarts
 
-        return launch_with_restarts(what, context, restarts)
+        return launch_with_restarts(launch, context, restarts)
     from multinode.launch.launch import launch as launch_once
 
-    return launch_once(what, context)
+    return launch_once(launch, context)
 
 
 def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:

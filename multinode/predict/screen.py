@@ -66,7 +66,7 @@ def _count(needed: Needed) -> str:
 
 
 def _needed_words(needed: Needed, noun: str, most: str, words: Callable[[float, int], str]) -> str:
-    """What is needed of a noun; `told` writes an amount with its unit, -1 rounds it down, 1 up."""
+    """What is needed of a noun; `words` writes an amount with its unit, -1 rounds it down, 1 up."""
     if needed.low is None:
         return needed.why
     is_any, low = needed.low <= SLOWEST_GBIT_PER_S, words(needed.low, -1)

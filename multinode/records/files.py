@@ -62,7 +62,7 @@ MAX_BYTES = 16 << 20
 
 
 def read_text(path: Path, noun: str, hint: str | None = None) -> str:
-    """The file's text; `what` names its role in the message.
+    """The file's text; `noun` names its role in the message.
 
     Raises:
         UsageError: it is missing, a directory, unreadable, too large or not UTF-8.
