@@ -1,4 +1,4 @@
-"""The charts of a contrast."""
+"""The charts of a contrast on its page; the tables beside them are those of `sheets`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contrast as text tables: sides, settings, nodes and missing figures. No figures are computed here."""
+"""The tables of a contrast, for terminal, page and Markdown: sides, settings, nodes. No figures are computed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IMPORTED: the columns of foreign tables by every name, and the values that their cells may hold.
+"""IMPORTED: the columns of foreign tables and their values; words of units are in `predict/published_words.toml`.
 
 Units are those of their titles: `tokens/s/GPU`, `s/it`, `MiB` or `hours`, with factors.
 """

@@ -1,4 +1,4 @@
-"""The collective calls of one optimizer step of a LLaMA-Factory job, one by one, as its engine makes them.
+"""The collective calls of a step of a LLaMA-Factory job as its engine makes them: buckets of DDP, gathers of ZeRO.
 
 Where the job and its model are known, these count; otherwise those of the strategy alone (`step_calls`). The rules of
 torch's DDP and FSDP and of DeepSpeed come from their sources and were compared with recorded runs: which tensors have

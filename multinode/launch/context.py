@@ -1,4 +1,4 @@
-"""Input and result of a launch: the request, the connection, the plan, the run."""
+"""Input and result of a launch: options, connection, plan, run; and the request to every node."""
 
 from __future__ import annotations
 

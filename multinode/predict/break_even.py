@@ -1,4 +1,4 @@
-"""Break-even: the link, the accumulation and the number of nodes that a target needs. Pure.
+"""Speed-ups with their intervals (`gain`), and break-even: the link, accumulation and nodes for a target. Pure.
 
 Searches with `Prediction`, without a model of its own. Each answer is a range: the middle is that of the prediction,
 the ends are those of the draws.

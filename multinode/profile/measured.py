@@ -1,4 +1,4 @@
-"""Measured: the figures that a side of a contrast and a cell of a sweep share; the time and cost of its full run. Pure.
+"""Measured: the figures that sides of a contrast and cells of a sweep share; prices by the hostfile, and costs. Pure.
 
 `hostfile_price` has the price of a run's nodes by its hostfile. Prices from a file are in `experiment/cell_table.py`.
 """

@@ -1,6 +1,6 @@
-"""The collective calls of a training step by its strategy alone; bytes through a worker and a NIC; time over size.
+"""The collective calls of a step by its strategy alone, where a job's files (`job/engine_calls.py`) are unknown.
 
-Where a job's files are known, `job/engine_calls.py` has its calls one by one instead.
+Also their bytes through a worker and a NIC, and time over size.
 
 Pure arithmetic on given sizes. Whether the traffic overlaps with the computation is not decided here.
 """
