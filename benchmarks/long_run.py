@@ -27,7 +27,7 @@ from multinode.cluster.quoting import Command
 from multinode.job.engine_commands import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
-from multinode.launch.attach import Known, attach, stop
+from multinode.launch.attach import RecordedRun, attach, stop
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
 from multinode.records.plan import LaunchPlan, NodePlan
@@ -164,12 +164,12 @@ def attach_until_renewed(run: Path, home: Path, began_s: float, leases: Sequence
     attach(_known(RunDirectory(run)), RunContext(LocalTransport(home), run.parent), ExecuteOptions())
 
 
-def _known(directory: RunDirectory) -> Known:
+def _known(directory: RunDirectory) -> RecordedRun:
     """A hostfile has no two nodes of one address."""
     run, plan = directory.read("run.json", Run), directory.read("plan.json", LaunchPlan)
     assert run is not None
     assert plan is not None
-    return Known(run=run, plan=plan, cluster=HERE, directory=directory)
+    return RecordedRun(run=run, plan=plan, cluster=HERE, directory=directory)
 
 
 def main() -> None:

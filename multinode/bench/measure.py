@@ -110,7 +110,7 @@ class _StepSeries(Series):
         self, launch: Launch, test: DeviceTest, steps: Sequence[_Step], context: RunContext, directory: RunDirectory
     ) -> None:
         super().__init__(context, directory)
-        self._what = launch
+        self._launch = launch
         self._test = test
         self._steps = steps
         # The first failure in this process.
@@ -135,7 +135,7 @@ class _StepSeries(Series):
     def title(self, cell: CellRecord) -> str:
         """The nodes and the phase; empty if none is left."""
         step = next(step for step in self._steps if step.label == cell.cell.label)
-        names = [self._what.cluster.nodes[rank].name for rank in self._able(step)]
+        names = [self._launch.cluster.nodes[rank].name for rank in self._able(step)]
         listed = ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} nodes"
         return f"{listed} {step.phase}" if names else ""
 
@@ -190,14 +190,14 @@ class _StepSeries(Series):
         return CellOutcome(state="stopped")
 
     def _is_all_there_is(self) -> bool:
-        return len(self._what.cluster.nodes) == 1 and [len(part.ranks) for part in self._parts] == [1]
+        return len(self._launch.cluster.nodes) == 1 and [len(part.ranks) for part in self._parts] == [1]
 
     def _able(self, step: _Step) -> list[int]:
         failed = {part.node_rank for part in self._parts if part.error is not None}
         return [rank for rank in step.node_ranks if rank not in failed]
 
     def _keep(self, status: str) -> BenchReport:
-        as_reached = partial(as_steps, nodes=self._what.cluster.nodes)
+        as_reached = partial(as_steps, nodes=self._launch.cluster.nodes)
         report = summarise_bench(self.directory.run_id, self._parts, self._test, as_reached)
         if not self.record.is_over:
             due = [cell for cell in self.record.cells if cell.state in {"waiting", "running"}]
@@ -222,9 +222,9 @@ class _StepSeries(Series):
 
     def _launch_of(self, phase: str, node_rank: int, run_id: str) -> Launch:
         """Each node gets its own port, as several nodes may be on one machine."""
-        launch = self._what
-        asked = launch.options.master_port
-        port = min(asked + node_rank, _LAST_PORT) if asked is not None else None
+        launch = self._launch
+        first_port = launch.options.master_port
+        port = min(first_port + node_rank, _LAST_PORT) if first_port is not None else None
         return msgspec.structs.replace(
             launch,
             job=msgspec.structs.replace(self._test, turns=phase == "alone"),

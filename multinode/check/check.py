@@ -316,8 +316,8 @@ def check_cluster(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
         findings=tuple(
-            (msgspec.structs.replace(one, hint=as_steps(one.hint, cluster.nodes)) if one.hint else one)
-            for one in sort_findings(findings)
+            (msgspec.structs.replace(finding, hint=as_steps(finding.hint, cluster.nodes)) if finding.hint else finding)
+            for finding in sort_findings(findings)
         ),
         streams=inspection.connectivity.streams,
         time_s=time.monotonic() - began,
@@ -368,7 +368,7 @@ def _inspect_network(
         return inspection, []
     say(f"connecting {len(present)} nodes with each other")
     # A stream would take bandwidth from a run in progress.
-    is_busy = any(process.supervised for found in inspection.facts.values() for process in found.run_processes)
+    is_busy = any(process.supervised for facts in inspection.facts.values() for process in facts.run_processes)
     by_default = len(present) <= _STREAMS_NODES and not is_busy
     bandwidth = by_default if options.bandwidth is None else options.bandwidth
     plan = ConnectivityPlan(

@@ -215,7 +215,7 @@ def _reached(inspection: Inspection, name: str, peer: str) -> bool:
 
 
 def _new_route(route: Route, mine: Endpoint, theirs: list[_Network]) -> dict[str, str]:
-    network = next((one for one in theirs if _holds(one, route.peer)), None)
+    network = next((network for network in theirs if _holds(network, route.peer)), None)
     way = "" if network is not None and _holds(network, mine.addr) else " via ROUTER"
     command = f"sudo ip route replace {network or route.peer}{way} dev {mine.ifname} src {mine.addr}"
     gateway = f" (ROUTER: the gateway in the network of {mine.ifname})" if way else ""

@@ -31,7 +31,7 @@ from multinode.records.run_directory import runs_root
 from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from multinode.launch.attach import Known
+    from multinode.launch.attach import RecordedRun
     from multinode.launch.node_runs import Cleaned, NodeStop
 
 # The run's own hostfile is kept with it, so this is for a machine that did not launch it.
@@ -97,7 +97,7 @@ def attach(
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
-def _watch(run: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
+def _watch(run: RecordedRun, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
     from multinode.cli.runs import print_followed
     from multinode.launch.attach import follow_logs, look_again
 
@@ -198,21 +198,21 @@ def _describe_cleaned(node: Cleaned) -> str:
     return f"{removed}{goes_on}{elsewhere}{written}"
 
 
-def _known(run_id: str) -> Known:
+def _known(run_id: str) -> RecordedRun:
 
-    from multinode.launch.attach import find_known
+    from multinode.launch.attach import find_recorded
 
-    return find_known(runs_root(), run_id)
+    return find_recorded(runs_root(), run_id)
 
 
-def _known_here(run_id: str) -> Known | None:
+def _known_here(run_id: str) -> RecordedRun | None:
     try:
         return _known(run_id)
     except UsageError:
         return None
 
 
-def _known_elsewhere(hosts: str | None, run_id: str) -> Known:
+def _known_elsewhere(hosts: str | None, run_id: str) -> RecordedRun:
     from multinode import api
     from multinode.launch.attach import find_on_nodes
 

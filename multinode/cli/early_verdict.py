@@ -57,11 +57,11 @@ def require_terminal(mode: Mode, *, detach: bool = False) -> None:
 
 def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
     """The verdict on a run in progress, from its records so far, in words; empty without one."""
-    from multinode.launch.attach import find_known
+    from multinode.launch.attach import find_recorded
     from multinode.predict.early_verdict import judge
 
     try:
-        judged = judge(find_known(runs_root(), run_id).directory)
+        judged = judge(find_recorded(runs_root(), run_id).directory)
     except MultinodeError as error:
         return None, f"no early verdict: {error.message}"
     if judged.verdict is None and judged.lacking:

@@ -174,7 +174,9 @@ def _add_common(command: Any) -> None:
 
 
 def _connects(command: Any) -> bool:
-    return command.name in {"init", "attach", "stop", "logs"} or any(one.name == "hosts" for one in command.params)
+    return command.name in {"init", "attach", "stop", "logs"} or any(
+        parameter.name == "hosts" for parameter in command.params
+    )
 
 
 def _set_verbosity(param: typer.CallbackParam, value: bool) -> bool:

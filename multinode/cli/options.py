@@ -498,7 +498,7 @@ def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
         elif parameter.is_flag:
             words += parameter.opts[:1] if value else parameter.secondary_opts[:1]
         else:
-            words += [word for one in values for word in (parameter.opts[0], str(one))]
+            words += [word for value in values for word in (parameter.opts[0], str(value))]
     script = ctx.meta.get(SCRIPT)
     words += arguments
     words += ["--", *script] if script is not None else []

@@ -226,8 +226,8 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
 
 
 def _show_tuning(directory: RunDirectory) -> bool:
-    from multinode.experiment.asked_tuning import TUNING_FILE
     from multinode.experiment.tuning import Tuning
+    from multinode.experiment.tuning_request import TUNING_FILE
     from multinode.experiment.tuning_screen import tuning_parts
 
     tuning = directory.read(TUNING_FILE, Tuning)
@@ -266,9 +266,9 @@ def logs(
 
 
 def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
-    from multinode.launch.attach import find_known, follow_logs, needs_follower
+    from multinode.launch.attach import find_recorded, follow_logs, needs_follower
 
-    known_run = find_known(runs_root(), run_id)
+    known_run = find_recorded(runs_root(), run_id)
     with contextlib.ExitStack() as stack:
         context = (
             stack.enter_context(open_context(known_run.cluster, leaves=True, quiet=True))

@@ -37,7 +37,7 @@ from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, runs_root
 
 if TYPE_CHECKING:
-    from multinode.experiment.sweep import AskedGrid, Swept
+    from multinode.experiment.sweep import GridRequest, Swept
     from multinode.job.job import Job
     from multinode.launch.context import Nodes
     from multinode.launch.grid import Grid, GridCell
@@ -163,11 +163,11 @@ def _read_grid(
     options: GridOptions,
     training: TrainingOptions,
     launch: tuple[Nodes, ExecuteOptions, bool],
-) -> AskedGrid:
+) -> GridRequest:
     """The grid of a YAML or a script over a cluster, and the job of every cell, before any is measured."""
     there, execute, check = launch
     from multinode.experiment.grid_plan import plan_grid
-    from multinode.experiment.sweep import AskedGrid, CellTraining
+    from multinode.experiment.sweep import CellTraining, GridRequest
 
     (axes, arguments), edits = _read_axes(script, options), training.deepspeed_set or []
     fixed = [*(options.set_ or ()), *(() if arguments else _fixed(axes))]
@@ -175,7 +175,7 @@ def _read_grid(
     plain = read_job(path, (*script, *own) if script else script, fixed, edits)
     grid = options.read(axes, arguments, len(there.cluster.nodes))
     cells = plan_grid(grid, there.cluster)
-    return AskedGrid(
+    return GridRequest(
         launch=training.make_training(there, plain, LaunchOptions(), execute, check=check),
         job=plain,
         grid=grid,
@@ -215,7 +215,7 @@ def _read_axes(
     return axes, arguments
 
 
-def _print_plan(grid: AskedGrid, resume: Resume, *, as_json: bool) -> None:
+def _print_plan(grid: GridRequest, resume: Resume, *, as_json: bool) -> None:
     from multinode.experiment.grid_plan import plan_lines
     from multinode.experiment.sweep import new_record, require_plannable
     from multinode.launch.grid import retry_failed as again
@@ -235,7 +235,7 @@ def _print_plan(grid: AskedGrid, resume: Resume, *, as_json: bool) -> None:
         typer.echo(line)
 
 
-def _carry_out(grid: AskedGrid, resume: Resume) -> Swept:
+def _carry_out(grid: GridRequest, resume: Resume) -> Swept:
     from multinode.experiment.sweep import build_table, find_finished
     from multinode.experiment.sweep import sweep as measure
 
@@ -298,7 +298,7 @@ def _fixed(axes: Mapping[str, Sequence[Any]]) -> list[str]:
     return [override_text(key, values[0]) for key, values in axes.items() if len(values) == 1]
 
 
-def _require_fit(grid: AskedGrid, look: ViewOptions) -> None:
+def _require_fit(grid: GridRequest, look: ViewOptions) -> None:
     """See that the table can be shown so, with the cells as they are before any of them is measured."""
     from multinode.experiment.cell_table import look_at
     from multinode.experiment.cells import CellRow, CellTable

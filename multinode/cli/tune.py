@@ -43,8 +43,8 @@ from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode import api
-    from multinode.experiment.asked_tuning import AskedTuning
     from multinode.experiment.tune import Tuned
+    from multinode.experiment.tuning_request import TuningRequest
     from multinode.job.job import Job
     from multinode.launch.series import Resume
     from multinode.predict.advice import Recommendations
@@ -173,7 +173,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the change that reaches the loss of a training fastest. Run the same command again to resume."""
-    from multinode.experiment.asked_tuning import AskedTuning
+    from multinode.experiment.tuning_request import TuningRequest
     from multinode.launch.series import Resume
 
     _require_kind(ctx, by_speed=options.from_ is not None)
@@ -190,7 +190,7 @@ def tune(
     what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
     execute = ExecuteOptions(kind="tuning", stall_s=hang_timeout or None, on_stall=on_hang)
     launch_options = LaunchOptions(workers_per_node=workers_per_node)
-    tuning = AskedTuning(
+    tuning = TuningRequest(
         launch=training.make_training(there, what_job, launch_options, execute, check=check),
         steps=options.steps or _STEPS,
         seeds=options.seeds or _SEEDS,
@@ -284,8 +284,8 @@ def _job(
     )
 
 
-def _print_plan(tuning: AskedTuning, resume: Resume, *, as_json: bool) -> None:
-    from multinode.experiment.asked_tuning import plan_tuning
+def _print_plan(tuning: TuningRequest, resume: Resume, *, as_json: bool) -> None:
+    from multinode.experiment.tuning_request import plan_tuning
     from multinode.experiment.tuning_screen import plan_parts
 
     planned = plan_tuning(tuning, runs_root(), resume)
@@ -295,10 +295,10 @@ def _print_plan(tuning: AskedTuning, resume: Resume, *, as_json: bool) -> None:
         print_screen(plan_parts(planned))
 
 
-def _carry_out(tuning: AskedTuning, resume: Resume) -> Tuned:
-    from multinode.experiment.asked_tuning import require_tunable
+def _carry_out(tuning: TuningRequest, resume: Resume) -> Tuned:
     from multinode.experiment.tune import find_tuned
     from multinode.experiment.tune import tune as measure
+    from multinode.experiment.tuning_request import require_tunable
 
     require_tunable(tuning)
     finished = find_tuned(tuning, runs_root(), resume)

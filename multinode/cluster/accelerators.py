@@ -104,8 +104,8 @@ def short_device_name(name: str) -> str:
 
     Unchanged if nothing would remain.
     """
-    told = _CLOCK.sub(r"\1", _PROCESSOR.sub("", _TRADE_MARK.sub("", " ".join(name.split()))))
-    words = [word for word in told.split() if word.casefold() not in _PASSED_OVER]
+    product = _CLOCK.sub(r"\1", _PROCESSOR.sub("", _TRADE_MARK.sub("", " ".join(name.split()))))
+    words = [word for word in product.split() if word.casefold() not in _PASSED_OVER]
     return _AMPERE_WORKSTATION.sub(r"\1", " ".join(words or name.split()))
 
 

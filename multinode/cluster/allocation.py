@@ -362,9 +362,9 @@ def parse_inventory(listing: str, group: str | None, source: str = "inventory") 
     listed, ignored = NodeList(source), dict[str, None]()
     for host in hosts:
         with listed.line(printable_line(host)):
-            said = variables.get(host, {})
-            ignored |= dict.fromkeys(name for name in said if name not in _READ)
-            keys = {_READ[name]: _text(name, value) for name, value in said.items() if name in _READ}
+            values = variables.get(host, {})
+            ignored |= dict.fromkeys(name for name in values if name not in _READ)
+            keys = {_READ[name]: _text(name, value) for name, value in values.items() if name in _READ}
             listed.add(printable_line(host), make_node(keys.pop(_HOST, host), keys, {}))
     return listed.cluster(), tuple(ignored)
 
@@ -380,8 +380,8 @@ def _members(groups: dict[str, _Group], name: str) -> list[str]:
     within = {name: None}
     hosts: dict[str, None] = {}
     waiting = [name]
-    for one in waiting:
-        group = groups.get(one, _Group())
+    for queued in waiting:
+        group = groups.get(queued, _Group())
         hosts |= dict.fromkeys(group.hosts)
         waiting += [child for child in dict.fromkeys(group.children) if child not in within]
         within |= dict.fromkeys(group.children)

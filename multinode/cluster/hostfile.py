@@ -275,7 +275,7 @@ def _fold_numbers(numbers: Sequence[str]) -> list[str]:
             ranges[-1][1:] = [number]
         else:
             ranges.append([number])
-    return ["-".join(one) for one in ranges]
+    return ["-".join(parts) for parts in ranges]
 
 
 def _redact_word(word: re.Match[str]) -> str:
@@ -420,9 +420,11 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
         if name in given:
             raise WrongLine(f"{key}= is given twice")
         given[name] = text
-    for one, other in _EXCLUSIVE:
-        if one in texts and other in texts:
-            raise WrongLine(f"{one}= and {other}= are both given", "give either a price of the node or a price per GPU")
+    for first, other in _EXCLUSIVE:
+        if first in texts and other in texts:
+            raise WrongLine(
+                f"{first}= and {other}= are both given", "give either a price of the node or a price per GPU"
+            )
     if "hca" in texts and _HCA_VARIABLE in env:
         raise WrongLine(f"hca= and env.{_HCA_VARIABLE}= are both given", "keep only one")
     return texts, env

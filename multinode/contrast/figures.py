@@ -185,12 +185,12 @@ def network_words(side: Side) -> str:
         return ""
     gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / (side.step_time_ms.value / _MS_PER_S)
     by_rule = "" if seen.nic is not None else " (expected from the strategy, not counted)"
-    said = f"{figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
+    text = f"{figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
     link = side.link_gbit_per_s
     if link is None or not _SLOWEST_LINK <= link <= _FASTEST_LINK:
-        return f"{said}, on average {format_rate(gbit_per_s)}"
+        return f"{text}, on average {format_rate(gbit_per_s)}"
     most = goodput_gb_per_s(link) * BITS_PER_BYTE
-    return f"{said}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"
+    return f"{text}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"
 
 
 ASKED = "set with --mode"
@@ -214,8 +214,8 @@ def enough_words(first: Sequence[int], most: int) -> str:
 
 def too_few_words(first: Sequence[int], workers: int, most: int) -> str:
     """The first nodes have too few slots."""
-    one = len(first) == 1
-    where = f"node 0 has slots={first[0]}" if one else f"the first {len(first)} nodes have {sum(first)} slots"
+    is_one = len(first) == 1
+    where = f"node 0 has slots={first[0]}" if is_one else f"the first {len(first)} nodes have {sum(first)} slots"
     return f"{where}, too few for {format_count(workers, 'worker')} of each of the {most} nodes"
 
 

@@ -73,11 +73,11 @@ def require_alike(baseline: Side, candidate: Side, *, anyway: bool = False) -> N
     """
     differing = [name for name in _TRAINED if _is_other(baseline, candidate, name)]
     if differing and not anyway:
-        told = [
+        settings = [
             f"{name.replace('_', ' ')} {_asked(baseline, name)!r} and {_asked(candidate, name)!r}" for name in differing
         ]
         raise UsageError(
-            f"the runs did not train the same: {', '.join(told)}",
+            f"the runs did not train the same: {', '.join(settings)}",
             hint="compare runs of one job, or add --force to mark the differences",
         )
 
@@ -137,14 +137,14 @@ def _global_batch(baseline: Side, candidate: Side, mode: str) -> str:
     ours, theirs = baseline.global_batch, candidate.global_batch
     if ours is None or theirs is None or ours == theirs or candidate.role == "each-node":
         return ""
-    said = f"Global batch: {ours} on {name_side(baseline, mode)}, {theirs} on {name_side(candidate, mode)}"
+    text = f"Global batch: {ours} on {name_side(baseline, mode)}, {theirs} on {name_side(candidate, mode)}"
     if mode in {"same-workers", "fixed-global-batch"}:
-        return f"{said}, although both should train the same number."
+        return f"{text}, although both should train the same number."
     if candidate.role == "point":
         # Every node full: covered by the sentence about the two sides.
         return ""
     fewer = f"1/{figure(theirs / ours)} of the optimizer steps per epoch"
-    return f"{said}, so {fewer}; you may have to adjust learning rate and warm-up."
+    return f"{text}, so {fewer}; you may have to adjust learning rate and warm-up."
 
 
 def _versions(baseline: Side, candidate: Side) -> dict[str, tuple[str | None, str | None]]:
@@ -212,7 +212,7 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
     baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
     alone = sides_alone(sides, baseline)
     others = tuple(side for side in sides if side is not baseline and side is not candidate)
-    differences = [one for side in (candidate, *others) for one in find_differences(baseline, side, mode)]
+    differences = [difference for side in (candidate, *others) for difference in find_differences(baseline, side, mode)]
     speedup = ratio(candidate.samples_per_s, baseline.samples_per_s)
     contrast = Contrast(
         mode=mode,
@@ -234,10 +234,10 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
 
 
 def _of_role(sides: Sequence[Side], role: str) -> Side:
-    found = next((side for side in sides if side.role == role), None)
-    if found is None:
+    matching = next((side for side in sides if side.role == role), None)
+    if matching is None:
         raise UsageError(f"there is no {role} to compare", hint="a contrast needs a baseline and a candidate")
-    return found
+    return matching
 
 
 def _scaling(baseline: Side, candidate: Side) -> str:
@@ -300,7 +300,7 @@ def judge(contrast: Contrast) -> Outcome:
 def unsynchronised_side(contrast: Contrast) -> Side | None:
     """A side whose workers exchange no gradients, if there is one."""
     sides = (contrast.candidate, contrast.baseline)
-    return next((one for one in sides if one.bottleneck.kind == "no_communication" and one.world_size > 1), None)
+    return next((side for side in sides if side.bottleneck.kind == "no_communication" and side.world_size > 1), None)
 
 
 def _verdict(contrast: Contrast) -> str:
@@ -337,11 +337,11 @@ def _relation(contrast: Contrast, outcome: Outcome, few: str) -> str:
         return f"as fast as {few}{': no network bottleneck' if is_same and contrast.loss.cause == 'none' else ''}."
     if outcome == "slower":
         return f"{_slower(contrast)} than {few}: {_culprit(contrast)}."
-    said = f"{times(contrast.speedup.value)} faster{_range(contrast.speedup)} than {few}"
+    text = f"{times(contrast.speedup.value)} faster{_range(contrast.speedup)} than {few}"
     if contrast.mode == "compare" or is_same:
-        return f"{said}."
+        return f"{text}."
     is_lost = is_noticeable(1 - contrast.efficiency, 1.0) and contrast.loss.cause in {"node", "network"}
-    return f"{said} ({contrast.efficiency:.0%} scaling efficiency){f': {_culprit(contrast)}' if is_lost else ''}."
+    return f"{text} ({contrast.efficiency:.0%} scaling efficiency){f': {_culprit(contrast)}' if is_lost else ''}."
 
 
 def _slower(contrast: Contrast) -> str:
@@ -385,18 +385,18 @@ def _has_fewer_workers(contrast: Contrast) -> bool:
 
 def _reasons(contrast: Contrast) -> tuple[str, ...]:
     passes = network_words(contrast.candidate)
-    found = (_where_it_goes(contrast), f"Network: {passes}." if passes else "", _without_network(contrast))
-    return tuple(dict.fromkeys(reason for reason in found if reason))
+    reasons = (_where_it_goes(contrast), f"Network: {passes}." if passes else "", _without_network(contrast))
+    return tuple(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def _where_it_goes(contrast: Contrast) -> str:
-    told = []
+    notes = []
     for side in (contrast.candidate, contrast.baseline):
         parts, takes = _told_parts(side), milliseconds(side.step_time_ms.value)
-        told.append(f"{takes} on {name_side(side, contrast.mode)}{f': {parts}' if parts else ''}")
+        notes.append(f"{takes} on {name_side(side, contrast.mode)}{f': {parts}' if parts else ''}")
     if not _told_parts(contrast.candidate):
         return f"{capitalised(contrast.loss.sentence)}."
-    return f"A step takes {'; '.join(told)}."
+    return f"A step takes {'; '.join(notes)}."
 
 
 def _told_parts(side: Side) -> str:
@@ -414,9 +414,9 @@ def _without_network(contrast: Contrast) -> str:
     if contrast.each_node:
         nodes = sorted(contrast.each_node, key=lambda node: -node.relative)
         unequal = len({node.workers for node in nodes}) > 1
-        told = ", ".join(_told_node(node, unequal=unequal) for node in nodes[:_MOST_NODES])
+        counts = ", ".join(_told_node(node, unequal=unequal) for node in nodes[:_MOST_NODES])
         more = f" and {len(nodes) - _MOST_NODES} more, the slowest at {nodes[-1].relative:.0%}"
-        return f"Alone: {told}{more if len(nodes) > _MOST_NODES else ''}."
+        return f"Alone: {counts}{more if len(nodes) > _MOST_NODES else ''}."
     ours, theirs = _compute_ms(contrast.baseline), _compute_ms(contrast.candidate)
     if contrast.loss.cause != "network" or ours is None or theirs is None:
         return f"{capitalised(contrast.loss.sentence)}."

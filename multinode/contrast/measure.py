@@ -282,7 +282,7 @@ class Contrasted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def contrast(
-    what: Launch, context: RunContext, request: ContrastRequest, *, repeats: int = 1, resume: Resume | None = None
+    launch: Launch, context: RunContext, request: ContrastRequest, *, repeats: int = 1, resume: Resume | None = None
 ) -> Contrasted:
     """Measure every side several times, interleaved, and compare.
 
@@ -294,14 +294,16 @@ def contrast(
         RunFailed: a run failed; its directory has everything.
         Interrupted: the user stopped it.
     """
-    sides = plan_sides(what.cluster, _slots(what, _facts(what, context), request), _with_accumulation(request, what))
+    sides = plan_sides(
+        launch.cluster, _slots(launch, _facts(launch, context), request), _with_accumulation(request, launch)
+    )
     context.say(f"{sides.mode}: {sides.why}")
-    what = benchmark_mode(same_threads(what, [max(side.workers) for side in sides.sides], context, "on every side"))
-    what = msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind="contrast"))
+    launch = benchmark_mode(same_threads(launch, [max(side.workers) for side in sides.sides], context, "on every side"))
+    launch = msgspec.structs.replace(launch, execute=msgspec.structs.replace(launch.execute, kind="contrast"))
     workers = max(sum(side.workers) for side in sides.sides)
-    directory = take_up(what, _series_record(what, sides, repeats), context, resume or Resume(), workers=workers)
+    directory = take_up(launch, _series_record(launch, sides, repeats), context, resume or Resume(), workers=workers)
     with directory.lock():
-        series = _SideSeries(what, sides, context, directory)
+        series = _SideSeries(launch, sides, context, directory)
         try:
             series.run(list(in_turns(range(len(sides.sides)), repeats)))
         except BaseException as error:
@@ -314,7 +316,7 @@ def contrast(
     return contrasted
 
 
-def _series_record(what: Launch, sides: Sides, repeats: int) -> GridRecord:
+def _series_record(launch: Launch, sides: Sides, repeats: int) -> GridRecord:
     measured = {
         "contrast": [(side.label, side.workers, side.accumulation, side.cluster.nodes) for side in sides.sides],
         "repeats": repeats,
@@ -328,8 +330,8 @@ def _series_record(what: Launch, sides: Sides, repeats: int) -> GridRecord:
         for side in sides.sides
     ]
     return GridRecord(
-        fingerprint=fingerprint({"": what.job}, what.cluster.nodes, what.options, measured),
-        command=describe_job(what.job) if not isinstance(what.job, Benchmark) else describe_benchmark(what.job),
+        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch.options, measured),
+        command=describe_job(launch.job) if not isinstance(launch.job, Benchmark) else describe_benchmark(launch.job),
         grid=Grid(nodes=tuple(sorted({cell.nodes for cell in cells})), repeats=repeats),
         cells=tuple(CellRecord(cell=cell) for cell in cells),
         noun="side",
@@ -339,9 +341,9 @@ def _series_record(what: Launch, sides: Sides, repeats: int) -> GridRecord:
 class _SideSeries(Series):
     """The runs of a contrast, each of which must succeed."""
 
-    def __init__(self, what: Launch, sides: Sides, context: RunContext, directory: RunDirectory) -> None:
+    def __init__(self, launch: Launch, sides: Sides, context: RunContext, directory: RunDirectory) -> None:
         super().__init__(context, directory)
-        self._what = what
+        self._launch = launch
         self._sides = sides
 
     def title(self, cell: CellRecord) -> str:
@@ -352,7 +354,7 @@ class _SideSeries(Series):
     def measure(self, turn: Turn, run_id: str) -> CellOutcome:
         """Make a run; a side without a speed is an error before the others are measured in vain."""
         side = self._sides.sides[turn.cell]
-        launched = launch(_side_launch(self._what, side, run_id), self.context)
+        launched = launch(_side_launch(self._launch, side, run_id), self.context)
         require_success(launched, self.context)
         cleanup_nodes(launched, side.cluster, self.context)
         measured = make_side(side.role, [load_side_run(launched.directory)])
@@ -400,52 +402,54 @@ def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
         if steps is not None:
             raise UsageError("--steps sets max_steps of a YAML job", hint="give the script its own arguments")
         return job
-    asked, wanted = job.config.get("max_steps"), steps_to_run(steps or _STEPS)
-    if whole or (steps is None and isinstance(asked, int) and 0 < asked <= wanted):
+    max_steps, wanted = job.config.get("max_steps"), steps_to_run(steps or _STEPS)
+    if whole or (steps is None and isinstance(max_steps, int) and 0 < max_steps <= wanted):
         return job
     return limit_steps(job, wanted)
 
 
-def plan_offline_sides(what: Launch, request: ContrastRequest) -> tuple[Sides, tuple[LaunchPlan, ...]]:
+def plan_offline_sides(launch: Launch, request: ContrastRequest) -> tuple[Sides, tuple[LaunchPlan, ...]]:
     """The sides and their plans, from the hostfile only."""
-    sides = plan_sides(what.cluster, _slots(what, {}, request), _with_accumulation(request, what))
+    sides = plan_sides(launch.cluster, _slots(launch, {}, request), _with_accumulation(request, launch))
     workers = [max(side.workers) for side in sides.sides]
-    environment = with_same_threads(what.options.environment, what.cluster, workers)
-    options = msgspec.structs.replace(what.options, environment=environment)
-    what = benchmark_mode(msgspec.structs.replace(what, options=options))
+    environment = with_same_threads(launch.options.environment, launch.cluster, workers)
+    options = msgspec.structs.replace(launch.options, environment=environment)
+    launch = benchmark_mode(msgspec.structs.replace(launch, options=options))
     run_id = make_run_id()
-    return sides, tuple(plan_offline(_side_launch(what, side, f"{run_id}-{side.label}")) for side in sides.sides)
+    return sides, tuple(plan_offline(_side_launch(launch, side, f"{run_id}-{side.label}")) for side in sides.sides)
 
 
-def _facts(what: Launch, context: RunContext) -> dict[str, NodeFacts]:
-    told = all(node.slots is not None or node.gpus is not None for node in what.cluster.nodes)
-    return {} if told else probe_nodes(what, context.agent)
+def _facts(launch: Launch, context: RunContext) -> dict[str, NodeFacts]:
+    has_counts = all(node.slots is not None or node.gpus is not None for node in launch.cluster.nodes)
+    return {} if has_counts else probe_nodes(launch, context.agent)
 
 
-def _slots(what: Launch, facts: dict[str, NodeFacts], request: ContrastRequest) -> Sequence[int]:
-    found = []
-    for node in what.cluster.nodes:
-        (slots,) = workers_of_nodes(msgspec.structs.replace(what.cluster, nodes=(node,)), facts, None)
-        told = node.slots is not None or node.gpus is not None
-        found.append(slots if told else max(slots, request.workers or 0))
-    return found
+def _slots(launch: Launch, facts: dict[str, NodeFacts], request: ContrastRequest) -> Sequence[int]:
+    counts = []
+    for node in launch.cluster.nodes:
+        (slots,) = workers_of_nodes(msgspec.structs.replace(launch.cluster, nodes=(node,)), facts, None)
+        has_count = node.slots is not None or node.gpus is not None
+        counts.append(slots if has_count else max(slots, request.workers or 0))
+    return counts
 
 
-def _with_accumulation(request: ContrastRequest, what: Launch) -> ContrastRequest:
-    if not isinstance(what.job, LlamaFactoryJob):
+def _with_accumulation(request: ContrastRequest, launch: Launch) -> ContrastRequest:
+    if not isinstance(launch.job, LlamaFactoryJob):
         return request
-    asked = what.job.config.get(_ACCUMULATION, 1)
-    return msgspec.structs.replace(request, accumulation=asked if isinstance(asked, int) and asked > 0 else None)
+    accumulation = launch.job.config.get(_ACCUMULATION, 1)
+    return msgspec.structs.replace(
+        request, accumulation=accumulation if isinstance(accumulation, int) and accumulation > 0 else None
+    )
 
 
-def _side_launch(what: Launch, side: PlannedSide, run_id: str) -> Launch:
-    cluster, options = with_workers(side.cluster, what.options, side.workers)
-    job = what.job
+def _side_launch(launch: Launch, side: PlannedSide, run_id: str) -> Launch:
+    cluster, options = with_workers(side.cluster, launch.options, side.workers)
+    job = launch.job
     if isinstance(job, LlamaFactoryJob):
         if side.accumulation is not None:
             job = override_job(job, {_ACCUMULATION: side.accumulation})
         job = fit_batch(job, sum(side.workers))
-    return msgspec.structs.replace(what, cluster=cluster, options=options, job=job, run_id=run_id)
+    return msgspec.structs.replace(launch, cluster=cluster, options=options, job=job, run_id=run_id)
 
 
 def with_outlook(compared: Contrast, runs: Path) -> Contrast:

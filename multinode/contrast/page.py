@@ -45,7 +45,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
     chart.add_trace(
         Scatter(
             x=nodes,
-            y=[one.value for one in measured],
+            y=[estimate.value for estimate in measured],
             error_y=error_bars(measured),
             customdata=[[f"{100 * point.efficiency:.0f}%"] for point in curve],
             hovertemplate="%{y:.2f} samples/s, efficiency %{customdata[0]}",
@@ -66,10 +66,10 @@ def bandwidth_chart(contrast: Contrast) -> Figure | None:
     if len(drawn) < 2:  # noqa: PLR2004 - a line has two ends
         return None
     chart = Figure(list(_predicted(drawn)))
-    links = [one.link_gbit_per_s for one in drawn]
+    links = [scenario.link_gbit_per_s for scenario in drawn]
     for name, samples_per_s in _levels(contrast, drawn[0]).items():
         chart.add_trace(_level(name, samples_per_s, links))
-    measured = next((one for one in drawn if one.measured), None)
+    measured = next((scenario for scenario in drawn if scenario.measured), None)
     if measured is not None:
         chart.add_trace(_measured(contrast.candidate, measured))
     _mark_break_even(chart, contrast, drawn)
@@ -81,33 +81,35 @@ def _over_links(contrast: Contrast) -> list[PredictedScenario]:
     forecast = contrast.forecast
     there = (contrast.candidate.nodes, contrast.candidate.workers_per_node)
     on_nodes = [
-        one
-        for one in (forecast.scenarios if forecast is not None else ())
-        if (one.nodes, one.workers_per_node) == there and one.link_gbit_per_s is not None and one.link_gbit_per_s > 0
+        scenario
+        for scenario in (forecast.scenarios if forecast is not None else ())
+        if (scenario.nodes, scenario.workers_per_node) == there
+        and scenario.link_gbit_per_s is not None
+        and scenario.link_gbit_per_s > 0
     ]
     if not on_nodes:
         return []
-    settings = _settings(next((one for one in on_nodes if one.measured), on_nodes[0]))
-    alike = {one.link_gbit_per_s: one for one in reversed(on_nodes) if _settings(one) == settings}
+    settings = _settings(next((scenario for scenario in on_nodes if scenario.measured), on_nodes[0]))
+    alike = {scenario.link_gbit_per_s: scenario for scenario in reversed(on_nodes) if _settings(scenario) == settings}
     return [alike[link] for link in sorted(alike, key=lambda link: link or 0.0)]
 
 
-def _settings(one: PredictedScenario) -> tuple[object, ...]:
-    named = msgspec.structs.asdict(one)
+def _settings(scenario: PredictedScenario) -> tuple[object, ...]:
+    named = msgspec.structs.asdict(scenario)
     names = ("per_device_batch", "accumulation", "strategy", "method", "grad_compress", "bucket_mib", "overlap")
     return tuple(named[name] for name in names)
 
 
 def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
-    links = [one.link_gbit_per_s for one in drawn]
-    low, high = ([one.interval[end] for one in drawn] for end in (0, 1))
+    links = [scenario.link_gbit_per_s for scenario in drawn]
+    low, high = ([scenario.interval[end] for scenario in drawn] for end in (0, 1))
     edge = {"x": links, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
     yield Scatter(y=high, showlegend=False, name="high", **edge)
     yield Scatter(y=low, fill="tonexty", fillcolor=_BAND, name="interval", **edge)
     yield Scatter(
         x=links,
-        y=[one.samples_per_s for one in drawn],
-        customdata=[[f"{one.interval[0]:.3g} to {one.interval[1]:.3g}"] for one in drawn],
+        y=[scenario.samples_per_s for scenario in drawn],
+        customdata=[[f"{scenario.interval[0]:.3g} to {scenario.interval[1]:.3g}"] for scenario in drawn],
         hovertemplate="%{x:g} Gbit/s: %{y:.3g} samples/s, %{customdata[0]}",
         mode="lines+markers",
         name=f"{format_placement(drawn[0].nodes, drawn[0].workers_per_node, drawn[0].layout.workers)}, predicted",
@@ -120,9 +122,9 @@ def _levels(contrast: Contrast, drawn: PredictedScenario) -> dict[str, float]:
     levels = {f"{nodes_and_workers(baseline)}, measured": baseline.samples_per_s.value}
     wanted = (1, drawn.workers_per_node)
     if (baseline.nodes, baseline.workers_per_node) != wanted and contrast.forecast is not None:
-        for one in contrast.forecast.scenarios:
-            if (one.nodes, one.workers_per_node) == wanted and _settings(one) == _settings(drawn):
-                levels[f"{wanted[0]} x {wanted[1]}, predicted"] = one.samples_per_s
+        for scenario in contrast.forecast.scenarios:
+            if (scenario.nodes, scenario.workers_per_node) == wanted and _settings(scenario) == _settings(drawn):
+                levels[f"{wanted[0]} x {wanted[1]}, predicted"] = scenario.samples_per_s
     return levels
 
 
@@ -151,10 +153,10 @@ def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
 
 
 def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[PredictedScenario]) -> None:
-    found = contrast.forecast.break_even if contrast.forecast is not None else None
-    if found is None:
+    break_even = contrast.forecast.break_even if contrast.forecast is not None else None
+    if break_even is None:
         return
-    needed = found.beats_one
+    needed = break_even.beats_one
     low, high = needed.low, needed.high
     first, last = drawn[0].link_gbit_per_s or 0.0, drawn[-1].link_gbit_per_s or 0.0
     if low is None or needed.always or low > last or (high or last) < first:
@@ -167,7 +169,7 @@ def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[Predicte
             mode="lines",
             fill="toself",
             fillcolor=_FAINT,
-            name=f"faster than 1 x {found.one_node_workers}: {link_words(needed)}",
+            name=f"faster than 1 x {break_even.one_node_workers}: {link_words(needed)}",
             line={"dash": "dot", "color": GREY},
             hoverinfo="name",
         )

@@ -82,11 +82,11 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
         yield "Cause", sentence
     if passes:
         yield "Network", passes
-    sides = (*measured_sides(contrast), *(one for one in contrast.others if one.role == "each-node"))
-    disturbed = [f"{_where(contrast, side)}, {one}" for side in sides for one in side.disturbances]
+    sides = (*measured_sides(contrast), *(side for side in contrast.others if side.role == "each-node"))
+    disturbed = [f"{_where(contrast, side)}, {disturbance}" for side in sides for disturbance in side.disturbances]
     if details:
         yield from _once("Differs", contrast.differences)
-        yield from _once("Disturbed", [f"{one}; this side may be slower as a result" for one in disturbed])
+        yield from _once("Disturbed", [f"{sentence}; this side may be slower as a result" for sentence in disturbed])
     else:
         yield from _first("Differs", contrast.differences)
         yield from _first("Disturbed", disturbed)
@@ -108,52 +108,56 @@ def _first(label: str, texts: Sequence[str]) -> _Rows:
 
 
 def _break_even(contrast: Contrast, *, shortly: bool) -> list[str]:
-    found = contrast.forecast.break_even if contrast.forecast is not None else None
-    if found is None:
+    break_even = contrast.forecast.break_even if contrast.forecast is not None else None
+    if break_even is None:
         return [f"unknown: {contrast.forecast_reason}"] if contrast.forecast_reason else []
     candidate = contrast.candidate
     alike = candidate.world_size == candidate.nodes * candidate.workers_per_node
-    said = break_even_words(found, candidate.nodes, candidate.link_gbit_per_s, shortly=shortly, alike=alike)
-    return [f"{said}, predicted" if shortly else f"{said} (predicted)"]
+    text = break_even_words(break_even, candidate.nodes, candidate.link_gbit_per_s, shortly=shortly, alike=alike)
+    return [f"{text}, predicted" if shortly else f"{text} (predicted)"]
 
 
 def _predicted(contrast: Contrast) -> list[Advice]:
     baseline = contrast.baseline
-    asked = None if baseline.settings is None else (baseline.settings.per_device_batch, baseline.settings.accumulation)
+    batch = None if baseline.settings is None else (baseline.settings.per_device_batch, baseline.settings.accumulation)
     fitting = [
-        one
-        for one in contrast.advice
-        if pays(one)
-        and not one.measured
+        advice
+        for advice in contrast.advice
+        if pays(advice)
+        and not advice.measured
         # The baseline was measured, so a prediction of it is no use.
-        and (one.outlook.nodes, one.outlook.workers_per_node, (one.outlook.per_device_batch, one.outlook.accumulation))
-        != (baseline.nodes, baseline.workers_per_node, asked)
+        and (
+            advice.outlook.nodes,
+            advice.outlook.workers_per_node,
+            (advice.outlook.per_device_batch, advice.outlook.accumulation),
+        )
+        != (baseline.nodes, baseline.workers_per_node, batch)
     ]
     return list(shortlist(fitting, _MOST_ADVICE))
 
 
 def _to_try(contrast: Contrast) -> list[str]:
     predicted, now = _predicted(contrast), format_count(contrast.candidate.nodes, "node")
-    told = [f"{one.name}: {gain_words(one)} than {now} now{_of_one_node(one)}" for one in predicted]
+    changes = [f"{change.name}: {gain_words(change)} than {now} now{_of_one_node(change)}" for change in predicted]
     if prefers_one_node(contrast):
-        told = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster than {now}, measured", *told]
-        told = told[:_MOST_ADVICE]
+        changes = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster than {now}, measured", *changes]
+        changes = changes[:_MOST_ADVICE]
     tested = contrast.forecast.back_test if predicted and contrast.forecast is not None else None
     error = [f"(predicted, {tested.brief})"] if tested is not None else []
-    return [*told, *error]
+    return [*changes, *error]
 
 
 def _to_try_shortly(contrast: Contrast) -> list[str]:
-    told = [f"{one.name}: {gain_words(one)}, predicted" for one in _predicted(contrast)]
+    changes = [f"{change.name}: {gain_words(change)}, predicted" for change in _predicted(contrast)]
     if prefers_one_node(contrast):
-        told = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster, measured", *told]
-    return told[:_MOST_ADVICE_SHORT]
+        changes = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster, measured", *changes]
+    return changes[:_MOST_ADVICE_SHORT]
 
 
-def _of_one_node(one: Advice) -> str:
-    if one.against_one_node is None:
+def _of_one_node(change: Advice) -> str:
+    if change.against_one_node is None:
         return ""
-    return f"; {span_of_times(one.against_one_node, one.against_one_node_interval, in_table=False)} of 1 node"
+    return f"; {span_of_times(change.against_one_node, change.against_one_node_interval, in_table=False)} of 1 node"
 
 
 def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:
@@ -181,7 +185,7 @@ def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterato
     yield each_node_sheet(contrast)
     yield cost_sheet(contrast)
     yield advice_sheet(contrast.advice)
-    how = "\n\n".join(f"# {one.name}\n{one.command}" for one in contrast.advice if one.command)
+    how = "\n\n".join(f"# {change.name}\n{change.command}" for change in contrast.advice if change.command)
     yield Prose(how, "verbatim", "how: options of multinode launch, or manual steps")
     yield what_if_sheet(contrast.forecast)
     yield break_even_sheet(contrast.forecast)

@@ -33,7 +33,7 @@ _Told = Callable[[Side], str]
 
 def measured_sides(contrast: Contrast) -> tuple[Side, ...]:
     """Baseline, points of the curve and candidate, by nodes; without the sides of one node alone."""
-    points = sorted((one for one in contrast.others if one.role == "point"), key=lambda side: side.nodes)
+    points = sorted((side for side in contrast.others if side.role == "point"), key=lambda side: side.nodes)
     return (contrast.baseline, *points, contrast.candidate)
 
 
@@ -97,8 +97,8 @@ def _is_noticed(side: Side, field: str) -> bool:
 def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
     split = side.split
     parts: list[float | None] = [getattr(split, field, None) for field in ("compute_ms", "exposed_ms", *noticed)]
-    known = [one for one in parts if one is not None]
-    return max(0.0, split.step_ms - sum(known)) if split is not None and len(known) == len(parts) else None
+    known_parts = [part for part in parts if part is not None]
+    return max(0.0, split.step_ms - sum(known_parts)) if split is not None and len(known_parts) == len(parts) else None
 
 
 def _part(side: Side, field: str) -> str:
@@ -110,11 +110,11 @@ def _part(side: Side, field: str) -> str:
 def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
     points = [_point(contrast, side) for side in sides]
     if contrast.mode == "compare":
-        return "speed-up", tuple(UNKNOWN if one is None else f"{plus_minus(one.speedup)}" for one in points)
+        return "speed-up", tuple(UNKNOWN if point is None else f"{plus_minus(point.speedup)}" for point in points)
     is_same = len({side.world_size for side in sides}) == 1
     return "speed against 1 node" if is_same and sides[0].nodes == 1 else "scaling efficiency", tuple(
-        UNKNOWN if one is None else plus_minus(one.speedup * (100 * one.efficiency / one.speedup.value), 1, "%")
-        for one in points
+        UNKNOWN if point is None else plus_minus(point.speedup * (100 * point.efficiency / point.speedup.value), 1, "%")
+        for point in points
     )
 
 
@@ -126,13 +126,13 @@ def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True)
         sides: some of its `measured_sides`.
         costs: whether to include the rows of `cost_sheet`.
     """
-    asked = [marked_cells(name, cells) for name, cells in _asked_rows(sides) if tells(cells)]
-    found = [*_found_rows(contrast, sides), *(_cost_rows(sides) if costs else ())]
+    settings = [marked_cells(name, cells) for name, cells in _asked_rows(sides) if tells(cells)]
+    results = [*_found_rows(contrast, sides), *(_cost_rows(sides) if costs else ())]
     return Sheet(
         title="side by side",
         columns=_side_columns(contrast, sides),
-        rows=(*asked, *((name, *cells) for name, cells in found if tells(cells))),
-        notes=_notes(contrast, marked=is_marked(asked)),
+        rows=(*settings, *((name, *cells) for name, cells in results if tells(cells))),
+        notes=_notes(contrast, marked=is_marked(settings)),
     )
 
 
@@ -186,9 +186,12 @@ def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
     yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(side.bytes_per_step.nic))
     points = [_point(contrast, side) for side in sides]
-    yield "speed-up", tuple(UNKNOWN if one is None else format_sig(one.speedup.value) for one in points)
-    yield "speed-up, range", tuple(UNKNOWN if one is None else range_text(one.speedup) for one in points)
-    yield f"efficiency ({contrast.scaling})", tuple(percent(one.efficiency if one else None, ".0f") for one in points)
+    yield "speed-up", tuple(UNKNOWN if point is None else format_sig(point.speedup.value) for point in points)
+    yield "speed-up, range", tuple(UNKNOWN if point is None else range_text(point.speedup) for point in points)
+    yield (
+        f"efficiency ({contrast.scaling})",
+        tuple(percent(point.efficiency if point else None, ".0f") for point in points),
+    )
     yield _row(sides, "measured steps", lambda side: f"{side.steady_steps:,}")
 
 
@@ -217,8 +220,8 @@ def _point(contrast: Contrast, side: Side) -> CurvePoint | None:
 
 
 def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
-    told = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule, RANGES]
-    return tuple(one for one in (*told, DIFFERS if marked else "") if one)
+    notes = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule, RANGES]
+    return tuple(note for note in (*notes, DIFFERS if marked else "") if note)
 
 
 def _side_columns(contrast: Contrast, sides: Sequence[Side]) -> tuple[Column, ...]:
@@ -226,8 +229,8 @@ def _side_columns(contrast: Contrast, sides: Sequence[Side]) -> tuple[Column, ..
     return (Column("", "nodes x workers", words=True), *heads)
 
 
-def _row(sides: Sequence[Side], name: str, told: _Told) -> _Row:
-    return name, tuple(told(side) for side in sides)
+def _row(sides: Sequence[Side], name: str, cell: _Told) -> _Row:
+    return name, tuple(cell(side) for side in sides)
 
 
 def _whole_time(side: Side) -> str:
@@ -250,9 +253,9 @@ def settings_sheet(contrast: Contrast) -> Sheet:
     """Runs, nodes, settings and versions of the sides, differing ones marked."""
     sides = measured_sides(contrast)
     settings = [msgspec.structs.asdict(side.settings) if side.settings is not None else {} for side in sides]
-    names = dict.fromkeys(name for one in settings for name in one if name not in _SHOWN)
+    names = dict.fromkeys(name for shown in settings for name in shown if name not in _SHOWN)
     packages = dict.fromkeys(package for side in sides for package in side.versions)
-    compared = [(name.replace("_", " "), tuple(_setting(one.get(name)) for one in settings)) for name in names]
+    compared = [(name.replace("_", " "), tuple(_setting(shown.get(name)) for shown in settings)) for name in names]
     compared += [(package, tuple(side.versions.get(package, UNKNOWN) for side in sides)) for package in packages]
     rows = [marked_cells(name, cells) for name, cells in compared if tells(cells)]
     own = [
@@ -269,7 +272,7 @@ def settings_sheet(contrast: Contrast) -> Sheet:
 
 def each_node_sheet(contrast: Contrast) -> Sheet:
     """Every node alone."""
-    unequal = len({one.workers for one in contrast.each_node}) > 1
+    unequal = len({node.workers for node in contrast.each_node}) > 1
     return Sheet(
         title="each node alone",
         columns=(
@@ -281,13 +284,13 @@ def each_node_sheet(contrast: Contrast) -> Sheet:
         ),
         rows=tuple(
             (
-                one.node,
-                format_sig(one.samples_per_s.value),
-                range_text(one.samples_per_s),
-                format_sig(one.step_time_ms.value),
-                percent(one.relative, ".0f"),
+                node.node,
+                format_sig(node.samples_per_s.value),
+                range_text(node.samples_per_s),
+                format_sig(node.step_time_ms.value),
+                percent(node.relative, ".0f"),
             )
-            for one in contrast.each_node
+            for node in contrast.each_node
         ),
     )
 
@@ -297,8 +300,8 @@ def missing_sheet(contrast: Contrast) -> Sheet:
     sides = measured_sides(contrast)
     lacking: dict[tuple[str, str], list[str]] = {}
     for side in sides:
-        for told in side.missing.items():
-            lacking.setdefault(told, []).append(side_head(contrast, side))
+        for entry in side.missing.items():
+            lacking.setdefault(entry, []).append(side_head(contrast, side))
     figures: dict[str, list[str]] = {}
     for (name, reason), named in lacking.items():
         figures.setdefault(reason, []).append(name if len(named) == len(sides) else f"{name} ({', '.join(named)})")

@@ -66,9 +66,9 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
 
     tokens: dict[str, Estimate | None] = {}
     for name in ("tokens_per_s", "tgs"):
-        told: list[float | None] = [getattr(summary, name) for summary in summaries]
-        known = [value for value in told if value is not None and _LEAST <= value <= _MOST]
-        tokens[name] = _estimate(known, summaries, name) if len(known) == len(told) else None
+        values: list[float | None] = [getattr(summary, name) for summary in summaries]
+        plausible = [value for value in values if value is not None and _LEAST <= value <= _MOST]
+        tokens[name] = _estimate(plausible, summaries, name) if len(plausible) == len(values) else None
         if tokens[name] is None:
             reasons = (summary.missing[name] for summary in summaries if name in summary.missing)
             missing[name] = next(reasons, "no worker counted tokens")
@@ -76,18 +76,22 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     exposed_ms: list[float] = []
     late_ms: dict[str, float] = {}
     if split is not None and split.exposed_ms is not None:
-        exposed_ms = [mean.exposed_ms for one in summaries if (mean := one.split.mean) and mean.exposed_ms is not None]
+        exposed_ms = [
+            mean.exposed_ms for summary in summaries if (mean := summary.split.mean) and mean.exposed_ms is not None
+        ]
         late_ms = _late_ms(summaries)
     else:
-        reasons = (reason for one in summaries if (reason := one.split.missing.get("exposed_ms")))
+        reasons = (reason for summary in summaries if (reason := summary.split.missing.get("exposed_ms")))
         unknown = ("exposed_ms", "exposed_share", "late_ms", *(("split",) if split is None else ()))
         missing |= dict.fromkeys(unknown, next(reasons, "its steps were not split"))
-    energy = [energy_of(one.nodes, one.steady_steps * (batch or 0), one.samples_per_s) for one in summaries]
+    energy = [
+        energy_of(summary.nodes, summary.steady_steps * (batch or 0), summary.samples_per_s) for summary in summaries
+    ]
     power = {
-        "power_w": known_mean([one.power_w for one in energy]),
-        "energy_j_per_sample": known_mean([one.j_per_sample for one in energy]),
+        "power_w": known_mean([use.power_w for use in energy]),
+        "energy_j_per_sample": known_mean([use.j_per_sample for use in energy]),
     }
-    reason = next((one.reason for one in energy if one.reason), "")
+    reason = next((use.reason for use in energy if use.reason), "")
     missing |= {name: reason for name, value in power.items() if value is None and reason}
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
     disturbances = find_disturbances([summary.nodes for summary in summaries], cores)
@@ -103,9 +107,9 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         settings=last.workload.settings if last.workload is not None else None,
         global_batch=batch,
         versions=workload.versions,
-        samples_per_s=_estimate([one.samples_per_s or 0.0 for one in summaries], summaries, "samples_per_s"),
-        step_time_ms=_estimate([one.median for one in steps], summaries, "step_time_ms"),
-        step_spread=max(steps, key=lambda one: one.cv),
+        samples_per_s=_estimate([summary.samples_per_s or 0.0 for summary in summaries], summaries, "samples_per_s"),
+        step_time_ms=_estimate([spread.median for spread in steps], summaries, "step_time_ms"),
+        step_spread=max(steps, key=lambda spread: spread.cv),
         steady_steps=sum(summary.steady_steps for summary in summaries),
         split=split,
         exposed_ms=_estimate(exposed_ms, summaries, "exposed_ms") if exposed_ms else None,
@@ -159,13 +163,13 @@ def _steps_of(summary: Summary) -> Spread:
 
 def _mean_split(summaries: Sequence[Summary]) -> WorkerSplit | None:
     """Mean of each part that all repeats have; None if a repeat has no plausible split."""
-    splits = [mean for one in summaries if (mean := one.split.mean) is not None and _is_plausible(mean)]
+    splits = [mean for summary in summaries if (mean := summary.split.mean) is not None and _is_plausible(mean)]
     if len(splits) < len(summaries):
         return None
     return WorkerSplit(
         rank=-1,
-        step_ms=statistics.fmean(one.step_ms for one in splits),
-        **{name: known_mean(getattr(one, name) for one in splits) for name in _PARTS},
+        step_ms=statistics.fmean(split.step_ms for split in splits),
+        **{name: known_mean(getattr(split, name) for split in splits) for name in _PARTS},
     )
 
 
@@ -247,9 +251,9 @@ def load_side_run(directory: RunDirectory) -> SideRun:
     nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
     facts = directory.read("facts.json", list[NodeFacts]) or []
     # Nodes of a lab share one machine, so the work of another node is not foreign load there.
-    cores = {one.node: one.cores for one in facts if one.node in nodes and not nodes[one.node].is_virtual}
+    cores = {fact.node: fact.cores for fact in facts if fact.node in nodes and not nodes[fact.node].is_virtual}
     links = [node.link_gbit_per_s for node in plan.nodes]
-    known = [link for link in links if link is not None]
+    given = [link for link in links if link is not None]
     return SideRun(
         summary=summary,
         node_names=tuple(node.node for node in plan.nodes),
@@ -257,9 +261,9 @@ def load_side_run(directory: RunDirectory) -> SideRun:
         workload=directory.read("workload.json", Workload),
         price_per_hour=hostfile_price(plan, cluster, "hourly") if cluster is not None else None,
         price_purchase=hostfile_price(plan, cluster, "purchase") if cluster is not None else None,
-        devices=devices_of(plan, {one.node: one for one in facts}),
+        devices=devices_of(plan, {fact.node: fact for fact in facts}),
         cores=tuple(cores.get(node.node) for node in plan.nodes),
-        link_gbit_per_s=min(known) if len(known) == len(links) > 1 else None,
+        link_gbit_per_s=min(given) if len(given) == len(links) > 1 else None,
     )
 
 
@@ -268,8 +272,8 @@ def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
     marked = directory.read(_CONTRAST, StoredSchema)
     if marked is None or marked.schema == _SCHEMA:
         return directory.read(_CONTRAST, Contrast), ""
-    told = marked.schema or "no schema"
-    return None, f"This contrast is from another release ({told}): measure it again to show it."
+    schema = marked.schema or "no schema"
+    return None, f"This contrast is from another release ({schema}): measure it again to show it."
 
 
 def _job(directory: RunDirectory) -> str:
@@ -288,17 +292,17 @@ def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[s
         plan: of the run.
         facts: by the node's name.
     """
-    told = [_names(node, facts.get(node.node)) for node in plan.nodes]
-    known = [names for names in told if names is not None]
-    return tuple(dict(Counter(names)) for names in known) if len(known) == len(told) else ()
+    names_of = [_names(node, facts.get(node.node)) for node in plan.nodes]
+    known_names = [names for names in names_of if names is not None]
+    return tuple(dict(Counter(names)) for names in known_names) if len(known_names) == len(names_of) else ()
 
 
-def _names(node: NodePlan, found: NodeFacts | None) -> list[str] | None:
-    if found is None:
+def _names(node: NodePlan, facts: NodeFacts | None) -> list[str] | None:
+    if facts is None:
         return None
     if not node.gpus:
-        return [_one_line(found.processor or "") or _CPU] * len(node.ranks)
-    listed = {gpu.index: _one_line(gpu.name) for gpu in found.gpus}
+        return [_one_line(facts.processor or "") or _CPU] * len(node.ranks)
+    listed = {gpu.index: _one_line(gpu.name) for gpu in facts.gpus}
     names = [listed[index] for index in node.gpus if listed.get(index)]
     return names if len(names) == len(node.gpus) else None
 

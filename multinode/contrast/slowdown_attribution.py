@@ -105,11 +105,11 @@ def network_ms_of(case: CandidateLoss, reference: Side) -> float | None:
 
 def part_ms(side: Side, name: str, case: CandidateLoss) -> float | None:
     """A part of its median step, scaled to the candidate's samples per worker."""
-    told: float | None = getattr(side.split, name, None)
-    if side.split is None or told is None:
+    value: float | None = getattr(side.split, name, None)
+    if side.split is None or value is None:
         return None
     grows = work_ratio(side, case) if name in _GROWING else 1.0
-    return told / side.split.step_ms * side.step_time_ms.value * grows
+    return value / side.split.step_ms * side.step_time_ms.value * grows
 
 
 def most_grown(case: CandidateLoss, reference: Side) -> tuple[str, float] | None:
@@ -216,12 +216,12 @@ def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
 def _of_node(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.node_ms or 0.0)
     if case.alone:
-        said = f"alone, {loss.node} runs at {loss.relative or 0:.0%} of the speed of {reference.node_names[0]}"
-        said += f", which adds {adds} to each step of {step}"
+        text = f"alone, {loss.node} runs at {loss.relative or 0:.0%} of the speed of {reference.node_names[0]}"
+        text += f", which adds {adds} to each step of {step}"
     else:
-        said = f"the other nodes wait {adds} per step of {step} for {loss.node}"
-        said += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
-    return said + (f"; the network adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
+        text = f"the other nodes wait {adds} per step of {step} for {loss.node}"
+        text += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
+    return text + (f"; the network adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
 
 
 def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
@@ -229,15 +229,15 @@ def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side)
     if network_ms_of(case, reference) is None:
         return f"the network adds {adds} to each step of {step}, inferred from the step times alone"
     more = f"{adds} more than on {name_side(reference, case.mode)}, in" if exposed_ms(reference) else f"{adds} of"
-    said = f"exposed communication takes {more} each step of {step}"
-    return said + (f"; slow node {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
+    text = f"exposed communication takes {more} each step of {step}"
+    return text + (f"; slow node {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
 
 
 def _of_none(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     step_ms, ideal_ms = case.candidate.step_time_ms.value, loss.ideal_ms or 0.0
-    found = "nothing is lost" if is_noticeable(ideal_ms - step_ms, ideal_ms) else "no noticeable loss"
+    outcome = "nothing is lost" if is_noticeable(ideal_ms - step_ms, ideal_ms) else "no noticeable loss"
     against = f"{milliseconds(ideal_ms)} with {_ideal(reference, case)}"
-    return f"{found}: a step takes {milliseconds(step_ms)}, against {against}"
+    return f"{outcome}: a step takes {milliseconds(step_ms)}, against {against}"
 
 
 def _of_unknown(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
@@ -253,10 +253,10 @@ def _of_unknown(loss: SlowdownAttribution, case: CandidateLoss, reference: Side)
 
 
 def _grown(case: CandidateLoss, reference: Side) -> str:
-    found = most_grown(case, reference)
-    if found is None:
+    cause = most_grown(case, reference)
+    if cause is None:
         return ""
-    name, grown_ms = found
+    name, grown_ms = cause
     late = f", {case.candidate.stragglers[0]} most" if name == "wait_ms" and case.candidate.stragglers else ""
     return f": {milliseconds(grown_ms)} of it is {_GROWN[name]}{late}"
 

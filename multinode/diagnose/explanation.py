@@ -75,14 +75,14 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
         )
         for place, ((name, reading), second) in enumerate(zip(failed, times, strict=True))
     ]
-    found = first_failure(nodes)
-    if found is None:
+    earliest = first_failure(nodes)
+    if earliest is None:
         return Explanation(first_failure=None, other_failures=(), order_known=True, next=(), files=files)
-    first = _describe(found, nodes[found.node_rank])
+    first = _describe(earliest, nodes[earliest.node_rank])
     others = [
         _describe(failure, node)
         for node in nodes
-        if node.run.node_rank != found.node_rank and (failure := first_failure([node])) is not None
+        if node.run.node_rank != earliest.node_rank and (failure := first_failure([node])) is not None
     ]
     rivals = [other for other in others if not other.of_peers and not first.of_peers]
     return Explanation(

@@ -88,11 +88,11 @@ def find_worker_death(log: str) -> WorkerDeath | None:
     killed = _MPI_REPORT.search(log)
     if killed is not None:
         return _death(int(killed[1]), -int(killed[2]))
-    said = _DEEPSPEED_REPORT.search(log)
-    if said is not None:
-        place, local = _DEEPSPEED_PLACE.search(log), _LOCAL_RANK.search(said[1])
+    report = _DEEPSPEED_REPORT.search(log)
+    if report is not None:
+        place, local = _DEEPSPEED_PLACE.search(log), _LOCAL_RANK.search(report[1])
         rank = None if place is None or local is None else int(place[1]) * int(place[2]) + int(local[1])
-        return _death(rank, int(said[2]))
+        return _death(rank, int(report[2]))
     # The last time: torchrun may have started the workers anew before.
     codes = [int(code) for code in _TORCHRUN_LINE.findall(log)][-1:]
     codes += [-int(number) for number in _ACCELERATE_REPORT.findall(log)]
@@ -164,8 +164,8 @@ def _find_kind(
     if error is not None:
         return error.kind, error, text
     if failure.signal is not None:
-        told = known_errors().get(_SIGNAL_ERRORS.get(failure.signal, ""))
-        return _SIGNALS.get(failure.signal, "killed"), told, text
+        signal_error = known_errors().get(_SIGNAL_ERRORS.get(failure.signal, ""))
+        return _SIGNALS.get(failure.signal, "killed"), signal_error, text
     return None, None, text
 
 
@@ -256,11 +256,11 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
 
     `stop` is the command that ends a run without a lease where contact to a node was lost.
     """
-    found = _find(nodes)
+    causes = _find(nodes)
     losses = [_lost(node, stop) for node in nodes if node.run.state == "lost"]
     lost = min(losses, key=lambda failure: failure.time_s or math.inf, default=None)
-    if lost is None or (found is not None and not _follows(found, lost, nodes)):
-        return found
+    if lost is None or (causes is not None and not _follows(causes, lost, nodes)):
+        return causes
     peers = sorted((node for node in nodes if node.run.state != "lost"), key=lambda node: node.run.node_rank)
     followers = [failure for node in peers if (failure := _find([node])) is not None and _follows(failure, lost, nodes)]
     return replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in followers))

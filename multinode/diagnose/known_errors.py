@@ -125,11 +125,11 @@ def anchor(text: str) -> str:
 
 @functools.cache
 def _by_anchor() -> Mapping[str, tuple[int, ...]]:
-    found: defaultdict[str, list[int]] = defaultdict(list)
+    indices: defaultdict[str, list[int]] = defaultdict(list)
     for place, error in enumerate(known_errors().values()):
         for word in {anchor(text) for text in error.texts if not error.is_harmless}:
-            found[word].append(place)
-    return {word: tuple(places) for word, places in found.items()}
+            indices[word].append(place)
+    return {word: tuple(places) for word, places in indices.items()}
 
 
 def find_error(text: str) -> KnownError | None:

@@ -73,11 +73,11 @@ def bar_chart(
     rows = table.cells[:MOST_BARS]
     values: list[Estimate | float | None] = [getattr(row, name) for row in rows]
     if scale != 1:
-        values = [scale * found if isinstance(found, float) else found for found in values]
-    if all(found is None for found in values):
+        values = [scale * value if isinstance(value, float) else value for value in values]
+    if all(value is None for value in values):
         return None
-    groups, what = _grouped(rows)
-    bars = [_Bar(*told) for told in zip(range(len(rows)), rows, values, groups, strict=True)]
+    groups, legend = _grouped(rows)
+    bars = [_Bar(*place) for place in zip(range(len(rows)), rows, values, groups, strict=True)]
     chart = Figure(list(_bar_of_each(bars)))
     lacking = [bar for bar in bars if bar.value is None]
     if lacking:
@@ -85,7 +85,7 @@ def bar_chart(
     if level is not None:
         chart.add_vline(x=level, line={"dash": "dash", "color": GREY})
     names = [_wrapped(row.label, _LINE_CHARS) for row in rows]
-    chart.update_layout(barmode="overlay", showlegend=len(set(groups)) > 1, legend_title_text=what)
+    chart.update_layout(barmode="overlay", showlegend=len(set(groups)) > 1, legend_title_text=legend)
     chart.update_yaxes(
         tickvals=list(range(len(rows))),
         ticktext=["<br>".join(lines) for lines in names],
@@ -101,15 +101,15 @@ def memory_chart(table: CellTable) -> CellChart | None:
     """Peak memory of a worker over its batch, a line for all else that cells differ in; those that ran out marked."""
     rows = [row for row in table.cells if row.settings.per_device_batch is not None]
     out = [row for row in rows if row.state == "out_of_memory"]
-    known = [row for row in rows if row.peak_memory_gib is not None]
-    batches = {value_of(row, _BATCH) for row in (*out, *known)}
-    if not known or len(batches) < 2:  # noqa: PLR2004 - a line has two ends
+    sized = [row for row in rows if row.peak_memory_gib is not None]
+    batches = {value_of(row, _BATCH) for row in (*out, *sized)}
+    if not sized or len(batches) < 2:  # noqa: PLR2004 - a line has two ends
         return None
     series = _series(rows, table, besides="sequence_length")
     chart = Figure(list(_lines(series, _BATCH, "peak_memory_gib")))
     if out:
         colours = {id(row): line_style(number)["color"] for number, mine in enumerate(series.values()) for row in mine}
-        top = max(row.peak_memory_gib or 0.0 for row in known) * _OOM_ABOVE
+        top = max(row.peak_memory_gib or 0.0 for row in sized) * _OOM_ABOVE
         chart.add_trace(
             Scatter(
                 x=[value_of(row, _BATCH) for row in out],
@@ -135,8 +135,8 @@ def tokens_chart(table: CellTable) -> CellChart | None:
     return _finished(chart, lengths, "sequence length (tokens)", "tokens/s")
 
 
-def _finished(chart: Figure, found: Collection[int], across: str, up: str) -> CellChart:
-    xs = sorted(found)
+def _finished(chart: Figure, points: Collection[int], across: str, up: str) -> CellChart:
+    xs = sorted(points)
     # Both are doubled from one to the next.
     with_axes(chart, across, up, type="log", tickvals=xs, ticktext=[f"{x:,}" for x in xs])
     chart.update_layout(showlegend=True)
@@ -176,8 +176,8 @@ def _words(lacking: Sequence[_Bar]) -> Scatter:
 
 
 def _errors(values: Sequence[Estimate | float | None]) -> dict[str, Any] | None:
-    ranges = [one for one in values if isinstance(one, Estimate)]
-    if len(ranges) < len(values) or all(one.low == one.high for one in ranges):
+    ranges = [value for value in values if isinstance(value, Estimate)]
+    if len(ranges) < len(values) or all(interval.low == interval.high for interval in ranges):
         return None
     return error_bars(ranges, color=GREY, thickness=1.2, width=3)
 
@@ -186,9 +186,9 @@ def _grouped(rows: Sequence[CellRow]) -> tuple[list[str], str]:
     columns = {column.name: column for column in cell_columns(rows)}
     for name in _COLOURED_BY:
         if name in columns:
-            told = [tell(columns[name], row) for row in rows]
-            if 1 < len(set(told)) <= len(PALETTE):
-                return told, f"{columns[name].title} {columns[name].unit}".rstrip()
+            texts = [tell(columns[name], row) for row in rows]
+            if 1 < len(set(texts)) <= len(PALETTE):
+                return texts, f"{columns[name].title} {columns[name].unit}".rstrip()
     return ["all"] * len(rows), ""
 
 
@@ -202,12 +202,12 @@ def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dic
     ]
     series: dict[str, list[CellRow]] = {}
     for row in rows:
-        told = [
+        words = [
             text if column.is_words or column.name == "nodes" else f"{column.title} {text}"
             for column in columns
             if (text := tell(column, row)) != UNKNOWN
         ]
-        series.setdefault(", ".join(told) or "all", []).append(row)
+        series.setdefault(", ".join(words) or "all", []).append(row)
     # Those that are lines, before those that are a point each.
     longest = sorted(series, key=lambda name: -len(series[name]))[:_MOST_SERIES]
     return {name: mine for name, mine in series.items() if name in longest}
@@ -215,9 +215,9 @@ def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dic
 
 def _lines(series: Mapping[str, Sequence[CellRow]], across: str, up: str) -> Iterator[Scatter]:
     for number, (name, mine) in enumerate(series.items()):
-        known = [row for row in mine if value_of(row, up) is not None]
-        if known:
-            ordered = sorted(known, key=lambda row: value_of(row, across))
+        drawn = [row for row in mine if value_of(row, up) is not None]
+        if drawn:
+            ordered = sorted(drawn, key=lambda row: value_of(row, across))
             yield Scatter(
                 x=[value_of(row, across) for row in ordered],
                 y=[value_of(row, up) for row in ordered],

@@ -85,7 +85,7 @@ def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
         network_share=side.exposed_share,
         peak_memory_gib=_peak_memory_gib(runs),
         tokens_per_sample=_median([run.summary.tokens_per_sample for run in runs]),
-        **{name: _median([getattr(one, name, None) for one in used]) for name in _UTILISATION},
+        **{name: _median([getattr(side, name, None) for side in used]) for name in _UTILISATION},
     )
     return msgspec.structs.replace(row, missing=_missing(row, side, runs[-1]))
 
@@ -96,14 +96,14 @@ def _peak_memory_gib(runs: Sequence[SideRun]) -> float | None:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and 0 <= value <= _MOST]
-    return statistics.median(known) if known and len(known) == len(values) else None
+    counts = [value for value in values if value is not None and 0 <= value <= _MOST]
+    return statistics.median(counts) if counts and len(counts) == len(values) else None
 
 
 def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
     summary = last.summary
     no_peak = summary.missing.get("utilisation", "") if summary.utilisation is None else summary.utilisation.denominator
-    told = side.missing | {
+    missing = side.missing | {
         "network_share": side.missing.get("exposed_share", ""),
         "tokens_per_sample": summary.missing.get("tokens_per_sample", ""),
         "peak_memory_gib": "no worker reported its memory",
@@ -113,7 +113,7 @@ def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
         **dict.fromkeys(_UTILISATION, no_peak),
     }
     unknown = [name for name in row.__struct_fields__ if getattr(row, name) is None]
-    return {name: told[name] or "not every repeat has it" for name in unknown if name in told}
+    return {name: missing[name] or "not every repeat has it" for name in unknown if name in missing}
 
 
 def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
@@ -141,15 +141,15 @@ def fill_rows(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
 
 def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
     settings = JobSettings(**{name: _setting(row, name, measured) for name in JobSettings.__struct_fields__})
-    alike = [one for one in measured if one.nodes == row.nodes]
-    workers = row.workers_per_node or _agreed(one.workers_per_node for one in alike)
-    world_size = _agreed(one.world_size for one in alike)
+    alike = [other for other in measured if other.nodes == row.nodes]
+    workers = row.workers_per_node or _agreed(other.workers_per_node for other in alike)
+    world_size = _agreed(other.world_size for other in alike)
     if row.nodes is not None and workers is not None:
         world_size = row.nodes * workers
     return msgspec.structs.replace(
         row,
         settings=settings,
-        device=row.device or _agreed(one.device for one in alike or measured),
+        device=row.device or _agreed(other.device for other in alike or measured),
         workers_per_node=workers,
         world_size=world_size,
         global_batch=global_batch(settings, world_size),
@@ -159,9 +159,9 @@ def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
 def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
     column = COLUMNS[name]
     keys = [key for key in column.keys if key in row.varied]
-    alike = [one for one in measured if all(one.varied.get(key) == row.varied[key] for key in keys)]
+    alike = [other for other in measured if all(other.varied.get(key) == row.varied[key] for key in keys)]
     if alike:
-        return _agreed(getattr(one.settings, name) for one in alike)
+        return _agreed(getattr(other.settings, name) for other in alike)
     if keys != [column.key]:
         return None
     value = row.varied[column.key]
@@ -170,8 +170,8 @@ def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
 
 
 def _agreed(values: Iterable[T]) -> T | None:
-    found = list(values)
-    return found[0] if found and all(value == found[0] for value in found) else None
+    given = list(values)
+    return given[0] if given and all(value == given[0] for value in given) else None
 
 
 def with_full_run(
@@ -188,12 +188,12 @@ def with_full_run(
     """
     most = max([plausible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
     missing: dict[str, str] = {}
-    asked = attempt(missing, "whole_s", partial(_asked, rows, whole, worker_batch, most))
-    if asked is None:
+    work = attempt(missing, "whole_s", partial(_asked, rows, whole, worker_batch, most))
+    if work is None:
         return tuple(
             msgspec.structs.replace(row, missing=row.missing | missing) if _is_timed(row) else row for row in rows
         ), ""
-    samples, trains = asked
+    samples, trains = work
     return tuple(
         msgspec.structs.replace(row, whole_s=full_run_s(row.samples_per_s, count))
         if row.samples_per_s is not None and _is_timed(row)
@@ -215,10 +215,10 @@ def _asked(
         )
     epochs = asked_epochs(whole)
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
-    known = dataset_size(row.dataset_samples for row in rows)
-    counts = [epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
+    dataset_samples = dataset_size(row.dataset_samples for row in rows)
+    counts = [epochs * (plausible_count(row.dataset_samples) or dataset_samples) for row in rows]
     times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
-    size = f" ({known:,} samples)" if len(set(counts)) == 1 else ""
+    size = f" ({dataset_samples:,} samples)" if len(set(counts)) == 1 else ""
     return counts, f"The full run is {times} of the dataset{size}, at the rate of the measured steps."
 
 
@@ -228,10 +228,10 @@ def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: in
     own = plausible_count(worker_batch)
     if own:
         return own
-    told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
-    if not told:
+    batches = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
+    if not batches:
         raise UnknownError("the batch per worker is unknown")
-    widest, batch = max(told, key=lambda one: one[0])
+    widest, batch = max(batches, key=lambda pair: pair[0])
     return batch // widest
 
 

@@ -81,31 +81,31 @@ def cell_columns(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
     """
     fixed = {column.name for column, _ in constants(rows)}
     figures = (column for column in COLUMNS.values() if column.title and column.is_figure)
-    told = (
+    titled = (
         msgspec.structs.replace(column, unit=money_unit(column.unit, rows))
         for column in (*_identities(rows), *figures)
         if column.name not in fixed and any(tell(column, row) != UNKNOWN for row in rows)
     )
-    return (_LABEL, *told)
+    return (_LABEL, *titled)
 
 
 def constants(rows: Sequence[CellRow]) -> tuple[tuple[CellColumn, str], ...]:
     """What is the same on every row, and its text; of a row without figures what is not known differs in nothing."""
-    found: list[tuple[CellColumn, str]] = []
+    same: list[tuple[CellColumn, str]] = []
     for column in _identities(rows):
         texts = {text for row in rows if (text := tell(column, row)) != UNKNOWN or row.state == MEASURED}
         # Of a method without adapters the rank is not unknown: there is none.
-        is_of_all = column.name != "lora_rank" or any(one.name == "method" for one, _ in found)
+        is_of_all = column.name != "lora_rank" or any(shown.name == "method" for shown, _ in same)
         if len(texts) == 1 and texts != {UNKNOWN} and is_of_all:
-            found.append((column, texts.pop()))
-    return tuple(found)
+            same.append((column, texts.pop()))
+    return tuple(same)
 
 
 def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
     """A unit with the currency of these rows in the place of `{money}`; with `units` where it is not known and one."""
-    found = currencies(rows)
-    one, many = (found[0], found[0]) if len(found) == 1 and found[0] is not None else _UNTOLD
-    return unit.replace(f"for 1 {MONEY}", f"for 1 {one}").replace(MONEY, many)
+    paid = currencies(rows)
+    unit_name, many = (paid[0], paid[0]) if len(paid) == 1 and paid[0] is not None else _UNTOLD
+    return unit.replace(f"for 1 {MONEY}", f"for 1 {unit_name}").replace(MONEY, many)
 
 
 def _identities(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
@@ -198,17 +198,17 @@ def lead(table: CellTable) -> str:
 
 def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
     fast = [row for row in measured if has_speed(row)]
-    known = [row for row in fast or measured if row.tokens_per_s is not None]
-    of_length = differing(fast) == ("sequence_length",) and not untold(fast) and len(known) == len(fast)
+    timed = [row for row in fast or measured if row.tokens_per_s is not None]
+    of_length = differing(fast) == ("sequence_length",) and not untold(fast) and len(timed) == len(fast)
     if fast and not of_length:
         best = max(fast, key=lambda row: value_of(row, "samples_per_s"))
         work = other_work(fast)
         though = f", though cells {work}" if work else _as_fast(best, fast)
         return f"The fastest is {best.label} with {_speed(best)} samples/s{_times(table, best)}{though}"
-    if not known:
+    if not timed:
         return ""
-    best = max(known, key=lambda row: value_of(row, "tokens_per_s"))
-    work = other_work(known)
+    best = max(timed, key=lambda row: value_of(row, "tokens_per_s"))
+    work = other_work(timed)
     though = ", among cells with different sequence lengths" if of_length else f", though cells {work}" if work else ""
     return f"The fastest is {best.label} with {tell(COLUMNS['tokens_per_s'], best)} tokens/s{though}"
 
@@ -221,8 +221,8 @@ def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
     return f", though {named} may be as fast"
 
 
-def _may_reach(one: Estimate | None, best: Estimate | None) -> bool:
-    return one is not None and best is not None and ratio(best, one).low <= 1
+def _may_reach(speed: Estimate | None, best: Estimate | None) -> bool:
+    return speed is not None and best is not None and ratio(best, speed).low <= 1
 
 
 def _times(table: CellTable, best: CellRow) -> str:
@@ -234,15 +234,15 @@ def _times(table: CellTable, best: CellRow) -> str:
 
 def constants_line(table: CellTable) -> str:
     """What is the same on every row, and therefore no column; empty where nothing is."""
-    told = []
+    remarks = []
     for column, text in constants(table.cells):
         if column.name == "source":
-            told += [text] if text == "imported" else []
+            remarks += [text] if text == "imported" else []
         elif column.name in {"packing", "recompute"}:
-            told += [column.words] if text == "yes" else []
+            remarks += [column.words] if text == "yes" else []
         else:
-            told.append(text if column.name == "nodes" and " x " not in text else f"{column.words} {text}")
-    return f"The same in every row: {', '.join(told)}." if told else ""
+            remarks.append(text if column.name == "nodes" and " x " not in text else f"{column.words} {text}")
+    return f"The same in every row: {', '.join(remarks)}." if remarks else ""
 
 
 def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -> Sheet:
@@ -275,15 +275,15 @@ def _heading(column: CellColumn) -> Column:
 
 def unmeasured_sheet(table: CellTable) -> Sheet:
     """Cells without figures, by state and reason."""
-    found: dict[tuple[str, str], list[str]] = {}
+    rows_of: dict[tuple[str, str], list[str]] = {}
     for row in table.cells:
         if not has_figures(row):
             reason = row.reason or row.missing.get("samples_per_s", "")
-            found.setdefault((state_word(row), reason), []).append(row.label)
+            rows_of.setdefault((state_word(row), reason), []).append(row.label)
     return Sheet(
         title="not measured",
         columns=(Column("state", words=True), Column("cells", words=True), Column("why", words=True)),
-        rows=tuple((state, _listed(labels), reason or UNKNOWN) for (state, reason), labels in found.items()),
+        rows=tuple((state, _listed(labels), reason or UNKNOWN) for (state, reason), labels in rows_of.items()),
     )
 
 
@@ -324,7 +324,7 @@ def missing_sheet(table: CellTable) -> Sheet:
 def _listed(labels: Sequence[str]) -> str:
     more = [f"and {len(labels) - _MOST_LABELS} more"] if len(labels) > _MOST_LABELS + 1 else []
     shown = [*labels[:_MOST_LABELS], *more] if more else labels
-    return ("; " if any("," in one for one in shown) else ", ").join(shown)
+    return ("; " if any("," in name for name in shown) else ", ").join(shown)
 
 
 _LISTS = ("run_ids", "node_names", "filed_prices", "disturbances", "contradictions")
@@ -407,19 +407,19 @@ def _own_notes(table: CellTable) -> list[str]:
 
 
 def _general(rows: Sequence[CellRow]) -> list[str]:
-    said = []
+    notes = []
     if any(row.global_batch is not None or row.settings.per_device_batch is not None for row in rows):
-        said.append(_BATCH)
+        notes.append(_BATCH)
     fast = [row for row in rows if has_speed(row)]
     work = other_work(fast)
     if work:
-        said.append(f"Rows {work}: {_so(fast)}.")
+        notes.append(f"Rows {work}: {_so(fast)}.")
     if any(row.source == "imported" for row in rows):
-        said.append(_IMPORTED)
+        notes.append(_IMPORTED)
     paid = [currency or "an unknown currency" for currency in currencies(rows)]
     if len(paid) > 1:
-        said.append(f"{_CURRENCIES}{format_list(paid)}, which cannot be compared.")
-    return said
+        notes.append(f"{_CURRENCIES}{format_list(paid)}, which cannot be compared.")
+    return notes
 
 
 def _so(rows: Sequence[CellRow]) -> str:
@@ -476,9 +476,9 @@ def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
     elif other_job([row for row in rows if row.whole_cost is not None]):
         unlike = {"whole_cost"}
     for title, name, sign in _KEY_FIGURES:
-        known = [(found, row) for row in rows if name not in unlike and (found := value_of(row, name)) is not None]
-        if known:
-            _, row = max(known, key=lambda one: sign * one[0])
+        valued = [(value, row) for row in rows if name not in unlike and (value := value_of(row, name)) is not None]
+        if valued:
+            _, row = max(valued, key=lambda pair: sign * pair[0])
             yield f"{title}: {row.label}", tell(COLUMNS[name], row)
 
 
@@ -525,7 +525,7 @@ def cell_parts(
     yield labelled(
         [
             *_few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows]),
-            *_few("Remarks", [f"{label}, {what}" for label, what in marks_sheet(table).rows]),
+            *_few("Remarks", [f"{label}, {remark}" for label, remark in marks_sheet(table).rows]),
             *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
             *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
             *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
@@ -577,10 +577,10 @@ def _main(table: CellTable, columns: Sequence[CellColumn], most: int, text: _Tex
     whole = cells_sheet(table, columns)
     rows = tuple(tuple(text(column, row) for column in columns) for row in table.cells[:most])
     drawn = sheet_table(Sheet(title=whole.title, columns=whole.columns, rows=rows))
-    for one, column in zip(drawn.columns, columns, strict=True):
-        one.max_width = _most(column, width) if column.is_words else None
+    for title, column in zip(drawn.columns, columns, strict=True):
+        title.max_width = _most(column, width) if column.is_words else None
         # A key of the job is no markup.
-        one.header = Text(str(one.header))
+        title.header = Text(str(title.header))
     return drawn
 
 
@@ -596,7 +596,7 @@ def _fitting(
     rows: Sequence[CellRow], width: int, first: str | None, text: _Text, most: int | None = None
 ) -> tuple[CellColumn, ...]:
     # Without the details an interval stands beside its figure.
-    columns = [one for one in cell_columns(rows) if most is None or one.name != "samples_per_s_range"]
+    columns = [column for column in cell_columns(rows) if most is None or column.name != "samples_per_s_range"]
     left = width - _width(_LABEL, rows, width, text)
     kept = {_LABEL.name}
     for column in sorted(columns[1:], key=lambda column: (column.name != first, column.rank)):
@@ -623,5 +623,5 @@ def _left_out(rows: Sequence[CellRow], shown: Sequence[CellColumn]) -> Iterator[
     names = {column.name for column in shown}
     missing = [column for column in cell_columns(rows) if column.name not in names]
     if missing:
-        told = (f"{column.title} ({column.unit})" if column.unit else column.title for column in missing)
-        yield f"columns hidden (terminal too narrow): {'; '.join(told)}"
+        titles = (f"{column.title} ({column.unit})" if column.unit else column.title for column in missing)
+        yield f"columns hidden (terminal too narrow): {'; '.join(titles)}"

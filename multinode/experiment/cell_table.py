@@ -55,20 +55,20 @@ def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
 def _priced(row: CellRow, prices: Prices | None) -> CellRow:
     if prices is None:
         return row
-    known = {name: None if name in row.filed_prices else getattr(row, name) for name in _PRICES}
-    own = row.currency if any(price is not None for price in known.values()) else None
+    prices_of = {name: None if name in row.filed_prices else getattr(row, name) for name in _PRICES}
+    own = row.currency if any(price is not None for price in prices_of.values()) else None
     if own not in {None, prices.currency}:
         return row
     missing = dict(row.missing)
     filed: dict[str, float] = {}
-    for name, price in known.items():
-        if price is None and (found := attempt(missing, name, partial(_of_file, row, prices, name))) is not None:
-            filed[name] = found
+    for name, price in prices_of.items():
+        if price is None and (amount := attempt(missing, name, partial(_of_file, row, prices, name))) is not None:
+            filed[name] = amount
     return msgspec.structs.replace(
         row,
-        **(known | filed),
+        **(prices_of | filed),
         # A hostfile and a table that have no word for their currency are in the file's.
-        currency=prices.currency if any(price is not None for price in (known | filed).values()) else None,
+        currency=prices.currency if any(price is not None for price in (prices_of | filed).values()) else None,
         filed_prices=tuple(filed),
         missing=missing,
     )
@@ -78,16 +78,16 @@ def _of_file(row: CellRow, prices: Prices, name: str) -> float:
     """What the row's nodes, or its GPUs, cost by the file."""
     nodes = [prices.nodes.get(node) for node in row.node_names]
     if not any(nodes):
-        told = _of_devices(_devices(row), prices, name)
+        total = _of_devices(_devices(row), prices, name)
     else:
         own = (_kind_of(node, name) for node in nodes)
-        told = sum(
+        total = sum(
             price if price is not None else _of_devices(_devices(row, rank), prices, name)
             for rank, price in enumerate(own)
         )
-    if told > _MOST_PRICE:
-        raise UnknownError(f"a price of {told:g} is implausible")
-    return told
+    if total > _MOST_PRICE:
+        raise UnknownError(f"a price of {total:g} is implausible")
+    return total
 
 
 def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
@@ -120,8 +120,8 @@ def _of_devices(devices: Mapping[str, int | None], prices: Prices, name: str) ->
 
 
 def _kind_of(price: Price | None, name: str) -> float | None:
-    found: float | None = getattr(price, _PRICES[name][0], None)
-    return found
+    amount: float | None = getattr(price, _PRICES[name][0], None)
+    return amount
 
 
 def _with_row_costs(row: CellRow) -> CellRow:
@@ -163,8 +163,8 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     rows = [row for row, _ in timed]
     if other := other_job(rows):
         column = next(iter((*differing(rows), *untold(rows))), "label")
-        told = f"Cells {other}, so their full runs differ and none is the cheapest"
-        sentence = f"{told}. To select one value: --where {column}=..."
+        words = f"Cells {other}, so their full runs differ and none is the cheapest"
+        sentence = f"{words}. To select one value: --where {column}=..."
         return Cheapest(deadline_s=deadline_s, outcome="other_jobs", reason=other, column=column, sentence=sentence)
     if not timed:
         reasons = (row.missing.get("whole_s") for row in table.cells if row.state == MEASURED)
@@ -189,9 +189,9 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
         named = " and ".join(sorted(currency or "an unknown currency" for currency in paid))
         sentence = f"Prices are in {named}, so the cheapest cell is unknown."
         return Cheapest(deadline_s=deadline_s, outcome="currencies", currencies=paid, sentence=sentence)
-    priced.sort(key=lambda one: (one[0], one[1].time_s.value))
+    priced.sort(key=lambda offer: (offer[0], offer[1].time_s.value))
     (least, best), *others = priced
-    found = Cheapest(
+    offered = Cheapest(
         deadline_s=deadline_s,
         label=best.label,
         outcome="found",
@@ -201,27 +201,27 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
         in_time=len(priced),
         unpriced=len(early) - len(priced),
     )
-    return msgspec.structs.replace(found, sentence=" ".join(_found(found, best)))
+    return msgspec.structs.replace(offered, sentence=" ".join(_found(offered, best)))
 
 
-def _found(found: Cheapest, best: Offer) -> Iterator[str]:
-    takes, limit = format_duration(best.time_s.value), format_duration(found.deadline_s)
-    if found.equal:
-        also = f"{best.label} is the cheapest within the deadline of {limit}, with {', '.join(found.equal)}"
+def _found(cheapest: Cheapest, best: Offer) -> Iterator[str]:
+    takes, limit = format_duration(best.time_s.value), format_duration(cheapest.deadline_s)
+    if cheapest.equal:
+        also = f"{best.label} is the cheapest within the deadline of {limit}, with {', '.join(cheapest.equal)}"
         yield f"{also}: each costs {_amount(best)}; it is the fastest of them, {takes}."
     else:
         costs = f"the full run costs {_amount(best)} and takes {takes}"
         yield f"{best.label} is the cheapest within the deadline of {limit}: {costs}."
-    if best.time_s.high > found.deadline_s:
+    if best.time_s.high > cheapest.deadline_s:
         late = f"By its 95% confidence interval it may take {format_duration(best.time_s.high)} and miss the deadline"
-        if found.safe is not None:
-            yield f"{late}; the cheapest cell that will not is {found.safe.label}, for {_amount(found.safe)}."
+        if cheapest.safe is not None:
+            yield f"{late}; the cheapest cell that will not is {cheapest.safe.label}, for {_amount(cheapest.safe)}."
         else:
-            yield f"{late}, like every other cell." if found.in_time > 1 else f"{late}."
-    if found.unpriced:
-        one = found.unpriced == 1
-        count = "1 cell that finishes" if one else f"{found.unpriced} cells that finish"
-        yield f"{count} in time {'has' if one else 'have'} no price."
+            yield f"{late}, like every other cell." if cheapest.in_time > 1 else f"{late}."
+    if cheapest.unpriced:
+        is_one = cheapest.unpriced == 1
+        count = "1 cell that finishes" if is_one else f"{cheapest.unpriced} cells that finish"
+        yield f"{count} in time {'has' if is_one else 'have'} no price."
 
 
 def _amount(offer: Offer) -> str:
@@ -315,10 +315,13 @@ def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[str]:
 
 
 def _rule(summaries: Sequence[Summary]) -> str:
-    rules = dict.fromkeys(one.rule for one in summaries if one.rule)
+    rules = dict.fromkeys(summary.rule for summary in summaries if summary.rule)
     if len(rules) <= 1:
         return next(iter(rules), "")
-    dropped, made = _span(one.steps - one.steady_steps for one in summaries), _span(one.steps for one in summaries)
+    dropped, made = (
+        _span(summary.steps - summary.steady_steps for summary in summaries),
+        _span(summary.steps for summary in summaries),
+    )
     return f"the first steps of each run are warm-up, excluded: {dropped} of {made}"
 
 
@@ -379,11 +382,11 @@ def _chosen(table: CellTable, look: Look) -> CellTable:
 
 
 def _sorted(rows: Sequence[CellRow], name: str, *, descending: bool) -> list[CellRow]:
-    known = [(value, row) for row in rows if (value := value_of(row, name)) is not None]
-    if any(not isinstance(value, (int, float)) for value, _ in known):
-        known = [(str(value).casefold(), row) for value, row in known]
-    known.sort(key=lambda one: one[0], reverse=descending)
-    return [row for _, row in known] + [row for row in rows if value_of(row, name) is None]
+    valued = [(value, row) for row in rows if (value := value_of(row, name)) is not None]
+    if any(not isinstance(value, (int, float)) for value, _ in valued):
+        valued = [(str(value).casefold(), row) for value, row in valued]
+    valued.sort(key=lambda pair: pair[0], reverse=descending)
+    return [row for _, row in valued] + [row for row in rows if value_of(row, name) is None]
 
 
 def _condition(all_rows: Sequence[CellRow], text: str) -> _Condition:

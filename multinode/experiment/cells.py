@@ -64,17 +64,17 @@ def find_contradictions(figures: Figures) -> dict[str, Contradiction]:
 
 
 def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
-    for one, other in _SAME:
-        needed = {*one.names, *one.under, *other.names, *other.under}
+    for first, other in _SAME:
+        needed = {*first.names, *first.under, *other.names, *other.under}
         # Samples/s predict the runtime better than tokens/s.
-        if not needed <= figures.keys() or (one is _TOKENS_OF_RUNTIME and "samples_per_s" in figures):
+        if not needed <= figures.keys() or (first is _TOKENS_OF_RUNTIME and "samples_per_s" in figures):
             continue
-        left, right = one.of(figures), other.of(figures)
+        left, right = first.of(figures), other.of(figures)
         if max(left.low / right.high, right.low / left.high) > 1 + _TOLERANCE:
             apart = left.value / right.value - 1 if right.value else math.inf
             size = f"{100 * abs(apart):.1f}% {'more' if apart > 0 else 'less'}"
-            told = f"{one.words} is {_number(left.value)}, {other.words} is {_number(right.value)}: {size}"
-            yield told, Contradiction(sides=(one.formula, other.formula), values=(left.value, right.value))
+            text = f"{first.words} is {_number(left.value)}, {other.words} is {_number(right.value)}: {size}"
+            yield text, Contradiction(sides=(first.formula, other.formula), values=(left.value, right.value))
 
 
 def _number(value: float) -> str:
@@ -253,7 +253,9 @@ VALUES = tuple(name for name in COLUMNS if name in {*_FIELDS, *_SETTINGS, *_SPRE
 """Named values of every row, in the order of its table."""
 
 # Beside samples/s.
-_MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}.intersection(_FIELDS) - {"samples_per_s"}
+_MEASURED = {imported.column.name for imported in IMPORTED.values() if imported.is_measured}.intersection(_FIELDS) - {
+    "samples_per_s"
+}
 
 
 def _other_names() -> dict[str, str]:
@@ -266,7 +268,7 @@ def _other_names() -> dict[str, str]:
         names = {column_name(column.title), column.key, column.written, *column.names}
         for name in names | {name for name, scale in column.units.items() if scale == 1}:
             called.setdefault(name, set()).add(column.name)
-    ours = {name: found.pop() for name, found in called.items() if len(found) == 1 and name not in VALUES}
+    ours = {name: names.pop() for name, names in called.items() if len(names) == 1 and name not in VALUES}
     return {name: value for name, value in (ours | BATCH_NAMES).items() if value in VALUES}
 
 
@@ -320,9 +322,11 @@ def require_name(rows: Sequence[CellRow], name: str) -> None:
 
 def _nearest(name: str, names: Sequence[str]) -> list[str]:
     title = column_name(name)
-    called = {column_name(known): known for known in names}
-    begun = [known for known in VALUES if title and column_name(known).startswith(title)]
-    near = (our_name(called[known]) for known in difflib.get_close_matches(title, called, n=2 * _MOST_SUGGESTED))
+    called = {column_name(name): name for name in names}
+    begun = [name for name in VALUES if title and column_name(name).startswith(title)]
+    near = (
+        our_name(called[near_title]) for near_title in difflib.get_close_matches(title, called, n=2 * _MOST_SUGGESTED)
+    )
     return list(dict.fromkeys((*begun, *near)))[:_MOST_SUGGESTED]
 
 
@@ -349,13 +353,13 @@ def differing(rows: Sequence[CellRow]) -> tuple[str, ...]:
 
 def untold(rows: Sequence[CellRow]) -> tuple[str, ...]:
     """Settings that only some of the rows have, with equal values."""
-    return tuple(name for name in _WORK if len(told := _told(rows, name)) > 1 and len(told - {None}) == 1)
+    return tuple(name for name in _WORK if len(values := _told(rows, name)) > 1 and len(values - {None}) == 1)
 
 
 def other_work(rows: Sequence[CellRow]) -> str:
     """How the samples of the rows differ: `differ in model and stage`; empty if they do not."""
-    known, unknown = ([COLUMNS[name].words for name in names] for names in (differing(rows), untold(rows)))
-    parts = [f"differ in {format_list(known)}"] if known else []
+    differ, unknown = ([COLUMNS[name].words for name in names] for names in (differing(rows), untold(rows)))
+    parts = [f"differ in {format_list(differ)}"] if differ else []
     return " and ".join([*parts, f"do not all have {format_list(unknown)}"] if unknown else parts)
 
 

@@ -75,8 +75,12 @@ def compare_records(
     scans = [load_scan(directory) for directory in directories]
     if scans[0] is not None and scans[1] is not None:
         return msgspec.structs.replace(scans[1], changes=compare_scans(scans[0], scans[1]))
-    kinds = [run.kind if (run := one.read("run.json", Run)) is not None else "unknown" for one in directories]
-    file = next((file for file in _RESULTS if all((one.path / file).is_file() for one in directories)), None)
+    kinds = [
+        run.kind if (run := directory.read("run.json", Run)) is not None else "unknown" for directory in directories
+    ]
+    file = next(
+        (file for file in _RESULTS if all((directory.path / file).is_file() for directory in directories)), None
+    )
     if "tuning" not in kinds and all(load_table(directory) is not None for directory in directories):
         return load_tables(root, names)
     if file is None:
@@ -92,15 +96,20 @@ def compare_records(
 
 def compared_sheet(compared: ComparedRecords, *, details: bool = False) -> Sheet:
     """A row a figure; without `details`, those that differ by more than 2%."""
-    shown = [one for one in compared.figures if details or _differs(one)]
+    shown = [figure for figure in compared.figures if details or _differs(figure)]
     left_out = len(compared.figures) - len(shown)
     notes = (f"{format_count(left_out, 'figure')} within 2%: --details",) if left_out else ()
     return Sheet(
         title=f"{compared.kind}: {compared.run_ids[1]} against {compared.run_ids[0]}",
         columns=(Column("figure", words=True), *map(Column, compared.run_ids), Column("ratio")),
         rows=tuple(
-            (one.name, f"{one.first:.4g}", f"{one.second:.4g}", f"{one.ratio:.3g}x" if one.ratio is not None else "-")
-            for one in shown
+            (
+                figure.name,
+                f"{figure.first:.4g}",
+                f"{figure.second:.4g}",
+                f"{figure.ratio:.3g}x" if figure.ratio is not None else "-",
+            )
+            for figure in shown
         ),
         notes=notes,
     )
@@ -129,8 +138,8 @@ def _figures(name: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def _label(value: object, index: int) -> str:
-    known = [str(value[key]) for key in _NAMES if value.get(key) is not None] if isinstance(value, dict) else []
-    return known[0] if known else str(index)
+    names = [str(value[key]) for key in _NAMES if value.get(key) is not None] if isinstance(value, dict) else []
+    return names[0] if names else str(index)
 
 
 def _differs(figure: ComparedFigure) -> bool:

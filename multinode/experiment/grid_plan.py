@@ -240,8 +240,8 @@ def _parse_values(key: str, written: str) -> tuple[Any, ...]:
         values = parse_yaml(f"[{written}]")
     except YamlError as wrong:
         empty = re.search(r"(?:^|,)\s*,", written)
-        said = "has an empty value" if empty else f"is not a list of YAML values: {wrong}"
-        raise JobError(f"--grid {key}={written} {said}", hint=_EXAMPLE if empty else quoted) from None
+        fault = "has an empty value" if empty else f"is not a list of YAML values: {wrong}"
+        raise JobError(f"--grid {key}={written} {fault}", hint=_EXAMPLE if empty else quoted) from None
     # YAML ignores a trailing comma.
     if not isinstance(values, list) or not values or written.rstrip().endswith(","):
         hint = _EXAMPLE if "," in written else f"to unset a key: --set {key}=null"
@@ -273,8 +273,8 @@ def _describe(grid: Grid, cell: GridCell) -> str:
 def plan_lines(record: GridRecord) -> list[str]:
     """The cells in order of measurement, and the number of runs."""
     cells = record.cells
-    order = [turn.cell for turn in measuring_order(record.grid, [one.cell for one in cells]) if turn.number == 1]
-    width = max(len(one.cell.label) for one in cells)
+    order = [turn.cell for turn in measuring_order(record.grid, [cell.cell for cell in cells]) if turn.number == 1]
+    width = max(len(cell.cell.label) for cell in cells)
     lines = [
         f"{number:>{len(str(len(cells)))}}  {cells[index].cell.label:<{width}}  "
         + _describe(record.grid, cells[index].cell)
@@ -284,6 +284,6 @@ def plan_lines(record: GridRecord) -> list[str]:
     repeats = record.grid.repeats
     times = "" if repeats == 1 else f", {repeats} times each"
     # A run in progress counts as not made: if it is interrupted, it is repeated.
-    running = [index for index, one in enumerate(cells) if one.state == "running"]
+    running = [index for index, cell in enumerate(cells) if cell.state == "running"]
     left = len(due_turns(functools.reduce(give_up, running, record)))
     return [*lines, f"{format_count(len(cells), 'cell')}{times}: {format_count(left, 'run')} to make"]

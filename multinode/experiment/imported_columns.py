@@ -246,9 +246,9 @@ def _flag(text: str) -> str:
 
 def _out_of_memory(text: str) -> OutOfMemory | None:
     text = text.lower()
-    found = _OUT_OF_MEMORY.search(text)
+    match = _OUT_OF_MEMORY.search(text)
     # Text after it, as in `OOM (24GB)`, is a comment; text before it may be a figure.
-    if found is None or any(char.isdigit() for char in text[: found.start()]):
+    if match is None or any(char.isdigit() for char in text[: match.start()]):
         return None
     return OutOfMemory("node" if _OF_NODE.search(text) and not _OF_GPU.search(text) else "gpu")
 
@@ -274,23 +274,23 @@ def _is_grouped(text: str) -> bool:
 
 
 def _epochs(text: str, _: ImportedColumn) -> Rounded:
-    found = parse_published(text)
-    if found.unit not in {"", *WORDS.counted["epochs"]}:
+    number = parse_published(text)
+    if number.unit not in {"", *WORDS.counted["epochs"]}:
         raise ValueError(text)
     # 3 epochs means exactly 3, not 2.5 to 3.5.
-    return found.figure if "." in text else exactly(found.figure.value)
+    return number.figure if "." in text else exactly(number.figure.value)
 
 
 def _measured(text: str, column: ImportedColumn) -> Rounded:
-    found = parse_published(text)
-    if not found.unit:
+    number = parse_published(text)
+    if not number.unit:
         if column.scale is None:
             raise ValueError(text)
-        return found.figure * exactly(column.scale)
-    unit = find_unit(found.unit, column.column)
+        return number.figure * exactly(column.scale)
+    unit = find_unit(number.unit, column.column)
     if unit is None:
         raise ValueError(text)
-    return found.figure * exactly(unit.scale)
+    return number.figure * exactly(unit.scale)
 
 
 def _clock(text: str, column: ImportedColumn) -> Rounded:
@@ -318,10 +318,10 @@ def _share(text: str, column: ImportedColumn) -> Rounded:
 
 
 def _price(text: str, _: ImportedColumn) -> Rounded:
-    found = parse_published(text)
-    if found.unit:
+    number = parse_published(text)
+    if number.unit:
         raise ValueError(text)
-    return found.figure
+    return number.figure
 
 
 _EXPECTED: dict[ColumnKind, str] = {
@@ -347,16 +347,16 @@ _PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded]] = {
 
 
 def _imported() -> dict[str, ImportedColumn]:
-    found: dict[str, ImportedColumn] = {}
+    columns: dict[str, ImportedColumn] = {}
     for column in COLUMNS.values():
         if column.kind is not None:
             plain = ImportedColumn(column)
             names = (*column.names, *WORDS.names.get(column.name, ()))
-            found |= dict.fromkeys((plain.written, column.name, *names), plain)
+            columns |= dict.fromkeys((plain.written, column.name, *names), plain)
         for name, scale in column.units.items():
-            found[name] = ImportedColumn(column, scale)
-        found |= dict.fromkeys((*column.bare, *WORDS.bare.get(column.name, ())), ImportedColumn(column, None))
-    return found
+            columns[name] = ImportedColumn(column, scale)
+        columns |= dict.fromkeys((*column.bare, *WORDS.bare.get(column.name, ())), ImportedColumn(column, None))
+    return columns
 
 
 IMPORTED = _imported()

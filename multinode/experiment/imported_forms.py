@@ -61,13 +61,13 @@ class SpeedColumn(NamedTuple):
         """
         text = plain_text(cell)
         try:
-            found = self.with_unit(parse_published(text).unit)
+            form = self.with_unit(parse_published(text).unit)
         except ValueError:
             # Without a figure, any of them says why.
-            found = ImportedColumn(COLUMNS["samples_per_s"], None)
-        if found is None:
+            form = ImportedColumn(COLUMNS["samples_per_s"], None)
+        if form is None:
             raise ValueError(cell)
-        return found
+        return form
 
 
 class Title(NamedTuple):
@@ -105,9 +105,9 @@ def read_title(title: str) -> Title | None:
     match = _SETTING.search(plain)
     if match is not None and match[0] != plain:
         rest = re.sub(r"[(\[]\s*[)\]]|[-,_@:\s]+$|^[-,_@:\s]+", "", plain.replace(match[0], "", 1)).strip()
-        found = _columns(rest)
-        if found and all(isinstance(column, SpeedColumn) or column.is_measured for column in found):
-            return Title(found, (_setting(match),))
+        cells_across = _columns(rest)
+        if cells_across and all(isinstance(column, SpeedColumn) or column.is_measured for column in cells_across):
+            return Title(cells_across, (_setting(match),))
     columns = _columns(plain)
     return Title(columns) if columns else None
 
@@ -123,18 +123,18 @@ def _setting(match: re.Match[str]) -> tuple[str, str]:
 
 
 def _columns(plain: str) -> tuple[ImportedColumn | SpeedColumn, ...]:
-    if (one := _column(plain)) is not None:
-        return (one,)
+    if (plain_column := _column(plain)) is not None:
+        return (plain_column,)
     inside = _PARENTHESES.findall(plain)
     parts = (inside[-1] if len(inside) == 1 and "|" in inside[0] else plain).split("|")
-    found = [_column(part.strip()) for part in parts] if len(parts) > 1 else []
-    return tuple(column for column in found if column is not None) if all(found) else ()
+    columns = [_column(part.strip()) for part in parts] if len(parts) > 1 else []
+    return tuple(column for column in columns if column is not None) if all(columns) else ()
 
 
 def _column(plain: str) -> ImportedColumn | SpeedColumn | None:
     plain = _LOGGED.sub("", _LETTERS.get(plain, plain))
-    if (known := imported_column(plain)) is not None:
-        return known
+    if (column := imported_column(plain)) is not None:
+        return column
     if (unit := _rate(plain)) is not None:
         return ImportedColumn(COLUMNS[unit.measures], unit.scale)
     base, parts = _split(plain)
@@ -192,8 +192,8 @@ def _base(base: str) -> ImportedColumn | SpeedColumn | None:
         return SpeedColumn(column_name(base) in WORDS.titles.speed_of_device)
     if (unit := _rate(base)) is not None:
         return ImportedColumn(COLUMNS[unit.measures], unit.scale)
-    if (known := imported_column(base)) is not None:
-        return known
+    if (base_column := imported_column(base)) is not None:
+        return base_column
     if (each := _EACH.match(base.lower())) is not None and (column := _base(each["rest"])) is not None:
         return _of_device(column)
     if (leading := _LEADING.match(base.lower())) is not None:
@@ -242,10 +242,10 @@ def nearest_columns(title: str) -> list[str]:
         or re.search(r"(?:\b|_)(?:per|each|time|cpu|host|node|saved|gain|std|min)(?:\b|_)", title.lower())
     ):
         return []
-    names = {column_name(known): column for known, column in IMPORTED.items()}
-    begun = [known for known in names if name and known.startswith(name)]
+    names = {column_name(title): column for title, column in IMPORTED.items()}
+    begun = [title for title in names if name and title.startswith(name)]
     near = [*begun, *difflib.get_close_matches(name, names, n=2 * _MOST_SUGGESTED, cutoff=0.8)]
-    return list(dict.fromkeys(names[known].written for known in near))[:_MOST_SUGGESTED]
+    return list(dict.fromkeys(names[title].written for title in near))[:_MOST_SUGGESTED]
 
 
 HINT = (
@@ -336,8 +336,8 @@ def _read_csv(text: str) -> Form:
 
 
 def _is_heading(cells: Sequence[str]) -> bool:
-    told = [cell.strip() for cell in cells if cell.strip()]
-    return len(told) == 1 and not _is_title(told[0])
+    texts = [cell.strip() for cell in cells if cell.strip()]
+    return len(texts) == 1 and not _is_title(texts[0])
 
 
 def _refuse_decimal_commas(records: Sequence[tuple[int, list[str]]]) -> None:
@@ -378,9 +378,9 @@ def _turned(number: int, names: Sequence[str], records: Sequence[tuple[int, list
     lines = []
     for at, name in enumerate(names[1:], 1):
         settings = settings_of(name) if above == "name" else ()
-        told = [Cell(number, *setting) for setting in settings] or [Cell(number, above, name)]
+        cells_above = [Cell(number, *setting) for setting in settings] or [Cell(number, above, name)]
         figures = [Cell(line, cells[0].strip(), cells[at]) for line, cells in records]
-        lines.append(Line(number, [*told, *figures]))
+        lines.append(Line(number, [*cells_above, *figures]))
     return Form(lines, titles)
 
 

@@ -38,10 +38,14 @@ _OUT_OF = {
     "node": ("the node ran out of memory, according to the table"),
 }
 # Results of a training; a row without any of them has no training.
-_MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}
+_MEASURED = {imported.column.name for imported in IMPORTED.values() if imported.is_measured}
 # Optional fields of a row, except those that follow from others once prices are known.
 _TOLD = {
-    *(one.column.name for one in IMPORTED.values() if one.column.kind != "price" and one.column.name != "currency"),
+    *(
+        imported.column.name
+        for imported in IMPORTED.values()
+        if imported.column.kind != "price" and imported.column.name != "currency"
+    ),
     "step_spread",
 }
 
@@ -55,15 +59,15 @@ def _row(row: ImportedRow, label: str) -> CellRow:
     figures = with_derived(row.figures)
     state, reason = _state(row, figures)
     values = row.words | {name: _value(name, figure) for name, figure in figures.items()}
-    known = {name: values[name] for name in CellRow.__struct_fields__ if name in values} | {"label": label}
-    if not {"price_per_hour", "price_purchase"} & known.keys():
-        known.pop("currency", None)
+    fields = {name: values[name] for name in CellRow.__struct_fields__ if name in values} | {"label": label}
+    if not {"price_per_hour", "price_purchase"} & fields.keys():
+        fields.pop("currency", None)
     narrow = next((name for name in ("fp16", "bf16") if row.words.get(name) == "yes"), None)
     settings = {"precision": narrow} | {name: values[name] for name in JobSettings.__struct_fields__ if name in values}
-    unknown = [name for name in CellRow.__struct_fields__ if name in _TOLD and known.get(name) is None]
+    unknown = [name for name in CellRow.__struct_fields__ if name in _TOLD and fields.get(name) is None]
     contradictions = _contradictions(row)
     return CellRow(
-        **known
+        **fields
         | {
             "source": "imported",
             "state": state,
@@ -84,14 +88,14 @@ def _state(row: ImportedRow, figures: Mapping[str, Rounded]) -> tuple[str, str]:
 
 
 def _contradictions(row: ImportedRow) -> dict[str, Contradiction]:
-    found = find_contradictions(row.figures)
+    contradictions = find_contradictions(row.figures)
     speeds = ("samples_per_s", "tokens_per_s", "steps_per_s", "whole_s")
-    told = [name for name in speeds if name in row.figures]
-    if row.out_of is not None and told:
-        figures = " and ".join(COLUMNS[name].words for name in told)
+    published = [name for name in speeds if name in row.figures]
+    if row.out_of is not None and published:
+        figures = " and ".join(COLUMNS[name].words for name in published)
         sentence = f"it ran out of memory but has {figures}"
-        return {sentence: Contradiction(sides=("out_of_memory", *told)), **found}
-    return found
+        return {sentence: Contradiction(sides=("out_of_memory", *published)), **contradictions}
+    return contradictions
 
 
 def _value(name: str, figure: Rounded) -> Any:
@@ -112,11 +116,11 @@ def label_rows(rows: Sequence[ImportedRow]) -> list[str]:
     parts = _telling_apart(rows)
     given = [row.words.get("label") or _made(row, parts) for row in rows]
     counts = Counter(given)
-    told = [
+    labels = [
         f"{label}-{detail}" if counts[label] > 1 and (detail := _precision(row)) else label
         for label, row in zip(given, rows, strict=True)
     ]
-    return list(_numbered(told))
+    return list(_numbered(labels))
 
 
 _Part = Callable[[ImportedRow], str]
@@ -159,8 +163,8 @@ def _device(row: ImportedRow) -> str:
 
 
 def _precision(row: ImportedRow) -> str:
-    told = (name for name in ("fp16", "bf16") if row.words.get(name) == "yes")
-    return _slug(row.words.get("precision", "")) or next(told, "")
+    precisions = (name for name in ("fp16", "bf16") if row.words.get(name) == "yes")
+    return _slug(row.words.get("precision", "")) or next(precisions, "")
 
 
 def _word(name: str) -> _Part:
@@ -238,17 +242,19 @@ def with_derived(figures: Mapping[str, Rounded]) -> dict[str, Rounded]:
     Args:
         figures: by the names of `experiment.columns`.
     """
-    known = dict(figures)
+    all_figures = dict(figures)
     # Rules may depend on each other in any order.
-    while found := next((found for rule in _RULES if (found := _apply(rule, known)) is not None), None):
-        known |= found
-    return known
+    while derived := next(
+        (derived_by for rule in _RULES if (derived_by := _apply(rule, all_figures)) is not None), None
+    ):
+        all_figures |= derived
+    return all_figures
 
 
-def _apply(rule: _Rule, known: Mapping[str, Rounded]) -> dict[str, Rounded] | None:
-    if rule.name in known or not all(name in known for name in (*rule.over, *rule.under)):
+def _apply(rule: _Rule, figures: Mapping[str, Rounded]) -> dict[str, Rounded] | None:
+    if rule.name in figures or not all(name in figures for name in (*rule.over, *rule.under)):
         return None
-    value = product((known[name] for name in rule.over), (known[name] for name in rule.under), rule.scale)
+    value = product((figures[name] for name in rule.over), (figures[name] for name in rule.under), rule.scale)
     is_broken = COLUMNS[rule.name].kind == "count" and not value.value.is_integer()
     return None if is_broken else {rule.name: value}
 

@@ -101,16 +101,16 @@ def parse_table(text: str, source: str, extras: Extras) -> ImportedTable:
 def _one_form(forms: Sequence[Form]) -> Form:
     if len(forms) == 1:
         return forms[0]
-    found = [form for form in forms if any(_is_figure(cell.title) for cell in form.titles)]
-    if len(found) == 1:
-        return found[0]
-    lines = ", ".join(str(form.titles[0].line) for form in found or forms if form.titles)
-    raise TableError(f"it has {len(found or forms)} tables, in lines {lines}", None, "keep only one in the file")
+    filled = [form for form in forms if any(_is_figure(cell.title) for cell in form.titles)]
+    if len(filled) == 1:
+        return filled[0]
+    lines = ", ".join(str(form.titles[0].line) for form in filled or forms if form.titles)
+    raise TableError(f"it has {len(filled or forms)} tables, in lines {lines}", None, "keep only one in the file")
 
 
 def _is_figure(title: str) -> bool:
-    known = read_title(title)
-    return known is not None and any(isinstance(c, SpeedColumn) or c.is_measured for c in known.columns)
+    columns = read_title(title)
+    return columns is not None and any(isinstance(c, SpeedColumn) or c.is_measured for c in columns.columns)
 
 
 def make_table(form: Form, extras: Extras) -> ImportedTable:
@@ -176,8 +176,8 @@ class _Titles:
                 self._ignore(title, ignore[name])
             elif name in named:
                 self._titles[title] = _named(title, named[name][1])
-            elif (known := read_title(title)) is not None or _NODES_AND_WORKERS.fullmatch(name):
-                self._titles[title] = known
+            elif (columns := read_title(title)) is not None or _NODES_AND_WORKERS.fullmatch(name):
+                self._titles[title] = columns
             elif is_passed_over(title) or (extras.skip_unknown and first[title].line is not None):
                 self._ignore(title, title)
             else:
@@ -195,9 +195,9 @@ class _Titles:
                 ("--column expects a title of the table: 'TITLE=name'"),
             )
 
-    def _ignore(self, title: str, said: str) -> None:
+    def _ignore(self, title: str, reason: str) -> None:
         self._titles[title] = None
-        self.ignored[said] = None
+        self.ignored[reason] = None
 
     def row(self, cells: Sequence[Cell]) -> dict[str, Value]:
         """Values by column; an empty cell has none, an explicitly unknown one is None."""
@@ -214,8 +214,8 @@ class _Titles:
             yield self._values(general)
         for settings, figures in special.items():
             if any(cell.text.strip() for cell in figures) or not any(cell.text.strip() for cell in cells):
-                told = [Cell(figures[0].line, name, text) for name, text in settings]
-                yield self._values([*general, *told, *figures])
+                setting_cells = [Cell(figures[0].line, name, text) for name, text in settings]
+                yield self._values([*general, *setting_cells, *figures])
 
     def _values(self, cells: Sequence[Cell]) -> dict[str, Value]:
         values: dict[str, Value] = {}
@@ -223,8 +223,8 @@ class _Titles:
         for cell, column in self._columns(cells):
             name = column.column.name
             if name in titles:
-                told = f"{_shown(titles[name])} and {_shown(cell.title)} mean the same"
-                raise TableError(told, cell.line, "keep one, or ignore the other with --ignore")
+                conflict = f"{_shown(titles[name])} and {_shown(cell.title)} mean the same"
+                raise TableError(conflict, cell.line, "keep one, or ignore the other with --ignore")
             titles[name] = cell.title
             if cell.text.strip():
                 values[name] = _value(cell, column)
@@ -241,13 +241,13 @@ class _Titles:
 
 
 def _named(title: str, name: str) -> Title:
-    known = read_title(name)
-    if known is None:
+    columns = read_title(name)
+    if columns is None:
         near = " or ".join(nearest_columns(name))
         words = f"--column {title}={name}: there is no column {_shown(name)}"
         raise TableError(words + (f": did you mean {near}?" if near else ""), None, f"the columns are: {_all_names()}")
     own = read_title(title)
-    return Title(known.columns, own.settings if own is not None else settings_of(title))
+    return Title(columns.columns, own.settings if own is not None else settings_of(title))
 
 
 def _of_speed(cell: Cell, column: ImportedColumn | SpeedColumn) -> ImportedColumn:
@@ -282,8 +282,8 @@ def _with_devices(values: dict[str, Value]) -> dict[str, Value]:
     count = match["before"] or match["behind"]
     names = ("nodes", "workers_per_node") if match["nodes"] else ("world_size",)
     numbers = dict(zip(names, filter(None, (match["nodes"], count)), strict=True))
-    told = {name: exactly(int(number)) for name, number in numbers.items() if int(number)}
-    return told | values | {"device": match["name"] or match["first"]}
+    fixed = {name: exactly(int(number)) for name, number in numbers.items() if int(number)}
+    return fixed | values | {"device": match["name"] or match["first"]}
 
 
 def _nodes_and_workers(cell: Cell) -> Iterator[tuple[Cell, ImportedColumn]]:
@@ -294,13 +294,13 @@ def _nodes_and_workers(cell: Cell) -> Iterator[tuple[Cell, ImportedColumn]]:
 
 
 def _unknown(cells: Sequence[Cell]) -> TableError:
-    told = [_shown(cell.title) + _suggestion(cell.title) for cell in cells]
-    if len(told) == 1:
+    titles = [_shown(cell.title) + _suggestion(cell.title) for cell in cells]
+    if len(titles) == 1:
         near = " or ".join(nearest_columns(cells[0].title))
         message = f"unknown column {_shown(cells[0].title)}" + (f": did you mean {near}?" if near else "")
     else:
-        more = f" and {len(told) - _MOST_UNKNOWN} more" if len(told) > _MOST_UNKNOWN else ""
-        message = f"{len(told)} unknown columns: {', '.join(told[:_MOST_UNKNOWN])}{more}"
+        more = f" and {len(titles) - _MOST_UNKNOWN} more" if len(titles) > _MOST_UNKNOWN else ""
+        message = f"{len(titles)} unknown columns: {', '.join(titles[:_MOST_UNKNOWN])}{more}"
     title = cells[0].title[:_SHOWN]
     wide = next((cell.title for cell in cells if settings_of(cell.title)), None)
     way = f"--column {wide + '=samples/s'!r} names the figures below {wide!r}; " if wide else ""
@@ -332,8 +332,8 @@ def _value(cell: Cell, column: ImportedColumn) -> Value:
     except ImplausibleError as error:
         raise TableError(f"{cell.title}: {_shown(text)}: {error}", cell.line, separator=cell.separator) from None
     except ValueError:
-        what = f"{cell.title}: {_shown(text)}" if cell.line is not None else f"--default {cell.title}={text[:_SHOWN]}"
-        raise TableError(f"{what}: expected {column.expected}", cell.line, separator=cell.separator) from None
+        source = f"{cell.title}: {_shown(text)}" if cell.line is not None else f"--default {cell.title}={text[:_SHOWN]}"
+        raise TableError(f"{source}: expected {column.expected}", cell.line, separator=cell.separator) from None
 
 
 def _shown(text: str) -> str:

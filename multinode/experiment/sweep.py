@@ -71,7 +71,7 @@ class CellTraining(msgspec.Struct, frozen=True, kw_only=True):
     synthetic: bool = False  # whether to use synthetic data
 
 
-class AskedGrid(msgspec.Struct, frozen=True, kw_only=True):
+class GridRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The grid to measure."""
 
     launch: Launch  # all nodes of the hostfile, and the layout of each cell; its job is replaced by the cell's
@@ -89,30 +89,30 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
     in_time: bool = False  # whether it was stopped at its time limit
 
 
-def cell_workers(asked: AskedGrid, cell: GridCell, facts: Mapping[str, NodeFacts]) -> tuple[int, ...]:
+def cell_workers(request: GridRequest, cell: GridCell, facts: Mapping[str, NodeFacts]) -> tuple[int, ...]:
     """Workers of each node of a cell; `facts` may be empty where the hostfile says it."""
-    return workers_of_nodes(asked.launch.cluster.first(cell.nodes), facts, cell.workers_per_node)
+    return workers_of_nodes(request.launch.cluster.first(cell.nodes), facts, cell.workers_per_node)
 
 
-def cell_launch(asked: AskedGrid, cell: GridCell, workers: Sequence[int]) -> Launch:
+def cell_launch(request: GridRequest, cell: GridCell, workers: Sequence[int]) -> Launch:
     """The launch that measures a cell, for its figures alone."""
-    what = asked.launch
-    job = _cut(asked.jobs[cell.label], asked.training)
+    launch = request.launch
+    job = _cut(request.jobs[cell.label], request.training)
     if isinstance(job, LlamaFactoryJob):
         job = fit_batch(job, sum(workers))
-    if asked.training.synthetic:
+    if request.training.synthetic:
         job = with_synthetic(job)
-    cluster, options = with_workers(what.cluster.first(cell.nodes), what.options, workers)
-    return benchmark_mode(msgspec.structs.replace(what, cluster=cluster, job=job, options=options))
+    cluster, options = with_workers(launch.cluster.first(cell.nodes), launch.options, workers)
+    return benchmark_mode(msgspec.structs.replace(launch, cluster=cluster, job=job, options=options))
 
 
 def measure_cell(
-    what: Launch, context: RunContext, minutes: float | None = None, *, patience_s: float = PATIENCE_S
+    launch: Launch, context: RunContext, minutes: float | None = None, *, patience_s: float = PATIENCE_S
 ) -> CellRun:
     """One run on free GPUs, removed from the nodes afterwards; a failed run is a result.
 
     Args:
-        what: the launch.
+        launch: the launch.
         context: the nodes.
         minutes: training time before it is stopped; None trains its steps.
         patience_s: maximum wait for busy GPUs.
@@ -121,7 +121,7 @@ def measure_cell(
         UsageError, NodeError, NodeFailed: it could not be prepared.
         Interrupted: the user stopped it before it started.
     """
-    prepared = prepare(what, context)
+    prepared = prepare(launch, context)
     held = wait_for_gpus(prepared, context, patience_s=patience_s)
     if context.stop.count:
         raise Interrupted("interrupted")
@@ -130,7 +130,7 @@ def measure_cell(
     limited, timed = (context, None) if minutes is None else with_time_limit(context, minutes * _S_PER_MINUTE)
     with context.stop.heard():
         launched = run_prepared(prepared, limited)
-    cleanup_nodes(launched, what.cluster, context)
+    cleanup_nodes(launched, launch.cluster, context)
     return CellRun(launched=launched, in_time=timed is not None and timed.is_over)
 
 
@@ -154,7 +154,7 @@ def _refuse(prepared: Prepared, held: CheckFinding) -> Launched:
         first_failure=Failure(
             node=where.name, node_rank=where.node_rank, message=held.message, hint=held.hint, kind="gpu_held"
         ),
-        kind=prepared.what.execute.kind,
+        kind=prepared.launch.execute.kind,
     )
     prepared.directory.write("run.json", run)
     nothing = Summary(run_id=plan.run_id, steps=0, steady_steps=0, rule="")
@@ -254,8 +254,10 @@ class CellSeries(Series):
     def measure(self, turn: Turn, run_id: str) -> CellOutcome:
         """Make a run."""
         try:
-            what = self._launch_of(self.record.cells[turn.cell].cell, turn.number)
-            run = self._measure_cell(msgspec.structs.replace(what, run_id=run_id), self.context, self.record.minutes)
+            turn_launch = self._launch_of(self.record.cells[turn.cell].cell, turn.number)
+            run = self._measure_cell(
+                msgspec.structs.replace(turn_launch, run_id=run_id), self.context, self.record.minutes
+            )
         except (NodeError, NodeFailed, UsageError) as error:
             if self._hits_all(turn.cell, error):
                 self.keep(retry_failed(self.record, self._refused))
@@ -285,40 +287,40 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path  # its directory; its runs are in the same root
 
 
-def find_finished(asked: AskedGrid, runs: Path, resume: Resume) -> Swept | None:
+def find_finished(request: GridRequest, runs: Path, resume: Resume) -> Swept | None:
     """The newest sweep of the same command that is complete; contacts no node."""
-    found = None if resume.anew else find_series(runs, new_record(asked).fingerprint)
-    if found is None:
+    series = None if resume.anew else find_series(runs, new_record(request).fingerprint)
+    if series is None:
         return None
-    directory, record = found
+    directory, record = series
     record = retry_failed(record) if resume.retry_failed else record
     return Swept(record=record, directory=directory.path) if is_finished(record) else None
 
 
 def sweep(
-    asked: AskedGrid, context: RunContext, resume: Resume, conclude: Conclude, measure: Measure = measure_cell
+    request: GridRequest, context: RunContext, resume: Resume, conclude: Conclude, measure: Measure = measure_cell
 ) -> Swept:
     """Measure every unmeasured cell, in an order that finds out-of-memory early.
 
     Args:
-        asked: the grid and its job.
+        request: the grid and its job.
         context: the nodes.
         resume: how to treat an earlier sweep of the same command.
         conclude: makes the table of all results, whenever the sweep ends.
         measure: makes one run.
     """
-    finished = find_finished(asked, context.runs, resume)
+    finished = find_finished(request, context.runs, resume)
     if finished is not None:
         return finished
-    launches, most = _launches(asked, context)
-    what = msgspec.structs.replace(asked.launch, cluster=asked.launch.cluster.first(max(asked.grid.nodes)))
-    directory = take_up(what, new_record(asked), context, resume, workers=most)
+    launches, most = _launches(request, context)
+    launch = msgspec.structs.replace(request.launch, cluster=request.launch.cluster.first(max(request.grid.nodes)))
+    directory = take_up(launch, new_record(request), context, resume, workers=most)
     with directory.lock():
         series = CellSeries(context, directory, lambda cell, _: launches[cell.label], measure)
         try:
             if resume.retry_failed:
                 series.keep(retry_failed(series.record))
-            series.run(list(measuring_order(asked.grid, asked.cells)))
+            series.run(list(measuring_order(request.grid, request.cells)))
         except BaseException as error:
             _end(context, directory, "stopped" if isinstance(error, Interrupted) else "failed", conclude)
             raise
@@ -326,25 +328,25 @@ def sweep(
     return Swept(record=series.record, directory=directory.path)
 
 
-def require_plannable(asked: AskedGrid) -> None:
+def require_plannable(request: GridRequest) -> None:
     """Check that every cell can be laid out, from the hostfile only."""
-    for cell in asked.cells:
-        cell_launch(asked, cell, cell_workers(asked, cell, {}))
+    for cell in request.cells:
+        cell_launch(request, cell, cell_workers(request, cell, {}))
 
 
-def _launches(asked: AskedGrid, context: RunContext) -> tuple[dict[str, Launch], int]:
+def _launches(request: GridRequest, context: RunContext) -> tuple[dict[str, Launch], int]:
     """The launch of every cell by its label, so that what cannot be laid out is said before anything is measured.
 
     And the most workers that one of them has.
     """
-    nodes = asked.launch.cluster.nodes[: max(asked.grid.nodes)]
-    told = None not in asked.grid.workers_per_node or all(node.slots or node.gpus for node in nodes)
-    cluster = asked.launch.cluster.first(len(nodes))
-    facts = {} if told else probe_nodes(msgspec.structs.replace(asked.launch, cluster=cluster), context.agent)
-    workers = {cell.label: cell_workers(asked, cell, facts) for cell in asked.cells}
-    threaded = same_threads(asked.launch, list(map(max, workers.values())), context, "in every cell")
-    asked = msgspec.structs.replace(asked, launch=threaded)
-    launches = {cell.label: cell_launch(asked, cell, workers[cell.label]) for cell in asked.cells}
+    nodes = request.launch.cluster.nodes[: max(request.grid.nodes)]
+    has_counts = None not in request.grid.workers_per_node or all(node.slots or node.gpus for node in nodes)
+    cluster = request.launch.cluster.first(len(nodes))
+    facts = {} if has_counts else probe_nodes(msgspec.structs.replace(request.launch, cluster=cluster), context.agent)
+    workers = {cell.label: cell_workers(request, cell, facts) for cell in request.cells}
+    threaded = same_threads(request.launch, list(map(max, workers.values())), context, "in every cell")
+    request = msgspec.structs.replace(request, launch=threaded)
+    launches = {cell.label: cell_launch(request, cell, workers[cell.label]) for cell in request.cells}
     return launches, max(map(sum, workers.values()))
 
 
@@ -407,7 +409,7 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
         UsageError: a run does not exist, has no table, or `look` names something that the table lacks.
         MultinodeError: a table cannot be read.
     """
-    directories = {(found := _open(root, name)).run_id: found for name in names}
+    directories = {(run := _open(root, name)).run_id: run for name in names}
     tables = []
     for run_id, directory in directories.items():
         table = load_table(directory)
@@ -417,8 +419,8 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
                 hint="create one with multinode sweep or multinode import; two runs of another kind: multinode compare",
             )
         tables.append(table)
-    whole, asked = combined(tables), look or Look()
-    return with_notes(with_price_notes(look_at(whole, asked), whole, asked.prices))
+    whole, request = combined(tables), look or Look()
+    return with_notes(with_price_notes(look_at(whole, request), whole, request.prices))
 
 
 def _open(root: Path, name: str) -> RunDirectory:
@@ -457,25 +459,25 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
 def _measured(record: CellRecord, root: Path) -> MeasuredCell:
     if record.state != MEASURED:
         return MeasuredCell(record=record)
-    directories = [found for run_id in record.run_ids if (found := RunDirectory(root / run_id)).path.is_dir()]
+    directories = [run for run_id in record.run_ids if (run := RunDirectory(root / run_id)).path.is_dir()]
     return MeasuredCell(record=record, runs=tuple(load_side_run(directory) for directory in directories))
 
 
-def new_record(asked: AskedGrid) -> GridRecord:
+def new_record(request: GridRequest) -> GridRecord:
     """The grid before its first run."""
-    nodes = asked.launch.cluster.nodes[: max(asked.grid.nodes)]
-    training = asked.training
+    nodes = request.launch.cluster.nodes[: max(request.grid.nodes)]
+    training = request.training
     return GridRecord(
         fingerprint=fingerprint(
-            asked.jobs,
+            request.jobs,
             nodes,
-            asked.launch.options,
-            {"grid": asked.grid, "training": training},
+            request.launch.options,
+            {"grid": request.grid, "training": training},
         ),
-        command=describe_job(asked.job),
-        grid=asked.grid,
-        cells=tuple(CellRecord(cell=cell) for cell in asked.cells),
-        worker_batch=_worker_batch(asked.job),
+        command=describe_job(request.job),
+        grid=request.grid,
+        cells=tuple(CellRecord(cell=cell) for cell in request.cells),
+        worker_batch=_worker_batch(request.job),
         steps=training.steps,
         minutes=training.minutes,
         synthetic=training.synthetic,

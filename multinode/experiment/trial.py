@@ -75,39 +75,39 @@ def make_shortlist(ranked: Sequence[RankedOption], *, steps: int, most: int) -> 
     """
     able: dict[str, list[RankedOption]] = {}
     left_out: list[LeftOut] = []
-    for one in ranked:
-        if one.option.kind not in _KINDS or one.advice.change is None:
+    for option in ranked:
+        if option.option.kind not in _KINDS or option.advice.change is None:
             continue
-        reason, needed = _why_not(one, steps), steps_needed(one)
+        reason, needed = _why_not(option, steps), steps_needed(option)
         if reason is None:
-            able.setdefault(one.option.kind, []).append(one)
+            able.setdefault(option.option.kind, []).append(option)
         else:
             left_out.append(
-                LeftOut(name=one.advice.name, reason=reason, needs_steps=needed if reason == "short" else None)
+                LeftOut(name=option.advice.name, reason=reason, needs_steps=needed if reason == "short" else None)
             )
     in_turn = list(_in_turn(able))
-    chosen = sorted(in_turn[:most], key=lambda one: -one.advice.gain)
-    left_out += (LeftOut(name=one.advice.name, reason="more") for one in in_turn[most:])
+    chosen = sorted(in_turn[:most], key=lambda option: -option.advice.gain)
+    left_out += (LeftOut(name=option.advice.name, reason="more") for option in in_turn[most:])
     return Shortlist(chosen=tuple(chosen), left_out=tuple(left_out))
 
 
-def steps_needed(one: RankedOption) -> int:
+def steps_needed(option: RankedOption) -> int:
     """Steps that a run of the unchanged training needs for this change to have its effect."""
-    before, after = one.option.before.scenario, one.option.after.scenario
+    before, after = option.option.before.scenario, option.option.after.scenario
     averaging: Averaging | None = after.averaging
     least = _ROUNDS * averaging.every if averaging is not None else _FEWEST_STEPS
-    if (one.option.after.settings.grad_compress or "").startswith("powersgd"):
+    if (option.option.after.settings.grad_compress or "").startswith("powersgd"):
         least = _LOW_RANK_STEPS
     return math.ceil(least * after.samples / before.samples)
 
 
-def candidate_of(one: RankedOption, label: str) -> Candidate:
+def candidate_of(option: RankedOption, label: str) -> Candidate:
     """A ranked change as a candidate."""
-    advice = one.advice
+    advice = option.advice
     return Candidate(
         label=label,
         name=advice.name,
-        kind=one.option.kind,
+        kind=option.option.kind,
         change=advice.change or Change(),
         nodes=advice.outlook.nodes,
         workers_per_node=None if advice.outlook.unequal else advice.outlook.workers_per_node,
@@ -119,20 +119,20 @@ def candidate_of(one: RankedOption, label: str) -> Candidate:
     )
 
 
-def _why_not(one: RankedOption, steps: int) -> Reason | None:
-    beside = one.advice.against_one_node_interval
-    if one.advice.fits is False:
+def _why_not(option: RankedOption, steps: int) -> Reason | None:
+    beside = option.advice.against_one_node_interval
+    if option.advice.fits is False:
         return "memory"
-    if not pays(one.advice):
+    if not pays(option.advice):
         return "little"
     if beside is not None and beside[1] < 1:
         return "slower"
-    return "short" if steps_needed(one) > steps else None
+    return "short" if steps_needed(option) > steps else None
 
 
 def _in_turn(able: dict[str, list[RankedOption]]) -> Iterator[RankedOption]:
     for row in itertools.zip_longest(*able.values()):
-        yield from sorted((one for one in row if one is not None), key=lambda one: -one.advice.gain)
+        yield from sorted((option for option in row if option is not None), key=lambda option: -option.advice.gain)
 
 
 def spent_s(record: GridRecord) -> float:
@@ -158,7 +158,7 @@ def fits(record: GridRecord, turn: Turn, expected_s: Sequence[float | None], bud
 
     The last round may thus lack the candidates predicted worst, but never those that all are compared with.
     """
-    before = [one for one in due_turns(record) if (one.number, one.cell) <= (turn.number, turn.cell)]
+    before = [other for other in due_turns(record) if (other.number, other.cell) <= (turn.number, turn.cell)]
     return spent_s(record) + time_needed_s(record, before, expected_s) <= budget_s
 
 
@@ -220,8 +220,8 @@ def _smoothed(losses: Sequence[tuple[int, float | None]], global_batch: int) -> 
         first, end = last * part / PARTS, last * (part + 1) / PARTS
         logged = [loss for step, loss in losses if first < step <= end]
         if logged:
-            known = [loss for loss in logged if loss is not None]
-            mean = statistics.fmean(known) if len(known) == len(logged) else None
+            finite = [loss for loss in logged if loss is not None]
+            mean = statistics.fmean(finite) if len(finite) == len(logged) else None
             points.append(LossPoint(samples=end * global_batch, loss=mean))
     return tuple(points)
 

@@ -13,11 +13,14 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import Interrupted, MultinodeError, RunFailed, UsageError
-from multinode.experiment.asked_tuning import (
+from multinode.experiment.sweep import CellSeries, Measure, measure_cell
+from multinode.experiment.trial import PARTS, Candidate, at_best_rate, fits, spent_s
+from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
+from multinode.experiment.tuning_request import (
     BASELINE,
     FIRST,
     TUNING_FILE,
-    AskedTuning,
+    TuningRequest,
     fingerprint_of,
     first_two,
     job_of,
@@ -28,9 +31,6 @@ from multinode.experiment.asked_tuning import (
     with_expected,
     with_seeds,
 )
-from multinode.experiment.sweep import CellSeries, Measure, measure_cell
-from multinode.experiment.trial import PARTS, Candidate, at_best_rate, fits, spent_s
-from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
 from multinode.job.job import (
     DEFAULT_SEED,
     LlamaFactoryJob,
@@ -66,40 +66,40 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
         return self.tuning
 
 
-def find_tuned(asked: AskedTuning, runs: Path, resume: Resume) -> Tuned | None:
+def find_tuned(request: TuningRequest, runs: Path, resume: Resume) -> Tuned | None:
     """The newest tuning of the same command that is complete or has used its budget; contacts no node."""
-    found = None if resume.anew else find_series(runs, fingerprint_of(asked))
-    if found is None or found[0].is_locked:
+    series = None if resume.anew else find_series(runs, fingerprint_of(request))
+    if series is None or series[0].is_locked:
         return None
-    directory, record = found
-    record = with_seeds(retry_failed(record) if resume.retry_failed else record, asked)
+    directory, record = series
+    record = with_seeds(retry_failed(record) if resume.retry_failed else record, request)
     tuning = load_tuning(directory, record)
     if tuning is None or any(cell.state == "running" for cell in record.cells):
         return None
     expected, due = [row.candidate.expected_s for row in tuning.rows], due_turns(record)
     # Of the first two alone nobody knows whether what comes after them was chosen.
     is_chosen = len(record.cells) > FIRST or not due or due[0].number == 1
-    if not is_chosen or any(fits(record, turn, expected, asked.budget_s) for turn in due):
+    if not is_chosen or any(fits(record, turn, expected, request.budget_s) for turn in due):
         return None
-    return _conclude(asked, directory, record, tuning)
+    return _conclude(request, directory, record, tuning)
 
 
-def tune(asked: AskedTuning, context: RunContext, resume: Resume, measure: Measure = measure_cell) -> Tuned:
+def tune(request: TuningRequest, context: RunContext, resume: Resume, measure: Measure = measure_cell) -> Tuned:
     """Make the remaining runs, interleaved over the seeds, and judge them.
 
     Args:
-        asked: the job, and the settings of the tuning.
+        request: the job, and the settings of the tuning.
         context: the nodes.
         resume: how to treat an earlier tuning of the same command.
         measure: makes one run.
     """
-    finished = find_tuned(asked, context.runs, resume)
+    finished = find_tuned(request, context.runs, resume)
     if finished is not None:
         return finished
-    layout = _layout(asked, context)
-    directory = _take_up(asked, context, resume, layout)
+    layout = _layout(request, context)
+    directory = _take_up(request, context, resume, layout)
     with directory.lock():
-        tuner = _Tuner(asked, context, directory, layout, measure)
+        tuner = _Tuner(request, context, directory, layout, measure)
         try:
             tuner.run(retries_failed=resume.retry_failed)
         except BaseException as error:
@@ -112,14 +112,14 @@ class _Tuner:
     """A tuning in progress; this process owns its directory."""
 
     def __init__(
-        self, asked: AskedTuning, context: RunContext, directory: RunDirectory, layout: Layout, measure: Measure
+        self, request: TuningRequest, context: RunContext, directory: RunDirectory, layout: Layout, measure: Measure
     ) -> None:
-        self._asked = asked
+        self._request = request
         self._context = context
         self._directory = directory
         self._layout = layout
         self._series = CellSeries(context, directory, self._launch_of, measure)
-        self._series.keep(with_seeds(self._series.record, asked))
+        self._series.keep(with_seeds(self._series.record, request))
         stored = load_tuning(directory, self._series.record)
         self._tuning = stored if stored is not None else self._begin()
 
@@ -140,7 +140,7 @@ class _Tuner:
         record = self._series.record
         tuned = Tuned(tuning=self._tuning, directory=self._directory.path)
         try:
-            tuned = _conclude(self._asked, self._directory, record, self._tuning)
+            tuned = _conclude(self._request, self._directory, record, self._tuning)
         except MultinodeError as error:
             if status == "succeeded":
                 raise
@@ -155,15 +155,15 @@ class _Tuner:
         return tuple(row.candidate for row in self._tuning.rows)
 
     def _begin(self) -> Tuning:
-        asked, first, record = self._asked, first_two(self._layout), self._series.record
+        request, first, record = self._request, first_two(self._layout), self._series.record
         # The choice is no longer stored and is made again.
         self._series.keep(msgspec.structs.replace(record, cells=record.cells[:FIRST]))
         tuning = Tuning(
             run_id=self._directory.run_id,
-            job=describe_job(job_of(asked)),
-            samples=samples_of(asked, self._layout),
-            steps=asked.steps,
-            learning_rates=asked.learning_rates,
+            job=describe_job(job_of(request)),
+            samples=samples_of(request, self._layout),
+            steps=request.steps,
+            learning_rates=request.learning_rates,
         )
         tuning = plan(tuning, first)
         self._directory.write(TUNING_FILE, tuning)
@@ -178,18 +178,18 @@ class _Tuner:
                 hint=f"all results are in {self._directory.path}",
             )
         names = [baseline.run_ids[0], *alone.run_ids[:1]]
-        changes, left_out = list_candidates(runs, names, steps=self._asked.steps, most=self._asked.most)
+        changes, left_out = list_candidates(runs, names, steps=self._request.steps, most=self._request.most)
         rate = trial_of(runs, self._candidates[0], baseline).runs[0].samples_per_s
         around_s = max(0.0, baseline.took_s[0] - self._tuning.samples / rate) if baseline.took_s else None
-        listed = [with_expected(one, self._tuning.samples, around_s) for one in changes]
+        listed = [with_expected(change, self._tuning.samples, around_s) for change in changes]
         candidates = (*self._candidates, *listed)
         tuning = msgspec.structs.replace(self._tuning, left_out=left_out)
         self._tuning = plan(tuning, candidates)
         # In this order: a grid that is stored has its candidates.
         self._directory.write(TUNING_FILE, self._tuning)
-        cells = tuple(CellRecord(cell=_cell(one)) for one in listed)
+        cells = tuple(CellRecord(cell=_cell(candidate)) for candidate in listed)
         self._series.keep(msgspec.structs.replace(record, cells=(*record.cells, *cells)))
-        names_listed = ", ".join(one.name for one in listed) or "no change"
+        names_listed = ", ".join(candidate.name for candidate in listed) or "no change"
         self._context.say(f"to be tried, in addition to one node: {names_listed}")
 
     def _run(self, may_begin: Callable[[Turn], bool]) -> None:
@@ -197,12 +197,14 @@ class _Tuner:
         self._series.run(list(measuring_order(record.grid, [row.cell for row in record.cells])), may_begin)
 
     def _fits(self, turn: Turn) -> bool:
-        return fits(self._series.record, turn, [one.expected_s for one in self._candidates], self._asked.budget_s)
+        return fits(
+            self._series.record, turn, [candidate.expected_s for candidate in self._candidates], self._request.budget_s
+        )
 
     def _launch_of(self, cell: GridCell, number: int) -> Launch:
-        candidate = next(one for one in self._candidates if one.label == cell.label)
-        what = benchmark_mode(self._asked.launch)
-        changed = changed_launch(what, candidate.change, self._layout)
+        candidate = next(listed for listed in self._candidates if listed.label == cell.label)
+        launch = benchmark_mode(self._request.launch)
+        changed = changed_launch(launch, candidate.change, self._layout)
         job = changed.job
         if not isinstance(job, LlamaFactoryJob):
             raise UsageError("only a LLaMA-Factory YAML can be tuned")
@@ -214,34 +216,34 @@ class _Tuner:
             seed=seed,
             every=candidate.change.averaging.every if candidate.change.averaging is not None else 1,
             parts=PARTS,
-            evaluation_samples=self._asked.evaluation_samples,
+            evaluation_samples=self._request.evaluation_samples,
         )
         if rate is not None:
             job = override_job(job, {"learning_rate": rate})
         return msgspec.structs.replace(changed, job=trial_job(job, training))
 
     def _rate_and_seed(self, cell: GridCell, number: int) -> tuple[float | None, int]:
-        found = job_of(self._asked).config.get("seed", DEFAULT_SEED)
-        first = found if type(found) is int else DEFAULT_SEED
-        record = next(one for one in self._series.record.cells if one.cell.label == cell.label)
-        candidate = next(one for one in self._candidates if one.label == cell.label)
+        seed = job_of(self._request).config.get("seed", DEFAULT_SEED)
+        first = seed if type(seed) is int else DEFAULT_SEED
+        record = next(recorded for recorded in self._series.record.cells if recorded.cell.label == cell.label)
+        candidate = next(listed for listed in self._candidates if listed.label == cell.label)
         trial = trial_of(self._context.runs, candidate, record)
-        rates = self._asked.learning_rates
+        rates = self._request.learning_rates
         best = at_best_rate(trial).runs[0].learning_rate if rates and trial.runs else None
         wanted: list[tuple[float | None, int]] = [(rate, first) for rate in rates or (None,)]
-        wanted += [(best, first + more) for more in range(1, self._asked.seeds)]
+        wanted += [(best, first + more) for more in range(1, self._request.seeds)]
         made = {(run.learning_rate if rates else None, run.seed) for run in trial.runs}
-        return next((one for one in (wanted[number - 1], *wanted) if one not in made), wanted[number - 1])
+        return next((seed for seed in (wanted[number - 1], *wanted) if seed not in made), wanted[number - 1])
 
 
-def _conclude(asked: AskedTuning, directory: RunDirectory, record: GridRecord, tuning: Tuning) -> Tuned:
-    cells = {one.cell.label: one for one in record.cells}
+def _conclude(request: TuningRequest, directory: RunDirectory, record: GridRecord, tuning: Tuning) -> Tuned:
+    cells = {cell_record.cell.label: cell_record for cell_record in record.cells}
     runs = directory.path.parent
     judged = judge(
         msgspec.structs.replace(
             tuning,
-            seeds=asked.seeds,
-            budget_s=asked.budget_s,
+            seeds=request.seeds,
+            budget_s=request.budget_s,
             spent_s=spent_s(record),
             waiting=len(due_turns(record)),
             file="",
@@ -250,35 +252,37 @@ def _conclude(asked: AskedTuning, directory: RunDirectory, record: GridRecord, t
     )
     winner = judged.row(judged.recommended)
     if winner is not None and (winner.candidate.label != BASELINE or winner.rates):
-        path = asked.output or directory.path / _WINNER
-        said = f"By multinode tune {directory.run_id}: {winner.candidate.name}. multinode launch --with {path.name}"
-        write_text(path, change_text(_whole_change(winner), said))
+        path = request.output or directory.path / _WINNER
+        comment = f"By multinode tune {directory.run_id}: {winner.candidate.name}. multinode launch --with {path.name}"
+        write_text(path, change_text(_whole_change(winner), comment))
         judged = msgspec.structs.replace(judged, file=str(path))
     directory.write(TUNING_FILE, judged)
     return Tuned(tuning=judged, directory=directory.path)
 
 
 def _whole_change(row: TunedRow) -> Change:
-    one = row.candidate
+    candidate = row.candidate
     rate = (override_text("learning_rate", row.learning_rate),) if row.rates else ()
-    return one.change.joined(Change(overrides=rate, nodes=one.nodes, workers_per_node=one.workers_per_node))
-
-
-def _take_up(asked: AskedTuning, context: RunContext, resume: Resume, layout: Layout) -> RunDirectory:
-    record = GridRecord(
-        fingerprint=fingerprint_of(asked),
-        command=describe_job(job_of(asked)),
-        grid=Grid(nodes=(layout.nodes, 1), repeats=asked.runs_of_each),
-        cells=tuple(CellRecord(cell=_cell(one)) for one in first_two(layout)),
-        steps=asked.steps,
+    return candidate.change.joined(
+        Change(overrides=rate, nodes=candidate.nodes, workers_per_node=candidate.workers_per_node)
     )
-    return take_up(asked.launch, record, context, resume, workers=layout.workers)
+
+
+def _take_up(request: TuningRequest, context: RunContext, resume: Resume, layout: Layout) -> RunDirectory:
+    record = GridRecord(
+        fingerprint=fingerprint_of(request),
+        command=describe_job(job_of(request)),
+        grid=Grid(nodes=(layout.nodes, 1), repeats=request.runs_of_each),
+        cells=tuple(CellRecord(cell=_cell(candidate)) for candidate in first_two(layout)),
+        steps=request.steps,
+    )
+    return take_up(request.launch, record, context, resume, workers=layout.workers)
 
 
 def _cell(candidate: Candidate) -> GridCell:
     return GridCell(label=candidate.label, nodes=candidate.nodes, workers_per_node=candidate.workers_per_node)
 
 
-def _layout(asked: AskedTuning, context: RunContext) -> Layout:
+def _layout(request: TuningRequest, context: RunContext) -> Layout:
     """The workers as they are today."""
-    return Layout.of(probe_workers(asked.launch, context.agent))
+    return Layout.of(probe_workers(request.launch, context.agent))

@@ -97,7 +97,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     def row(self, label: str | None) -> TunedRow | None:
         """The row of this label."""
-        return next((one for one in self.rows if one.candidate.label == label), None)
+        return next((row for row in self.rows if row.candidate.label == label), None)
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ _BySeed = dict[int, _Figures]
 
 def plan(tuning: Tuning, candidates: Iterable[Candidate]) -> Tuning:
     """With a row for each that waits for its runs; nothing is judged."""
-    rows = tuple(TunedRow(candidate=one, state="waiting") for one in candidates)
+    rows = tuple(TunedRow(candidate=candidate, state="waiting") for candidate in candidates)
     return msgspec.structs.replace(tuning, rows=rows, loss_of="", outcome="no_loss", recommended=None, best=None)
 
 
@@ -157,23 +157,23 @@ def _figures_of(run: TrialRun, loss_of: LossOf, targets: dict[int, float]) -> _F
 
 
 def _row(trial: CandidateTrial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of: LossOf) -> TunedRow:
-    beside = _ratio(mine, baseline, lambda one: one.loss)
-    time_s = _estimate(one.time_s for one in mine.values())
-    diverged = bool(loss_of) and any(one.loss is None for one in mine.values())
+    beside = _ratio(mine, baseline, lambda figures: figures.loss)
+    time_s = _estimate(figures.time_s for figures in mine.values())
+    diverged = bool(loss_of) and any(figures.loss is None for figures in mine.values())
     return TunedRow(
         candidate=trial.candidate,
         state=trial.state,
         reason=trial.reason,
         run_ids=tuple(run.run_id for run in trial.runs),
-        samples_per_s=_estimate(one.samples_per_s for one in mine.values()),
-        loss=_estimate(one.loss for one in mine.values()),
+        samples_per_s=_estimate(figures.samples_per_s for figures in mine.values()),
+        loss=_estimate(figures.loss for figures in mine.values()),
         against_baseline=beside,
         loss_verdict="diverged" if diverged else _loss_verdict(beside),
-        samples_to_loss=_estimate(one.to_loss for one in mine.values()),
+        samples_to_loss=_estimate(figures.to_loss for figures in mine.values()),
         time_to_loss_s=time_s,
-        reached=sum(one.to_loss is not None for one in mine.values()),
-        sooner=_ratio(alone, mine, lambda one: one.time_s) if time_s is not None else None,
-        sooner_than_baseline=_ratio(baseline, mine, lambda one: one.time_s) if time_s is not None else None,
+        reached=sum(figures.to_loss is not None for figures in mine.values()),
+        sooner=_ratio(alone, mine, lambda figures: figures.time_s) if time_s is not None else None,
+        sooner_than_baseline=_ratio(baseline, mine, lambda figures: figures.time_s) if time_s is not None else None,
         learning_rate=trial.runs[0].learning_rate if trial.runs else None,
     )
 
@@ -184,11 +184,11 @@ def _tried_rates(trial: CandidateTrial) -> tuple[TriedRate, ...]:
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:
-    found = list(values)
-    known = [value for value in found if value is not None]
-    if not known or len(known) < len(found):
+    all_values = list(values)
+    measured = [value for value in all_values if value is not None]
+    if not measured or len(measured) < len(all_values):
         return None
-    return of_repeats(known) if len(known) > 1 else Estimate(value=known[0], low=known[0], high=known[0])
+    return of_repeats(measured) if len(measured) > 1 else Estimate(value=measured[0], low=measured[0], high=measured[0])
 
 
 def _ratio(above: _BySeed, below: _BySeed, figure: Callable[[_Figures], float | None]) -> Estimate | None:
@@ -212,10 +212,10 @@ def _choose(rows: Sequence[TunedRow]) -> tuple[Outcome, str | None, str | None]:
     baseline, alone, *changes = rows
     if baseline.time_to_loss_s is None:
         return "no_loss", None, None
-    able = [one for one in changes if one.time_to_loss_s is not None and one.loss_verdict not in {"worse", "diverged"}]
-    able.sort(key=lambda one: -_least(one, lambda gain: gain.value))
+    able = [row for row in changes if row.time_to_loss_s is not None and row.loss_verdict not in {"worse", "diverged"}]
+    able.sort(key=lambda row: -_least(row, lambda gain: gain.value))
     best = able[0].candidate.label if able else None
-    sure = [one for one in able if _is_sooner(one)]
+    sure = [row for row in able if _is_sooner(row)]
     if sure:
         return "change", sure[0].candidate.label, best
     if able and _least(able[0], lambda gain: gain.value) > 1:
@@ -235,7 +235,7 @@ def _least(row: TunedRow, end: Callable[[Estimate], float]) -> float:
 
 def _verdict(tuning: Tuning) -> str:
     unmeasured = [row for row in tuning.rows if row.state == "waiting"]
-    said = {
+    text = {
         "change": _change,
         "inconclusive": _inconclusive,
         "one_node": _one_node,
@@ -243,8 +243,8 @@ def _verdict(tuning: Tuning) -> str:
         "no_loss": _no_loss,
     }[tuning.outcome](tuning)
     if unmeasured and tuning.outcome != "no_loss":
-        said += f" {format_count(len(unmeasured), 'change')} not measured yet."
-    return said
+        text += f" {format_count(len(unmeasured), 'change')} not measured yet."
+    return text
 
 
 def _change(tuning: Tuning) -> str:
@@ -252,8 +252,8 @@ def _change(tuning: Tuning) -> str:
     if row is None:
         return ""
     sooner = _sooner(row)
-    said = f"Recommended: {row.candidate.name}. {sooner[0].upper()}{sooner[1:]}."
-    return said if _is_repeated(row) else f"{said} This is one seed; the variation between seeds is unknown."
+    text = f"Recommended: {row.candidate.name}. {sooner[0].upper()}{sooner[1:]}."
+    return text if _is_repeated(row) else f"{text} This is one seed; the variation between seeds is unknown."
 
 
 def _inconclusive(tuning: Tuning) -> str:

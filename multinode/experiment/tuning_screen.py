@@ -32,9 +32,9 @@ _LEFT_OUT = {
 def left_out_words(left_out: Sequence[LeftOut]) -> tuple[str, ...]:
     """Which changes are not tried, and why, a line a reason."""
     names: dict[str, list[str]] = {}
-    for one in left_out:
-        needs = f"needs runs of {one.needs_steps} steps (--steps {one.needs_steps})"
-        names.setdefault(needs if one.reason == "short" else _LEFT_OUT[one.reason], []).append(one.name)
+    for change in left_out:
+        needs = f"needs runs of {change.needs_steps} steps (--steps {change.needs_steps})"
+        names.setdefault(needs if change.reason == "short" else _LEFT_OUT[change.reason], []).append(change.name)
     return tuple(f"{', '.join(named)}: {why}" for why, named in names.items())
 
 
@@ -68,7 +68,7 @@ def tuning_parts(tuning: Tuning, *, next_command: str = "") -> Iterator[Part]:
 
 def plan_parts(tuning: Tuning) -> Iterator[Part]:
     """The screen of `tune --dry-run`: what would be tried, and how long that takes."""
-    known = any(row.candidate.predicted_samples_per_s is not None for row in tuning.rows)
+    has_prediction = any(row.candidate.predicted_samples_per_s is not None for row in tuning.rows)
     sheet = Sheet(
         title="",
         columns=(
@@ -102,7 +102,7 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
     if tuning.needed_s is not None:
         within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
         rows.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
-    if not known:
+    if not has_prediction:
         rows.append(("Changes", "are chosen by predictions from the first two runs"))
     rows += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
     yield from labelled_parts([*rows, *_not_tried(tuning)])
@@ -219,10 +219,10 @@ def _why(tuning: Tuning) -> str:
         return ""
     speed = fastest.samples_per_s.value / alone.samples_per_s.value
     more = fastest.samples_to_loss.value / alone.samples_to_loss.value
-    said = f"{fastest.candidate.name}: {times(speed)} the samples/s of one node"
+    text = f"{fastest.candidate.name}: {times(speed)} the samples/s of one node"
     if more <= 1:
-        return said
-    return f"{said}, but {times(more)} the samples to the same loss: the larger batch saves too few steps"
+        return text
+    return f"{text}, but {times(more)} the samples to the same loss: the larger batch saves too few steps"
 
 
 def _is_at_an_end(row: TunedRow) -> bool:

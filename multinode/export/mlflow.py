@@ -46,8 +46,8 @@ class MlflowRun(Exporter):
 
         self._client = MlflowClient(self._uri)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
+        existing = self._client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing is not None else self._client.create_experiment(name)
         made = self._client.create_run(experiment, start_time=int(run.started_s * 1000), run_name=run.run_id)
         self._run_id = made.info.run_id
         about = {
@@ -56,8 +56,8 @@ class MlflowRun(Exporter):
             "world_size": run.world_size,
             "nodes": len(run.nodes),
         }
-        for key, said in about.items():
-            self._client.log_param(self._run_id, key, said)
+        for key, text in about.items():
+            self._client.log_param(self._run_id, key, text)
         self._client.set_tag(self._run_id, "multinode.run_id", run.run_id)
 
     def steps(self, steps: Sequence[StepFigures]) -> None:

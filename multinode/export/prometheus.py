@@ -36,12 +36,12 @@ def metrics_text(run: Run, values: Iterable[Value] = (), summary: Iterable[Value
         "# TYPE multinode_run_info gauge",
         f"multinode_run_info{_labels(about.items())} 1",
     ]
-    for prefix, figures, found in (
+    for prefix, figures, labelled in (
         ("multinode", NODE_FIGURES, values),
         ("multinode_summary", SUMMARY_FIGURES, summary),
     ):
         by_name: dict[str, list[Value]] = {}
-        for value in found:
+        for value in labelled:
             by_name.setdefault(value.name, []).append(value)
         for name, ones in by_name.items():
             metric = f"{prefix}_{_STRANGE.sub('_', name.replace('.*', ''))}"

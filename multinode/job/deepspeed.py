@@ -230,19 +230,19 @@ def _set(group: dict[str, Any], edit: DeepSpeedEdit, depth: int = 0) -> None:
     (name, *inner), dotted = edit.path[depth:], ".".join(edit.path[: depth + 1])
     if name not in group:
         require_known(edit.path, depth)
-    found = group.get(name)
-    if inner and isinstance(found, dict):
-        _set(found, edit, depth + 1)
+    section = group.get(name)
+    if inner and isinstance(section, dict):
+        _set(section, edit, depth + 1)
         return
-    if inner and found is not None:
+    if inner and section is not None:
         raise JobError(
-            f"{_OPTION} {'.'.join(edit.path)}: {dotted} is {json.dumps(found)} in the JSON, not a group",
+            f"{_OPTION} {'.'.join(edit.path)}: {dotted} is {json.dumps(section)} in the JSON, not a group",
             hint=f"set {_OPTION} {dotted}=VALUE",
         )
     value = edit.value
     for key in reversed(inner):
         value = {key: value}
-    if isinstance(found, dict) and not (value is None or isinstance(value, dict)):
+    if isinstance(section, dict) and not (value is None or isinstance(value, dict)):
         raise JobError(
             f"{_OPTION} {dotted}={json.dumps(value)}: {dotted} is a group in the JSON, whose keys would be lost",
             hint=f"set a key of it: {_OPTION} {dotted}.KEY=VALUE",

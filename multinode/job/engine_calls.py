@@ -135,9 +135,9 @@ def messages_to_test(
         multiple: in bytes; sizes are rounded up to it. Element size times workers makes every collective even.
     """
     times: dict[str, Counter[int]] = {}
-    for one in step.messages:
-        size = -(-min(round(one.size_bytes), largest_bytes) // multiple) * multiple
-        times.setdefault(one.collective, Counter())[size] += round(one.times)
+    for step_message in step.messages:
+        size = -(-min(round(step_message.size_bytes), largest_bytes) // multiple) * multiple
+        times.setdefault(step_message.collective, Counter())[size] += round(step_message.times)
     totals = {
         Message(collective=collective, size_bytes=size): size * count
         for collective, counts in times.items()

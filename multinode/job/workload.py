@@ -110,15 +110,15 @@ def read_workload(
         grad_compress: the value of `--grad-compress`.
     """
     settings = msgspec.structs.replace(read_settings(job), grad_compress=grad_compress)
-    known = dict(versions or {})
+    packages = dict(versions or {})
     if not isinstance(job, LlamaFactoryJob):
         reason = "the communication of a script is known only from its steps"
-        return Workload(settings=settings, reason=reason, versions=known)
+        return Workload(settings=settings, reason=reason, versions=packages)
     try:
-        work, reason = read_work(job, model, layout, known.get("transformers")), ""
+        work, reason = read_work(job, model, layout, packages.get("transformers")), ""
     except JobError as error:
         work, reason = None, error.message
-    return Workload(settings=settings, whole=_full_run(job), work=work, reason=reason, versions=known)
+    return Workload(settings=settings, whole=_full_run(job), work=work, reason=reason, versions=packages)
 
 
 def read_settings(job: Job) -> JobSettings:

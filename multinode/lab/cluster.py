@@ -280,10 +280,10 @@ def live_runs() -> dict[str, str]:
     None where there is no lab.
     """
     lab = load_lab()
-    found = {node.name: runs_of(node) for node in lab.nodes} if lab is not None else {}
-    runs = sorted(set[str]().union(*found.values()))
-    nodes = {run: [name for name, its in found.items() if run in its] for run in runs}
-    return {run: f"on {format_list(names, 3)} {found[names[0]][run]}" for run, names in nodes.items()}
+    runs_by_node = {node.name: runs_of(node) for node in lab.nodes} if lab is not None else {}
+    runs = sorted(set[str]().union(*runs_by_node.values()))
+    nodes = {run: [name for name, its in runs_by_node.items() if run in its] for run in runs}
+    return {run: f"on {format_list(names, 3)} {runs_by_node[names[0]][run]}" for run, names in nodes.items()}
 
 
 def require_idle(cluster: Cluster) -> None:

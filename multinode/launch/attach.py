@@ -29,7 +29,7 @@ from multinode.units import format_count
 _WAIT_S = 0.2
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that can be followed again."""
 
     run: Run
@@ -39,7 +39,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     whole: RunDirectory | None = None  # for the last attempt of a run with restarts, that run's directory
 
 
-def find_known(runs: Path, run_id: str) -> Known:
+def find_recorded(runs: Path, run_id: str) -> RecordedRun:
     """A run of this machine, by its id or the beginning of it.
 
     Raises:
@@ -57,7 +57,7 @@ def find_known(runs: Path, run_id: str) -> Known:
     cluster = parse_hostfile(hostfile.read_text(), str(hostfile))
     is_last = last is not None and directory.run_id == last.run_id
     cluster = _in_order(cluster, plan)
-    return Known(run=run, plan=plan, cluster=cluster, directory=directory, whole=whole if is_last else None)
+    return RecordedRun(run=run, plan=plan, cluster=cluster, directory=directory, whole=whole if is_last else None)
 
 
 def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirectory | None]:
@@ -68,12 +68,12 @@ def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirecto
         run = whole.read("run.json", Run) if run_id in ours else None
         if run is not None and run.kind == "launch" and not (whole.path / PLAN_FILE).is_file():
             number = re.compile(re.escape(run_id) + r"-(\d+)")
-            attempts = [(int(found[1]), path) for name, path in ours.items() if (found := number.fullmatch(name))]
+            attempts = [(int(match[1]), path) for name, path in ours.items() if (match := number.fullmatch(name))]
             return whole, RunDirectory(max(attempts)[1]) if attempts else None
     return None, None
 
 
-def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> Known:
+def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> RecordedRun:
     """A run started by another machine, from its nodes; a directory for it is created here.
 
     Raises:
@@ -81,88 +81,90 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
         NodeError, NodeFailed: node 0 could not be asked.
     """
     first = cluster.nodes[0]
-    found = runs_of_node(agent, first, node_run_id(run_id, 0))
-    if not found.runs or found.plan is None:
+    answer = runs_of_node(agent, first, node_run_id(run_id, 0))
+    if not answer.runs or answer.plan is None:
         hint = as_steps(f"list its runs: ssh {first.name} ls .multinode/runs", [first])
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
     directory = RunDirectory.create(runs, run_id)
-    nodes = _in_order(cluster, found.plan)
-    there = found.runs[0]
-    run = new_run(found.plan, there.created_s)
+    nodes = _in_order(cluster, answer.plan)
+    there = answer.runs[0]
+    run = new_run(answer.plan, there.created_s)
     run = msgspec.structs.replace(run, run_id=run_id, lease_s=there.lease_s, detached=there.lease_s is None)
     directory.write_cluster(nodes, hostfile)
-    directory.write("plan.json", found.plan)
+    directory.write("plan.json", answer.plan)
     directory.write("run.json", run)
-    return Known(run=run, plan=found.plan, cluster=nodes, directory=directory)
+    return RecordedRun(run=run, plan=answer.plan, cluster=nodes, directory=directory)
 
 
-def with_hosts(known: Known, cluster: Cluster) -> Known:
+def with_hosts(recorded: RecordedRun, cluster: Cluster) -> RecordedRun:
     """The run, with its nodes from another hostfile."""
-    return msgspec.structs.replace(known, cluster=_in_order(cluster, known.plan))
+    return msgspec.structs.replace(recorded, cluster=_in_order(cluster, recorded.plan))
 
 
-def look_again(known: Known) -> Launched:
+def look_again(recorded: RecordedRun) -> Launched:
     """The run as it is on disk now."""
-    return _summarise(known, known.directory.read("run.json", Run) or known.run)
+    return _summarise(recorded, recorded.directory.read("run.json", Run) or recorded.run)
 
 
-def attach(known: Known, context: RunContext, options: ExecuteOptions) -> Launched:
+def attach(recorded: RecordedRun, context: RunContext, options: ExecuteOptions) -> Launched:
     """Follow a run to its end, from where an earlier controller left it; lease and kind are the run's own."""
-    run = known.run
+    run = recorded.run
     if run.status != "running":
-        return _summarise(known, run, context.say)
+        return _summarise(recorded, run, context.say)
     options = msgspec.structs.replace(
         options,
         lease_s=None if run.detached else run.lease_s,
         kind=run.kind,
         attach=True,
     )
-    return follow_run(context, known.plan, known.cluster, known.directory, options)
+    return follow_run(context, recorded.plan, recorded.cluster, recorded.directory, options)
 
 
-def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
+def stop(recorded: RecordedRun, context: RunContext, grace_s: float) -> Launched:
     """Stop a run on all its nodes and verify that nothing of it is left.
 
     If another process follows it, that process records the end; this one waits for it. A process that restarts the
     run finds a stop order: it stops the attempt and starts no other. Whatever is recorded, every node is asked that has
     not reported the end itself; an unreachable one makes the run lost.
     """
-    if known.whole is not None and known.whole.is_locked:
-        known.whole.write(STOP_FILE, StopOrder(grace_s))
+    if recorded.whole is not None and recorded.whole.is_locked:
+        recorded.whole.write(STOP_FILE, StopOrder(grace_s))
         # That process stops the current attempt; if it fails to, we do.
         with contextlib.suppress(MultinodeError):
-            launched = _wait_ended(known, known.whole, grace_s + 2 * ANSWER_S)
-            last = _restarted(known.whole)[1] or known.directory
-            return _stop_left(launched, msgspec.structs.replace(known, directory=last), context, grace_s)
-        return _stop_followed(known, known.whole, context, grace_s)
+            launched = _wait_ended(recorded, recorded.whole, grace_s + 2 * ANSWER_S)
+            last = _restarted(recorded.whole)[1] or recorded.directory
+            return _stop_left(launched, msgspec.structs.replace(recorded, directory=last), context, grace_s)
+        return _stop_followed(recorded, recorded.whole, context, grace_s)
     request = StopRequest()
     request.ask("stop")
     try:
-        launched = attach(known, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
+        launched = attach(recorded, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
     except UsageError:
-        if not known.directory.is_locked:
+        if not recorded.directory.is_locked:
             raise
-        launched = _stop_followed(known, known.directory, context, grace_s)
-    return _stop_left(launched, known, context, grace_s)
+        launched = _stop_followed(recorded, recorded.directory, context, grace_s)
+    return _stop_left(launched, recorded, context, grace_s)
 
 
-def _ask_to_stop(ranks: Mapping[str, int], known: Known, context: RunContext, grace_s: float) -> Outcomes[NodeEnd]:
+def _ask_to_stop(
+    ranks: Mapping[str, int], recorded: RecordedRun, context: RunContext, grace_s: float
+) -> Outcomes[NodeEnd]:
     def ask(node: Node) -> NodeEnd:
-        run_id = node_run_id(known.directory.run_id, ranks[node.name])
+        run_id = node_run_id(recorded.directory.run_id, ranks[node.name])
         try:
             return stop_on_node(context.agent, node, run_id, grace_s)
         except NodeGone:
             # Slurm has ended everything in its allocation.
             return NodeEnd(cause="unknown", processes_left=0)
 
-    asked = [node for node in known.cluster.nodes if node.name in ranks]
-    return gather(asked, ask, deadline_s=grace_s + 2 * ANSWER_S)
+    reachable = [node for node in recorded.cluster.nodes if node.name in ranks]
+    return gather(reachable, ask, deadline_s=grace_s + 2 * ANSWER_S)
 
 
-def _stop_followed(known: Known, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
-    answers = _ask_to_stop({node.node: node.node_rank for node in known.plan.nodes}, known, context, grace_s)
+def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
+    answers = _ask_to_stop({node.node: node.node_rank for node in recorded.plan.nodes}, recorded, context, grace_s)
     try:
-        return _wait_ended(known, directory, ANSWER_S)
+        return _wait_ended(recorded, directory, ANSWER_S)
     except MultinodeError as error:
         # Stopping the first node ends the run, and with it the batch job: Slurm may then end our step on another node.
         if not any(answer.processes_left for answer in answers.require()):
@@ -170,7 +172,7 @@ def _stop_followed(known: Known, directory: RunDirectory, context: RunContext, g
         raise
 
 
-def _stop_left(launched: Launched, known: Known, context: RunContext, grace_s: float) -> Launched:
+def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, grace_s: float) -> Launched:
     unclear = [
         node
         for node in launched.run.nodes
@@ -178,7 +180,7 @@ def _stop_left(launched: Launched, known: Known, context: RunContext, grace_s: f
     ]
     if not unclear:
         return launched
-    outcomes = _ask_to_stop({node.name: node.node_rank for node in unclear}, known, context, grace_s)
+    outcomes = _ask_to_stop({node.name: node.node_rank for node in unclear}, recorded, context, grace_s)
     for outcome in outcomes:
         if outcome.error is not None:
             context.say(f"{outcome.node.name}: it may still run there: {outcome.error.message}")
@@ -191,11 +193,11 @@ def _stop_left(launched: Launched, known: Known, context: RunContext, grace_s: f
     run = msgspec.structs.replace(launched.run, nodes=nodes)
     if all(node.state == "ended" for node in nodes) and run.status in {"running", "lost"}:
         run = msgspec.structs.replace(run, status="stopped", stop_reason="stop", ended_s=run.ended_s or time.time())
-    for directory in dict.fromkeys((launched.directory, known.directory)):
-        recorded = directory.read("run.json", Run)
-        if recorded is not None:
+    for directory in dict.fromkeys((launched.directory, recorded.directory)):
+        stored = directory.read("run.json", Run)
+        if stored is not None:
             fields = {name: getattr(run, name) for name in ("nodes", "status", "stop_reason", "ended_s")}
-            directory.write("run.json", msgspec.structs.replace(recorded, **fields))
+            directory.write("run.json", msgspec.structs.replace(stored, **fields))
     return msgspec.structs.replace(launched, run=run)
 
 
@@ -208,21 +210,21 @@ def _with_answer(node: NodeRun, answer: NodeEnd | None) -> NodeRun:
     return msgspec.structs.replace(node, state="ended", **msgspec.structs.asdict(answer))
 
 
-def _wait_ended(known: Known, directory: RunDirectory, within_s: float) -> Launched:
+def _wait_ended(recorded: RecordedRun, directory: RunDirectory, within_s: float) -> Launched:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         run = directory.read("run.json", Run)
         if run is not None and run.status != "running":
-            return msgspec.structs.replace(_summarise(known, run), directory=directory)
+            return msgspec.structs.replace(_summarise(recorded, run), directory=directory)
         time.sleep(_WAIT_S)
     raise MultinodeError(
         f"run {directory.run_id} was told to stop, but its end was not recorded within {within_s:.0f} s"
     )
 
 
-def _summarise(known: Known, run: Run, say: Callable[[str], None] = lambda _: None) -> Launched:
-    summary = summarise_run(known.directory, known.plan, say)
-    return Launched(run=run, summary=summary, plan=known.plan, directory=known.directory)
+def _summarise(recorded: RecordedRun, run: Run, say: Callable[[str], None] = lambda _: None) -> Launched:
+    summary = summarise_run(recorded.directory, recorded.plan, say)
+    return Launched(run=run, summary=summary, plan=recorded.plan, directory=recorded.directory)
 
 
 def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
@@ -263,7 +265,7 @@ def choose_logs(
     # Node ranks are those of the whole run: a part has some of its nodes.
     name = choose_nodes(stored, node, None)[0].name if node is not None else None
     able = [(part, choose_nodes(part, None, rank)) for part in parts if rank is None or rank < part.run.world_size]
-    named = [(part, tuple(one for one in nodes if name in {None, one.name})) for part, nodes in able]
+    named = [(part, tuple(node for node in nodes if name in {None, node.name})) for part, nodes in able]
     chosen = [(part, nodes) for part, nodes in named if nodes]
     if not chosen:
         raise UsageError(f"no run of {run.run_id} has this node and rank", hint=f"see multinode show {run.run_id}")
@@ -279,38 +281,42 @@ def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple
     run = stored.run
     if rank is not None:
         plan = stored.directory.read(PLAN_FILE, LaunchPlan)
-        node = next((str(one.node_rank) for one in plan.nodes if rank in one.ranks), None) if plan is not None else None
+        node = (
+            next((str(node_plan.node_rank) for node_plan in plan.nodes if rank in node_plan.ranks), None)
+            if plan is not None
+            else None
+        )
         if node is None:
             raise UsageError(f"run {run.run_id} has no rank {rank}", hint=f"its ranks are 0 to {run.world_size - 1}")
-    chosen = tuple(found for found in run.nodes if node in {None, found.name, str(found.node_rank)})
+    chosen = tuple(run_node for run_node in run.nodes if node in {None, run_node.name, str(run_node.node_rank)})
     if not chosen:
-        names = ", ".join(found.name for found in run.nodes)
+        names = ", ".join(run_node.name for run_node in run.nodes)
         raise UsageError(f"run {run.run_id} has no node {node!r}", hint=f"it has: {names}")
     return chosen
 
 
 def node_logs(stored: StoredRun, nodes: Sequence[NodeRun]) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Name and raw log, in pieces, of each of these nodes."""
-    for found in nodes:
-        yield found.name, _read(stored.directory.log_path(found.node_rank), 0)
+    for run_node in nodes:
+        yield run_node.name, _read(stored.directory.log_path(run_node.node_rank), 0)
 
 
-def needs_follower(known: Known) -> bool:
+def needs_follower(recorded: RecordedRun) -> bool:
     """Whether the run is in progress and nothing on this machine fetches its logs."""
-    return known.run.status == "running" and not known.directory.is_locked
+    return recorded.run.status == "running" and not recorded.directory.is_locked
 
 
 def follow_logs(
-    known: Known, ranks: tuple[int, ...], context: RunContext | None, options: ExecuteOptions = _OPTIONS
+    recorded: RecordedRun, ranks: tuple[int, ...], context: RunContext | None, options: ExecuteOptions = _OPTIONS
 ) -> Iterator[tuple[str, bytes]]:
     """Name of the node, and additions to its log; from the beginning of the logs to the end of the run.
 
     `context` is for a run that needs a follower, which uses `options` and leaves the run when this ends.
     """
-    directory = known.directory
-    follower = _LogFollower(known, context, options) if context is not None else None
+    directory = recorded.directory
+    follower = _LogFollower(recorded, context, options) if context is not None else None
     places = dict.fromkeys(ranks, 0)
-    names = {node.node_rank: node.name for node in known.run.nodes}
+    names = {node.node_rank: node.name for node in recorded.run.nodes}
     try:
         while True:
             # Asked first: what was written before the end is read after it. Another follower may have been killed: then
@@ -335,10 +341,10 @@ def follow_logs(
 class _LogFollower:
     """Follows the run in a thread, for its files."""
 
-    def __init__(self, known: Known, context: RunContext, options: ExecuteOptions) -> None:
+    def __init__(self, recorded: RecordedRun, context: RunContext, options: ExecuteOptions) -> None:
         self._error: BaseException | None = None
         self._stop = context.stop
-        self._known = known
+        self._recorded = recorded
         self._context = context
         self._options = msgspec.structs.replace(options, leave_on_stop=True)
         self._thread = threading.Thread(target=self._follow, name="follow-logs", daemon=True)
@@ -360,7 +366,7 @@ class _LogFollower:
         """
         if self._error is not None:
             raise self._error
-        run = self._known.directory.read("run.json", Run)
+        run = self._recorded.directory.read("run.json", Run)
         failure = run.first_failure if run is not None else None
         if run is None or failure is None:
             return
@@ -371,7 +377,7 @@ class _LogFollower:
 
     def _follow(self) -> None:
         try:
-            attach(self._known, self._context, self._options)
+            attach(self._recorded, self._context, self._options)
         except BaseException as error:  # noqa: BLE001 - a defect, too, is raised where the logs are read
             self._error = error
 

@@ -218,7 +218,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A launch that has been planned, checked and stored; nothing of it runs yet."""
 
-    what: Launch
+    launch: Launch
     facts: dict[str, NodeFacts]
     plan: LaunchPlan
     findings: tuple[CheckFinding, ...]  # of the checks, without errors

@@ -256,11 +256,11 @@ class CopyRound:
             self._open()
             while not self._is_over():
                 with contextlib.suppress(queue.Empty):
-                    member, said = self._heard.get(timeout=_LOOK_S)
-                    if isinstance(said, MultinodeError):
-                        member.error = said
+                    member, answer = self._heard.get(timeout=_LOOK_S)
+                    if isinstance(answer, MultinodeError):
+                        member.error = answer
                     else:
-                        member.take(said)
+                        member.take(answer)
                 self._advance()
                 self._show()
             if self._began is not None:
@@ -299,14 +299,14 @@ class CopyRound:
 
     def _read(self, member: Member) -> None:
         stream = member.stream
-        said: Any = None
+        answer: Any = None
         try:
-            while stream is not None and not isinstance(said, _Ended):
+            while stream is not None and not isinstance(answer, _Ended):
                 record = stream.read(_SILENT_S)
                 if record is None:
                     raise ContactLost("its agent ended before the copy did", node=member.name)
-                said = read_answer(record, _RECORD, member.name)
-                self._heard.put((member, said))
+                answer = read_answer(record, _RECORD, member.name)
+                self._heard.put((member, answer))
         except MultinodeError as error:
             error.node = error.node or member.name
             self._heard.put((member, error))

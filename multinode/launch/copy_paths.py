@@ -132,7 +132,7 @@ def copy_paths(
         if source == CONTROLLER:
             paths = _full_paths(survey.here)
             chain.insert(0, Participant(Node(name=CONTROLLER), local, "127.0.0.1", paths, is_here=True))
-        first = next(one for one in chain if one.node.name == source)
+        first = next(member for member in chain if member.node.name == source)
         chain.remove(first)
         if not chain:
             raise UsageError("there is no node to copy to", hint="name more nodes in the hostfile")
@@ -181,8 +181,8 @@ def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Sur
 
     context.say("listing the files")
     looked = gather([node for node in cluster.nodes if node.name in facts], ask, deadline_s=_LOOK_S)
-    failed = {one.node.name: one.error for one in probed if one.error is not None}
-    failed |= {one.node.name: one.error for one in looked if one.error is not None}
+    failed = {probe.node.name: probe.error for probe in probed if probe.error is not None}
+    failed |= {look.node.name: look.error for look in looked if look.error is not None}
     looks = {outcome.node.name: outcome.value for outcome in looked if outcome.error is None}
     if request.source in failed or not looks:
         raise failed.get(request.source or "") or next(iter(failed.values()))
@@ -209,7 +209,7 @@ def _look(agent: AgentTransport, node: Node, paths: Sequence[str], cwd: str | No
             f"{refused.path}: {refused.refused}", node=node.name, hint="name the directory of a model or data set"
         )
     full = [PurePosixPath(look.full or "/") for look in looked]
-    inner = next((one for one in full if full.count(one) > 1 or not set(full).isdisjoint(one.parents)), None)
+    inner = next((path for path in full if full.count(path) > 1 or not set(full).isdisjoint(path.parents)), None)
     if inner is not None:
         raise UsageError(f"{inner} is already part of the copy", node=node.name, hint="name it once")
     return looked
@@ -233,21 +233,21 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[PathLook]],
         UsageError: nobody has them, or nodes have different ones and none was named.
         NodeFailed: the source's cannot be copied.
     """
-    known = {**looks, CONTROLLER: looks.get(CONTROLLER, here)}
+    looks_of = {**looks, CONTROLLER: looks.get(CONTROLLER, here)}
     if request.source is not None:
-        if request.source not in known:
+        if request.source not in looks_of:
             names = format_list([*looks, CONTROLLER], 9)
             raise UsageError(f"there is no node named {request.source}", hint=f"--from takes {names}")
         source = request.source
-        lacks = next((look.path for look in known[source] if not look.exists), None)
+        lacks = next((look.path for look in looks_of[source] if not look.exists), None)
         if lacks is not None:
-            raise UsageError(f"{source} does not have {lacks}", hint=_having(lacks, known))
+            raise UsageError(f"{source} does not have {lacks}", hint=_having(lacks, looks_of))
     else:
         complete = _complete(looks)
         if not complete and all(look.exists for look in here):
             complete = [CONTROLLER]
         if not complete:
-            present = {look.path for looked in known.values() for look in looked if look.exists}
+            present = {look.path for looked in looks_of.values() for look in looked if look.exists}
             lacking = next((path for path in request.paths if path not in present), None)
             if lacking is not None:
                 raise UsageError(f"{lacking} is on no node and not on this machine", hint="correct its name")
@@ -260,14 +260,14 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[PathLook]],
                     f"{look.path} differs: on {source} ({_size(look)}) and {other} ({_size(looks[other][at])})",
                     hint=f"select one: --from {source}",
                 )
-    bad = next((look for look in known[source] if look.reason is not None), None)
+    bad = next((look for look in looks_of[source] if look.reason is not None), None)
     if bad is not None:
         raise NodeFailed(f"{bad.path}: {bad.reason}", node=source)
     return source
 
 
-def _having(path: str, known: Mapping[str, Sequence[PathLook]]) -> str:
-    names = [name for name, looked in known.items() if any(look.path == path and look.exists for look in looked)]
+def _having(path: str, looks_of: Mapping[str, Sequence[PathLook]]) -> str:
+    names = [name for name, looked in looks_of.items() if any(look.path == path and look.exists for look in looked)]
     return f"it is on {format_list(names, 9)}" if names else "it is on no node and not on this machine"
 
 
@@ -307,16 +307,16 @@ class _Copies:
                 if not self.done or error.node is None or error.node == self._source.node.name:
                     raise
                 self.failed[error.node] = error
-            left = [one for one in targets if one.node.name not in {**self.done, **self.failed}]
+            left = [member for member in targets if member.node.name not in {**self.done, **self.failed}]
             # Who may have broken the chain stands at its end, where nobody waits for it.
-            targets = sorted(left, key=lambda one: self._suspected.get(one.node.name, 0))
+            targets = sorted(left, key=lambda member: self._suspected.get(member.node.name, 0))
 
     def _run_round(self, targets: Sequence[Participant]) -> None:
         chain = [self._source, *targets]
-        one = CopyRound(chain, self._credentials, delete=self._request.delete, observe=self._observe)
-        one.run()
-        self.moved_s += one.moved_s or 0.0
-        for member in one.members:
+        copy_round = CopyRound(chain, self._credentials, delete=self._request.delete, observe=self._observe)
+        copy_round.run()
+        self.moved_s += copy_round.moved_s or 0.0
+        for member in copy_round.members:
             if member.copied is None:
                 continue
             if member.copied.digest != (self.digest or member.copied.digest):
@@ -337,7 +337,7 @@ class _Copies:
                 extra_files=member.copied.extra,
                 cpu_s=cpu_s,
             )
-        failures = find_failures(one.members)
+        failures = find_failures(copy_round.members)
         self.failed |= failures.certain
         if failures.suspect is not None:
             name, error = failures.suspect

@@ -273,12 +273,12 @@ class Execution:
 
     def _react(self) -> None:
         """Stop all nodes if one fails, the run hangs or the user asks; asking twice shortens the grace period."""
-        asked = 0 if self._leaves_on_stop else self.stop.count
+        stops = 0 if self._leaves_on_stop else self.stop.count
         failed = self._tracker.any_failed and not self._only_reads
         hangs = self.options.on_stall == "stop" and self._watch.current is not None
-        if hangs and not (self._stopping or asked or failed):
+        if hangs and not (self._stopping or stops or failed):
             self._hang = self._watch.current
-        wanted = min(2, max(asked, 1 if failed or self._hang else 0))
+        wanted = min(2, max(stops, 1 if failed or self._hang else 0))
         if wanted <= self._stopping:
             return
         grace_s = self.options.grace_s if self.stop.grace_s is None else self.stop.grace_s

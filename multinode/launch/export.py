@@ -37,18 +37,18 @@ def export_runs(root: Path, run_id: str, targets: Sequence[Target]) -> Iterator[
         raise UsageError(
             ("a port is served only while multinode follows a run"), hint="add --follow, or use prometheus:FILE.prom"
         )
-    found = load_run(root, run_id)
-    if found.run.status == "running":
+    stored = load_run(root, run_id)
+    if stored.run.status == "running":
         raise UsageError(
-            f"run {found.run.run_id} is still running", hint=f"multinode export {found.run.run_id} --follow TARGET"
+            f"run {stored.run.run_id} is still running", hint=f"multinode export {stored.run.run_id} --follow TARGET"
         )
-    has_plan = (found.directory.path / PLAN_FILE).is_file()
-    for one in [found] if has_plan else load_parts(root, found.run):
-        directory = one.directory
+    has_plan = (stored.directory.path / PLAN_FILE).is_file()
+    for part in [stored] if has_plan else load_parts(root, stored.run):
+        directory = part.directory
         plan = _read_plan(directory)
-        ended = EndedRun(one.run, one.summary, functools.partial(observe_run, directory, plan))
+        ended = EndedRun(part.run, part.summary, functools.partial(observe_run, directory, plan))
         for target in targets:
-            yield one.run.run_id, target, _failure(functools.partial(_export, target, ended))
+            yield part.run.run_id, target, _failure(functools.partial(_export, target, ended))
 
 
 def follow_export(root: Path, run_id: str, target: Target) -> None:

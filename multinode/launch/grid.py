@@ -122,7 +122,7 @@ def fingerprint(
     environment = options.environment
     document = {
         "jobs": {label: _trained(job) for label, job in jobs.items()},
-        "nodes": [_placed(one) for one in nodes],
+        "nodes": [_placed(node) for node in nodes],
         "engine": options.engine,
         "grad_compress": options.grad_compress,
         "averaging": options.averaging,
@@ -151,16 +151,16 @@ def _with_texts(value: Any) -> Any:
         value = msgspec.structs.asdict(value)
     if isinstance(value, dict):
         return {
-            key if isinstance(key, str) else f"{type(key).__name__} {key!r}": _with_texts(one)
-            for key, one in value.items()
+            key if isinstance(key, str) else f"{type(key).__name__} {key!r}": _with_texts(item)
+            for key, item in value.items()
         }
-    return [_with_texts(one) for one in value] if isinstance(value, list | tuple) else value
+    return [_with_texts(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _placed(node: Node) -> dict[str, Any]:
     """Everything on a line of the hostfile except prices and SSH settings."""
-    said = {name: value for name, value in msgspec.structs.asdict(node).items() if name not in _NO_MATTER}
-    return said | {"env": _without_secrets(node.env)}
+    fields = {name: value for name, value in msgspec.structs.asdict(node).items() if name not in _NO_MATTER}
+    return fields | {"env": _without_secrets(node.env)}
 
 
 def _without_secrets(env: Mapping[str, str]) -> dict[str, str | None]:
@@ -223,7 +223,7 @@ def is_due(record: GridRecord, turn: Turn) -> bool:
 
 def due_turns(record: GridRecord) -> tuple[Turn, ...]:
     """The runs still to be made, in order."""
-    cells = [one.cell for one in record.cells]
+    cells = [recorded.cell for recorded in record.cells]
     return tuple(turn for turn in measuring_order(record.grid, cells) if is_due(record, turn))
 
 
@@ -292,8 +292,8 @@ def without_runs(record: GridRecord, gone: Collection[str]) -> GridRecord:
 def retry_failed(record: GridRecord, indices: Collection[int] | None = None) -> GridRecord:
     """The record with failed cells due again, of these or of all; not those out of memory."""
     for index, cell in enumerate(record.cells):
-        asked = indices is None or index in indices
-        if asked and cell.failed_runs and cell.state in {"failed", "measured"}:
+        is_chosen = indices is None or index in indices
+        if is_chosen and cell.failed_runs and cell.state in {"failed", "measured"}:
             record = _change(record, index, state=_resting(cell), failed_runs=0, reason="", failure=None)
     return record
 
@@ -380,8 +380,8 @@ def end_line(name: str, cell: CellRecord, samples_per_s: float | None) -> str:
 def state_line(record: GridRecord) -> str:
     """Number of cells by state: `16 cells: 12 measured, 1 out of memory, 3 skipped`."""
     counts = Counter(cell.state for cell in record.cells)
-    said = ", ".join(f"{counts[state]} {_words(state)}" for state in _STATES if counts[state])
-    return f"{format_count(len(record.cells), record.noun)}: {said}"
+    states = ", ".join(f"{counts[state]} {_words(state)}" for state in _STATES if counts[state])
+    return f"{format_count(len(record.cells), record.noun)}: {states}"
 
 
 def _words(state: str) -> str:

@@ -136,14 +136,14 @@ class StallWatch:
         """Start a diagnosis when due, and collect its result; returns whether there is a new stall."""
         if self.stall_s is None:
             return False
-        found = not self._answers.empty() and self._fold(self._answers.get())
+        has_hang = not self._answers.empty() and self._fold(self._answers.get())
         generation = self._clock.generation
         idle = self._thread is None or not self._thread.is_alive()
         if idle and self._asked != generation and self._clock.silent_s(time.monotonic()) >= self.stall_s:
             self._asked = generation
             self._thread = threading.Thread(target=self._ask, name="diagnose", daemon=True)
             self._thread.start()
-        return found
+        return has_hang
 
     def close(self) -> None:
         """Wait for a running diagnosis: nothing of ours stays on a node."""

@@ -36,38 +36,38 @@ if TYPE_CHECKING:
 _COMPARED = frozenset({"contrast", "sweep", "tuning"})
 
 
-def launch(what: Launch, context: RunContext) -> Launched:
+def launch(launch: Launch, context: RunContext) -> Launched:
     """Run a job on all nodes of the cluster, to its end.
 
     Raises:
         UsageError, NodeError, NodeFailed: as `prepare`; nothing was started.
     """
-    return run_prepared(prepare(what, context), context)
+    return run_prepared(prepare(launch, context), context)
 
 
-def prepare(what: Launch, context: RunContext) -> Prepared:
+def prepare(launch: Launch, context: RunContext) -> Prepared:
     """Probe, plan and check, and keep it all in a new run directory."""
-    if isinstance(what.job, Benchmark):
+    if isinstance(launch.job, Benchmark):
         # Which the workers run in the place of a training.
-        options = msgspec.structs.replace(what.options, agent=load_archive().path)
-        what = msgspec.structs.replace(what, options=options)
-    run_id = what.run_id or make_run_id()
-    context.say(f"probing {_nodes(what.cluster)}")
-    facts = probe_nodes(what, context.agent, candidate_ports(run_id, what.options.master_port))
-    plan = plan_launch(what.cluster, what.job, facts, run_id, what.options)
-    _keep_secrets(what.cluster, plan, context.agent)
-    findings = _check(what, facts, plan, context) if what.check else ()
-    code = what.options.code
+        options = msgspec.structs.replace(launch.options, agent=load_archive().path)
+        launch = msgspec.structs.replace(launch, options=options)
+    run_id = launch.run_id or make_run_id()
+    context.say(f"probing {_nodes(launch.cluster)}")
+    facts = probe_nodes(launch, context.agent, candidate_ports(run_id, launch.options.master_port))
+    plan = plan_launch(launch.cluster, launch.job, facts, run_id, launch.options)
+    _keep_secrets(launch.cluster, plan, context.agent)
+    findings = _check(launch, facts, plan, context) if launch.check else ()
+    code = launch.options.code
     copied = None
     if code is not None:
         from multinode.launch.transfer import copy_code
 
-        copied = copy_code(context, what.cluster, code, run_id)
+        copied = copy_code(context, launch.cluster, code, run_id)
     directory = RunDirectory.create(context.runs, plan.run_id)
-    _keep(directory, what, plan, facts, findings)
+    _keep(directory, launch, plan, facts, findings)
     if copied is not None:
         directory.write(CODE_FILE, copied)
-    return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory)
+    return Prepared(launch=launch, facts=facts, plan=plan, findings=findings, directory=directory)
 
 
 def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> None:
@@ -86,9 +86,9 @@ def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> 
 
 def run_prepared(prepared: Prepared, context: RunContext) -> Launched:
     """Start what was prepared and follow it to its end; a run that fails is a result."""
-    plan, cluster = prepared.plan, prepared.what.cluster
+    plan, cluster = prepared.plan, prepared.launch.cluster
     context.say(f"run {plan.run_id}: starting {format_count(plan.world_size, 'worker')} on {_nodes(cluster)}")
-    return follow_run(context, plan, cluster, prepared.directory, prepared.what.execute)
+    return follow_run(context, plan, cluster, prepared.directory, prepared.launch.execute)
 
 
 def follow_run(
@@ -135,62 +135,62 @@ def require_success(launched: Launched, context: RunContext) -> None:
         )
 
 
-def same_threads(what: Launch, workers: Sequence[int], context: RunContext, where: str) -> Launch:
+def same_threads(launch: Launch, workers: Sequence[int], context: RunContext, where: str) -> Launch:
     """The launch with equal threads per worker on all nodes; see `with_same_threads`.
 
     `workers` are per node, in every run that is compared; `where` names them in the sentence about it.
     """
-    environment = with_same_threads(what.options.environment, what.cluster, workers)
-    if environment == what.options.environment:
-        return what
+    environment = with_same_threads(launch.options.environment, launch.cluster, workers)
+    if environment == launch.options.environment:
+        return launch
     context.say(f"OMP_NUM_THREADS=1 {where}: torchrun gives a single worker on a node more threads")
-    return msgspec.structs.replace(what, options=msgspec.structs.replace(what.options, environment=environment))
+    return msgspec.structs.replace(launch, options=msgspec.structs.replace(launch.options, environment=environment))
 
 
-def benchmark_mode(what: Launch) -> Launch:
+def benchmark_mode(launch: Launch) -> Launch:
     """The launch for measurement only; a script writes what it writes."""
-    if not isinstance(what.job, LlamaFactoryJob):
-        return what
-    return msgspec.structs.replace(what, job=benchmark_job(what.job))
+    if not isinstance(launch.job, LlamaFactoryJob):
+        return launch
+    return msgspec.structs.replace(launch, job=benchmark_job(launch.job))
 
 
-def plan_offline(what: Launch) -> LaunchPlan:
+def plan_offline(launch: Launch) -> LaunchPlan:
     """The plan from the hostfile alone; what a probe would have found is marked as assumed."""
-    return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
+    return plan_launch(launch.cluster, launch.job, {}, launch.run_id or make_run_id(), launch.options)
 
 
-def create_parent(runs: Path, what: Launch) -> RunDirectory:
+def create_parent(runs: Path, launch: Launch) -> RunDirectory:
     """A directory for the result of several runs, so that it is listed with them."""
-    directory = RunDirectory.create(runs, what.run_id or make_run_id())
-    directory.write_cluster(what.cluster, what.hostfile)
+    directory = RunDirectory.create(runs, launch.run_id or make_run_id())
+    directory.write_cluster(launch.cluster, launch.hostfile)
     return directory
 
 
-def probe_workers(what: Launch, agent: AgentTransport) -> tuple[int, ...]:
+def probe_workers(launch: Launch, agent: AgentTransport) -> tuple[int, ...]:
     """Workers of each node, which are asked where neither the options nor the hostfile say how many."""
-    asked, nodes = what.options.workers_per_node, what.cluster.nodes
+    asked, nodes = launch.options.workers_per_node, launch.cluster.nodes
     is_told = asked is not None or all(node.slots or node.gpus for node in nodes)
-    return workers_of_nodes(what.cluster, {} if is_told else probe_nodes(what, agent), asked)
+    return workers_of_nodes(launch.cluster, {} if is_told else probe_nodes(launch, agent), asked)
 
 
-def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:
+def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:
     """The facts of each node, by name, and which of these ports are taken there."""
-    code = what.options.code
-    files = job_files(what.job, code)
+    code = launch.options.code
+    files = job_files(launch.job, code)
     questions = Questions(
         controller_cwd=str(Path.cwd()),
-        peers=peer_addresses(what.cluster.nodes),
-        paths=(*(files.needed if what.check else ()), *(may_be_paths(what.job) if code is not None else ())),
+        peers=peer_addresses(launch.cluster.nodes),
+        paths=(*(files.needed if launch.check else ()), *(may_be_paths(launch.job) if code is not None else ())),
         ports=ports,
-        packages=what.check or what.execute.kind in _COMPARED,
-        model=files.model if what.options.profile else None,
-        arguments=argument_names(what.job, what.cluster, what.options) if what.check else (),
+        packages=launch.check or launch.execute.kind in _COMPARED,
+        model=files.model if launch.options.profile else None,
+        arguments=argument_names(launch.job, launch.cluster, launch.options) if launch.check else (),
     )
-    return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
+    return {facts.node: facts for facts in probe(agent, launch.cluster, questions).require()}
 
 
 def _check(
-    what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext
+    launch: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext
 ) -> tuple[CheckFinding, ...]:
     # A launch without checks imports no rules.
     from multinode.check.check import check_launch
@@ -203,37 +203,37 @@ def _check(
         for node in plan.nodes
     }
     inspection = Inspection(
-        cluster=what.cluster,
+        cluster=launch.cluster,
         facts=facts,
-        job=with_sharding(what.job, what.options.engine),
-        workers=what.options.workers_per_node,
+        job=with_sharding(launch.job, launch.options.engine),
+        workers=launch.options.workers_per_node,
         master_port=plan.master_port,
-        environment=what.options.environment,
+        environment=launch.options.environment,
         endpoints=endpoints,
         controller_cwd=str(Path.cwd()),
-        code=what.options.code,
-        absent_here=absent_files(job_files(what.job).needed),
+        code=launch.options.code,
+        absent_here=absent_files(job_files(launch.job).needed),
     )
-    return check_launch(context.agent, inspection, what.options, context.say)
+    return check_launch(context.agent, inspection, launch.options, context.say)
 
 
 def _keep(
     directory: RunDirectory,
-    what: Launch,
+    launch: Launch,
     plan: LaunchPlan,
     facts: dict[str, NodeFacts],
     findings: tuple[CheckFinding, ...],
 ) -> None:
-    directory.write_cluster(what.cluster, what.hostfile)
+    directory.write_cluster(launch.cluster, launch.hostfile)
     directory.write("facts.json", list(facts.values()))
     directory.write("findings.json", findings)
     directory.write("plan.json", redact_plan(plan))
-    first = facts[what.cluster.nodes[0].name]
-    if what.options.profile:
-        directory.write("model.json", read_model_work(what.job, first.model))
-    if not isinstance(what.job, Benchmark):
+    first = facts[launch.cluster.nodes[0].name]
+    if launch.options.profile:
+        directory.write("model.json", read_model_work(launch.job, first.model))
+    if not isinstance(launch.job, Benchmark):
         layout = Layout.of(plan.workers)
-        job = with_sharding(what.job, what.options.engine)
+        job = with_sharding(launch.job, launch.options.engine)
         workload = read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress)
         averaging = plan.averaging.words if plan.averaging is not None else None
         balance = plan.balance.words if plan.balance is not None else None

@@ -107,17 +107,17 @@ class _CleanedNode(msgspec.Struct, frozen=True):
     code_kept: tuple[str, ...] = ()
 
 
-def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, asked: Sequence[str]) -> tuple[str, ...]:
+def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, run_ids: Sequence[str]) -> tuple[str, ...]:
     """The ids of the selected runs, each with the runs named after it, such as attempts.
 
     `asked` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
     machine.
     """
     answers = runs_of_nodes(agent, cluster)
-    there = {parse_node_run_id(run.run_id) for known in answers.values for run in known.runs}
+    there = {parse_node_run_id(run.run_id) for node_runs in answers.values for run in node_runs.runs}
     names = sorted(there | {path.name for path in list_runs(runs)})
-    found: list[str] = []
-    for begin in asked:
+    matches: list[str] = []
+    for begin in run_ids:
         begin_id = RunDirectory.open(runs, begin).run_id if begin == "last" else begin
         matching = match_runs(names, begin_id)
         if len(matching) != 1:
@@ -128,8 +128,8 @@ def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, asked: Sequen
                 else f"no run starts with {begin_id!r}, here or on the nodes of {cluster.source}",
                 hint="list the runs of this machine: multinode runs",
             )
-        found += [name for name in names if _is_part(name, matching[0])]
-    return tuple(dict.fromkeys(found))
+        matches += [name for name in names if _is_part(name, matching[0])]
+    return tuple(dict.fromkeys(matches))
 
 
 def _is_part(run_id: str, whole: str) -> bool:
@@ -157,8 +157,8 @@ def clean(
         )
 
     return tuple(
-        one.value if one.error is None else Cleaned(node=one.node.name, error=one.error.message)
-        for one in gather(cluster.nodes, ask, deadline_s=2 * ANSWER_S)
+        outcome.value if outcome.error is None else Cleaned(node=outcome.node.name, error=outcome.error.message)
+        for outcome in gather(cluster.nodes, ask, deadline_s=2 * ANSWER_S)
     )
 
 
@@ -193,10 +193,10 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
     ids = sorted({parse_node_run_id(name) for runs in looks.values for name in runs.names})
     matching = match_runs(ids, run_id)
     if len(matching) != 1:
-        said = f"several runs start with {run_id!r} ({', '.join(matching)})" if matching else f"no run {run_id!r}"
+        problem = f"several runs start with {run_id!r} ({', '.join(matching)})" if matching else f"no run {run_id!r}"
         missing = "".join(f"; {error}" for error in looks.errors)
         raise UsageError(
-            f"{said} on the nodes of {cluster.source}{missing}", hint="see what runs there: multinode check"
+            f"{problem} on the nodes of {cluster.source}{missing}", hint="see what runs there: multinode check"
         )
     there = {outcome.node.name: outcome.value.names for outcome in looks if outcome.error is None}
 
@@ -205,8 +205,8 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
         left = sum(stop_on_node(agent, node, name, grace_s).processes_left for name in names)
         return NodeStop(node=node.name, runs=names, processes_left=left)
 
-    asked = [node for node in cluster.nodes if node.name in there]
-    outcomes = gather(asked, stop, deadline_s=4 * (grace_s + ANSWER_S))
+    holders = [node for node in cluster.nodes if node.name in there]
+    outcomes = gather(holders, stop, deadline_s=4 * (grace_s + ANSWER_S))
     stops = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
     errors = {outcome.node.name: outcome.error for outcome in looks if outcome.error is not None}
     errors |= {outcome.node.name: outcome.error for outcome in outcomes if outcome.error is not None}
@@ -240,8 +240,8 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     def document(self) -> dict[str, Any]:
         """The document of `show --json`: the record and every result of the run."""
         results = {name.removesuffix(".json"): self.directory.read(name, dict[str, Any]) for name in _RESULTS}
-        found = {name.replace("-", "_"): result for name, result in results.items() if result is not None}
-        return {"schema": "multinode.show/1", "run": self.run, "directory": str(self.directory), **found}
+        results_of = {name.replace("-", "_"): result for name, result in results.items() if result is not None}
+        return {"schema": "multinode.show/1", "run": self.run, "directory": str(self.directory), **results_of}
 
 
 def load_runs(root: Path, tell: Callable[[str], None] = lambda _: None) -> list[StoredRun]:

@@ -139,9 +139,9 @@ def _of_progress(
 
 def _shown(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _shown(one) for name, one in value.items()}
+        return {name: _shown(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_shown(one) for one in value]
+        return [_shown(item) for item in value]
     return sanitize(value)[:_MOST_CHARACTERS] if isinstance(value, str) else value
 
 

@@ -110,7 +110,7 @@ def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, detail
     rows = [("Run", f"{run.run_id}, {run.job}")]
     if summary.steps:
         rows.append(("Steps", f"{summary.steady_steps} of {summary.steps} measured; {summary.rule}"))
-    rows += [(f"Attempt {number}", _attempt_words(one)) for number, one in enumerate(run.attempts, 1)]
+    rows += [(f"Attempt {number}", _attempt_words(attempt)) for number, attempt in enumerate(run.attempts, 1)]
     rows += [*(_failure_rows(run) if failure else ()), *_cause_rows(summary)]
     yield ""
     yield labelled(rows)
@@ -160,11 +160,11 @@ def run_verdict(run: Run, summary: Summary) -> str:
     if summary.samples_per_s is not None:
         words[0] += f": {measured(summary, 'samples_per_s', summary.samples_per_s)} samples/s"
     words.append(run.extent)
-    lost = [one for one in run.attempts if one.lost_s is not None]
+    lost = [attempt for attempt in run.attempts if attempt.lost_s is not None]
     if lost:
-        known = [one.lost_steps for one in lost if one.lost_steps is not None]
-        steps = f"{format_count(sum(known), 'step')} and " if known else ""
-        lost_s = format_duration(sum(one.lost_s or 0.0 for one in lost))
+        lost_steps = [attempt.lost_steps for attempt in lost if attempt.lost_steps is not None]
+        steps = f"{format_count(sum(lost_steps), 'step')} and " if lost_steps else ""
+        lost_s = format_duration(sum(attempt.lost_s or 0.0 for attempt in lost))
         words.append(f"{format_count(len(lost), 'restart')} ({steps}{lost_s} lost)")
     limit = _limit(summary)
     return ", ".join(words) + (f"; {limit}" if limit else "")
@@ -190,19 +190,19 @@ def next_step(run: Run, summary: Summary | None, *, hosts: str = "", contrast: s
 
 
 def _limit(summary: Summary) -> str:
-    found = summary.bottleneck
-    if found is None:
+    bottleneck = summary.bottleneck
+    if bottleneck is None:
         return ""
-    share = f"{found.share:.0%} of a step" if found.share is not None else "most of a step"
-    worst = max(summary.stragglers, key=lambda one: one.late_ms, default=None)
+    share = f"{bottleneck.share:.0%} of a step" if bottleneck.share is not None else "most of a step"
+    worst = max(summary.stragglers, key=lambda straggler: straggler.late_ms, default=None)
     return {
         "network": f"network-bound: {share} is exposed communication",
         "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
         "data": f"input-bound: {share} is waiting for data",
         "host": f"host-bound: {share} is neither compute nor communication nor data",
-        "compute": f"compute-bound: {share} is compute" if found.share is not None else "no bottleneck found",
+        "compute": f"compute-bound: {share} is compute" if bottleneck.share is not None else "no bottleneck found",
         "no_communication": "no gradient synchronization detected: each worker trains a model of its own",
-    }.get(found.kind, "")
+    }.get(bottleneck.kind, "")
 
 
 def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
@@ -213,17 +213,17 @@ def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
     if failure.time_s is not None:
         at = f" ({format_duration(max(0.0, failure.time_s - run.started_s))} after the start)"
     yield "Failure", f"{failure.node}: {failure.message}{at}"
-    yield from (("", one) for one in failure.consequences)
+    yield from (("", consequence) for consequence in failure.consequences)
     names = {"cause": "Cause", "hint": "Fix"}
     yield from ((names[name], text) for name, text in failure_notes(failure))
 
 
 def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    found = summary.bottleneck
-    if found is not None and (
-        found.kind == "no_communication" or (found.kind == "straggler" and not summary.stragglers)
+    bottleneck = summary.bottleneck
+    if bottleneck is not None and (
+        bottleneck.kind == "no_communication" or (bottleneck.kind == "straggler" and not summary.stragglers)
     ):
-        yield "Cause", found.sentence
+        yield "Cause", bottleneck.sentence
     for late in summary.stragglers:
         cause = f"; {late.evidence[0]}" if late.evidence else ""
         cost = late.cost or f"{late.node}: the others wait {late.late_ms:.1f} ms per step ({percent(late.share)})"
@@ -270,16 +270,16 @@ def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:
     words, figures = ("run", "from", "ended"), ("workers", "global batch", "steps", "steps lost", "time lost")
     rows = [
         (
-            one.run_id,
-            one.checkpoint or "the beginning",
-            _ending(one),
-            figure(one.world_size or None, "d"),
-            figure(one.global_batch, "d"),
-            f"{one.first_step} to {one.last_step}",
-            figure(one.lost_steps, "d"),
-            format_duration(one.lost_s) if one.lost_s is not None else UNKNOWN,
+            attempt.run_id,
+            attempt.checkpoint or "the beginning",
+            _ending(attempt),
+            figure(attempt.world_size or None, "d"),
+            figure(attempt.global_batch, "d"),
+            f"{attempt.first_step} to {attempt.last_step}",
+            figure(attempt.lost_steps, "d"),
+            format_duration(attempt.lost_s) if attempt.lost_s is not None else UNKNOWN,
         )
-        for one in attempts
+        for attempt in attempts
     ]
     columns = (*(Column(name, words=True) for name in words), *map(Column, figures))
     return Sheet(title="attempts", columns=columns, rows=tuple(rows))

@@ -66,8 +66,8 @@ def _badness(node: NodeProgress) -> tuple[int, bool, int, float, int]:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    measured = [value for value in values if value is not None]
+    return sum(measured) if measured else None
 
 
 _STATE_STYLES = {"running": "green", "ended": "bold", "lost": "bold red", "stopping": "yellow"}
@@ -93,16 +93,16 @@ class _Figure(msgspec.Struct, frozen=True, kw_only=True):
     is_rate: bool = False  # Of this moment, so an idle node has none.
 
 
-def _least(known: Sequence[tuple[float, int]]) -> float:
-    return min(value for value, _ in known)
+def _least(pairs: Sequence[tuple[float, int]]) -> float:
+    return min(value for value, _ in pairs)
 
 
-def _mean(known: Sequence[tuple[float, int]]) -> float:
-    return statistics.fmean(value for value, _ in known)
+def _mean(pairs: Sequence[tuple[float, int]]) -> float:
+    return statistics.fmean(value for value, _ in pairs)
 
 
-def _mean_of_workers(known: Sequence[tuple[float, int]]) -> float:
-    return sum(value * count for value, count in known) / sum(count for _, count in known)
+def _mean_of_workers(pairs: Sequence[tuple[float, int]]) -> float:
+    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
 
 
 _FIGURES = (
@@ -138,20 +138,20 @@ class ProgressTable:
         self._groups = [sorted(group, key=lambda node: node.node_rank) for group in groups if group]
         # By name and node rank. Some are slow to compute, and a table that does not fit is laid out again.
         self._values: dict[str, dict[int, float]] = {
-            one.name: {
+            figure.name: {
                 node.node_rank: value
                 for node in progress.nodes
-                if (value := getattr(node, one.name)) is not None and not (one.is_rate and node.state == "ended")
+                if (value := getattr(node, figure.name)) is not None and not (figure.is_rate and node.state == "ended")
             }
-            for one in _FIGURES
+            for figure in _FIGURES
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        figures = [one for one in _FIGURES if self._values[one.name]]
+        figures = [figure for figure in _FIGURES if self._values[figure.name]]
         table = self._table(figures)
         while figures and Measurement.get(console, options.update(max_width=1000), table).maximum > options.max_width:
-            least = max(one.rank for one in figures)
-            figures = [one for one in figures if one.rank != least]
+            least = max(figure.rank for figure in figures)
+            figures = [figure for figure in figures if figure.rank != least]
             table = self._table(figures)
         yield table
 
@@ -159,15 +159,18 @@ class ProgressTable:
         table = make_table(sanitize(f"{self._progress.job}  run {self._progress.run_id}"))
         for name in ("node", "ranks", "state"):
             table.add_column(name, no_wrap=True)
-        for name in ("step", "time\n(ms)", *(one.title for one in figures)):
+        for name in ("step", "time\n(ms)", *(figure.title for figure in figures)):
             table.add_column(name, justify="right", no_wrap=True)
         for node in self._shown:
-            values = (self._values[one.name].get(node.node_rank) for one in figures)
-            table.add_row(*_row(node), *(_number(value, one.form) for one, value in zip(figures, values, strict=True)))
+            values = (self._values[figure.name].get(node.node_rank) for figure in figures)
+            table.add_row(
+                *_row(node), *(_number(value, figure.form) for figure, value in zip(figures, values, strict=True))
+            )
         for group in self._groups:
             rest = sum_up(group)
             table.add_row(
-                *_rest_row(group, rest), *(_number(self._of_group(one, group, rest), one.form) for one in figures)
+                *_rest_row(group, rest),
+                *(_number(self._of_group(figure, group, rest), figure.form) for figure in figures),
             )
         table.caption = self._caption()
         table.caption_justify = "left"
@@ -178,16 +181,16 @@ class ProgressTable:
         if value is not None or figure.of_rest is None:
             return value
         mine = self._values[figure.name]
-        known = [(mine[node.node_rank], len(node.ranks)) for node in group if node.node_rank in mine]
-        return figure.of_rest(known) if known else None
+        pairs = [(mine[node.node_rank], len(node.ranks)) for node in group if node.node_rank in mine]
+        return figure.of_rest(pairs) if pairs else None
 
     def _caption(self) -> Text:
         progress = self._progress
-        said = _duration(progress)
+        text = _duration(progress)
         exposed = min(self._values["exposed_share"].values(), default=None)
         if exposed is not None:
-            said += f"; exposed communication {exposed:.0%} (of the worker that waited least)"
-        caption = Text(said)
+            text += f"; exposed communication {exposed:.0%} (of the worker that waited least)"
+        caption = Text(text)
         if progress.note:
             caption.append("\n" + sanitize(progress.note), style="bold")
         if progress.stall is not None:
@@ -213,25 +216,25 @@ def progress_line(progress: RunProgress) -> str:
         at = f", at least step {others.step}" if others.step is not None else ""
         parts.append(f"{others.count} others: {others.states}{at}")
     exposed = progress.exposed_share
-    said = "" if exposed is None else f"  exposed communication {exposed:.0%}"
-    return sanitize(f"{_duration(progress)}  " + " | ".join(parts) + said)
+    text = "" if exposed is None else f"  exposed communication {exposed:.0%}"
+    return sanitize(f"{_duration(progress)}  " + " | ".join(parts) + text)
 
 
 def stall_line(stall: Stall) -> str:
     """A standstill, its cause, and the fix."""
-    said = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
-    return f"{said}\n  hint: {stall.hint}" if stall.hint else said
+    text = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
+    return f"{text}\n  hint: {stall.hint}" if stall.hint else text
 
 
 def _duration(progress: RunProgress) -> str:
-    said = format_duration(progress.elapsed_s)
+    text = format_duration(progress.elapsed_s)
     if progress.attempt is not None:
-        said = f"attempt {progress.attempt} of {progress.attempts}: {said}"
+        text = f"attempt {progress.attempt} of {progress.attempts}: {text}"
     training = progress.training
     if training is not None:
-        said += f", trained {format_duration(training.trained_s)} of {format_duration(training.limit_s)}"
+        text += f", trained {format_duration(training.trained_s)} of {format_duration(training.limit_s)}"
     left_s = progress.left_s
-    return f"{said}, about {format_duration(left_s)} left" if left_s else said
+    return f"{text}, about {format_duration(left_s)} left" if left_s else text
 
 
 def _row(node: NodeProgress) -> list[Text]:

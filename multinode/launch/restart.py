@@ -62,16 +62,18 @@ def choose_checkpoint(
     `seen` is by node; nodes with a shared file system see the same. `ranks` are the workers that each will have;
     `same_ranks` whether these saved it: others cannot restore random states, and need none.
     """
-    by_name = {node: {one.name: one for one in found} for node, found in seen.items()}
-    every = {one.name: one.number for found in seen.values() for one in found}
+    by_name = {node: {checkpoint.name: checkpoint for checkpoint in checkpoints} for node, checkpoints in seen.items()}
+    every = {checkpoint.name: checkpoint.number for checkpoints in seen.values() for checkpoint in checkpoints}
     skipped: dict[str, str] = {}
     world_size = sum(map(len, ranks.values()))
-    for name in sorted(every, key=lambda one: every[one], reverse=True):
-        found = {node: by_name.get(node, {}).get(name) for node in ranks}
-        gaps = ((node, find_gap(found[node], ranks[node], world_size, same_ranks=same_ranks)) for node in ranks)
+    for name in sorted(every, key=lambda name: every[name], reverse=True):
+        candidates = {node: by_name.get(node, {}).get(name) for node in ranks}
+        gaps = ((node, find_gap(candidates[node], ranks[node], world_size, same_ranks=same_ranks)) for node in ranks)
         gap = next((f"{node}: {gap}" for node, gap in gaps if gap is not None), None)
         if gap is None:
-            max_steps = next((one.max_steps for one in found.values() if one is not None), None)
+            max_steps = next(
+                (checkpoint.max_steps for checkpoint in candidates.values() if checkpoint is not None), None
+            )
             return CheckpointChoice(name=name, step=every[name], max_steps=max_steps, skipped=skipped)
         skipped[name] = gap
     return CheckpointChoice(skipped=skipped)
@@ -219,8 +221,14 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
     def without(self, earlier: Saved | None) -> Saved:
         """Those that are new or newly written since an earlier look."""
-        known = {(one.name, one.saved_ns) for one in earlier.checkpoints} if earlier is not None else set()
-        kept = tuple(one for one in self.checkpoints if (one.name, one.saved_ns) not in known)
+        earlier_keys = (
+            {(checkpoint.name, checkpoint.saved_ns) for checkpoint in earlier.checkpoints}
+            if earlier is not None
+            else set()
+        )
+        kept = tuple(
+            checkpoint for checkpoint in self.checkpoints if (checkpoint.name, checkpoint.saved_ns) not in earlier_keys
+        )
         return msgspec.structs.replace(self, checkpoints=kept)
 
 

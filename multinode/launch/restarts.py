@@ -55,35 +55,35 @@ class _CheckpointsThere(msgspec.Struct, frozen=True):
     device: str | None = None
 
 
-def launch_with_restarts(what: Launch, context: RunContext, options: RestartOptions) -> Launched:
+def launch_with_restarts(launch: Launch, context: RunContext, options: RestartOptions) -> Launched:
     """Run a job, and restart it on failure; returns the result of the last attempt, under the run's own name.
 
     Raises:
         UsageError: the job cannot resume from a checkpoint, or not on fewer nodes.
         MultinodeError: as for `launch`, from the first attempt.
     """
-    job = what.job
+    job = launch.job
     if isinstance(job, Benchmark):
         raise UsageError("--restarts does not apply to a benchmark", hint="launch it without --restarts")
-    reason = why_no_resume(job, what.options.engine)
+    reason = why_no_resume(job, launch.options.engine)
     if reason is not None:
         raise UsageError(f"--restarts: {reason}", hint="launch it without --restarts")
-    workers = workers_of_nodes(what.cluster, {}, what.options.workers_per_node)
-    reason = why_no_fewer_nodes(job, what.options, workers, options)
+    workers = workers_of_nodes(launch.cluster, {}, launch.options.workers_per_node)
+    reason = why_no_fewer_nodes(job, launch.options, workers, options)
     if reason is not None:
         raise UsageError(f"--min-nodes {options.min_nodes}: {reason}", hint="launch it without --min-nodes")
-    what = msgspec.structs.replace(what, run_id=what.run_id or make_run_id())
-    return _Attempts(what, job, context, options).run()
+    launch = msgspec.structs.replace(launch, run_id=launch.run_id or make_run_id())
+    return _Attempts(launch, job, context, options).run()
 
 
 class _Attempts:
     """The attempts of one run so far."""
 
-    def __init__(self, what: Launch, job: Job, context: RunContext, options: RestartOptions) -> None:
-        self._what = what
+    def __init__(self, launch: Launch, job: Job, context: RunContext, options: RestartOptions) -> None:
+        self._launch = launch
         self._job = job
         self._directory: RunDirectory | None = None
-        self._first_nodes = len(what.cluster.nodes)
+        self._first_nodes = len(launch.cluster.nodes)
         self._first_workers: int | None = None
         self._left_out: dict[str, str] = {}
         # Its own, so that leftovers of a stop can be silenced.
@@ -97,7 +97,7 @@ class _Attempts:
     def run(self) -> Launched:
         start = self._look()
         prepared = self._prepare(start)
-        directory = self._directory = create_parent(self._context.runs, self._what)
+        directory = self._directory = create_parent(self._context.runs, self._launch)
         with directory.lock():
             while True:
                 self._record(new_run(prepared.plan, time.time()), directory)
@@ -137,7 +137,7 @@ class _Attempts:
 
     def _look(self) -> Start:
         """What the next attempt begins with."""
-        nodes, workers = len(self._what.cluster.nodes), sum(probe_workers(self._what, self._context.agent))
+        nodes, workers = len(self._launch.cluster.nodes), sum(probe_workers(self._launch, self._context.agent))
         first_workers = self._first_workers = self._first_workers or workers
         start = Start(nodes=nodes, workers=workers, first_workers=first_workers, is_first=not self._done)
         first, job = start.is_first, self._job
@@ -148,53 +148,55 @@ class _Attempts:
             )
         if not isinstance(job, LlamaFactoryJob):
             return start
-        facts = probe_nodes(self._what, self._context.agent)
-        plan = plan_launch(self._what.cluster, job, facts, self._what.run_id or "", self._what.options)
+        facts = probe_nodes(self._launch, self._context.agent)
+        plan = plan_launch(self._launch.cluster, job, facts, self._launch.run_id or "", self._launch.options)
         cwds = {node.node: node.output_cwd or node.command.cwd for node in plan.nodes}
-        found = self._ask(str(job.config["output_dir"]), cwds)
-        shared = {one.shared for one in found.values()}
+        answers = self._ask(str(job.config["output_dir"]), cwds)
+        shared = {answer.shared for answer in answers.values()}
         if first and says_resume(job):
-            self._earlier = found
-        found = {node: one.without(self._earlier.get(node)) for node, one in found.items()}
+            self._earlier = answers
+        answers = {node: answer.without(self._earlier.get(node)) for node, answer in answers.items()}
         ranks = {node.node: node.ranks for node in plan.nodes}
-        seen = {node: one.checkpoints for node, one in found.items()}
+        seen = {node: answer.checkpoints for node, answer in answers.items()}
         choice = choose_checkpoint(seen, ranks, same_ranks=not self._left_out)
         if first and choice.name is None:
-            self._earlier = found
+            self._earlier = answers
         for name, gap in choice.skipped.items():
             self._context.say(f"{name} is not complete: {gap}")
         return msgspec.structs.replace(
             start,
             choice=choice,
-            has_any=any(one.checkpoints for one in found.values()),
+            has_any=any(answer.checkpoints for answer in answers.values()),
             shared=len(shared) == 1 and None not in shared,
         )
 
     def _ask(self, directory: str, cwds: Mapping[str, str | None]) -> dict[str, Saved]:
         def ask(node: Node) -> Saved:
             request = {"schema": 1, "directory": directory, "cwd": cwds[node.name]}
-            found = self._context.agent.call(node, "checkpoints", request, _CheckpointsThere, deadline_s=_ANSWER_S)
-            return Saved(checkpoints=found.checkpoints, shared=found.device if is_network(found.filesystem) else None)
+            answer = self._context.agent.call(node, "checkpoints", request, _CheckpointsThere, deadline_s=_ANSWER_S)
+            return Saved(
+                checkpoints=answer.checkpoints, shared=answer.device if is_network(answer.filesystem) else None
+            )
 
-        outcomes = gather(self._what.cluster.nodes, ask, deadline_s=2 * _ANSWER_S).require()
-        return {node.name: saved for node, saved in zip(self._what.cluster.nodes, outcomes, strict=True)}
+        outcomes = gather(self._launch.cluster.nodes, ask, deadline_s=2 * _ANSWER_S).require()
+        return {node.name: saved for node, saved in zip(self._launch.cluster.nodes, outcomes, strict=True)}
 
     def _prepare(self, start: Start) -> Prepared:
         number = len(self._done) + 1
-        environment = self._what.options.environment
-        told = {_ATTEMPT: str(number), _ACCUMULATION: str(start.accumulation(self._job) or 1)}
-        environment = msgspec.structs.replace(environment, env={**environment.env, **told})
+        environment = self._launch.options.environment
+        variables = {_ATTEMPT: str(number), _ACCUMULATION: str(start.accumulation(self._job) or 1)}
+        environment = msgspec.structs.replace(environment, env={**environment.env, **variables})
         job = resume_job(self._job, start)
-        code = self._what.options.code
+        code = self._launch.options.code
         # What a script of an earlier attempt has written beside itself is there for the next one.
-        code = code and msgspec.structs.replace(code, run_id=self._what.run_id)
-        what = msgspec.structs.replace(
-            self._what,
+        code = code and msgspec.structs.replace(code, run_id=self._launch.run_id)
+        launch = msgspec.structs.replace(
+            self._launch,
             job=job,
-            options=msgspec.structs.replace(self._what.options, environment=environment, code=code),
-            run_id=f"{self._what.run_id}-{number}",
+            options=msgspec.structs.replace(self._launch.options, environment=environment, code=code),
+            run_id=f"{self._launch.run_id}-{number}",
         )
-        prepared = prepare(what, self._context)
+        prepared = prepare(launch, self._context)
         begin = f"from {start.choice.name}" if start.choice.name is not None else "from the beginning"
         if number > 1:
             self._context.say(f"attempt {number} of {self._options.restarts + 1}, {begin}")
@@ -244,13 +246,13 @@ class _Attempts:
 
     def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
         """As `_next`; abandons it if a stop is requested."""
-        found: list[tuple[Start, Prepared] | BaseException] = []
+        outcome: list[tuple[Start, Prepared] | BaseException] = []
 
         def find() -> None:
             try:
-                found.append(self._next(plan))
+                outcome.append(self._next(plan))
             except BaseException as error:  # noqa: BLE001 - raised below
-                found.append(error)
+                outcome.append(error)
 
         thread = threading.Thread(target=find, name="next-attempt", daemon=True)
         thread.start()
@@ -260,7 +262,7 @@ class _Attempts:
         if self._is_stopped():
             self._context.say = lambda _: None
             raise Interrupted(_ASKED)
-        (result,) = found
+        (result,) = outcome
         if isinstance(result, BaseException):
             raise result
         return result
@@ -272,8 +274,8 @@ class _Attempts:
         """
         wait_s = self._options.node_wait_s
         deadline = time.monotonic() + wait_s
-        said = "waiting until the run has ended on every node"
-        self._context.say(said)
+        text = "waiting until the run has ended on every node"
+        self._context.say(text)
         while True:
             try:
                 absent = self._see_ended(plan, deadline)
@@ -283,9 +285,9 @@ class _Attempts:
             except (NodeError, NodeFailed) as error:
                 if time.monotonic() >= deadline:
                     raise
-                if str(error) != said:
-                    said = str(error)
-                    self._context.say(f"waiting: {said}")
+                if str(error) != text:
+                    text = str(error)
+                    self._context.say(f"waiting: {text}")
                 time.sleep(_WAIT_S)
             else:
                 self._leave_out(absent)
@@ -297,7 +299,7 @@ class _Attempts:
         Returns:
             Unreachable nodes, each with the reason, after the deadline.
         """
-        execute = self._what.execute
+        execute = self._launch.execute
         grace_s = execute.grace_s
         # Until then an unreachable node may still train.
         lease_over = time.monotonic() + (execute.lease_s or 0.0) + grace_s
@@ -323,7 +325,7 @@ class _Attempts:
                     raise NodeFailed(f"{format_count(left, 'process')} of it still running", node=node.name)
                 return None
 
-        nodes = self._what.cluster.nodes
+        nodes = self._launch.cluster.nodes
         left_s = max(0.0, end - time.monotonic())
         outcomes = gather(nodes, see, deadline_s=left_s + 2 * (grace_s + _ANSWER_S)).require()
         return {node.name: error for node, error in zip(nodes, outcomes, strict=True) if error is not None}
@@ -332,20 +334,20 @@ class _Attempts:
         """Continue without these nodes."""
         if not absent:
             return
-        kept = tuple(node for node in self._what.cluster.nodes if node.name not in absent)
+        kept = tuple(node for node in self._launch.cluster.nodes if node.name not in absent)
         name, error = next(iter(absent.items()))
         waited = f"it did not return within {format_duration(self._options.node_wait_s)}: {error.message}"
         if len(kept) < (self._options.min_nodes or self._first_nodes):
             raise NodeFailed(
                 waited, node=name, hint="wait longer with --node-wait, or continue without it with --min-nodes"
             )
-        if self._what.execute.lease_s is None:
+        if self._launch.execute.lease_s is None:
             raise NodeFailed(f"{waited}; it has no lease and may still train", node=name)
-        for one, why in absent.items():
-            self._context.say(f"continuing without {one}: {why.message}")
-        self._left_out = {**self._left_out, **{one: why.message for one, why in absent.items()}}
-        self._what = msgspec.structs.replace(
-            self._what, cluster=msgspec.structs.replace(self._what.cluster, nodes=kept)
+        for node_name, why in absent.items():
+            self._context.say(f"continuing without {node_name}: {why.message}")
+        self._left_out = {**self._left_out, **{name: why.message for name, why in absent.items()}}
+        self._launch = msgspec.structs.replace(
+            self._launch, cluster=msgspec.structs.replace(self._launch.cluster, nodes=kept)
         )
 
     def _note_losses(self, launched: Launched, start: Start) -> None:

@@ -20,7 +20,7 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.engine_commands import choose_engine
-from multinode.launch.attach import Known, find_known, stop
+from multinode.launch.attach import RecordedRun, find_recorded, stop
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.grid import (
     CellOutcome,
@@ -85,11 +85,13 @@ def find_series(root: Path, wanted: str) -> tuple[RunDirectory, GridRecord] | No
     return None
 
 
-def take_up(what: Launch, record: GridRecord, context: RunContext, resume: Resume, *, workers: int = 0) -> RunDirectory:
+def take_up(
+    launch: Launch, record: GridRecord, context: RunContext, resume: Resume, *, workers: int = 0
+) -> RunDirectory:
     """The directory of the unfinished series of the same command, or of a new one.
 
     Args:
-        what: the launch on all nodes of the series.
+        launch: the launch on all nodes of the series.
         record: the series before its first run.
         context: is told what is resumed.
         resume: how to treat the earlier one.
@@ -98,10 +100,10 @@ def take_up(what: Launch, record: GridRecord, context: RunContext, resume: Resum
     Raises:
         UsageError: another process is at it.
     """
-    found = None if resume.anew else find_series(context.runs, record.fingerprint)
-    noun = _NOUNS.get(what.execute.kind, what.execute.kind)
-    if found is not None and not found[1].is_over:
-        directory, stored = found
+    series = None if resume.anew else find_series(context.runs, record.fingerprint)
+    noun = _NOUNS.get(launch.execute.kind, launch.execute.kind)
+    if series is not None and not series[1].is_over:
+        directory, stored = series
         if directory.is_locked:
             raise UsageError(
                 f"this {noun} is already running: {directory.run_id}",
@@ -109,8 +111,8 @@ def take_up(what: Launch, record: GridRecord, context: RunContext, resume: Resum
             )
         context.say(f"resuming {noun} {directory.run_id} ({state_line(stored)}); use --fresh to start over")
         return directory
-    directory = create_parent(context.runs, what)
-    engine = None if isinstance(what.job, Benchmark) else what.options.engine or choose_engine(what.job)
+    directory = create_parent(context.runs, launch)
+    engine = None if isinstance(launch.job, Benchmark) else launch.options.engine or choose_engine(launch.job)
     run = Run(
         run_id=directory.run_id,
         job=record.command,
@@ -118,8 +120,8 @@ def take_up(what: Launch, record: GridRecord, context: RunContext, resume: Resum
         status="running",
         started_s=time.time(),
         world_size=workers,
-        nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(what.cluster.nodes)),
-        kind=what.execute.kind,
+        nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(launch.cluster.nodes)),
+        kind=launch.execute.kind,
     )
     directory.write("run.json", run)
     directory.write(GRID_FILE, record)
@@ -336,15 +338,15 @@ def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) 
     if run is None:
         # It was being prepared, and nothing had been started.
         return _STOPPED
-    known = find_known(context.runs, run_id)
-    launched = _end(known, context)
+    recorded = find_recorded(context.runs, run_id)
+    launched = _end(recorded, context)
     outcome = judge_run(launched.run, in_time=False, lacks=figures_lack(launched))
     if run.status == "running" and outcome.state != "measured":
         # An end without its controller says nothing about the cell, unless it succeeded.
         outcome = _STOPPED
     if limit_s is not None and outcome.state == "stopped":
         outcome = _judge_by_time(launched, limit_s, context)
-    cleanup_nodes(launched, known.cluster, context)
+    cleanup_nodes(launched, recorded.cluster, context)
     if outcome.unreachable:
         return _STOPPED
     return msgspec.structs.replace(outcome, value=launched.summary.samples_per_s)
@@ -359,13 +361,13 @@ def figures_lack(launched: Launched) -> str | None:
     return next((reason for reason in reasons if reason), "it recorded no measured step")
 
 
-def _end(known: Known, context: RunContext) -> Launched:
-    if known.run.status == "running":
-        context.say(f"run {known.run.run_id} was interrupted: making sure that nothing of it is still running")
-        return stop(known, context, _GRACE_S)
-    directory = known.directory
-    summary = directory.read("summary.json", Summary) or summarise_run(directory, known.plan)
-    return Launched(run=known.run, summary=summary, plan=known.plan, directory=known.directory)
+def _end(recorded: RecordedRun, context: RunContext) -> Launched:
+    if recorded.run.status == "running":
+        context.say(f"run {recorded.run.run_id} was interrupted: making sure that nothing of it is still running")
+        return stop(recorded, context, _GRACE_S)
+    directory = recorded.directory
+    summary = directory.read("summary.json", Summary) or summarise_run(directory, recorded.plan)
+    return Launched(run=recorded.run, summary=summary, plan=recorded.plan, directory=recorded.directory)
 
 
 def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> CellOutcome:
@@ -405,15 +407,15 @@ def wait_for_gpus(
 
     The facts of the launch are used first, so that free GPUs, and nodes without any, need no further probe.
     """
-    cluster = prepared.what.cluster
+    cluster = prepared.launch.cluster
     held = find_holder(cluster, prepared.plan, prepared.facts)
     if held is not None:
         context.say(f"waiting up to {patience_s:.0f} s: {held.node}: {held.message}")
     end = time.monotonic() + patience_s
     while held is not None and time.monotonic() < end and not context.stop.count:
         time.sleep(every_s)
-        found = probe(context.agent, cluster, Questions(packages=False)).require()
-        held = find_holder(cluster, prepared.plan, {one.node: one for one in found})
+        facts = probe(context.agent, cluster, Questions(packages=False)).require()
+        held = find_holder(cluster, prepared.plan, {fact.node: fact for fact in facts})
     return held
 
 
@@ -424,8 +426,8 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
         msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
     )
     strangers = {
-        name: msgspec.structs.replace(found, gpus=tuple(map(_of_strangers, found.gpus)))
-        for name, found in facts.items()
+        name: msgspec.structs.replace(node_facts, gpus=tuple(map(_of_strangers, node_facts.gpus)))
+        for name, node_facts in facts.items()
     }
     cluster = msgspec.structs.replace(cluster, nodes=nodes)
     inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.master_port)

@@ -144,8 +144,8 @@ class KeptFiles:
 
     def _say_gone(self, size_bytes: int) -> None:
         if self._sizes.get(_LOG, 0) < self._limits.log_bytes:
-            said = f"{format_size(size_bytes)} of the log are missing: it exceeded --log-limit, or the job truncated it"
-            data = f"\nmultinode: {said}\n".encode()
+            text = f"{format_size(size_bytes)} of the log are missing: it exceeded --log-limit, or the job truncated it"
+            data = f"\nmultinode: {text}\n".encode()
             self._take_log(data)
             self._directory.note_gap(self._plan.node_rank, size_bytes - len(data))
 
@@ -156,8 +156,8 @@ class KeptFiles:
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
             if size <= most:
                 place = f"{self._plan.node}:{self._plan.run_dir}/{_LOG}"
-                said = f"the log is truncated here, at {format_size(most)}; the node's copy: {place}"
-                kept += f"\nmultinode: {said}\n".encode()
+                text = f"the log is truncated here, at {format_size(most)}; the node's copy: {place}"
+                kept += f"\nmultinode: {text}\n".encode()
         if kept:
             self._directory.append_log(self._plan.node_rank, kept, size)
             self._sizes[_LOG] = size + len(kept)
@@ -378,8 +378,8 @@ def _take_log(track: _NodeTrack, log: str) -> None:
 
 
 def _take_status(track: _NodeTrack, status: Status) -> None:
-    said = {name: getattr(status, name) for name in _OF_STATUS}
-    track.run = replace(track.run, **said)
+    fields = {name: getattr(status, name) for name in _OF_STATUS}
+    track.run = replace(track.run, **fields)
     if status.state == "ended" and track.ended_heard_s is None:
         track.ended_heard_s = steady_s()
     if status.cause == "not_started" and status.message:

@@ -40,29 +40,29 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool = False  # whether to tune anew if a tuning of the same command was interrupted
 
 
-def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
+def nccl_test(launch: Launch, extent: Extent, context: RunContext) -> ScanReport:
     """Run the size scan."""
     before = _load(context.runs, extent.compare) if extent.compare is not None else None
-    report, launched = run_scan(what, extent, context)
+    report, launched = run_scan(launch, extent, context)
     if before is not None:
         report = msgspec.structs.replace(report, changes=compare_scans(before, report))
     launched.directory.write(_REPORT, report)
     return report
 
 
-def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanReport, Launched]:
+def run_scan(launch: Launch, extent: Extent, context: RunContext) -> tuple[ScanReport, Launched]:
     """One run of the size scan, which counts as a measurement only once its report is stored."""
     if extent.pairs:
-        require_pairs([node.name for node in what.cluster.nodes])
+        require_pairs([node.name for node in launch.cluster.nodes])
     step = None
     if extent.like is not None:
-        layout, model = _ask_for_model(extent.like, what, context)
+        layout, model = _ask_for_model(extent.like, launch, context)
         step = step_messages(extent.like, model, layout)
-        what = _measuring(step, layout.workers, what)
-    if extent.tcp and len(what.cluster.nodes) > 1 and isinstance(what.job, CollectiveTest):
-        test = msgspec.structs.replace(what.job, messages=in_turns(what.job.messages))
-        what = msgspec.structs.replace(what, job=test)
-    prepared = prepare(what, context)
+        launch = _measuring(step, layout.workers, launch)
+    if extent.tcp and len(launch.cluster.nodes) > 1 and isinstance(launch.job, CollectiveTest):
+        test = msgspec.structs.replace(launch.job, messages=in_turns(launch.job.messages))
+        launch = msgspec.structs.replace(launch, job=test)
+    prepared = prepare(launch, context)
     directory = prepared.directory
     pairs = _measure_pairs(prepared, context) if extent.pairs else ()
     launched = run_prepared(prepared, context)
@@ -96,25 +96,25 @@ def _load(runs: Path, name: str) -> ScanReport:
     return report
 
 
-def _ask_for_model(job: Job, what: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
+def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
     """The layout of the training, and its model's config.json, which node 0 must have too."""
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
-    facts = probe(context.agent, what.cluster, questions).require()
-    by_name = {one.node: one for one in facts}
-    return Layout.of(workers_of_nodes(what.cluster, by_name, what.options.workers_per_node)), facts[0].model
+    facts = probe(context.agent, launch.cluster, questions).require()
+    by_name = {fact.node: fact for fact in facts}
+    return Layout.of(workers_of_nodes(launch.cluster, by_name, launch.options.workers_per_node)), facts[0].model
 
 
-def _measuring(step: StepMessages, workers: int, what: Launch) -> Launch:
+def _measuring(step: StepMessages, workers: int, launch: Launch) -> Launch:
     messages = messages_to_test(step, most=_MOST_MESSAGES, multiple=_EVEN_BYTES * workers)
-    test = msgspec.structs.replace(what.job, messages=messages)
-    return msgspec.structs.replace(what, job=test)
+    test = msgspec.structs.replace(launch.job, messages=messages)
+    return msgspec.structs.replace(launch, job=test)
 
 
 def _measure_pairs(prepared: Prepared, context: RunContext) -> tuple[PairSpeed, ...]:
     addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
     ceilings = nic_ceilings(nics_of(prepared.plan.nodes, prepared.facts))
-    found = measure_pairs(context.agent, prepared.what.cluster.nodes, addresses, ceilings, context.say)
-    prepared.directory.write("pairs.json", found)
+    pairs = measure_pairs(context.agent, prepared.launch.cluster.nodes, addresses, ceilings, context.say)
+    prepared.directory.write("pairs.json", pairs)
     if context.stop.count:
         raise Interrupted("interrupted", hint=f"results so far: {prepared.directory}")
-    return found
+    return pairs

@@ -164,18 +164,18 @@ def tune_parts(report: TuneReport, *, details: bool = False) -> Iterator[Part]:
 
 def tune_warnings(report: TuneReport) -> list[str]:
     """Warnings before keeping the winner."""
-    said = []
+    texts = []
     chosen = [name for name in ("NCCL_ALGO", "NCCL_PROTO") if name in report.winner]
     if chosen:
         measured = ", ".join(dict.fromkeys(message.collective for message in report.test.messages))
         verb = "apply" if len(chosen) > 1 else "applies"
-        said.append(
+        texts.append(
             f"{' and '.join(chosen)} {verb} to every collective and message size of a training, not only to the "
             f"{measured} measured here: for other messages NCCL's own choice may be faster"
         )
     if ":" in report.winner.get("NCCL_ALGO", ""):
-        said.append("with a name before its colon, NCCL_ALGO applies to every size of that collective only")
-    return said
+        texts.append("with a name before its colon, NCCL_ALGO applies to every size of that collective only")
+    return texts
 
 
 def env_keys(report: TuneReport) -> str:
@@ -205,21 +205,25 @@ def _verdict(report: TuneReport) -> str:
 
 
 def _sheet(report: TuneReport, *, details: bool) -> Sheet:
-    by_axis = ([one for one in report.settings if one.axis == axis] for axis in AXES)
+    by_axis = ([setting for setting in report.settings if setting.axis == axis] for axis in AXES)
     tried = report.settings if details else [max(alike, key=_gain) for alike in by_axis if alike]
     together = [report.together] if report.together is not None and len(report.together.env) > 1 else []
     default = [("NCCL's default", _ms(report.default_us), "1", "")] if report.default_us is not None else []
-    reasons = details and any(one.reason for one in tried)
+    reasons = details and any(setting.reason for setting in tried)
     rows = [
         *default,
         *(
             (
-                one.text,
-                _ms(one.time_us),
-                (UNKNOWN if one.gain is None else span_of_times(one.gain.value, (one.gain.low, one.gain.high))),
-                one.reason,
+                setting.text,
+                _ms(setting.time_us),
+                (
+                    UNKNOWN
+                    if setting.gain is None
+                    else span_of_times(setting.gain.value, (setting.gain.low, setting.gain.high))
+                ),
+                setting.reason,
             )
-            for one in (*tried, *together)
+            for setting in (*tried, *together)
         ),
     ]
     columns = (
@@ -246,7 +250,7 @@ def _notes(report: TuneReport, *, details: bool) -> Iterator[tuple[str, str]]:
     if report.winner:
         yield "Keep", f"add to every line of the hostfile, or use --write: {env_keys(report)}"
         yield from (("Note", text) for text in tune_warnings(report))
-    failed = [one.text for one in report.settings if one.reason]
+    failed = [setting.text for setting in report.settings if setting.reason]
     if failed and not details:
         yield "Failed", f"{format_list(failed, 4)} could not be measured"
     if report.jumbo_gain is not None and report.link_gbit_per_s is not None:

@@ -162,7 +162,10 @@ def _trace(
     nodes: Iterable[Callable[[Sequence[NodeFlow]], NicLoad]],
     message: CollectiveSample,
 ) -> MessagePath:
-    tried = [(one, tuple(load(one.flows if one is not None else ()) for load in nodes)) for one in implementations]
+    tried = [
+        (implementation, tuple(load(implementation.flows if implementation is not None else ()) for load in nodes))
+        for implementation in implementations
+    ]
     misfits = [
         max((load.deviation for load in loads if load.way is not None and load.deviation is not None), default=math.inf)
         for _, loads in tried
@@ -171,14 +174,14 @@ def _trace(
     if min(misfits) > _AGREES:
         return path
     fitting = [
-        (one, loads)
-        for (one, loads), misfit in zip(tried, misfits, strict=True)
-        if one is not None and misfit - min(misfits) < _SAME_FIT
+        (implementation, loads)
+        for (implementation, loads), misfit in zip(tried, misfits, strict=True)
+        if implementation is not None and misfit - min(misfits) < _SAME_FIT
     ]
     return msgspec.structs.replace(
         path,
-        algorithm=" or ".join(dict.fromkeys(one.algorithm for one, _ in fitting)),
-        protocol=" or ".join(dict.fromkeys(one.protocol for one, _ in fitting)) or None,
+        algorithm=" or ".join(dict.fromkeys(implementation.algorithm for implementation, _ in fitting)),
+        protocol=" or ".join(dict.fromkeys(implementation.protocol for implementation, _ in fitting)) or None,
         loads=fitting[0][1],
     )
 
@@ -208,7 +211,7 @@ def _load(
     others = {name: each for name, each in passed.items() if each.busier > _TRIFLE * most}
     load = msgspec.structs.replace(load, expected=expected, others=others)
     # A NIC that came anew while it was read has counted from zero again: nothing follows from that.
-    restarted = any(one.tx_bytes < 0 or one.rx_bytes < 0 for one in counted.values())
+    restarted = any(count.tx_bytes < 0 or count.rx_bytes < 0 for count in counted.values())
     least = max(LEAST_BYTES_A_WORKER * layout.workers, _LEAST_WINDOW_BYTES / sample.nic_iters)
     if not nics or mine is None or restarted or most < least:
         return load
@@ -275,7 +278,7 @@ def _load_words(way: Way, message: MessagePath, load: NicLoad) -> str:
 def _algorithms(messages: Iterable[MessagePath]) -> Iterator[str]:
     shown = {
         message.collective: message
-        for message in sorted(messages, key=lambda one: one.size_bytes)
+        for message in sorted(messages, key=lambda message: message.size_bytes)
         if message.algorithm is not None and len(algorithms_of("nccl", message.collective)) > 1
     }
     for message in shown.values():
@@ -336,20 +339,20 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
         how = ", ".join(f"{name} ({count})" for name, count in self.transports.items())
         channels = f", {self.channels} channels" if self.channels is not None else ""
         version = f"NCCL {self.version}" if self.version else "NCCL"
-        said = f"{version}: network {self.network or 'unknown'}{over}{channels}"
-        return f"{said}; connections: {how}" if how else said
+        text = f"{version}: network {self.network or 'unknown'}{over}{channels}"
+        return f"{text}; connections: {how}" if how else text
 
 
 def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
     """The combined content of the lines of all workers; None without any."""
     lines = tuple(lines)
     channels = _first(_COLL_CHANNELS, lines[::-1])
-    told = next((match[2] for line in lines if (match := _RING.search(line)) is not None), "")
-    ring = tuple(int(rank) for rank in told.split())
+    order = next((match[2] for line in lines if (match := _RING.search(line)) is not None), "")
+    ring = tuple(int(rank) for rank in order.split())
     devices: dict[int, list[str]] = {}
     for number, names in (device for line in lines for device in _devices(line)):
-        known = devices.setdefault(number, [])
-        known += [name for name in names if name not in known]
+        names_of = devices.setdefault(number, [])
+        names_of += [name for name in names if name not in names_of]
     transports, used = _connections(lines)
     path = NcclPath(
         version=_first(_VERSION, lines),
@@ -384,9 +387,9 @@ def _devices(line: str) -> list[tuple[int, list[str]]]:
         return [(int(number), [name]) for number, name in _NIC.findall(match[1])]
     if (match := _IB.search(line)) is not None:
         return [
-            (int(number), _IB_PORT.findall(joined) or [one])
-            for number, joined, one in _IB_DEVICE.findall(match[1])
-            if joined or one
+            (int(number), _IB_PORT.findall(joined) or [device])
+            for number, joined, device in _IB_DEVICE.findall(match[1])
+            if joined or device
         ]
     if (match := _IB_JOINED.search(line)) is not None:
         # Named without ports, which means the first port of each.

@@ -69,8 +69,8 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def link_gbit_per_s(self) -> float | None:
         """Combined rate of the used NICs of the slowest node; None if one is unknown."""
         rates = [sum(self.nics_gbit_per_s.get(name, ())) or nic.speed_gbit_per_s for name, nic in self.nics.items()]
-        known = [rate for rate in rates if rate]
-        return min(known) if known and len(known) == len(rates) else None
+        measured = [rate for rate in rates if rate]
+        return min(measured) if measured and len(measured) == len(rates) else None
 
     @functools.cached_property
     def mtu(self) -> int | None:
@@ -134,8 +134,8 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def algorithm_of(self, row: CollectiveRow) -> str | None:
         """The backend's algorithm, if the NIC counters show it."""
-        ran = ((one.algorithm, one.collective, one.size_bytes) for one in self.path.messages)
-        return next((name for name, *what in ran if what == [row.collective, row.size_bytes]), None)
+        ran = ((message.algorithm, message.collective, message.size_bytes) for message in self.path.messages)
+        return next((name for name, *rest in ran if rest == [row.collective, row.size_bytes]), None)
 
     @property
     def is_fast_link(self) -> bool:
@@ -174,17 +174,17 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
     ceiling = seen.ceiling_gb_per_s
     tcp = None if seen.over_rdma else row.tcp_gb_per_s or seen.tcp_gb_per_s
     across = seen.layout.nodes > 1
-    what = (seen.backend, row.collective, seen.layout)
-    speed = nic_factor(*what, seen.algorithm_of(row)) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
+    case = (seen.backend, row.collective, seen.layout)
+    speed = nic_factor(*case, seen.algorithm_of(row)) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
     rdma = seen.rdma_gb_per_s
     best = min((each for each in (ceiling, tcp, rdma) if each), default=None)
-    usual_share = link_share(*what)
+    usual_share = link_share(*case)
     fill = None
     if best is not None and speed > 0:
         # Time needed by the network, and the fixed cost of every message.
         needed_us = row.time_us * speed / (best * usual_share)
-        small = [one for one in seen.rows if one.collective == row.collective and one.size_bytes <= SMALL_BYTES]
-        start_us = min((one.time_us for one in small if one.size_bytes < row.size_bytes), default=0.0)
+        small = [other for other in seen.rows if other.collective == row.collective and other.size_bytes <= SMALL_BYTES]
+        start_us = min((other.time_us for other in small if other.size_bytes < row.size_bytes), default=0.0)
         fill = (needed_us + min(start_us, _START_MOST_US)) / row.time_us
     return SizeShare(
         collective=row.collective,

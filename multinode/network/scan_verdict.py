@@ -105,15 +105,15 @@ def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFindi
             "wrong_path": "wrong network: the traffic did not use the data plane's NICs",
         }.get(status, "no result: no size was measured by all workers")
     several = len({share.collective for share in seen.shares}) > 1
-    what = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
+    subject = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
     if status == "one_node":
-        return f"no network used: {what} reaches {worst.busbw_gb_per_s:.3g} GB/s busbw between workers of one node"
-    reached = f"{what} reaches {_shares(status, seen, worst, nics)}"
+        return f"no network used: {subject} reaches {worst.busbw_gb_per_s:.3g} GB/s busbw between workers of one node"
+    reached = f"{subject} reaches {_shares(status, seen, worst, nics)}"
     if status == "inconclusive" and seen.beyond is not None:
         return f"inconclusive: {reached}, more than this link can carry"
     if status == "inconclusive":
         speed = f"{worst.nic_gb_per_s:.3g} GB/s per NIC"
-        return f"inconclusive: {what} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
+        return f"inconclusive: {subject} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
     if status == "ok":
         together = f" ({nics} NICs together)" if nics > 1 else ""
         rate = f" for a link of {format_rate(link)}{together}" if link else ""
@@ -228,10 +228,10 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
             "memory (nvidia-smi -q -d ECC) and the kernel log (dmesg) on each",
         )
     if seen.path.ok is False:
-        said = " ".join(seen.path.sentences).rstrip(". ")
+        text = " ".join(seen.path.sentences).rstrip(". ")
         yield NetworkFinding(
             code="wrong_path",
-            message=said or "the traffic did not use the expected NICs",
+            message=text or "the traffic did not use the expected NICs",
             hint="name the interface in the hostfile (ifname=), and unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
         )
 
@@ -247,10 +247,13 @@ def _beyond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         "link_gbit_per_s": seen.link_gbit_per_s or 0.0,
         "collective": share.collective,
     }
-    what = (seen.backend, share.collective, seen.layout)
-    others = [(nic_factor(*what, one.name), one.name) for one in algorithms_of(seen.backend, share.collective)]
+    case = (seen.backend, share.collective, seen.layout)
+    others = [
+        (nic_factor(*case, algorithm.name), algorithm.name)
+        for algorithm in algorithms_of(seen.backend, share.collective)
+    ]
     least, name = min(others, default=(math.inf, ""))
-    other = of_link * least / nic_factor(*what)
+    other = of_link * least / nic_factor(*case)
     if other <= MORE_THAN_A_LINK:
         yield NetworkFinding(
             code="another_algorithm",
@@ -319,16 +322,16 @@ def _mixed_mtu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 
 def _one_connection(seen: ScanEvidence) -> Iterator[NetworkFinding]:
-    one, many = slowest_gb_per_s(seen.tcp.one), slowest_gb_per_s(seen.tcp.several)
-    if not one or not many or one >= _ONE_OF_MANY * many or seen.collective_is_slow is False:
+    one_stream, many = slowest_gb_per_s(seen.tcp.one), slowest_gb_per_s(seen.tcp.several)
+    if not one_stream or not many or one_stream >= _ONE_OF_MANY * many or seen.collective_is_slow is False:
         return
     code, hint = "one_connection_fast" if seen.is_fast_link else "one_connection", _BUFFERS
     limit = "by one CPU core, or by a cloud's cap on each flow"
     if not seen.is_fast_link:
         limit = "by one CPU core or by small socket buffers"
-    figures: dict[str, float | str] = {"one_gb_per_s": one, "several_gb_per_s": many}
+    figures: dict[str, float | str] = {"one_gb_per_s": one_stream, "several_gb_per_s": many}
     low, high = _NEAR_A_CAP
-    cap = next((cap for cap in _FLOW_CAPS_GBIT if low * cap <= one * BITS_PER_BYTE <= high * cap), None)
+    cap = next((cap for cap in _FLOW_CAPS_GBIT if low * cap <= one_stream * BITS_PER_BYTE <= high * cap), None)
     if seen.is_fast_link and cap is not None and many * BITS_PER_BYTE > cap:
         code, figures = "flow_cap", {**figures, "cap_gbit_per_s": cap}
         limit = f"to {format_rate(cap)}: AWS caps each flow at this rate, and a bond sends a flow over one NIC"
@@ -339,8 +342,8 @@ def _one_connection(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     yield NetworkFinding(
         code=code,
         figures=figures,
-        message=f"one TCP connection reaches {one:.3g} GB/s, several together {many:.3g} GB/s: a single connection is "
-        f"limited {limit}",
+        message=f"one TCP connection reaches {one_stream:.3g} GB/s, several together {many:.3g} GB/s: "
+        f"a single connection is limited {limit}",
         hint=hint,
     )
 
@@ -389,12 +392,12 @@ def _sockets(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 def _fallen(seen: ScanEvidence) -> NetworkFinding | None:
     if seen.backend != "nccl" or not seen.is_fast_link or not seen.collective_is_slow or seen.worst is None:
         return None
-    mine = [one for one in seen.shares if one.collective == seen.worst.collective]
+    mine = [share for share in seen.shares if share.collective == seen.worst.collective]
     best = max(mine, key=lambda share: share.nic_gb_per_s)
-    larger = [one for one in mine if one.size_bytes > best.size_bytes]
-    if len(larger) < _LEAST_FALLEN or max(one.nic_gb_per_s for one in larger) > _FALLEN * best.nic_gb_per_s:
+    larger = [share for share in mine if share.size_bytes > best.size_bytes]
+    if len(larger) < _LEAST_FALLEN or max(share.nic_gb_per_s for share in larger) > _FALLEN * best.nic_gb_per_s:
         return None
-    least = min(one.nic_gb_per_s for one in larger)
+    least = min(share.nic_gb_per_s for share in larger)
     return NetworkFinding(
         code="many_sockets",
         figures={"best_gb_per_s": best.nic_gb_per_s, "size_bytes": best.size_bytes, "least_gb_per_s": least},

@@ -65,11 +65,11 @@ def nccl_tests_text(rows: Sequence[CollectiveRow], test: CollectiveTest, devices
 def _block(rows: Sequence[CollectiveRow], test: CollectiveTest, devices: Sequence[str]) -> str:
     sizes = [row.size_bytes for row in rows]
     # The rows' sizes are rounded to what divides among the workers.
-    asked = [one.size_bytes for one in test.messages if one.collective == rows[0].collective]
+    all_sizes = [message.size_bytes for message in test.messages if message.collective == rows[0].collective]
     counts = f"warmup iters: {test.warmup_iters} iters: {test.iters} agg iters: 1 validation: {int(test.check > 0)}"
     lines = [
         f"# Collective test: {rows[0].collective}",
-        f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {_step(asked)} {counts} graph: 0",
+        f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {_step(all_sizes)} {counts} graph: 0",
         "#",
         "# Using devices",
         *(f"#  {device}" for device in devices),
@@ -133,8 +133,8 @@ def pair_table(pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *
 
     `nodes` is the display order; others follow.
     """
-    names = tuple(dict.fromkeys([*nodes, *(name for one in pairs for name in (one.source, one.target))]))
-    speeds = {(one.source, one.target): one for one in pairs}
+    names = tuple(dict.fromkeys([*nodes, *(name for pair in pairs for name in (pair.source, pair.target))]))
+    speeds = {(pair.source, pair.target): pair for pair in pairs}
     heads = _heads(names)
     table = make_table(caption="Gbit/s; ! is an outlier" if odd else "Gbit/s")
     # The rule between the columns leaves a space already.
@@ -154,11 +154,11 @@ def _heads(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) if fits else tuple(str(rank) for rank in range(len(names)))
 
 
-def _cell(one: PairSpeed | None, odd: Sequence[NetworkFinding]) -> str:
-    if one is None:
+def _cell(pair: PairSpeed | None, odd: Sequence[NetworkFinding]) -> str:
+    if pair is None:
         return "[dim]-[/]"
-    figure = "fail" if one.gbit_per_s is None else _figure(one.gbit_per_s)
-    if any(each.covers(one.source, one.target) for each in odd):
+    figure = "fail" if pair.gbit_per_s is None else _figure(pair.gbit_per_s)
+    if any(each.covers(pair.source, pair.target) for each in odd):
         return f"[bold red]{figure}![/]"
     # Figures stay below each other, with and without a mark.
     return f"{figure} " if odd else figure
@@ -216,8 +216,8 @@ def next_step(report: ScanReport, given: str) -> str:
 def scan_lines(report: ScanReport) -> list[str]:
     """Plain text: the verdict first, then everything known."""
     parts = (_causes, _network, _curves, _launches, _path, _odd, _like, _changes)
-    said = [(label, text) for part in parts for label, text in part(report)]
-    return [report.verdict.text, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in said)]
+    rows = [(label, text) for part in parts for label, text in part(report)]
+    return [report.verdict.text, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in rows)]
 
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
@@ -263,7 +263,7 @@ def _network(report: ScanReport) -> Iterator[tuple[str, str]]:
         )
     if tcp.one:
         parts.append(f"raw TCP {_slowest(tcp.one)} over one connection, {_slowest(tcp.several)} over {tcp.connections}")
-    medians = [one.median_us for one in tcp.latency if one.median_us is not None]
+    medians = [trip.median_us for trip in tcp.latency if trip.median_us is not None]
     if medians:
         parts.append(f"round trip {max(medians):.0f} us")
     if parts:
@@ -273,7 +273,7 @@ def _network(report: ScanReport) -> Iterator[tuple[str, str]]:
 def _curves(report: ScanReport) -> Iterator[tuple[str, str]]:
     for collective, curve in report.curves.items():
         beta = f" + size / {curve.bandwidth_gb_per_s:.4g} GB/s" if curve.bandwidth_gb_per_s is not None else ""
-        off = max((abs(one) for one in curve.residuals), default=0.0)
+        off = max((abs(residual) for residual in curve.residuals), default=0.0)
         used = "used for predictions" if curve.method == "fit" else "too large: predictions interpolate"
         yield "Model", f"{collective}: time = {curve.alpha_us:.0f} us{beta}, error at most {off:.1%} ({used})"
 
@@ -290,7 +290,7 @@ def _path(report: ScanReport) -> Iterator[tuple[str, str]]:
         yield "NCCL", report.nccl.sentence
     if report.rdma_gb_per_s is not None:
         yield "Raw RDMA", f"ib_write_bw {_slowest(report.rdma)}, around the ring of nodes over the RDMA ports in use"
-    elif failed := [one for one in report.rdma if one.error]:
+    elif failed := [pair for pair in report.rdma if pair.error]:
         yield "Raw RDMA", f"from {failed[0].source} to {failed[0].target}: {failed[0].error}"
     if report.path is not None and report.path.ok is not False:
         yield from (("Path", sentence) for sentence in report.path.sentences)
@@ -324,9 +324,9 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
         return
     yield "Changes", f"since run {changes.before}: {changes.text}"
     yield from (("", message) for message in (finding.message for finding in (*changes.environment, *changes.rows)))
-    for said, names in (("new", changes.came), ("gone", changes.gone)):
+    for title, names in (("new", changes.came), ("gone", changes.gone)):
         if names:
-            yield "", f"{said}: {', '.join(names)}"
+            yield "", f"{title}: {', '.join(names)}"
 
 
 def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
@@ -335,5 +335,5 @@ def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _slowest(pairs: Sequence[PairSpeed]) -> str:
-    speeds = [one.gbit_per_s for one in pairs if one.gbit_per_s is not None]
+    speeds = [pair.gbit_per_s for pair in pairs if pair.gbit_per_s is not None]
     return f"{min(speeds) / BITS_PER_BYTE:.3f} GB/s" if speeds else "failed"

@@ -48,7 +48,7 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
     `index` is of the message whose rounds count; None uses all.
     """
     names = [node.node for node in plan.nodes]
-    one, several, latency = list[PairSpeed](), list[PairSpeed](), list[RoundTrip]()
+    one_stream, several, latency = list[PairSpeed](), list[PairSpeed](), list[RoundTrip]()
     connections = 0
     for node, peer in zip(plan.nodes, names[1:] + names[:1], strict=True):
         pair, mine = (node.node, peer), samples.get(node.node_rank, ())
@@ -56,7 +56,7 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
         if index is not None:
             streams = [sample for sample in streams if sample.index == index]
         connections = max([connections, *(len(sample.results) for sample in streams)])
-        one += _speed(pair, (sample for sample in streams if len(sample.results) == 1))
+        one_stream += _speed(pair, (sample for sample in streams if len(sample.results) == 1))
         several += _speed(pair, (sample for sample in streams if len(sample.results) > 1))
         pings = [sample for sample in mine if isinstance(sample, PingSample) and sample.rank in node.ranks]
         for ping in pings[:1]:
@@ -64,7 +64,7 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
             spread = spread_of(ping.times_us) if failed is None else None
             median, p95 = (spread.median, spread.p95) if spread is not None else (None, None)
             latency.append(RoundTrip(source=node.node, target=peer, median_us=median, p95_us=p95, error=failed))
-    return RawTcp(one=tuple(one), several=tuple(several), connections=connections, latency=tuple(latency))
+    return RawTcp(one=tuple(one_stream), several=tuple(several), connections=connections, latency=tuple(latency))
 
 
 def read_rdma(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> tuple[PairSpeed, ...]:
@@ -284,7 +284,7 @@ def summarise_scan(
 
 
 def _node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
-    nic = next((one for one in facts.interfaces if one.name == ifname), Interface(name=""))
+    nic = next((interface for interface in facts.interfaces if interface.name == ifname), Interface(name=""))
     models = Counter(gpu.name for gpu in facts.gpus)
     return NodeState(
         name=facts.node,
@@ -324,13 +324,17 @@ def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iter
         for sample in samples.get(node.node_rank, ()):
             if not isinstance(sample, CollectiveSample) or sample.rank not in node.ranks:
                 continue
-            asked = messages[sample.index] if 0 <= sample.index < len(messages) else None
-            if asked is None or asked.collective != sample.collective or (sample.rank, sample.index) in seen:
+            message = messages[sample.index] if 0 <= sample.index < len(messages) else None
+            if message is None or message.collective != sample.collective or (sample.rank, sample.index) in seen:
                 continue
             # Rounded to the number of workers, at least one element each.
-            most = max(asked.size_bytes, plan.world_size * _LARGEST_ELEMENT_BYTES)
-            known = sample.dtype in DTYPE_BYTES and sample.redop in {*REDOPS, "none"}
-            if known and 0 < sample.size_bytes <= most and all(0 < one < math.inf for one in sample.times_us):
+            most = max(message.size_bytes, plan.world_size * _LARGEST_ELEMENT_BYTES)
+            is_known = sample.dtype in DTYPE_BYTES and sample.redop in {*REDOPS, "none"}
+            if (
+                is_known
+                and 0 < sample.size_bytes <= most
+                and all(0 < time_us < math.inf for time_us in sample.times_us)
+            ):
                 seen.add((sample.rank, sample.index))
                 yield sample
 
@@ -338,17 +342,17 @@ def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iter
 def _nics(
     facts: Mapping[str, NodeFacts], by_node: Mapping[str, tuple[str, ...]], path: NicPathCheck
 ) -> dict[str, tuple[float, ...]]:
-    found = {}
+    rates_of = {}
     for node, used in by_node.items():
         ports = [name.replace("/", ":") for name in path.rdma_ports(node)]
         names = [name.split("/")[0] for name in used] or ports
-        known = facts.get(node) or NodeFacts(node=node)
-        rates: dict[str, float | None] = {nic.name: nic.speed_gbit_per_s for nic in known.interfaces}
-        rates |= {f"{port.device}:{port.port}": port.carries_gbit_per_s for port in known.rdma}
+        facts_of_node = facts.get(node) or NodeFacts(node=node)
+        rates: dict[str, float | None] = {nic.name: nic.speed_gbit_per_s for nic in facts_of_node.interfaces}
+        rates |= {f"{port.device}:{port.port}": port.carries_gbit_per_s for port in facts_of_node.rdma}
         each = tuple(rate for name in dict.fromkeys(names) if (rate := rates.get(name)))
         if each and len(each) == len(dict.fromkeys(names)):
-            found[node] = each
-    return found
+            rates_of[node] = each
+    return rates_of
 
 
 def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:
@@ -520,7 +524,7 @@ def _is_same(row: CollectiveRow, other: CollectiveRow) -> bool:
 def _change(before: CollectiveRow, now: CollectiveRow) -> Finding | None:
     least = _LEAST_CHANGE if min(before.iters, now.iters) >= _FEW_ITERS else _LEAST_CHANGE_OF_FEW
     figures: dict[str, float | str] = {"collective": now.collective, "size_bytes": now.size_bytes}
-    code, said = "wrong_values", []
+    code, notes = "wrong_values", []
     # Busbw is comparable between different numbers of workers, time is not.
     speed, earlier = now.busbw_gb_per_s, before.busbw_gb_per_s
     if min(speed, earlier) > 0:
@@ -530,11 +534,11 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> Finding | None:
             code = "faster" if factor > 1 else "slower"
             figures |= {"before_gb_per_s": earlier, "now_gb_per_s": speed, "change": factor - 1, "noise": noise}
             change = f"{speed:.3g} GB/s, was {earlier:.3g} GB/s ({factor - 1:+.0%})"
-            said.append(f"{_name(now)} is {code}: {change}")
+            notes.append(f"{_name(now)} is {code}: {change}")
     if None not in (now.num_wrong, before.num_wrong) and bool(now.num_wrong) != bool(before.num_wrong):
         figures |= {"wrong_before": before.num_wrong or 0, "wrong_now": now.num_wrong or 0}
-        said.append(f"{now.num_wrong} values of {_name(now)} are wrong, {before.num_wrong} before")
-    return Finding(code=code, figures=figures, message="; ".join(said)) if said else None
+        notes.append(f"{now.num_wrong} values of {_name(now)} are wrong, {before.num_wrong} before")
+    return Finding(code=code, figures=figures, message="; ".join(notes)) if notes else None
 
 
 def _name(row: CollectiveRow) -> str:
@@ -548,14 +552,14 @@ def _summary(rows: Sequence[Finding], compared: int) -> str:
         return "The two scans have no message in common."
     if not rows:
         return f"No speed changed beyond noise ({format_count(compared, 'message')} compared)."
-    said = [f"{len(rows)} of {compared} messages changed"]
+    notes = [f"{len(rows)} of {compared} messages changed"]
     for way in ("slower", "faster"):
         figures = [row.figures for row in rows if row.code == way]
         if figures:
             most = max(figures, key=lambda each: abs(float(each["change"])))
             size = format_size(int(most["size_bytes"]))
-            said.append(f"{len(figures)} {way}, most: {most['collective']} {size} ({most['change']:+.0%})")
+            notes.append(f"{len(figures)} {way}, most: {most['collective']} {size} ({most['change']:+.0%})")
     wrong = sum(row.code == "wrong_values" for row in rows)
     if wrong:
-        said.append(f"{wrong} only in its values")
-    return f"{'; '.join(said)}."
+        notes.append(f"{wrong} only in its values")
+    return f"{'; '.join(notes)}."

@@ -47,20 +47,20 @@ _DEFAULTS = frozenset({_FIRST, "default", "default-again"})
 Measure = Callable[[Launch, Extent, RunContext], ScanReport]
 
 
-def measure_once(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
+def measure_once(launch: Launch, extent: Extent, context: RunContext) -> ScanReport:
     """One run of the scan, removed from the nodes afterwards."""
-    report, launched = run_scan(what, extent, context)
-    cleanup_nodes(launched, what.cluster, context)
+    report, launched = run_scan(launch, extent, context)
+    cleanup_nodes(launched, launch.cluster, context)
     return report
 
 
 def nccl_tune(
-    what: Launch, extent: Extent, repeats: int, context: RunContext, measure: Measure = measure_once
+    launch: Launch, extent: Extent, repeats: int, context: RunContext, measure: Measure = measure_once
 ) -> TuneReport:
     """Try each setting, interleaved with the default, then the best of each axis together.
 
     Args:
-        what: its job is a CollectiveTest; variables that its nodes already set stay.
+        launch: its job is a CollectiveTest; variables that its nodes already set stay.
         extent: whose messages; without pairs, raw TCP and a comparison.
         repeats: rounds, at least two.
         context: the network and the like.
@@ -72,31 +72,31 @@ def nccl_tune(
         NodeError: a node is unreachable.
         Interrupted: the user stopped it; results are kept.
     """
-    test = what.job
+    test = launch.job
     if not isinstance(test, CollectiveTest):
         raise UsageError("only collectives can be tuned; this is another job")
-    names = tuple(node.name for node in what.cluster.nodes)
-    facts = {} if test.backend == "gloo" else probe_nodes(what, context.agent)
+    names = tuple(node.name for node in launch.cluster.nodes)
+    facts = {} if test.backend == "gloo" else probe_nodes(launch, context.agent)
     backend = test.backend or common_backend(facts.values())
     if backend != "nccl":
         return TuneReport(run_id="", backend=backend, nodes=names, test=test)
-    stall_s = min(what.execute.stall_s or _HANG_S, _HANG_S)
-    what = msgspec.structs.replace(
-        what,
+    stall_s = min(launch.execute.stall_s or _HANG_S, _HANG_S)
+    launch = msgspec.structs.replace(
+        launch,
         job=msgspec.structs.replace(test, backend="nccl"),
-        execute=msgspec.structs.replace(what.execute, kind=_KIND, stall_s=stall_s, on_stall="stop"),
+        execute=msgspec.structs.replace(launch.execute, kind=_KIND, stall_s=stall_s, on_stall="stop"),
     )
     extent = msgspec.structs.replace(extent, tcp=False, pairs=False, compare=None)
     measured = {"tune": repeats, "like": extent.like.argv if isinstance(extent.like, ScriptJob) else extent.like}
     record = GridRecord(
-        fingerprint=fingerprint({"": what.job}, what.cluster.nodes, what.options, measured),
+        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch.options, measured),
         command=f"{describe_benchmark(test)} --tune",
         grid=Grid(nodes=(len(names),), repeats=max(repeats, _LEAST_AGAIN)),
         cells=(CellRecord(cell=GridCell(label=_FIRST, nodes=len(names))),),
         noun="setting",
     )
-    directory = take_up(what, record, context, Resume(anew=extent.fresh))
-    versions = sorted(found.nccl_version for found in facts.values() if found.nccl_version is not None)
+    directory = take_up(launch, record, context, Resume(anew=extent.fresh))
+    versions = sorted(node_facts.nccl_version for node_facts in facts.values() if node_facts.nccl_version is not None)
     report = directory.read(_FILE, TuneReport) or TuneReport(
         run_id=directory.run_id,
         backend="nccl",
@@ -107,15 +107,17 @@ def nccl_tune(
         directory=str(directory),
     )
     with directory.lock():
-        return _SettingSeries(what, extent, context, report, measure).tune()
+        return _SettingSeries(launch, extent, context, report, measure).tune()
 
 
 class _SettingSeries(Series):
     """The runs of a tuning: the default, then all settings, then the best together."""
 
-    def __init__(self, what: Launch, extent: Extent, context: RunContext, report: TuneReport, measure: Measure) -> None:
+    def __init__(
+        self, launch: Launch, extent: Extent, context: RunContext, report: TuneReport, measure: Measure
+    ) -> None:
         super().__init__(context, RunDirectory(context.runs / report.run_id))
-        self._what = what
+        self._launch = launch
         self._extent = extent
         self._measure_scan = measure
         self._report = report
@@ -165,17 +167,17 @@ class _SettingSeries(Series):
 
     def measure(self, turn: Turn, run_id: str) -> CellOutcome:
         """Make a run; one with a setting may fail."""
-        cell, options = self.record.cells[turn.cell].cell, self._what.options
+        cell, options = self.record.cells[turn.cell].cell, self._launch.options
         environment = msgspec.structs.replace(options.environment, env=options.environment.env | cell.settings)
-        what = msgspec.structs.replace(
-            self._what,
+        launch = msgspec.structs.replace(
+            self._launch,
             run_id=run_id,
             options=msgspec.structs.replace(options, environment=environment),
             # The first run showed that the nodes reach each other.
-            check=self._what.check and cell.label == _FIRST,
+            check=self._launch.check and cell.label == _FIRST,
         )
         try:
-            scan = self._measure_scan(what, self._extent, self.context)
+            scan = self._measure_scan(launch, self._extent, self.context)
             took_us = measured_us(scan)
         except NodeError:
             raise
@@ -206,7 +208,7 @@ class _SettingSeries(Series):
         self._keep()
 
     def _add(self, default: str, settings: Iterable[TunedSetting]) -> None:
-        nodes, count = len(self._what.cluster.nodes), len(self.record.cells)
+        nodes, count = len(self._launch.cluster.nodes), len(self.record.cells)
         cells = [GridCell(label=default, nodes=nodes)]
         cells += [
             GridCell(label=f"setting-{number}", nodes=nodes, settings=dict(setting.env))

@@ -61,7 +61,7 @@ def read_end(path: Union[str, "os.PathLike[str]"], most: int) -> bytes:
         return file.read(most)
 
 
-def read_object(path: str, most: int, what: str = "it") -> dict[str, Any]:
+def read_object(path: str, most: int, name: str = "it") -> dict[str, Any]:
     """The JSON object that a stranger's file holds, of at most so many bytes.
 
     Raises:
@@ -71,14 +71,14 @@ def read_object(path: str, most: int, what: str = "it") -> dict[str, Any]:
     with open(path, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"{what} is too large")
+        raise ValueError(f"{name} is too large")
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError(f"{what} is {'not JSON, or cut' if data else 'empty'}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{what} is not a JSON object")  # noqa: TRY004 - a file's content, not an argument's type
-    return found
+        raise ValueError(f"{name} is {'not JSON, or cut' if data else 'empty'}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} is not a JSON object")  # noqa: TRY004 - a file's content, not an argument's type
+    return content
 
 
 def list_names(folder: str) -> list[str]:

@@ -42,17 +42,17 @@ class InspectorReader:
 
     def read(self) -> List[Record]:
         """`nccl_op` records of what came since the last call; once a note, where there is too much of it."""
-        found: List[Record] = []
+        records: List[Record] = []
         if not os.path.isdir(self._folder):
-            return found
+            return records
         for path in sorted(glob.glob(os.path.join(glob.escape(self._folder), "*.log")))[:_MOST_FILES]:
             with contextlib.suppress(OSError):
-                found += self._read_file(path)
-        self._left -= len(found)
+                records += self._read_file(path)
+        self._left -= len(records)
         if self._left <= 0 and not self._is_cut:
             self._is_cut = True
-            found.append({"kind": "note", "message": f"NCCL's Inspector: only the first {_MOST_RECORDS} operations"})
-        return found
+            records.append({"kind": "note", "message": f"NCCL's Inspector: only the first {_MOST_RECORDS} operations"})
+        return records
 
     def _read_file(self, path: str) -> List[Record]:
         if self._left <= 0:
@@ -101,17 +101,17 @@ _MOST_BYTES = 8 << 20
 
 def read_nccl_warnings(run_path: str) -> List[str]:
     """The last warnings of each process, as NCCL wrote them: node, process and thread, GPU, place and words."""
-    found: List[str] = []
+    warnings: List[str] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(run_path), "nccl.*.log")))[:_MOST_FILES]:
         with contextlib.suppress(OSError):
-            found += _read_warnings(path)
-    return found
+            warnings += _read_warnings(path)
+    return warnings
 
 
 def _read_warnings(path: str) -> List[str]:
     lines = read_end(path, _MOST_BYTES).splitlines()
-    told = [line[:_LONGEST_WARNING].decode(errors="replace").strip() for line in lines if _MARK in line]
-    return told[-_MOST_LINES:]
+    texts = [line[:_LONGEST_WARNING].decode(errors="replace").strip() for line in lines if _MARK in line]
+    return texts[-_MOST_LINES:]
 
 
 _NAMES = ("libnccl-profiler-inspector.so", "librccl-profiler-inspector.so")

@@ -64,7 +64,7 @@ class Probe:
         python = self._place["python"] = self._take_python(readings)
         # Slow answers first, so that everything else is read while they come.
         keys: list[str] = self._request.get("arguments", [])
-        asked = query_packages(python, cwd, keys) if python and (keys or self._request.get("packages")) else None
+        packages = query_packages(python, cwd, keys) if python and (keys or self._request.get("packages")) else None
         gpus = self._query_gpus()
         others = self._query_others() if gpus is None else None
         contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
@@ -78,13 +78,13 @@ class Probe:
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._take(readings, "hostname_address")
         readings.close()
-        facts.update(self._read_gpus(gpus), **self._read_packages(asked if self._request.get("packages") else None))
+        facts.update(self._read_gpus(gpus), **self._read_packages(packages if self._request.get("packages") else None))
         facts["accelerator"] = "cuda" if facts["gpus"] else None
         if others is not None:
             facts.update(self._read_others(*others))
         if facts["accelerator"] is None:
             self._missing["accelerator"] = self._missing.get("gpus", "no device is listed")
-        facts["unknown_arguments"] = self._read_arguments(asked if keys else None)
+        facts["unknown_arguments"] = self._read_arguments(packages if keys else None)
         facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts(), hung_paths=self._hung)
         # The clock last: the controller compares it with its own when the answer comes.
         return {**facts, "missing": self._missing, "time_s": time.time()}
@@ -122,9 +122,9 @@ class Probe:
 
     def _asked_cwd(self) -> Optional[str]:
         """The directory that was asked for: the hostfile's, else the controller's own."""
-        asked: Optional[str] = self._request.get("workdir")
+        workdir: Optional[str] = self._request.get("workdir")
         same: Optional[str] = self._request.get("controller_cwd")
-        return os.path.join(os.path.expanduser("~"), os.path.expanduser(asked)) if asked is not None else same
+        return os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)) if workdir is not None else same
 
     def _read_cwd(self) -> bool:
         cwd = self._asked_cwd()
@@ -134,33 +134,33 @@ class Probe:
         return is_there
 
     def _take_cwd(self, readings: Readings) -> Optional[str]:
-        asked, home = self._asked_cwd(), os.path.expanduser("~")
+        cwd, home = self._asked_cwd(), os.path.expanduser("~")
         try:
             is_there = readings.take("cwd")
         except LateError:
-            self._note_hung(asked or home, home)
+            self._note_hung(cwd or home, home)
             return None
         if is_there:
-            return asked
+            return cwd
         if self._request.get("workdir") is None:
             return home
-        self._missing["workdir"] = f"{asked} is not a directory"
+        self._missing["workdir"] = f"{cwd} is not a directory"
         return None
 
     def _read_python(self) -> tuple[Optional[str], str]:
-        found = find_interpreter(self._request.get("python"), self._path)
-        self._place["python"] = found[0]
-        return found
+        interpreter = find_interpreter(self._request.get("python"), self._path)
+        self._place["python"] = interpreter[0]
+        return interpreter
 
     def _take_python(self, readings: Readings) -> Optional[str]:
-        asked: Optional[str] = self._request.get("python")
+        given: Optional[str] = self._request.get("python")
         python: Optional[str] = None
         try:
             python, reason = readings.take("python")
         except LateError:
-            reason = f"{asked or 'python3'} was not found within {READ_S:g} s"
-            if asked is not None:
-                self._note_hung(asked, "/")
+            reason = f"{given or 'python3'} was not found within {READ_S:g} s"
+            if given is not None:
+                self._note_hung(given, "/")
         if python is None:
             self._missing["python"] = reason
         return python
@@ -169,24 +169,24 @@ class Probe:
         return look_at(path, self._place["cwd"] or "/", mounts)
 
     def _take_paths(self, readings: Readings, cwd: str) -> list[Record]:
-        return [found for path in self._request.get("paths", []) if (found := self._take_path(readings, path, cwd))]
+        return [look for path in self._request.get("paths", []) if (look := self._take_path(readings, path, cwd))]
 
     def _take_path(self, readings: Readings, path: str, cwd: str) -> Optional[Record]:
         try:
-            found: Record = readings.take(f"path {path}")
+            look: Record = readings.take(f"path {path}")
         except LateError:
             self._note_hung(path, cwd)
         except ValueError as error:
             self._missing[f"path {path}"] = str(error)
         else:
-            return found
+            return look
         return None
 
     def _note_hung(self, path: str, cwd: str) -> None:
         # Links are not followed: that would hang as well.
         mount = find_mount(os.path.normpath(os.path.join(cwd, os.path.expanduser(path))), read_mounts())
-        told = {"filesystem": mount.filesystem, "device": mount.device, "place": mount.place} if mount else {}
-        self._hung.append({"path": path, **told})
+        place = {"filesystem": mount.filesystem, "device": mount.device, "place": mount.place} if mount else {}
+        self._hung.append({"path": path, **place})
 
     def _read_machine(self) -> Record:
         facts, missing = read_machine()
@@ -224,32 +224,32 @@ class Probe:
 
     def _read_others(self, kind: str, query: Query) -> Record:
         del self._missing["gpus"]
-        found = self._try("gpus", lambda: TOOLS[kind].parse(query.answer())) or []
-        return {"gpus": found, "accelerator": kind if found else None}
+        gpus = self._try("gpus", lambda: TOOLS[kind].parse(query.answer())) or []
+        return {"gpus": gpus, "accelerator": kind if gpus else None}
 
     def _read_gpus(self, queries: Optional[tuple[Query, Query]]) -> Record:
         ours = self._try("run_processes", find_run_processes) or []
         gpus: list[Record] = []
         if queries is not None:
             table, processes = queries
-            found = self._try("gpus", lambda: parse_gpus(table.answer())) or []
+            listed = self._try("gpus", lambda: parse_gpus(table.answer())) or []
             holders = self._try("gpu_processes", lambda: parse_processes(processes.answer())) or []
-            gpus = join_processes(found, holders, {process["pid"]: process["run_id"] for process in ours})
+            gpus = join_processes(listed, holders, {process["pid"]: process["run_id"] for process in ours})
         waited_s = queries[0].waited_s if queries is not None else None
         if waited_s is None:
             self._missing["gpu_query_s"] = "nvidia-smi was not waited for"
         return {"gpus": gpus, "gpu_query_s": waited_s, "run_processes": ours, "rdma": list_rdma_ports()}
 
     def _read_packages(self, query: Optional[Query]) -> Record:
-        found = None if query is None else self._try("packages", lambda: parse_packages(query.answer()))
-        if found is None:
+        packages = None if query is None else self._try("packages", lambda: parse_packages(query.answer()))
+        if packages is None:
             reason = self._missing.get("python", _NOT_ASKED)
             self._missing.setdefault("packages", reason)
             unread = dict.fromkeys(_INSTALLED, self._missing["packages"])
             self._missing.update(unread)
             return {**dict.fromkeys(unread), "packages": {}}
-        self._missing.update(found.missing)
-        return {**{name: getattr(found, name) for name in _INSTALLED}, "packages": found.packages}
+        self._missing.update(packages.missing)
+        return {**{name: getattr(packages, name) for name in _INSTALLED}, "packages": packages.packages}
 
     def _read_arguments(self, query: Optional[Query]) -> dict[str, Optional[str]]:
         if query is None:
@@ -271,16 +271,16 @@ class Probe:
         torchless = bool(names) and (python is None or ("packages" not in self._missing and "torch" not in packages))
         if torchless:
             lost.append("python3")
-        found = self._try("interactive", lambda: parse_tools(query_interactive(lost).answer(), lost)) if lost else {}
-        interactive = dict(found or {})
+        answers = self._try("interactive", lambda: parse_tools(query_interactive(lost).answer(), lost)) if lost else {}
+        interactive = dict(answers or {})
         other = interactive.pop("python3", None)
         if other is not None and other != python and self._has_torch(other):
             interactive["python3"] = other
         return {"tools": tools, "interactive": interactive}
 
     def _has_torch(self, python: str) -> bool:
-        found = self._try("interactive", lambda: parse_packages(query_packages(python, None).answer()))
-        return found is not None and "torch" in found.packages
+        packages = self._try("interactive", lambda: parse_packages(query_packages(python, None).answer()))
+        return packages is not None and "torch" in packages.packages
 
 
 def _resolve_own_name() -> str:

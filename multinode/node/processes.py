@@ -84,8 +84,8 @@ def list_pids() -> set[int]:
 
 def list_processes() -> list[Process]:
     """The same, each as far as it is still there; raises likewise."""
-    found = map(find_process, sorted(list_pids()))
-    return [process for process in found if process is not None]
+    processes = map(find_process, sorted(list_pids()))
+    return [process for process in processes if process is not None]
 
 
 def find_process(pid: int) -> Optional[Process]:
@@ -186,10 +186,10 @@ def _descendants(root: int, processes: list[Process]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in processes:
         children.setdefault(process.ppid, []).append(process.pid)
-    found: set[int] = set()
+    descendants: set[int] = set()
     waiting = [root]
     while waiting:
-        new = [pid for pid in children.get(waiting.pop(), []) if pid not in found]
-        found.update(new)
+        new = [pid for pid in children.get(waiting.pop(), []) if pid not in descendants]
+        descendants.update(new)
         waiting.extend(new)
-    return found
+    return descendants

@@ -87,8 +87,8 @@ class Query:
         text = stdout.decode(errors="replace")
         if process.returncode != 0:
             detail = stderr.decode(errors="replace").strip() or text.strip()
-            said = detail.splitlines()[-1].strip() if detail else "no message"
-            raise QueryFailed(f"{self._name} ended with code {process.returncode}: {said}", detail)
+            message = detail.splitlines()[-1].strip() if detail else "no message"
+            raise QueryFailed(f"{self._name} ended with code {process.returncode}: {message}", detail)
         return text
 
     def close(self) -> None:

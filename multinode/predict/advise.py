@@ -173,5 +173,5 @@ def _slots(directories: Sequence[RunDirectory]) -> tuple[int | None, ...]:
     clusters = [
         cluster for directory in directories if (cluster := directory.read("cluster.json", Cluster)) is not None
     ]
-    nodes: tuple[Node, ...] = max((one.nodes for one in reversed(clusters)), key=len, default=())
+    nodes: tuple[Node, ...] = max((cluster.nodes for cluster in reversed(clusters)), key=len, default=())
     return tuple(len(node.gpus) if node.slots is None and node.gpus is not None else node.slots for node in nodes)

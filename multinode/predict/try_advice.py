@@ -55,10 +55,10 @@ class AdviceTrial(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path  # where it lies; its runs lie beside it
 
 
-def _run_once(what: Launch, context: RunContext) -> Launched:
-    launched = launch(what, context)
+def _run_once(unchanged: Launch, context: RunContext) -> Launched:
+    launched = launch(unchanged, context)
     if launched.run.status == "succeeded":
-        cleanup_nodes(launched, what.cluster, context)
+        cleanup_nodes(launched, unchanged.cluster, context)
     return launched
 
 
@@ -204,7 +204,7 @@ class _ChangeSeries(Series):
         run: Callable[[Launch, RunContext], Launched],
     ) -> None:
         super().__init__(context, directory)
-        self._what = launch
+        self._launch = launch
         self._recommendations = recommendations
         by_name = {advice.name: advice for advice in recommendations.advice}
         self._chosen = [by_name[cell.cell.settings["change"]] for cell in self.record.cells[1:]]
@@ -218,7 +218,7 @@ class _ChangeSeries(Series):
         """Make a run; that of a change may fail."""
         change = (self._chosen[turn.cell - 1].change if turn.cell else None) or Change()
         try:
-            changed = changed_launch(self._what, change, self._recommendations.today.layout)
+            changed = changed_launch(self._launch, change, self._recommendations.today.layout)
             launched = self._run(msgspec.structs.replace(changed, run_id=run_id), self.context)
             require_success(launched, self.context)
         except Interrupted:

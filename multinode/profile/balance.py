@@ -80,30 +80,30 @@ def _workers(observed: Observed, exposure: Exposure, split: StepSplit) -> tuple[
         return ()
     node_of = {rank: node.name for node in observed.nodes for rank in node.ranks}
     workers = []
-    for one in split.workers:
-        steps = [step[one.rank] for step in exposure.steps]
+    for worker in split.workers:
+        steps = [step[worker.rank] for step in exposure.steps]
         own_us = tuple(step.step_us - (step.exposed_us or 0.0) for step in steps)
         samples = [step.record.samples for step in steps if step.record.samples]
         if len(samples) < len(steps) or min(own_us) <= 0:
             return ()
         workers.append(
             _Worker(
-                node=node_of[one.rank],
-                rank=one.rank,
+                node=node_of[worker.rank],
+                rank=worker.rank,
                 own_us=own_us,
                 samples=statistics.fmean(samples),
-                growing=_growing(one),
+                growing=_growing(worker),
             )
         )
     return tuple(workers)
 
 
-def _growing(one: WorkerSplit) -> float:
+def _growing(worker: WorkerSplit) -> float:
     """Computing and batches; all of it where computing is not told apart."""
-    if one.compute_ms is None:
+    if worker.compute_ms is None:
         return 1.0
-    grows_ms = one.compute_ms + (one.data_ms or 0.0)
-    stays_ms = (one.optimizer_ms or 0.0) + (one.host_ms or 0.0)
+    grows_ms = worker.compute_ms + (worker.data_ms or 0.0)
+    stays_ms = (worker.optimizer_ms or 0.0) + (worker.host_ms or 0.0)
     return grows_ms / (grows_ms + stays_ms) if grows_ms > 0 else 1.0
 
 
@@ -112,11 +112,11 @@ def _even_shares(workers: Sequence[_Worker]) -> list[float]:
     stays_ms = [worker.own_ms * (1 - worker.growing) for worker in workers]
     sample_ms = [worker.own_ms * worker.growing / worker.samples for worker in workers]
     samples = sum(worker.samples for worker in workers)
-    even_ms = (samples + sum(stay / one for stay, one in zip(stays_ms, sample_ms, strict=True))) / sum(
-        1 / one for one in sample_ms
+    even_ms = (samples + sum(stay / per_sample for stay, per_sample in zip(stays_ms, sample_ms, strict=True))) / sum(
+        1 / per_sample for per_sample in sample_ms
     )
     least = _LEAST_SHARE * samples / len(workers)
-    return [max(least, (even_ms - stay) / one) for stay, one in zip(stays_ms, sample_ms, strict=True)]
+    return [max(least, (even_ms - stay) / per_sample) for stay, per_sample in zip(stays_ms, sample_ms, strict=True)]
 
 
 def _of_node(node: str, workers: Sequence[_Worker], values: Sequence[float]) -> list[float]:
@@ -131,15 +131,17 @@ def _gain(exposure: Exposure, workers: Sequence[_Worker], dealt: Sequence[int]) 
     """Step time over what it would be; its range is of how much of a worker's work grows with its samples."""
     now_us = [statistics.fmean(worker.step_us for worker in step.values()) for step in exposure.steps]
     exposed_us = [min(worker.exposed_us or 0.0 for worker in step.values()) for step in exposure.steps]
-    found = []
+    estimates = []
     for of_growing in (lambda growing: growing, lambda growing: growing * (1 - _FIXED), lambda _: 1.0):
         own_us = [
             worker.own_us_with(samples, of_growing(worker.growing))
             for worker, samples in zip(workers, dealt, strict=True)
         ]
         then_us = [max(each) + exposed for *each, exposed in zip(*own_us, exposed_us, strict=True)]
-        found.append(estimate_rate(now_us, then_us))
+        estimates.append(estimate_rate(now_us, then_us))
     off = 1 + _REPEATS_DIFFER
     return Estimate(
-        value=found[0].value, low=min(one.low for one in found) / off, high=max(one.high for one in found) * off
+        value=estimates[0].value,
+        low=min(estimate.low for estimate in estimates) / off,
+        high=max(estimate.high for estimate in estimates) * off,
     )

@@ -19,8 +19,10 @@ from multinode.traffic.step_calls import SMALL_BYTES
 
 def last_models(observed: Observed) -> dict[int, ModelSample]:
     """The last model record of each worker, by rank; a node is trusted about its own workers only."""
-    told = {model.rank: model for node in observed.nodes for model in node.of(ModelSample) if model.rank in node.ranks}
-    return {rank: told[rank] for rank in sorted(told)}
+    models = {
+        model.rank: model for node in observed.nodes for model in node.of(ModelSample) if model.rank in node.ranks
+    }
+    return {rank: models[rank] for rank in sorted(models)}
 
 
 _ONE_TO_MANY = {"gather", "scatter"}
@@ -92,7 +94,7 @@ def read_calls(observed: Observed) -> dict[int, WorkerCalls]:
     devices = {rank: model.device for rank, model in last_models(observed).items() if model.device}
     # A worker without a record trains on the same device as the others.
     usual = next(iter(devices.values()), None)
-    found: dict[int, WorkerCalls] = {}
+    calls_of: dict[int, WorkerCalls] = {}
     for node in observed.nodes:
         traffic: dict[tuple[int, int | None], TrafficSample] = {
             (sample.rank, sample.traffic): sample for sample in node.of(TrafficSample)
@@ -107,8 +109,8 @@ def read_calls(observed: Observed) -> dict[int, WorkerCalls]:
                     for group in described
                     if group.rank == rank and rank in group.ranks and _is_possible(group.ranks, node_of)
                 }
-                found[rank] = _mean_step(rank, records, groups, node_of)
-    return found
+                calls_of[rank] = _mean_step(rank, records, groups, node_of)
+    return calls_of
 
 
 def _is_possible(group: tuple[int, ...], node_of: Mapping[int, int]) -> bool:
@@ -141,7 +143,7 @@ def _mean_step(
     steps = sum(records.values())
     by_group: dict[tuple[int, ...], list[SeenCall]] = {}
     for name, group in groups.items():
-        nodes = len({node_of[one] for one in group.ranks})
+        nodes = len({node_of[rank] for rank in group.ranks})
         by_group.setdefault(group.ranks, []).extend(
             SeenCall(
                 op=op,
@@ -171,11 +173,15 @@ def _word(text: str) -> str:
 
 def busiest_worker(workers: Iterable[WorkerCalls]) -> WorkerCalls | None:
     """The first of the workers that are asked to send most, among those with readable calls."""
-    return max((one for one in workers if not one.odd), key=lambda one: (one.asked_bytes, -one.rank), default=None)
+    return max(
+        (worker for worker in workers if not worker.odd),
+        key=lambda worker: (worker.asked_bytes, -worker.rank),
+        default=None,
+    )
 
 
 def rooted_part(workers: Iterable[WorkerCalls]) -> float:
     """Share of the bytes sent by calls that workers may leave at different times."""
-    asked = [(call.op, call.asked_bytes) for worker in workers for call in worker.calls]
-    total = sum(size for _, size in asked)
-    return sum(size for op, size in asked if op in _ROOTED) / total if total else 0.0
+    sizes = [(call.op, call.asked_bytes) for worker in workers for call in worker.calls]
+    total = sum(size for _, size in sizes)
+    return sum(size for op, size in sizes if op in _ROOTED) / total if total else 0.0

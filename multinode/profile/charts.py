@@ -59,10 +59,10 @@ def _shade(figure: Figure, stretches: Sequence[tuple[int, int]]) -> None:
         return
     across: dict[str, object] = {"xref": "x", "yref": "y domain"}
     drawn = {"type": "rect", "y0": 0, "y1": 1, "fillcolor": "rgba(128,128,128,0.18)", "line": {"width": 0}, **across}
-    said = "excluded"
+    title = "excluded"
     if len(stretches) > len(longest):
-        said += f" (the {len(longest)} longest of {len(stretches)} stretches)"
-    note = {"text": said, "x": min(longest)[0] - 0.5, "xanchor": "left", "y": 1, "yanchor": "top", "showarrow": False}
+        title += f" (the {len(longest)} longest of {len(stretches)} stretches)"
+    note = {"text": title, "x": min(longest)[0] - 0.5, "xanchor": "left", "y": 1, "yanchor": "top", "showarrow": False}
     # Added at once, because plotly revalidates the figure for each trace.
     figure.update_layout(
         shapes=[{"x0": first - 0.5, "x1": last + 0.5, **drawn} for first, last in sorted(longest)],
@@ -120,12 +120,12 @@ def timeline(observed: Observed) -> tuple[Figure, int] | None:
     begun = _begun_s(observed)
     if begun is None:
         return None
-    found: dict[str, list[_Line]] = {}
+    lines_of: dict[str, list[_Line]] = {}
     for index, node in enumerate(observed.nodes):
         for title, line in _lines(index, node, begun):
             if any(value is not None for _, value in line.points):
-                found.setdefault(title, []).append(line)
-    lanes = [(title, found[title]) for title in _LANES if title in found]
+                lines_of.setdefault(title, []).append(line)
+    lanes = [(title, lines_of[title]) for title in _LANES if title in lines_of]
     if not lanes:
         return None
     figure = make_subplots(rows=len(lanes), cols=1, shared_xaxes=True, vertical_spacing=0.12 / len(lanes))
@@ -156,8 +156,10 @@ def _lines(index: int, node: ObservedNode, begun: float) -> Iterator[tuple[str, 
         return _Line(node=index, name=name, points=[(time_s - begun, value) for time_s, value in points], dash=dash)
 
     # Of the node's first worker, as workers end a step together.
-    steps = [one for one in node.of(StepSample) if one.rank == node.ranks[0] and one.step_time_us is not None]
-    yield "step (ms)", line(node.name, [(one.time_s, (one.step_time_us or 0.0) / 1000) for one in steps])
+    steps = [
+        sample for sample in node.of(StepSample) if sample.rank == node.ranks[0] and sample.step_time_us is not None
+    ]
+    yield "step (ms)", line(node.name, [(sample.time_s, (sample.step_time_us or 0.0) / 1000) for sample in steps])
     for order, (ifname, rates) in enumerate(sorted(nic_rates(node.of(NicSample)).items())):
         dash = _DASHES[order % len(_DASHES)]
         for title, field in _NIC_LANES.items():
@@ -174,7 +176,7 @@ def _lines(index: int, node: ObservedNode, begun: float) -> Iterator[tuple[str, 
         for title, field in _GPU_LANES.items():
             points = [(sample.time_s, getattr(sample, field)) for sample in samples]
             yield title, line(f"{node.name} GPU {gpu}", points, dash)
-    yield "CPU (%)", line(node.name, [(one.time_s, one.busy_percent) for one in node.of(CpuSample)])
+    yield "CPU (%)", line(node.name, [(sample.time_s, sample.busy_percent) for sample in node.of(CpuSample)])
 
 
 def _scatter(line: _Line, *, first: bool) -> Scatter:

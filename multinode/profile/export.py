@@ -61,9 +61,9 @@ def _named(prefix: str, names: Iterable[str]) -> _Columns:
 
 def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     counted = set(observed.counted)
-    ddp = {(one.rank, one.step): one for one in node.of(DdpSample)}
-    waits = {(one.rank, one.step): one.wait_us for one in node.of(DeviceWaitSample)}
-    losses = {(one.rank, one.step): one.loss for one in node.of(LossSample)}
+    ddp = {(sample.rank, sample.step): sample for sample in node.of(DdpSample)}
+    waits = {(sample.rank, sample.step): sample.wait_us for sample in node.of(DeviceWaitSample)}
+    losses = {(sample.rank, sample.step): sample.loss for sample in node.of(LossSample)}
     for sample in node.of(StepSample):
         key = sample.rank, sample.step
         yield {
@@ -94,8 +94,8 @@ def _gpus(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
 
 
 def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    tcp = {one.mono_ns: one for one in node.of(TcpSample)}
-    cgroups = {one.mono_ns: one for one in node.of(CgroupSample)}
+    tcp = {sample.mono_ns: sample for sample in node.of(TcpSample)}
+    cgroups = {sample.mono_ns: sample for sample in node.of(CgroupSample)}
     for sample in node.of(CpuSample):
         yield {
             **_fields(sample, sample.__struct_fields__),
@@ -112,7 +112,7 @@ def _collectives(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
 
 def _calls(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     """One row per kind of call in a step; `traffic` refers to steps.csv."""
-    groups = {(one.rank, one.group): one for one in node.of(GroupSample)}
+    groups = {(sample.rank, sample.group): sample for sample in node.of(GroupSample)}
     for sample in node.of(TrafficSample):
         for call in sample.calls:
             group = groups.get((sample.rank, call.group))

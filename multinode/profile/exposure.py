@@ -77,7 +77,7 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return records.exposed_us(source, host_waits=self.device == "cpu")
 
     def has(self, kind: str) -> bool:
-        return any(getattr(one, kind) for one in self.records.values())
+        return any(getattr(records, kind) for records in self.records.values())
 
 
 def find_exposure(observed: Observed) -> Exposure:
@@ -108,14 +108,14 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) 
         records=_records(observed),
     )
     reasons: dict[str, str] = {}
-    source, told = attempt(reasons, "source", lambda: _tell_best(usual, evidence)) or (None, usual)
+    source, means = attempt(reasons, "source", lambda: _tell_best(usual, evidence)) or (None, usual)
     return Exposure(
         source=source,
-        steps=tuple(told),
+        steps=tuple(means),
         device=evidence.device,
         accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
         reason=reasons.get("source", ""),
-        rule=_rule(observed, len(whole) - len(usual), len(told)),
+        rule=_rule(observed, len(whole) - len(usual), len(means)),
     )
 
 
@@ -141,12 +141,12 @@ def _without_rare(steps: Sequence[_Step], syncs: Collection[int]) -> list[_Step]
 
 
 def _records(observed: Observed) -> dict[tuple[int, int], StepRecords]:
-    found: defaultdict[tuple[int, int], StepRecords] = defaultdict(StepRecords)
+    records: defaultdict[tuple[int, int], StepRecords] = defaultdict(StepRecords)
     for node in observed.nodes:
         for sample in node.samples:
             if isinstance(sample, StepSample | DdpSample | DeviceWaitSample) and sample.rank in node.ranks:
-                found[sample.rank, sample.step] = found[sample.rank, sample.step].with_sample(sample)
-    return found
+                records[sample.rank, sample.step] = records[sample.rank, sample.step].with_sample(sample)
+    return records
 
 
 def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequence[_Step]]:
@@ -155,18 +155,18 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
     if evidence.has("ddp") or evidence.wrapped_by_ddp:
         return "ddp", _tell_ddp(steps, evidence)
     if evidence.has("wait"):
-        told = _tell(steps, lambda worker: evidence.exposed_us("device", worker))
-        if not told:
+        exposed = _tell(steps, lambda worker: evidence.exposed_us("device", worker))
+        if not exposed:
             raise UnknownError(
                 "too few of its collectives were timed: they run on separate streams, where waits are not visible, "
                 f"or records are lost; {_TRACE_TELLS}"
             )
-        return "device", told
+        return "device", exposed
     if evidence.device == "cpu":
-        told = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
-        if not told:
+        exposed = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
+        if not exposed:
             raise UnknownError("no worker measured its time blocked in collectives")
-        return "host", told
+        return "host", exposed
     if evidence.device == "cuda":
         raise UnknownError(f"the host's clock does not show how long a GPU waits; {_TRACE_TELLS}")
     raise UnknownError("it is unknown whether the workers train on CPUs or GPUs")
@@ -176,27 +176,29 @@ def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     if not evidence.has("ddp"):
         raise UnknownError(f"DDP's counters were not recorded, and nothing else shows its reducer; {_TRACE_TELLS}")
     counted = [{rank: _counted(worker, evidence) for rank, worker in step.items()} for step in steps]
-    told = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
-    if told:
-        return told
+    exposed = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
+    if exposed:
+        return exposed
     if _tell(counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None):
         raise UnknownError(f"too few collectives other than DDP's were timed; {_TRACE_TELLS}")
     raise UnknownError(f"no measured step has plausible DDP counters of all workers; {_TRACE_TELLS}")
 
 
 def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None]) -> list[_Step]:
-    told = []
+    rows = []
     for step in steps:
         values = {rank: exposed(worker) for rank, worker in step.items()}
-        known = {rank: value for rank, value in values.items() if value is not None}
-        if all(rank in known and known[rank] <= _CREDIBLE_EXCESS * worker.step_us for rank, worker in step.items()):
-            told.append(
+        measured = {rank: value for rank, value in values.items() if value is not None}
+        if all(
+            rank in measured and measured[rank] <= _CREDIBLE_EXCESS * worker.step_us for rank, worker in step.items()
+        ):
+            rows.append(
                 {
-                    rank: msgspec.structs.replace(worker, exposed_us=min(known[rank], worker.step_us))
+                    rank: msgspec.structs.replace(worker, exposed_us=min(measured[rank], worker.step_us))
                     for rank, worker in step.items()
                 }
             )
-    return told
+    return rows
 
 
 def _counted(worker: WorkerStep, evidence: _Evidence) -> WorkerStep:
@@ -206,21 +208,21 @@ def _counted(worker: WorkerStep, evidence: _Evidence) -> WorkerStep:
 
 
 def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
-    told = evidence.records[worker.record.rank, worker.record.step].ddp
-    if not told:
+    backwards = evidence.records[worker.record.rank, worker.record.step].ddp
+    if not backwards:
         return None
     times = DdpTimes(
-        iterations=len(told),
-        compute_us=sum(one.forward_us + one.backward_us for one in told),
-        comm_us=sum(one.comm_us for one in told),
-        exposed_us=sum(max(0.0, one.comm_us - one.overlap_us) for one in told),
+        iterations=len(backwards),
+        compute_us=sum(backward.forward_us + backward.backward_us for backward in backwards),
+        comm_us=sum(backward.comm_us for backward in backwards),
+        exposed_us=sum(max(0.0, backward.comm_us - backward.overlap_us) for backward in backwards),
     )
     return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
 
 
-def _rule(observed: Observed, rare: int, told: int) -> str:
+def _rule(observed: Observed, rare: int, measured: int) -> str:
     counted = len(observed.counted)
-    rule = f"{told} of the {counted} measured steps" if told < counted else f"the {counted} measured steps"
+    rule = f"{measured} of the {counted} measured steps" if measured < counted else f"the {counted} measured steps"
     if rare:
         rule += f" ({rare} took over {_LONG} times the median and {'is' if rare == 1 else 'are'} excluded)"
     return rule

@@ -162,13 +162,13 @@ def in_training(
         asked_bytes: of all-reduces of all workers, by the calls of a worker per step; 0 if unknown.
         scan: an nccl-test of the same nodes and workers, for comparison.
     """
-    found = _by_best_source(observed, trace)
-    if found.busbw_gb_per_s is None:
-        return found
-    asked = asked_bytes if found.bytes_per_step is not None and asked_bytes else None
-    alone = _alone(found.sizes_bytes, scan, observed.world_size) if scan is not None else None
-    found = msgspec.structs.replace(found, asked_bytes=asked, alone=alone)
-    return msgspec.structs.replace(found, sentence=_sentence(found))
+    bandwidth = _by_best_source(observed, trace)
+    if bandwidth.busbw_gb_per_s is None:
+        return bandwidth
+    requested = asked_bytes if bandwidth.bytes_per_step is not None and asked_bytes else None
+    alone = _alone(bandwidth.sizes_bytes, scan, observed.world_size) if scan is not None else None
+    bandwidth = msgspec.structs.replace(bandwidth, asked_bytes=requested, alone=alone)
+    return msgspec.structs.replace(bandwidth, sentence=_sentence(bandwidth))
 
 
 def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
@@ -176,10 +176,10 @@ def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
         return InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes)
     missing: dict[str, str] = {}
     has_records = bool(observed.of(NcclOpSample))
-    found = attempt(missing, "inspector", lambda: _by_inspector(observed)) if has_records else None
-    found = found or attempt(missing, "ddp", lambda: _by_counters(observed))
-    if found is not None:
-        return found
+    bandwidth = attempt(missing, "inspector", lambda: _by_inspector(observed)) if has_records else None
+    bandwidth = bandwidth or attempt(missing, "ddp", lambda: _by_counters(observed))
+    if bandwidth is not None:
+        return bandwidth
     reasons = [missing[name] for name in ("ddp", "inspector") if name in missing]
     if trace is not None:
         reasons.append(f"the profiler's window: {trace.missing.get('busbw_gb_per_s', 'it has none')}")
@@ -255,7 +255,7 @@ def _measured(
     steps: Mapping[int, Mapping[int, Sequence[DdpSample]]], world_size: int
 ) -> dict[int, tuple[tuple[int, ...], float]]:
     whole = {number: list(workers.values()) for number, workers in steps.items() if len(workers) == world_size}
-    return {number: one for number, workers in whole.items() if (one := _of_step(workers, world_size)) is not None}
+    return {number: step for number, workers in whole.items() if (step := _of_step(workers, world_size)) is not None}
 
 
 def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:

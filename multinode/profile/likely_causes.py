@@ -173,25 +173,25 @@ def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, 
     strongest: dict[tuple[str, str], tuple[float, str, Disturbance]] = {}
     for use in (use for uses in repeats for use in uses):
         for kind, strength, sentence, figures in _disturbances(use, cores.get(use.node)):
-            found = Disturbance(node=use.node, code=kind.partition(" ")[0], figures=figures)
-            seen = (strength if math.isfinite(strength) else 0.0, f"{use.node}: {sentence}", found)
-            strongest[use.node, kind] = max(strongest.get((use.node, kind), seen), seen, key=lambda one: one[0])
-    return {sentence: found for _, sentence, found in strongest.values()}
+            disturbance = Disturbance(node=use.node, code=kind.partition(" ")[0], figures=figures)
+            seen = (strength if math.isfinite(strength) else 0.0, f"{use.node}: {sentence}", disturbance)
+            strongest[use.node, kind] = max(strongest.get((use.node, kind), seen), seen, key=lambda triple: triple[0])
+    return {sentence: disturbance for _, sentence, disturbance in strongest.values()}
 
 
 def _compare(conditions: Iterable[_Condition], beside: Beside) -> Iterator[LikelyCause]:
-    for one in conditions:
-        figure, there = _figure(beside.use, one.figure), _median_of(beside.others, one.figure)
-        sentence = one.sentence if there is not None else one.alone if beside.others else ""
-        if figure is not None and sentence and figure >= (there or 0.0) + one.more:
-            quota = _figure(beside.use, "quota_cores") if one.alone else None
+    for condition in conditions:
+        figure, there = _figure(beside.use, condition.figure), _median_of(beside.others, condition.figure)
+        sentence = condition.sentence if there is not None else condition.alone if beside.others else ""
+        if figure is not None and sentence and figure >= (there or 0.0) + condition.more:
+            quota = _figure(beside.use, "quota_cores") if condition.alone else None
             limit = f" ({quota:.2f} cores)" if quota is not None else ""
             yield beside.cause(
-                one.cause,
-                one.figure if there is not None else f"{one.figure}_alone",
+                condition.cause,
+                condition.figure if there is not None else f"{condition.figure}_alone",
                 sentence.format(node=beside.node, they=beside.they, mine=figure, theirs=there, limit=limit),
-                one.hint.format(node=beside.node),
-                **known_figures(quota_cores=quota, **{one.figure: figure, f"peers_{one.figure}": there}),
+                condition.hint.format(node=beside.node),
+                **known_figures(quota_cores=quota, **{condition.figure: figure, f"peers_{condition.figure}": there}),
             )
 
 
@@ -205,15 +205,15 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
     hot, hot_there = known_max(gpu.temperature_c for gpu in gpus), known_median(gpu.temperature_c for gpu in peers)
     slower = None if clock is None or clock_there is None else clock < _SLOWER_CLOCK * clock_there
     degrees = f" ({hot:.0f} C and {hot_there:.0f} C)" if hot is not None and hot_there is not None else ""
-    for one in THROTTLES if slower is not False or not beside.clocks_tell else ():
-        held, held_there = max(map(one.share, gpus), default=0.0), statistics.median(map(one.share, peers))
+    for throttle in THROTTLES if slower is not False or not beside.clocks_tell else ():
+        held, held_there = max(map(throttle.share, gpus), default=0.0), statistics.median(map(throttle.share, peers))
         if held >= held_there + _THROTTLED_MORE:
             yield beside.cause(
-                one.cause,
-                one.cause,
-                f"clocks of a GPU of {node} throttled ({one.name}) for {held:.0%} of the time, of {they} for "
+                throttle.cause,
+                throttle.cause,
+                f"clocks of a GPU of {node} throttled ({throttle.name}) for {held:.0%} of the time, of {they} for "
                 f"{held_there:.0%}{degrees}",
-                one.hint.format(node=node),
+                throttle.hint.format(node=node),
                 throttled_share=held,
                 peers_throttled_share=held_there,
                 temperature_c=hot,
@@ -247,10 +247,10 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
 
 
 def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float, str, Figures]]:
-    for one in (*_PROCESSORS, *_REST):
-        figure = _figure(use, one.figure)
-        if figure is not None and figure > one.beyond:
-            yield one.figure, figure, one.disturbance.format(figure), {one.figure: figure}
+    for condition in (*_PROCESSORS, *_REST):
+        figure = _figure(use, condition.figure)
+        if figure is not None and figure > condition.beyond:
+            yield condition.figure, figure, condition.disturbance.format(figure), {condition.figure: figure}
     if use.cpu_busy_percent is not None and use.job_cores is not None and cores:
         others = use.cpu_busy_percent - 100 * use.job_cores / cores
         if others > _OTHERS_PERCENT:
@@ -262,7 +262,7 @@ def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float,
             sentence = f"its GPU {gpu.index} reached {heat:.0f} C"
             yield f"heat {gpu.index}", heat, sentence, {"gpu": gpu.index, "temperature_c": heat}
         for reason, part in gpu.throttle.items():
-            if part >= _THROTTLED and any(one.reason in reason for one in THROTTLES):
+            if part >= _THROTTLED and any(throttle.reason in reason for throttle in THROTTLES):
                 sentence = f"clocks of its GPU {gpu.index} throttled ({reason}) for {part:.0%} of the time"
                 figures: Figures = {"gpu": gpu.index, "reason": reason, "throttled_share": part}
                 yield f"throttled_clocks {gpu.index} {reason}", part, sentence, figures

@@ -70,22 +70,22 @@ def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tupl
 
 def _use(samples: Sequence[GpuSample], span: Span, measured_s: float, missing: dict[str, str]) -> GpuUse | None:
     name = f"gpu {samples[0].index}"
-    within = [one for one in samples if span.start_ns <= one.mono_ns <= span.end_ns]
+    within = [sample for sample in samples if span.start_ns <= sample.mono_ns <= span.end_ns]
     if not within:
         missing[name] = "not sampled while the measured steps ran"
         return None
     pcie, reduced = _pcie(within)
     return GpuUse(
         index=samples[0].index,
-        sm_percent=known_median(one.sm_percent for one in within),
-        peak_memory_gib=known_max(one.memory_used_gib for one in within),
-        memory_total_gib=known_max(one.memory_total_gib for one in within),
-        power_w=known_median(one.power_w for one in within),
-        power_limit_w=known_median(one.power_limit_w for one in within),
+        sm_percent=known_median(sample.sm_percent for sample in within),
+        peak_memory_gib=known_max(sample.memory_used_gib for sample in within),
+        memory_total_gib=known_max(sample.memory_total_gib for sample in within),
+        power_w=known_median(sample.power_w for sample in within),
+        power_limit_w=known_median(sample.power_limit_w for sample in within),
         energy_j=_energy_j(samples, span, measured_s, f"{name} energy_j", missing),
-        sm_clock_mhz=known_median(one.sm_clock_mhz for one in within),
-        sm_clock_max_mhz=known_max(one.sm_clock_max_mhz for one in within),
-        temperature_c=known_max(one.temperature_c for one in within),
+        sm_clock_mhz=known_median(sample.sm_clock_mhz for sample in within),
+        sm_clock_max_mhz=known_max(sample.sm_clock_max_mhz for sample in within),
+        temperature_c=known_max(sample.temperature_c for sample in within),
         pcie=pcie,
         pcie_reduced=reduced,
         throttle=_throttle(within),
@@ -95,7 +95,7 @@ def _use(samples: Sequence[GpuSample], span: Span, measured_s: float, missing: d
 def _energy_j(
     samples: Sequence[GpuSample], span: Span, measured_s: float, name: str, missing: dict[str, str]
 ) -> float | None:
-    readings = [Reading(one.mono_ns, one.energy_j) for one in samples if one.energy_j is not None]
+    readings = [Reading(sample.mono_ns, sample.energy_j) for sample in samples if sample.energy_j is not None]
     if not readings:
         return None
     # Scaled to all measured steps if sampling started or ended among them.
@@ -103,13 +103,13 @@ def _energy_j(
 
 
 def _pcie(samples: Sequence[GpuSample]) -> tuple[str | None, bool]:
-    told = [one for one in samples if _is_link(one.pcie_gen, one.pcie_width)]
-    loaded = [one for one in told if one.sm_percent is not None and one.sm_percent >= _UNDER_LOAD_PERCENT]
+    linked = [sample for sample in samples if _is_link(sample.pcie_gen, sample.pcie_width)]
+    loaded = [sample for sample in linked if sample.sm_percent is not None and sample.sm_percent >= _UNDER_LOAD_PERCENT]
     # An idle GPU may reduce its link; one with unknown load is used as it is.
-    seen = loaded or [one for one in told if one.sm_percent is None]
+    seen = loaded or [sample for sample in linked if sample.sm_percent is None]
     if not seen:
         return None, False
-    slowest = min(seen, key=lambda one: (one.pcie_width or 0) << (one.pcie_gen or 0))
+    slowest = min(seen, key=lambda sample: (sample.pcie_width or 0) << (sample.pcie_gen or 0))
     words = f"gen {slowest.pcie_gen} x{slowest.pcie_width}"
     if not _is_link(slowest.pcie_gen_max, slowest.pcie_width_max):
         return words, False
@@ -119,8 +119,8 @@ def _pcie(samples: Sequence[GpuSample]) -> tuple[str | None, bool]:
 
 def _link_rate(words: str | None) -> int:
     """The rate of `gen 3 x8 of ...`; 0 if unknown."""
-    found = _LINK.match(words or "")
-    return int(found[2]) << int(found[1]) if found else 0
+    match = _LINK.match(words or "")
+    return int(match[2]) << int(match[1]) if match else 0
 
 
 def _is_link(gen: int | None, width: int | None) -> bool:
@@ -130,8 +130,8 @@ def _is_link(gen: int | None, width: int | None) -> bool:
 def _throttle(samples: Sequence[GpuSample]) -> dict[str, float]:
     reasons = Counter(
         reason
-        for one in samples
-        for reason in set(one.throttle)
+        for sample in samples
+        for reason in set(sample.throttle)
         if reason.isprintable() and len(reason) <= _LONGEST_REASON
     )
     return {
@@ -238,20 +238,22 @@ def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | Non
 
 def figures_in(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[str, float | None]:
     """Means in the span, by the names of NodeUse's fields."""
-    processors = sorted(node.of(CpuSample), key=lambda one: one.mono_ns)
-    limits = sorted((one for one in node.of(CgroupSample) if one.mono_ns <= span.end_ns), key=lambda one: one.mono_ns)
-    found = {name: attempt(missing, name, partial(_mean, processors, field, span)) for name, field in _MEANS.items()}
-    within = [one.memory_available_gib for one in processors if span.start_ns <= one.mono_ns <= span.end_ns]
-    found["memory_available_gib"] = min((gib for gib in within if gib is not None), default=None)
-    if found["memory_available_gib"] is None:
+    processors = sorted(node.of(CpuSample), key=lambda sample: sample.mono_ns)
+    limits = sorted(
+        (sample for sample in node.of(CgroupSample) if sample.mono_ns <= span.end_ns), key=lambda sample: sample.mono_ns
+    )
+    means = {name: attempt(missing, name, partial(_mean, processors, field, span)) for name, field in _MEANS.items()}
+    within = [sample.memory_available_gib for sample in processors if span.start_ns <= sample.mono_ns <= span.end_ns]
+    means["memory_available_gib"] = min((gib for gib in within if gib is not None), default=None)
+    if means["memory_available_gib"] is None:
         missing["memory_available_gib"] = _UNSAMPLED
-    found["quota_cores"] = limits[-1].quota_cores if limits else None
-    if found["quota_cores"] is None:
+    means["quota_cores"] = limits[-1].quota_cores if limits else None
+    if means["quota_cores"] is None:
         # Without a limit there is no throttling.
         missing["quota_cores"] = "its cgroup has no limit" if limits else _UNSAMPLED
     else:
-        found["throttled_share"] = attempt(missing, "throttled_share", lambda: _throttled_share(limits, span))
-    return found
+        means["throttled_share"] = attempt(missing, "throttled_share", lambda: _throttled_share(limits, span))
+    return means
 
 
 def _throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
@@ -259,7 +261,9 @@ def _throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
 
     The kernel adds up the time of all waiting processors, which can exceed the elapsed time.
     """
-    return min(1.0, grown_in([Reading(one.mono_ns, one.throttled_us) for one in limits], span).per_s / _US_PER_S)
+    return min(
+        1.0, grown_in([Reading(sample.mono_ns, sample.throttled_us) for sample in limits], span).per_s / _US_PER_S
+    )
 
 
 def _span(node: ObservedNode, observed: Observed) -> Span:
@@ -279,20 +283,23 @@ def _span(node: ObservedNode, observed: Observed) -> Span:
 
 
 def _measured_s(observed: Observed) -> float:
-    times = ([one.step_time_us for one in step.values() if one.step_time_us] for step in observed.counted_steps)
-    return sum(statistics.median(one) for one in times if one) / _US_PER_S
+    times = (
+        [times_us.step_time_us for times_us in step.values() if times_us.step_time_us]
+        for step in observed.counted_steps
+    )
+    return sum(statistics.median(times_us) for times_us in times if times_us) / _US_PER_S
 
 
 def _ends(node: ObservedNode, workers: dict[int, StepSample]) -> list[int]:
-    return [one.mono_ns for rank, one in workers.items() if rank in node.ranks]
+    return [worker.mono_ns for rank, worker in workers.items() if rank in node.ranks]
 
 
 def _begin_of(node: ObservedNode, workers: dict[int, StepSample]) -> int | None:
     return min(
         (
-            one.mono_ns - round(one.step_time_us * 1000)
-            for rank, one in workers.items()
-            if rank in node.ranks and one.step_time_us is not None
+            worker.mono_ns - round(worker.step_time_us * 1000)
+            for rank, worker in workers.items()
+            if rank in node.ranks and worker.step_time_us is not None
         ),
         default=None,
     )
@@ -315,8 +322,8 @@ def _mean(samples: Iterable[CpuSample], field: str, span: Span) -> float:
 
 def _retransmitted(samples: list[TcpSample]) -> float:
     """In the whole run. The kernel's sent segments (RFC 4022, tcpOutSegs) exclude retransmissions."""
-    sent = in_whole(Reading(one.mono_ns, one.sent_segments) for one in samples)
-    again = in_whole(Reading(one.mono_ns, one.retransmitted_segments) for one in samples)
+    sent = in_whole(Reading(sample.mono_ns, sample.sent_segments) for sample in samples)
+    again = in_whole(Reading(sample.mono_ns, sample.retransmitted_segments) for sample in samples)
     if not sent + again:
         raise UnknownError("nothing was sent")
     return again / (sent + again)

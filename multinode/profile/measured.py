@@ -64,8 +64,8 @@ def hostfile_price(plan: LaunchPlan, cluster: Cluster, kind: Literal["hourly", "
     """Price of a run's nodes together, from its hostfile; None if it has no plausible one for every node."""
     nodes = {node.name: node for node in cluster.nodes}
     prices = [getattr(nodes.get(node.node), kind, lambda _: None)(len(node.ranks)) for node in plan.nodes]
-    known = [price for price in prices if price is not None and price <= _MOST_PRICE]
-    return math.fsum(known) if known and len(known) == len(prices) else None
+    plausible = [price for price in prices if price is not None and price <= _MOST_PRICE]
+    return math.fsum(plausible) if plausible and len(plausible) == len(prices) else None
 
 
 def with_costs(measured: M) -> M:
@@ -111,16 +111,16 @@ def asked_epochs(full: FullRun) -> float:
     return full.epochs
 
 
-def dataset_size(told: Iterable[int | None]) -> int:
+def dataset_size(sizes: Iterable[int | None]) -> int:
     """Samples of the dataset, from the first run that has them.
 
     Raises:
         UnknownError: none has.
     """
-    known = next((count for samples in told if (count := plausible_count(samples))), None)
-    if known is None:
+    size = next((count for samples in sizes if (count := plausible_count(samples))), None)
+    if size is None:
         raise UnknownError("the number of samples in the dataset is unknown")
-    return known
+    return size
 
 
 def full_run_s(rate: Estimate, samples: float) -> Estimate:

@@ -121,14 +121,14 @@ def _joints(calls: Mapping[int, WorkerCalls], node_of: Mapping[int, int]) -> Ite
 
 def _flows(joint: _Joint, manner: Manner) -> dict[int, Carried]:
     """Traffic of these calls on the NIC of each node; a node without any may be absent."""
-    known = bool(algorithms_of(joint.backend or "", joint.op))
+    has_algorithms = bool(algorithms_of(joint.backend or "", joint.op))
     small = all(call.is_small for calls in joint.workers.values() for call in calls)
     # Small messages need no algorithm of their own.
-    if len(set(joint.nodes)) == 1 or (small and not known):
+    if len(set(joint.nodes)) == 1 or (small and not has_algorithms):
         return {}
     if joint.op in {"send", "recv"}:
         return _passed(joint)
-    if not known:
+    if not has_algorithms:
         if joint.backend is not None:
             raise UnknownError(f"how {joint.backend} implements it is unknown")
         raise UnknownError("the backend of its group is unknown")

@@ -105,7 +105,7 @@ def is_rdma(name: str) -> bool:
 def sampled_nics(node: ObservedNode) -> dict[str, list[NicSample]]:
     """The sampler's readings by NIC, ascending in time."""
     nics: dict[str, list[NicSample]] = {}
-    for sample in sorted(node.of(NicSample), key=lambda one: one.mono_ns):
+    for sample in sorted(node.of(NicSample), key=lambda sample: sample.mono_ns):
         if is_nic(sample.ifname):
             nics.setdefault(sample.ifname, []).append(sample)
     return nics
@@ -113,8 +113,10 @@ def sampled_nics(node: ObservedNode) -> dict[str, list[NicSample]]:
 
 def idle_samples(node: ObservedNode, samples: Iterable[NicSample]) -> list[NicSample]:
     """Readings before any worker of the node started."""
-    begun = min((one.begun_mono_ns for one in node.of(WorkerSample) if one.begun_mono_ns is not None), default=0)
-    return [one for one in samples if one.mono_ns <= begun]
+    begun = min(
+        (sample.begun_mono_ns for sample in node.of(WorkerSample) if sample.begun_mono_ns is not None), default=0
+    )
+    return [sample for sample in samples if sample.mono_ns <= begun]
 
 
 def nic_rates(samples: Iterable[NicSample]) -> dict[str, list[NicRate]]:
@@ -135,7 +137,7 @@ def payload(after: NicBytes, before: NicBytes = _ZERO) -> Carried:
 
 def carried_in(counters: Counters, span: Span) -> Carried:
     """Payload through a NIC in a span."""
-    each = ([Reading(moment, getattr(one, name) or 0) for moment, one in counters] for name in _FIELDS)
+    each = ([Reading(moment, getattr(counter, name) or 0) for moment, counter in counters] for name in _FIELDS)
     return _less_headers(*(grown_in(readings, span).count for readings in each))
 
 
@@ -148,7 +150,7 @@ def use_of_nics(node: ObservedNode, span: Span | None) -> tuple[tuple[NicUse, ..
     """
     missing: dict[str, str] = {}
     sampled: dict[str, Counters] = {
-        name: [(one.mono_ns, one) for one in samples] for name, samples in sampled_nics(node).items()
+        name: [(sample.mono_ns, sample) for sample in samples] for name, samples in sampled_nics(node).items()
     }
     stepped: dict[str, list[tuple[int, NicBytes]]] = {}
     for step in node.of(StepSample):
@@ -159,7 +161,7 @@ def use_of_nics(node: ObservedNode, span: Span | None) -> tuple[tuple[NicUse, ..
     nics = [_of_the_run(node, name, sampled.get(name, ()), missing) for name in ordered]
     if span is not None:
         for place, name in enumerate(ordered):
-            finer = max(sampled.get(name, ()), stepped.get(name, ()), key=lambda one: _count_in(one, span))
+            finer = max(sampled.get(name, ()), stepped.get(name, ()), key=lambda counters: _count_in(counters, span))
             nics[place] = _with_rates(nics[place], finer, span, missing)
     return tuple(nics), missing
 
@@ -171,9 +173,9 @@ def _count_in(counters: Counters, span: Span) -> int:
 def _of_the_run(node: ObservedNode, name: str, sampled: Counters, missing: dict[str, str]) -> NicUse:
     faults: dict[str, int | None] = {}
     for kind, fields in _FAULTS.items():
-        told = [readings for field in fields if (readings := _readings(sampled, field))]
-        if told:
-            faults[kind] = attempt(missing, f"{name} {kind}", partial(_count, told))
+        complete = [readings for field in fields if (readings := _readings(sampled, field))]
+        if complete:
+            faults[kind] = attempt(missing, f"{name} {kind}", partial(_count, complete))
     idle_in, idle_out = _idle(node, sampled)
     return NicUse(
         ifname=name,
@@ -189,7 +191,7 @@ def _count(counters: Iterable[list[Reading]]) -> int:
 
 
 def _idle(node: ObservedNode, sampled: Counters) -> tuple[float | None, float | None]:
-    idle = idle_samples(node, [one for _, one in sampled if isinstance(one, NicSample)])
+    idle = idle_samples(node, [sample for _, sample in sampled if isinstance(sample, NicSample)])
     if not idle or idle[0].mono_ns == idle[-1].mono_ns:
         return None, None
     try:
@@ -235,7 +237,7 @@ def _gbit(bytes_per_s: float) -> float:
 
 
 def _readings(counters: Counters, field: str) -> list[Reading]:
-    return [Reading(moment, total) for moment, one in counters if (total := getattr(one, field)) is not None]
+    return [Reading(moment, total) for moment, counter in counters if (total := getattr(counter, field)) is not None]
 
 
 def _less_headers(tx: float, rx: float, tx_packets: float, rx_packets: float) -> Carried:
@@ -298,7 +300,7 @@ def read_node_nics(observed: Observed) -> tuple[NodeNics, ...]:
     if observed.syncs:
         # A partial round has too much or too little traffic.
         ends = {next(iter(window[0].values())).step, *observed.syncs}
-        window = [workers for workers in window if any(one.step in ends for one in workers.values())]
+        window = [workers for workers in window if any(end.step in ends for end in workers.values())]
     return tuple(_read_node(node, window) for node in observed.nodes)
 
 
@@ -311,7 +313,7 @@ def find_carrier(others: Mapping[str, Carried], lack: float, *, sends: bool, lea
         sends: the direction.
         least: threshold of negligible traffic.
     """
-    carried = {name: size for name, one in others.items() if (size := one.one_way(sends=sends)) > least}
+    carried = {name: size for name, bytes_of in others.items() if (size := bytes_of.one_way(sends=sends)) > least}
     if sum(carried.values()) < _ACCOUNTS * lack:
         return None
     return max(carried, key=lambda name: carried[name], default=None)
@@ -330,12 +332,12 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
     series = by_steps or _read_by_sampler(node, window)
     rates: dict[str, Carried] = {}
     reasons: dict[str, str] = {}
-    for name, one in series.items():
-        if not one.steps:
+    for name, nic_series in series.items():
+        if not nic_series.steps:
             reasons[name] = f"the counters of {name} were recorded at the end of one step only"
             continue
         try:
-            rates[name] = carried_in(one.counters, one.span).times(1 / one.steps)
+            rates[name] = carried_in(nic_series.counters, nic_series.span).times(1 / nic_series.steps)
         except UnknownError:
             reasons[name] = f"{name} was re-created during the training, and its counters restarted at zero"
     if node.ifname is None:
@@ -361,27 +363,32 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
 
 
 def _read_by_steps(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> dict[str, _Series]:
-    found: dict[str, _Series] = {}
+    counted: dict[str, _Series] = {}
     for rank in sorted(node.ranks):
         for sample in (workers[rank] for workers in window if rank in workers):
             for name, nic in (sample.nics or {}).items():
                 if is_nic(name):
-                    series = found.setdefault(name, _Series(counters=[], ends=[]))
+                    series = counted.setdefault(name, _Series(counters=[], ends=[]))
                     series.counters.append((sample.mono_ns, nic))
                     series.ends.append((sample.step, sample.mono_ns))
-        if found:
+        if counted:
             break
-    return found
+    return counted
 
 
 def _read_by_sampler(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> dict[str, _Series]:
-    ends = [(one.step, one.mono_ns) for workers in window for rank, one in workers.items() if rank == min(node.ranks)]
-    found = {}
+    ends = [
+        (worker.step, worker.mono_ns)
+        for workers in window
+        for rank, worker in workers.items()
+        if rank == min(node.ranks)
+    ]
+    series = {}
     for name, samples in sampled_nics(node).items():
         seen = [end for end in ends if samples[0].mono_ns <= end[1] <= samples[-1].mono_ns]
         if len(seen) > 1:
-            found[name] = _Series(counters=[(one.mono_ns, one) for one in samples], ends=[seen[0], seen[-1]])
-    return found
+            series[name] = _Series(counters=[(sample.mono_ns, sample) for sample in samples], ends=[seen[0], seen[-1]])
+    return series
 
 
 def _typical(series: _Series) -> Carried | None:
@@ -394,7 +401,8 @@ def _typical(series: _Series) -> Carried | None:
     if not each:
         return None
     return Carried(
-        sent=statistics.median(one.sent for one in each), received=statistics.median(one.received for one in each)
+        sent=statistics.median(bytes_of.sent for bytes_of in each),
+        received=statistics.median(bytes_of.received for bytes_of in each),
     )
 
 
@@ -405,7 +413,7 @@ def _idle_bytes(node: ObservedNode, series: _Series) -> Carried | None:
         return None
     try:
         span = Span(start_ns=before[0].mono_ns, end_ns=before[-1].mono_ns)
-        carried = carried_in([(one.mono_ns, one) for one in before], span)
+        carried = carried_in([(sample.mono_ns, sample) for sample in before], span)
     except UnknownError:
         return None
     return carried.times(series.span.seconds / series.steps / span.seconds)

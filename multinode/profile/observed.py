@@ -110,7 +110,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def averaging(self) -> AveragingSample | None:
         """How nodes average, from the lowest rank that reports it; None if at each step."""
-        return min(self.of(AveragingSample), key=lambda one: one.rank, default=None)
+        return min(self.of(AveragingSample), key=lambda sample: sample.rank, default=None)
 
     @property
     def node_of(self) -> dict[int, int]:
@@ -169,7 +169,7 @@ def _whole_rounds(
     ended = {sync.step for node in nodes for sync in node.of(SyncSample) if sync.rank in node.ranks}
     measured = set(counted)
     rounds = [range(before + 1, after + 1) for before, after in itertools.pairwise(sorted(ended))]
-    whole = tuple(number for one in rounds if measured.issuperset(one) for number in one)
+    whole = tuple(number for round_steps in rounds if measured.issuperset(round_steps) for number in round_steps)
     if not whole:
         return (), (), "no whole round was measured after the warm-up"
     syncs = tuple(sorted(ended.intersection(whole)))

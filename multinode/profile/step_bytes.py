@@ -111,8 +111,8 @@ def _counted(observed: Observed, flows: NicFlows, nics: Sequence[NodeNics]) -> f
         reasons = "; ".join(f"{node.node}: {node.reason}" for node in nics[:_MOST_REASONS])
         raise UnknownError(reasons or "no node has records")
     if flows.most and not flows.unknown:
-        return max(one.one_way(sends=flows.busiest[1]) for one in read)
-    return max(one.busier for one in read)
+        return max(nic.one_way(sends=flows.busiest[1]) for nic in read)
+    return max(nic.busier for nic in read)
 
 
 def _rows(worker: WorkerCalls) -> tuple[SeenCall, ...]:
@@ -138,19 +138,21 @@ def _why_expected_differs(worker: WorkerCalls, flows: NicFlows) -> list[str]:
     node, sends = flows.busiest
     sentences = []
     for share in flows.shares:
-        asked = sum(
+        asked_bytes = sum(
             call.asked_bytes
             for call in worker.calls
             if (call.op, call.backend, call.ranks) == (share.op, share.backend, share.ranks)
         )
         carried = share.carried[node].one_way(sends=sends)
-        if abs(carried - asked) > _ASKED_GAP / 2 * max(flows.most, asked_all):
-            reason = "; ".join(_why_share(share, node, carried, asked))
-            sentences.append(f"{share.op}: {_size(asked)} requested, {_size(carried)} expected at a NIC: {reason}.")
+        if abs(carried - asked_bytes) > _ASKED_GAP / 2 * max(flows.most, asked_all):
+            reason = "; ".join(_why_share(share, node, carried, asked_bytes))
+            sentences.append(
+                f"{share.op}: {_size(asked_bytes)} requested, {_size(carried)} expected at a NIC: {reason}."
+            )
     return sentences
 
 
-def _why_share(share: Share, node: int, carried: float, asked: float) -> Iterator[str]:
+def _why_share(share: Share, node: int, carried: float, asked_bytes: float) -> Iterator[str]:
     workers = f"{share.ranks} workers"
     if share.spans == 1:
         yield f"its {workers} are on one node, and it stays there"
@@ -164,7 +166,7 @@ def _why_share(share: Share, node: int, carried: float, asked: float) -> Iterato
     elif share.op == "all_to_all":
         yield "every worker of a node sends its parts to the other nodes; parts for its own node stay there"
     elif share.groups[node] <= 1:
-        more = "more than once" if carried > asked else "less often than a worker sends"
+        more = "more than once" if carried > asked_bytes else "less often than a worker sends"
         yield f"the path of {share.backend} through {workers} on {share.spans} nodes passes a NIC {more}"
 
 

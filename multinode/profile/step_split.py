@@ -115,7 +115,7 @@ def _parts(
     computed counts as computing.
     """
     left = worker.step_us - (worker.exposed_us or 0.0)
-    found: dict[str, float | None] = {
+    parts: dict[str, float | None] = {
         "exposed_ms": transfer,
         "wait_ms": None if transfer is None or worker.exposed_us is None else worker.exposed_us - transfer,
     }
@@ -125,18 +125,18 @@ def _parts(
         "optimizer_ms": _phase(worker, "optimizer") if "optimizer" in seen else None,
     }
     for name, time_us in wanted.items():
-        found[name] = None if time_us is None else min(time_us, left)
-        left -= found[name] or 0.0
-    found["host_ms"] = None if None in (found["exposed_ms"], found["compute_ms"]) else left
-    found["core_wait_ms"] = _core_wait(worker, found) if exposure.device == "cpu" else None
-    return found
+        parts[name] = None if time_us is None else min(time_us, left)
+        left -= parts[name] or 0.0
+    parts["host_ms"] = None if None in (parts["exposed_ms"], parts["compute_ms"]) else left
+    parts["core_wait_ms"] = _core_wait(worker, parts) if exposure.device == "cpu" else None
+    return parts
 
 
-def _core_wait(worker: WorkerStep, found: dict[str, float | None]) -> float | None:
-    waits, compute, host = worker.record.core_wait_us, found["compute_ms"], found["host_ms"]
+def _core_wait(worker: WorkerStep, parts: dict[str, float | None]) -> float | None:
+    waits, compute, host = worker.record.core_wait_us, parts["compute_ms"], parts["host_ms"]
     if waits is None or compute is None or host is None:
         return None
-    optimizer = found["optimizer_ms"] or 0.0
+    optimizer = parts["optimizer_ms"] or 0.0
     outside = _phase(worker, "forward") + optimizer + host
     waited = sum(waits.get(name, 0.0) for name in ("forward", "optimizer", "host"))
     return min(1.0, waited / outside) * (compute + optimizer + host) if outside > 0 else None
@@ -215,8 +215,8 @@ def _missing(exposure: Exposure, mean: WorkerSplit, comm_ms: float | None) -> di
         "host_ms": f"it is part of the rest, as compute is unknown: {exposure.reason or _why_no_compute(exposure)}",
         "overlap": "one worker does not communicate" if exposure.source == "alone" else _ONLY_DDP,
     }
-    found = {name: reason for name, reason in reasons.items() if getattr(mean, name) is None}
-    return found if comm_ms is not None else found | {"comm_ms": exposure.reason or _ONLY_DDP}
+    silent = {name: reason for name, reason in reasons.items() if getattr(mean, name) is None}
+    return silent if comm_ms is not None else silent | {"comm_ms": exposure.reason or _ONLY_DDP}
 
 
 _ONLY_DDP = "only DDP counts overlapped communication; a trace shows it (--trace)"
@@ -237,10 +237,10 @@ def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
         )
     if exposure.device != "cpu":
         rule += "; data and optimizer are host times, "
-        known = mean.compute_ms is not None
+        has_compute = mean.compute_ms is not None
         rule += (
             ("limited to the time outside compute and communication")
-            if known
+            if has_compute
             else "and the GPU may compute during them"
         )
     return rule

@@ -83,12 +83,12 @@ def find_stragglers(
     groups = _groups(observed)
     if exposure.source is None or len(exposure.steps) < _LEAST_STEPS or len(groups) < 2:  # noqa: PLR2004 - a peer
         return ()
-    late = [found for group in groups if (found := _late(exposure, group, groups)) is not None]
+    late = [lateness for group in groups if (lateness := _late(exposure, group, groups)) is not None]
     if 2 * len(late) > len(groups):
         return ()
     seen = _StragglerInputs(observed=observed, exposure=exposure, split=split, uses=uses, rooted=rooted)
-    slow = frozenset(rank for one in late for rank in one.ranks)
-    nodes = [_merged(late, node) for node in dict.fromkeys(one.node for one in late)]
+    slow = frozenset(rank for lateness in late for rank in lateness.ranks)
+    nodes = [_merged(late, node) for node in dict.fromkeys(lateness.node for lateness in late)]
     return tuple(straggler for node in nodes if (straggler := _straggler(node, slow, seen)) is not None)
 
 
@@ -107,7 +107,7 @@ def _take_turns(exposure: Exposure, waited: Sequence[Sequence[float]]) -> bool:
     for step, least in zip(exposure.steps, waited, strict=True):
         matters_us = _LATE * _step_us(step)
         if max(least) - min(least) > matters_us:
-            turns.append([one - min(least) <= matters_us for one in least])
+            turns.append([wait_us - min(least) <= matters_us for wait_us in least])
     often = _OFTEN * len(turns)
     return len(turns) >= _LEAST_TURNS and all(sum(is_last) < often for is_last in zip(*turns, strict=True))
 
@@ -131,12 +131,12 @@ def _late(exposure: Exposure, group: _Group, groups: Sequence[_Group]) -> _Late 
 
 
 def _lateness(exposure: Exposure, ranks: Sequence[int], others: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    found = []
+    waits = []
     for step in exposure.steps:
         waited = {rank: worker.exposed_us or 0.0 for rank, worker in step.items()}
         least = [min(waited[rank] for rank in other) for other in others]
-        found.append(statistics.median(least) - min(waited[rank] for rank in ranks))
-    return tuple(found)
+        waits.append(statistics.median(least) - min(waited[rank] for rank in ranks))
+    return tuple(waits)
 
 
 def _stands_out(exposure: Exposure, late_us: Sequence[float]) -> bool:
@@ -149,20 +149,20 @@ def _step_us(step: dict[int, WorkerStep]) -> float:
 
 
 def _merged(late: Sequence[_Late], node: str) -> _Late:
-    of_node = [one for one in late if one.node == node]
+    of_node = [lateness for lateness in late if lateness.node == node]
     return _Late(
         node=node,
-        ranks=tuple(sorted(rank for one in of_node for rank in one.ranks)),
-        late_us=tuple(max(step) for step in zip(*(one.late_us for one in of_node), strict=True)),
+        ranks=tuple(sorted(rank for lateness in of_node for rank in lateness.ranks)),
+        late_us=tuple(max(step) for step in zip(*(lateness.late_us for lateness in of_node), strict=True)),
     )
 
 
 def _straggler(late: _Late, slow: Collection[int], seen: _StragglerInputs) -> Straggler | None:
     case = _case(late, slow, seen)
-    found = _find_causes(case)
-    if not found and not _compute_longer(case) and seen.rooted >= _ROOTED:
+    likely = _find_causes(case)
+    if not likely and not _compute_longer(case) and seen.rooted >= _ROOTED:
         return None
-    causes = found or (_nothing_differs(case),)
+    causes = likely or (_nothing_differs(case),)
     slower = None if causes[0].cause == "work" else _slower(case, seen.exposure)
     return Straggler(
         node=late.node,
@@ -186,7 +186,7 @@ def _slower(case: _Case, exposure: Exposure) -> float | None:
         rank: known_mean(step[rank].record.samples for step in exposure.steps) or 1.0 for rank in exposure.steps[0]
     }
     mine, theirs = (
-        [(one.step_ms - _waiting_ms(one)) / samples[one.rank] for one in workers]
+        [(worker.step_ms - _waiting_ms(worker)) / samples[worker.rank] for worker in workers]
         for workers in (case.mine, case.theirs)
     )
     peers = known_median(theirs)
@@ -196,7 +196,9 @@ def _slower(case: _Case, exposure: Exposure) -> float | None:
 
 def _cost(case: _Case, slower: float | None) -> str:
     """`node1 is 1.6x slower: node0 spent 38% of the time waiting`; `6% slower`."""
-    shares = [one.wait_ms / one.step_ms for one in case.theirs if one.wait_ms is not None and one.step_ms > 0]
+    shares = [
+        worker.wait_ms / worker.step_ms for worker in case.theirs if worker.wait_ms is not None and worker.step_ms > 0
+    ]
     if slower is None or not shares:
         return ""
     by = f"{slower:.1f}x" if slower >= _MUCH_SLOWER else f"{slower - 1:.0%}"
@@ -248,11 +250,11 @@ def _case(late: _Late, slow: Collection[int], seen: _StragglerInputs) -> _Case:
 def _work(exposure: Exposure) -> tuple[str, dict[int, float]]:
     for unit in ("tokens", "samples"):
         counts = {
-            rank: [known for step in exposure.steps if (known := getattr(step[rank].record, unit)) is not None]
+            rank: [count for step in exposure.steps if (count := getattr(step[rank].record, unit)) is not None]
             for rank in exposure.steps[0]
         }
-        if all(len(known) == len(exposure.steps) for known in counts.values()):
-            return unit, {rank: statistics.fmean(known) for rank, known in counts.items()}
+        if all(len(numbers) == len(exposure.steps) for numbers in counts.values()):
+            return unit, {rank: statistics.fmean(numbers) for rank, numbers in counts.items()}
     return "tokens", {}
 
 
@@ -296,16 +298,16 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _find_causes(case: _Case) -> tuple[LikelyCause, ...]:
-    found = [*_more_work(case), *_data(case)]
+    causes = [*_more_work(case), *_data(case)]
     if case.use is not None:
         # Fewer cores may result from waiting for a disk, so they come last.
-        found += [*compare_machines(case.beside), *_fewer_cores(case, case.use)]
-    return tuple(found)
+        causes += [*compare_machines(case.beside), *_fewer_cores(case, case.use)]
+    return tuple(causes)
 
 
 def _name_compared(case: _Case) -> tuple[str, ...]:
     workers = (*case.mine, *case.theirs)
-    known = {
+    evidence = {
         case.work_unit: all(worker.rank in case.work for worker in workers),
         "data": all(worker.data_ms is not None for worker in workers),
         "cpus": _both_know(case, lambda use: use.job_cores is not None),
@@ -313,7 +315,7 @@ def _name_compared(case: _Case) -> tuple[str, ...]:
         "disk": _both_know(case, lambda use: use.cpu_iowait_percent is not None),
         "memory": _both_know(case, lambda use: use.memory_available_gib is not None),
     }
-    return tuple(name for name, is_known in known.items() if is_known)
+    return tuple(name for name, is_known in evidence.items() if is_known)
 
 
 def _compute_longer(case: _Case) -> dict[str, float | str]:

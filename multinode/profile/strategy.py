@@ -64,20 +64,20 @@ def recognise_strategy(
     if observed.world_size <= 1 or averaging is not None:
         return Recognised(name=_averaged(averaging) if averaging is not None else "one worker")
     model = model_of(observed)
-    told = _as_told(model) if model else None
-    silence = _why_silent(observed, calls, wrapped=told is not None)
+    described = _as_told(model) if model else None
+    silence = _why_silent(observed, calls, wrapped=described is not None)
     if silence:
         return Recognised(name=_silent(silence, nic_bytes))
     worker = busiest_worker(calls.values())
     sent = _sent(worker.calls) if worker else None
     if sent is None:
-        return _unseen(told, calls)
-    if model is None or told is None:
+        return _unseen(described, calls)
+    if model is None or described is None:
         return _by_calls(calls, sent)
     if _is_fsdp(model):
         model = msgspec.structs.replace(model, accumulation=model.accumulation or _seen_accumulation(observed))
         return _fsdp(model, sent, hybrid=_is_hybrid(observed, calls))
-    return _contradicted(told, sent) if _contradicts(told.strategy, sent) else told
+    return _contradicted(described, sent) if _contradicts(described.strategy, sent) else described
 
 
 def _averaged(averaging: AveragingSample) -> str:
@@ -113,10 +113,10 @@ def _silent(silence: str, nic_bytes: float | None) -> str:
     return f"no communication: {silence}"
 
 
-def _unseen(told: Recognised | None, calls: Mapping[int, WorkerCalls]) -> Recognised:
-    if told is None or not calls:
-        return told or Recognised(name="unknown")
-    return msgspec.structs.replace(told, name=f"{told.name}, calls not recorded")
+def _unseen(described: Recognised | None, calls: Mapping[int, WorkerCalls]) -> Recognised:
+    if described is None or not calls:
+        return described or Recognised(name="unknown")
+    return msgspec.structs.replace(described, name=f"{described.name}, calls not recorded")
 
 
 def _crosses(observed: Observed, group: frozenset[int]) -> bool:
@@ -138,8 +138,8 @@ def _as_told(model: ModelSample) -> Recognised | None:
     if model.wrapper == "ddp":
         return Recognised(name="DDP", strategy=Strategy.DDP)
     if model.wrapper == "deepspeed":
-        known = {1: Strategy.ZERO1, 2: Strategy.ZERO2, 3: Strategy.ZERO3}
-        strategy = known.get(model.zero_stage or 0)
+        stages = {1: Strategy.ZERO1, 2: Strategy.ZERO2, 3: Strategy.ZERO3}
+        strategy = stages.get(model.zero_stage or 0)
         if strategy is None:
             return Recognised(name="DDP (DeepSpeed's ZeRO-0)", strategy=Strategy.DDP)
         return Recognised(name=strategy.value, strategy=strategy)
@@ -152,10 +152,10 @@ def _is_fsdp(model: ModelSample) -> bool:
 
 def _fsdp(model: ModelSample, sent: _Sent | None, *, hybrid: bool) -> Recognised:
     family = "FSDP2" if model.wrapper == "fsdp2" else "FSDP"
-    told = str(model.settings.get("sharding_strategy") or "").upper()
-    if hybrid or (sent is None and "HYBRID" in told):
+    sharding = str(model.settings.get("sharding_strategy") or "").upper()
+    if hybrid or (sent is None and "HYBRID" in sharding):
         return Recognised(name=f"{family} (hybrid shard)", strategy=Strategy.HYBRID_SHARD)
-    if told == "NO_SHARD":
+    if sharding == "NO_SHARD":
         return Recognised(name=f"{family} (NO_SHARD, as DDP)", strategy=Strategy.DDP)
     if sent is not None and not sent.has("all_gather"):
         return _contradicted(Recognised(name=family), sent)
@@ -172,8 +172,8 @@ def _fsdp(model: ModelSample, sent: _Sent | None, *, hybrid: bool) -> Recognised
     )
 
 
-def _contradicted(told: Recognised, sent: _Sent) -> Recognised:
-    return Recognised(name=f"custom collectives ({_ops(sent)}), but {told.name} according to the model")
+def _contradicted(described: Recognised, sent: _Sent) -> Recognised:
+    return Recognised(name=f"custom collectives ({_ops(sent)}), but {described.name} according to the model")
 
 
 def _stays_whole(model: ModelSample, sent: _Sent) -> bool | None:
@@ -190,7 +190,9 @@ def _stays_whole(model: ModelSample, sent: _Sent) -> bool | None:
 
 
 def _seen_accumulation(observed: Observed) -> int | None:
-    return max((one.micro_steps or 0 for step in observed.counted_steps for one in step.values()), default=0) or None
+    return (
+        max((record.micro_steps or 0 for step in observed.counted_steps for record in step.values()), default=0) or None
+    )
 
 
 def _is_hybrid(observed: Observed, calls: Mapping[int, WorkerCalls]) -> bool:

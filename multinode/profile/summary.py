@@ -57,10 +57,12 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
 
 def see_rounds(observed: Observed) -> Rounds | None:
     """The measured rounds; None without averaging."""
-    told = observed.averaging
-    if told is None:
+    averaging = observed.averaging
+    if averaging is None:
         return None
-    found = Rounds(every=told.every, dtype=told.dtype, outer_lr=told.outer_lr, momentum=told.momentum)
+    unmeasured = Rounds(
+        every=averaging.every, dtype=averaging.dtype, outer_lr=averaging.outer_lr, momentum=averaging.momentum
+    )
     measured = set(observed.counted)
     syncs: dict[int, list[SyncSample]] = {}
     for node in observed.nodes:
@@ -68,16 +70,16 @@ def see_rounds(observed: Observed) -> Rounds | None:
             if sync.step in measured and sync.rank in node.ranks and sync.drift is not None:
                 syncs.setdefault(sync.step, []).append(sync)
     if not syncs:
-        return found
+        return unmeasured
     rounds = [syncs[step] for step in sorted(syncs)]
-    drifts = [max(one.drift or 0.0 for one in nodes) for nodes in rounds]
+    drifts = [max(sample.drift or 0.0 for sample in nodes) for nodes in rounds]
     return msgspec.structs.replace(
-        found,
+        unmeasured,
         rounds=len(rounds),
         early=sum(nodes[0].reason != "round" for nodes in rounds),
         steps=statistics.fmean(nodes[0].steps for nodes in rounds),
-        sync_ms=statistics.median(statistics.median(one.sync_us for one in nodes) for nodes in rounds) / 1000,
-        size_bytes=statistics.fmean(max(one.size_bytes for one in nodes) for nodes in rounds),
+        sync_ms=statistics.median(statistics.median(sample.sync_us for sample in nodes) for nodes in rounds) / 1000,
+        size_bytes=statistics.fmean(max(sample.size_bytes for sample in nodes) for nodes in rounds),
         drift=statistics.median(drifts),
         last_drift=drifts[-1],
     )
@@ -91,7 +93,7 @@ def round_times_ms(observed: Observed, times_ms: list[float]) -> list[float]:
         rounds[-1].append(time_ms)
         if number in ends:
             rounds.append([])
-    return [statistics.fmean(one) for one in rounds if one] if ends else times_ms
+    return [statistics.fmean(times) for times in rounds if times] if ends else times_ms
 
 
 if TYPE_CHECKING:
@@ -200,8 +202,8 @@ def summarise(
 
         stragglers = find_stragglers(observed, exposure, split, uses, rooted_part(calls.values()))
         waiting, balance = find_waiting(observed, exposure), find_balance(observed, exposure, split)
-        reductions = [one for one in seen.calls if one.op == "all_reduce" and one.ranks == observed.world_size]
-        bandwidth = in_training(observed, trace, sum(one.count * one.size_bytes for one in reductions), scan)
+        reductions = [call for call in seen.calls if call.op == "all_reduce" and call.ranks == observed.world_size]
+        bandwidth = in_training(observed, trace, sum(call.count * call.size_bytes for call in reductions), scan)
     missing: dict[str, str] = {}
     used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
     model = model_of(observed)
@@ -246,17 +248,17 @@ def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler]
 
 
 def _time_us(workers: Mapping[int, StepSample]) -> float:
-    return statistics.median(one.step_time_us for one in workers.values() if one.step_time_us is not None)
+    return statistics.median(record.step_time_us for record in workers.values() if record.step_time_us is not None)
 
 
 def _intervals(times_ms: Sequence[float], exposure: Exposure) -> dict[str, Bounds]:
-    found: dict[str, Estimate] = {}
+    intervals: dict[str, Estimate] = {}
     if times_ms:
-        found["step_time_ms"] = estimate_median(times_ms)
+        intervals["step_time_ms"] = estimate_median(times_ms)
     exposed_ms = [time_us / 1000 for time_us in transfers_us(exposure) if time_us is not None]
     if exposed_ms and len(exposed_ms) == len(exposure.steps):
-        found["exposed_ms"] = estimate_rate(exposed_ms, [1.0] * len(exposed_ms))
-    return {name: (one.low, one.high) for name, one in found.items()}
+        intervals["exposed_ms"] = estimate_rate(exposed_ms, [1.0] * len(exposed_ms))
+    return {name: (interval.low, interval.high) for name, interval in intervals.items()}
 
 
 def _trainers_own(observed: Observed) -> float | None:
@@ -306,12 +308,12 @@ def _missing_losses(losses: Sequence[LossSample]) -> dict[str, str]:
 
 
 def _notes(observed: Observed) -> dict[str, str]:
-    said: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for node in observed.nodes:
         for note in node.of(NoteSample)[:_MOST_NOTES]:
             who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name
-            said[who] = f"{said[who]}; {note.message}" if who in said else note.message
-    return said
+            notes[who] = f"{notes[who]}; {note.message}" if who in notes else note.message
+    return notes
 
 
 _MODEL = "model.json"

@@ -21,7 +21,7 @@ _Shown = tuple[str, str, Callable[[Any], str]]
 
 
 def _field(name: str, form: str = ".1f") -> Callable[[object], str]:
-    return lambda one: figure(getattr(one, name), form)
+    return lambda row: figure(getattr(row, name), form)
 
 
 def _of(value: float | None, whole: float | None, form: str) -> str:
@@ -70,8 +70,8 @@ def _columns(shown: Sequence[_Shown]) -> list[Column]:
     return [Column(name, unit) for name, unit, _ in shown]
 
 
-def _cells(shown: Sequence[_Shown], one: object) -> list[str]:
-    return [cell(one) for *_, cell in shown]
+def _cells(shown: Sequence[_Shown], row: object) -> list[str]:
+    return [cell(row) for *_, cell in shown]
 
 
 def _nic_sheet(nodes: Sequence[NodeUse]) -> Sheet:
@@ -145,8 +145,8 @@ def verdict_sheet(summary: Summary) -> Sheet:
 
 
 def _bytes_sheet(summary: Summary) -> Sheet:
-    told = summary.comm.bytes_per_step
-    if told.calls is None and told.expected is None and told.nic is None:
+    bytes_per_step = summary.comm.bytes_per_step
+    if bytes_per_step.calls is None and bytes_per_step.expected is None and bytes_per_step.nic is None:
         return Sheet(title="bytes per step")
     columns = (
         Column("collective payload", "MB"),
@@ -156,7 +156,7 @@ def _bytes_sheet(summary: Summary) -> Sheet:
     return Sheet(
         title="bytes per step, one way, of the busiest",
         columns=columns,
-        rows=((megabytes(told.calls), megabytes(told.expected), megabytes(told.nic)),),
+        rows=((megabytes(bytes_per_step.calls), megabytes(bytes_per_step.expected), megabytes(bytes_per_step.nic)),),
         notes=summary.comm.explained,
     )
 
@@ -199,8 +199,8 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
         ranks = ", ".join(map(str, late.ranks))
         cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
         waits = f"the others wait {late.late_ms:.1f} ms per step for it ({percent(late.share)})"
-        said = f"{late.cost} (rank {ranks})" if late.cost else f"{late.node} (rank {ranks}): {waits}"
-        yield "straggler", f"{said}{cause}"
+        text = f"{late.cost} (rank {ranks})" if late.cost else f"{late.node} (rank {ranks}): {waits}"
+        yield "straggler", f"{text}{cause}"
         for sentence in late.evidence:
             yield "", sentence
         if late.hint:
@@ -318,11 +318,11 @@ def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
         f"overlap {percent(trace.overlap)}" if trace.overlap is not None else "",
         f"busbw {trace.busbw_gb_per_s:.3f} GB/s" if trace.busbw_gb_per_s is not None else "",
     ]
-    said = ", ".join(part for part in parts if part)
-    if said:
-        yield "trace window", said
+    text = ", ".join(part for part in parts if part)
+    if text:
+        yield "trace window", text
     if trace.agreement:
-        yield "" if said else "trace window", trace.agreement
+        yield "" if text else "trace window", trace.agreement
 
 
 def _missing_sheet(summary: Summary) -> Sheet:
@@ -338,14 +338,14 @@ def _missing_sheet(summary: Summary) -> Sheet:
 
 def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
     yield from summary.missing.items()
-    known = set(summary.missing)
+    names = set(summary.missing)
     for missing in (summary.comm.missing, summary.split.missing, summary.trace.missing if summary.trace else {}):
-        yield from ((name, reason) for name, reason in missing.items() if name not in known)
-        known |= set(missing)
+        yield from ((name, reason) for name, reason in missing.items() if name not in names)
+        names |= set(missing)
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in summary.nodes:
-        for told in node.missing.items():
-            nodes.setdefault(told, []).append(node.node)
+        for entry in node.missing.items():
+            nodes.setdefault(entry, []).append(node.node)
     for (name, reason), where in nodes.items():
         everywhere = len(where) == len(summary.nodes)
         yield name if everywhere else f"{name} ({', '.join(where)})", reason

@@ -165,17 +165,17 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
     for rank in sorted(rank for node in observed.nodes for rank in node.ranks):
         records = [step[rank] for step in steps if rank in step and step[rank].step_time_us is not None]
         counts: list[int | None] = [getattr(record, work.field) for record in records]
-        known = [count for count in counts if count is not None]
+        numbers = [count for count in counts if count is not None]
         if not records:
             raise UnknownError(f"rank {rank} recorded no measured step")
-        if len(known) < len(counts):
+        if len(numbers) < len(counts):
             raise UnknownError(f"the training does not report {work.meaning} (rank {rank})")
         if work.comes_late and rank in on_gpu:
-            records, known = _between_arrivals(records, known)
+            records, numbers = _between_arrivals(records, numbers)
             if len(records) < _LEAST_LATE_STEPS:
                 raise UnknownError(_TOO_LATE)
-        total += sum(known)
-        per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
+        total += sum(numbers)
+        per_s += sum(numbers) / sum(record.step_time_us or 0.0 for record in records) * 1e6
     if not total:
         raise UnknownError(f"the training does not report {work.meaning}: it counted none")
     return _Rate(total=total, per_s=per_s, interval=_interval(steps, work, per_s, observed.syncs))
@@ -183,11 +183,12 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
 
 def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float, syncs: Collection[int]) -> Bounds:
     timed = [
-        [one for step in part for one in step.values() if one.step_time_us is not None] for part in _parts(steps, syncs)
+        [record for step in part for record in step.values() if record.step_time_us is not None]
+        for part in _parts(steps, syncs)
     ]
     estimate = estimate_rate(
-        [statistics.fmean(getattr(one, work.field) or 0 for one in workers) for workers in timed if workers],
-        [statistics.fmean(one.step_time_us or 0.0 for one in workers) for workers in timed if workers],
+        [statistics.fmean(getattr(record, work.field) or 0 for record in workers) for workers in timed if workers],
+        [statistics.fmean(record.step_time_us or 0.0 for record in workers) for workers in timed if workers],
     )
     scaled = estimate * (per_s / estimate.value)
     return scaled.low, scaled.high
@@ -200,7 +201,7 @@ def _parts(steps: Sequence[dict[int, StepSample]], syncs: Collection[int]) -> It
     part: list[dict[int, StepSample]] = []
     for step in steps:
         part.append(step)
-        if syncs and next((one.step for one in step.values()), None) in syncs:
+        if syncs and next((record.step for record in step.values()), None) in syncs:
             yield part
             part = []
 
@@ -210,8 +211,8 @@ def _between_arrivals(records: Sequence[StepSample], counts: Sequence[int]) -> t
 
     The first record covers steps that may not be measured.
     """
-    told = [place for place, count in enumerate(counts) if count]
-    within = slice(told[0] + 1, told[-1] + 1) if told else slice(0)
+    places = [place for place, count in enumerate(counts) if count]
+    within = slice(places[0] + 1, places[-1] + 1) if places else slice(0)
     return list(records[within]), list(counts[within])
 
 
@@ -342,7 +343,7 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
     Raises:
         UnknownError: why there are none.
     """
-    told = None if work.shape is not None else _told_work(work, observed)
+    token_work = None if work.shape is not None else _told_work(work, observed)
     tgs, length = speed.effective_tgs or speed.tgs, speed.attention_length or _mean_length(speed)
     if tgs is None or length is None:
         raise UnknownError("the training does not report its tokens per step")
@@ -352,8 +353,8 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
     if work.shape is not None:
         adapter, recompute = work.adapter_parameters, work.recompute
         flops = flops_per_token(work.shape, length, adapter_parameters=adapter, recompute=recompute, causal=False)
-    elif told is not None:
-        flops = flops_of_weights(told, length)
+    elif token_work is not None:
+        flops = flops_of_weights(token_work, length)
     used = utilisation(flops, tgs, *_peak(work, observed))
     notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
     if speed.attention_length is None:
@@ -364,14 +365,14 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
 
 def _told_work(work: ModelWork, observed: Observed) -> TokenWork:
     """What the workers say of the model, if that is the same of all."""
-    told = {model.token_work for model in last_models(observed).values()} if work.by_workers else set()
-    if len(told) > 1:
+    works = {model.token_work for model in last_models(observed).values()} if work.by_workers else set()
+    if len(works) > 1:
         raise UnknownError("the workers hold different parts of the model")
-    found = next(iter(told), None)
-    if found is None or found.reason:
-        reason = found.reason if found is not None else ""
+    work_of_tokens = next(iter(works), None)
+    if work_of_tokens is None or work_of_tokens.reason:
+        reason = work_of_tokens.reason if work_of_tokens is not None else ""
         raise UnknownError(reason or work.reason or "the model's shape is unknown")
-    return found
+    return work_of_tokens
 
 
 def _mean_length(speed: Throughput) -> float | None:

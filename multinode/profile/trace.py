@@ -230,9 +230,9 @@ def _is_sound(event: _Event) -> bool:
 def _steps(events: Iterable[_Event]) -> tuple[TraceStep, ...]:
     marks: dict[int, float] = {}
     for event in events:
-        found = _MARK.fullmatch(event.name)
-        if found:
-            marks.setdefault(int(found[1]), event.ts)
+        mark = _MARK.fullmatch(event.name)
+        if mark:
+            marks.setdefault(int(mark[1]), event.ts)
     steps: list[TraceStep] = []
     number = min(marks, default=0)
     # Windows have no gaps, and the clock is monotonic.
@@ -268,27 +268,27 @@ def _on_device(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceE
     kernels = [event for event in events if event.cat == "kernel"]
     collectives = []
     for event in kernels:
-        asked = event.args or _Arguments()
-        number = _plain(asked.correlation)
+        arguments = event.args or _Arguments()
+        number = _plain(arguments.correlation)
         step = calendar.step_at(launched.get(number, event.ts) if isinstance(number, int) else event.ts)
         if step is not None and event.is_communication():
-            collectives.append(_nccl_span(event, asked, step))
+            collectives.append(_nccl_span(event, arguments, step))
     computing = tuple(merge((event.ts, event.end) for event in kernels if not event.is_communication()))
     return TraceEvents(
         device="cuda", steps=steps, collectives=_in_order(collectives), computing=computing, hiding=computing
     )
 
 
-def _nccl_span(event: _Event, asked: _Arguments, step: int) -> CollectiveSpan:
-    op = _op_of(_plain(asked.collective))
+def _nccl_span(event: _Event, arguments: _Arguments, step: int) -> CollectiveSpan:
+    op = _op_of(_plain(arguments.collective))
     if op == "unknown":
         named = _NCCL_KERNEL.search(event.name)
         op = _op_of(named[0]) if named else op
-    elements = _plain(asked.received if op == "all_gather" else asked.sent)
-    ranks, group, members = _plain(asked.ranks), _plain(asked.group), _plain(asked.members)
+    elements = _plain(arguments.received if op == "all_gather" else arguments.sent)
+    ranks, group, members = _plain(arguments.ranks), _plain(arguments.group), _plain(arguments.members)
     return CollectiveSpan(
         op=op,
-        size_bytes=_size(elements, _plain(asked.dtype)),
+        size_bytes=_size(elements, _plain(arguments.dtype)),
         ranks=ranks if _is_count(ranks) and ranks > 0 else None,
         # Two groups may have the same name.
         group=f"{group or ''} {members or ''}".strip()[:_LONGEST_NAME],
@@ -335,10 +335,10 @@ def _gloo_span(event: _Event, step: int) -> CollectiveSpan:
     sizes = _lists(event.args.dims) if event.args else []
     types = _lists(event.args.types) if event.args else []
     sent = [_size(_elements(dims), dtype) for dims, dtype in zip(sizes, types, strict=False)]
-    known = [size for size in sent if size is not None]
+    sizes_sent = [size for size in sent if size is not None]
     return CollectiveSpan(
         op=_op_of(event.name.removeprefix(_GLOO)),
-        size_bytes=sum(known) if known and len(known) == len(sizes) else None,
+        size_bytes=sum(sizes_sent) if sizes_sent and len(sizes_sent) == len(sizes) else None,
         step=step,
         start_us=event.ts,
         end_us=event.end,
@@ -360,7 +360,11 @@ def _lists(raw: msgspec.Raw) -> list[Any]:
 
 
 def _elements(dims: Any) -> int | None:
-    if not isinstance(dims, list) or len(dims) > _MOST_DIMENSIONS or not all(_is_count(one) for one in dims):
+    if (
+        not isinstance(dims, list)
+        or len(dims) > _MOST_DIMENSIONS
+        or not all(_is_count(dimension) for dimension in dims)
+    ):
         return None
     return math.prod(dims)
 

@@ -328,6 +328,6 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
 
 def unknown_verdict(steps: RunSteps, reason: str) -> EarlyVerdict:
     """No verdict, with this reason."""
-    said = f"unknown whether 1 node would be faster than {steps.nodes}: {reason}"
-    sentence = f"Early verdict ({format_count(steps.recorded, 'step')}): {said}"
+    text = f"unknown whether 1 node would be faster than {steps.nodes}: {reason}"
+    sentence = f"Early verdict ({format_count(steps.recorded, 'step')}): {text}"
     return EarlyVerdict(**msgspec.structs.asdict(steps), reason=reason, sentence=sentence)

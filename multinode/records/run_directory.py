@@ -248,9 +248,9 @@ class RunDirectory:
         sizes: dict[str, int] = {}
         for name, path in files.items():
             with contextlib.suppress(OSError):
-                found = path.stat()
-                if stat.S_ISREG(found.st_mode):
-                    sizes[name] = found.st_size
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    sizes[name] = status.st_size
         return sizes
 
     def offsets(self, node_rank: int) -> dict[str, int]:

@@ -583,12 +583,12 @@ def exactly(value: float) -> Rounded:
 
 def product(over: Iterable[Rounded], under: Iterable[Rounded] = (), scale: float = 1.0) -> Rounded:
     """The product of some figures over that of others, times a constant."""
-    found = exactly(scale)
+    total = exactly(scale)
     for scaled in over:
-        found *= scaled
+        total *= scaled
     for scaled in under:
-        found /= scaled
-    return found
+        total /= scaled
+    return total
 
 
 def parse_rounded(text: str, *, scale: float = 1.0) -> Rounded:

@@ -106,7 +106,7 @@ def _ring(passes: float, shared: int) -> Callable[[Layout], Flows]:
 def _pairs(layout: Layout) -> Flows:
     """Each rank sends every other rank its share."""
     ranks = layout.workers
-    return {(one, other): 1 / ranks for one in range(ranks) for other in range(ranks) if one != other}
+    return {(rank, other): 1 / ranks for rank in range(ranks) for other in range(ranks) if rank != other}
 
 
 def _binomial_tree(layout: Layout) -> Flows:
@@ -300,9 +300,9 @@ def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str 
     Raises:
         ValueError: the backend does not have the collective or the algorithm.
     """
-    for known in algorithms_of(backend, collective):
-        if algorithm in {None, known.name}:
-            return known.flows(layout)
+    for algorithms in algorithms_of(backend, collective):
+        if algorithm in {None, algorithms.name}:
+            return algorithms.flows(layout)
     raise ValueError(f"unknown: {collective} of {backend}" + (f" as {algorithm}" if algorithm else ""))
 
 
@@ -332,10 +332,10 @@ def nic_factor(backend: str, collective: str, layout: Layout, algorithm: str | N
         layout: the workers.
         algorithm: its name; default, or if the backend lacks it: the usual one.
     """
-    known = algorithms_of(backend, collective)
-    if not known:
+    candidates = algorithms_of(backend, collective)
+    if not candidates:
         return bus_factor(collective, layout.workers)
-    ran = next((one for one in known if one.name == algorithm), known[0])
+    ran = next((candidate for candidate in candidates if candidate.name == algorithm), candidates[0])
     nodes = node_flows(ran.flows(layout), layout)
     return max(max(node.sent, node.received) for node in nodes)
 
@@ -343,10 +343,10 @@ def nic_factor(backend: str, collective: str, layout: Layout, algorithm: str | N
 @functools.lru_cache(maxsize=256)
 def link_share(backend: str, collective: str, layout: Layout) -> float:
     """The share of a link, one way, that the backend should at least reach."""
-    known = algorithms_of(backend, collective)
-    if not known or not known[0].in_turns:
+    candidates = algorithms_of(backend, collective)
+    if not candidates or not candidates[0].in_turns:
         return 1.0
-    flows = known[0].flows(layout)
+    flows = candidates[0].flows(layout)
     return 0.5 if any((target, source) in flows for source, target in flows) else 1.0
 
 
@@ -356,8 +356,8 @@ def message_steps(backend: str, collective: str, layout: Layout) -> MessageSteps
 
     Of several algorithms the one with the fewest messages between nodes: small calls are chosen by latency.
     """
-    known = algorithms_of(backend, collective)
-    steps = min((one.steps(layout) for one in known), default=_ring_steps(1)(layout))
+    candidates = algorithms_of(backend, collective)
+    steps = min((candidate.steps(layout) for candidate in candidates), default=_ring_steps(1)(layout))
     return steps if sum(steps) else MessageSteps(1)
 
 

@@ -76,7 +76,7 @@ class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def round_trips_us(self) -> dict[Pair, float]:
         """Medians, by caller and peer."""
-        return {(one.source, one.target): one.median_us for one in self.latency if one.median_us is not None}
+        return {(trip.source, trip.target): trip.median_us for trip in self.latency if trip.median_us is not None}
 
     @property
     def round_trip_us(self) -> float | None:
@@ -117,10 +117,10 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 def stream_speed(source: str, target: str, results: Sequence[StreamResult]) -> PairSpeed:
     """All connections of a stream together; its status is that of the worst."""
     total = 0.0
-    for one in results:
-        if one.error is not None or not one.size_bytes or (one.time_s or 0.0) < _LEAST_STREAM_S:
-            return PairSpeed(source=source, target=target, error=one.error or "too little data arrived")
-        total += one.size_bytes * BITS_PER_BYTE / (one.time_s or 0.0) / _GIGA
+    for result in results:
+        if result.error is not None or not result.size_bytes or (result.time_s or 0.0) < _LEAST_STREAM_S:
+            return PairSpeed(source=source, target=target, error=result.error or "too little data arrived")
+        total += result.size_bytes * BITS_PER_BYTE / (result.time_s or 0.0) / _GIGA
     return PairSpeed(source=source, target=target, gbit_per_s=total)
 
 
@@ -139,14 +139,14 @@ def blame_pairs(slow: Mapping[Pair, bool], nodes: Sequence[str]) -> tuple[Blame,
     met = {name for pair in slow for name in pair}
     if len(met) > _PAIR and slow and all(slow.values()):
         return (Blame(kind="all", nodes=(), pairs=tuple(slow)),)
-    told: set[Pair] = set()
+    named: set[Pair] = set()
     blames = []
     for name in nodes if len(met) > _PAIR else ():
         blame = _blame_node(name, slow)
-        if blame is not None and not told.issuperset(blame.pairs):
-            told.update(blame.pairs)
+        if blame is not None and not named.issuperset(blame.pairs):
+            named.update(blame.pairs)
             blames.append(blame)
-    left = [pair for pair, is_slow in slow.items() if is_slow and pair not in told]
+    left = [pair for pair, is_slow in slow.items() if is_slow and pair not in named]
     return (*blames, *_blame_each(left))
 
 
@@ -176,17 +176,17 @@ def least_of_pairs(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | N
 
 def slowest_gb_per_s(pairs: Iterable[PairSpeed]) -> float | None:
     """Speed of the slowest stream that ran: it limits a ring."""
-    speeds = [one.gbit_per_s for one in pairs if one.gbit_per_s is not None]
+    speeds = [pair.gbit_per_s for pair in pairs if pair.gbit_per_s is not None]
     return min(speeds) / BITS_PER_BYTE if speeds else None
 
 
 def fastest_of(*tries: Iterable[PairSpeed]) -> tuple[PairSpeed, ...]:
     """The fastest try of each pair; a failed one counts if no other ran."""
     best: dict[Pair, PairSpeed] = {}
-    for one in (one for each in tries for one in each):
-        known = best.get((one.source, one.target))
-        if known is None or (one.gbit_per_s or 0.0) > (known.gbit_per_s or 0.0):
-            best[one.source, one.target] = one
+    for pair in (pair for each in tries for pair in each):
+        fastest = best.get((pair.source, pair.target))
+        if fastest is None or (pair.gbit_per_s or 0.0) > (fastest.gbit_per_s or 0.0):
+            best[pair.source, pair.target] = pair
     return tuple(best.values())
 
 
@@ -194,10 +194,12 @@ class _Field:
     """The streams that ran, with what their links carry, if known, and the usual speed."""
 
     def __init__(self, tried: Sequence[PairSpeed], ceilings: Mapping[str, float] | None) -> None:
-        self.nodes = tuple(dict.fromkeys(name for one in tried for name in (one.source, one.target)))
-        self._speeds = {(one.source, one.target): one.gbit_per_s for one in tried if one.gbit_per_s is not None}
-        known = ceilings is not None and all(ceilings.get(name) for name in self.nodes)
-        self._dues = {(a, b): min(ceilings[a], ceilings[b]) for a, b in self._speeds} if ceilings and known else {}
+        self.nodes = tuple(dict.fromkeys(name for pair in tried for name in (pair.source, pair.target)))
+        self._speeds = {(pair.source, pair.target): pair.gbit_per_s for pair in tried if pair.gbit_per_s is not None}
+        has_ceilings = ceilings is not None and all(ceilings.get(name) for name in self.nodes)
+        self._dues = (
+            {(a, b): min(ceilings[a], ceilings[b]) for a, b in self._speeds} if ceilings and has_ceilings else {}
+        )
         # If links differ, their utilization can be compared, not their speed.
         self._levels = {pair: speed / self._dues.get(pair, 1.0) for pair, speed in self._speeds.items()}
         self._usual = _usual_level(self._levels)
@@ -287,8 +289,8 @@ def _find_odd(
 
 def _join_in_ring(blames: tuple[Blame, ...]) -> tuple[Blame, ...]:
     left = list(blames)
-    for after in (one for one in blames if one.kind == "one_way"):
-        before = next((one for one in left if one.kind == "one_way" and one.nodes[1] == after.nodes[0]), None)
+    for after in (blame for blame in blames if blame.kind == "one_way"):
+        before = next((blame for blame in left if blame.kind == "one_way" and blame.nodes[1] == after.nodes[0]), None)
         if before is not None and after in left:
             node = Blame(kind="node", nodes=after.nodes[:1], pairs=before.pairs + after.pairs)
             left[left.index(before)] = node
@@ -336,18 +338,18 @@ def _blame_each(slow: Sequence[Pair]) -> Iterator[Blame]:
 
 
 def _failed(tried: Sequence[PairSpeed]) -> Iterator[NetworkFinding]:
-    left = [one for one in tried if one.gbit_per_s is None]
+    left = [pair for pair in tried if pair.gbit_per_s is None]
     if len(tried) > 1 and len(left) == len(tried):
         yield _not_run("no stream between the nodes ran", (), left[0].error)
         return
-    for name in dict.fromkeys(name for one in left for name in (one.source, one.target)):
-        mine = [one for one in tried if name in (one.source, one.target)]
-        if len(mine) > _PAIR and all(one in left for one in mine):
-            left = [one for one in left if one not in mine]
+    for name in dict.fromkeys(name for pair in left for name in (pair.source, pair.target)):
+        mine = [pair for pair in tried if name in (pair.source, pair.target)]
+        if len(mine) > _PAIR and all(pair in left for pair in mine):
+            left = [pair for pair in left if pair not in mine]
             yield _not_run(f"no stream to or from {name} ran", (name,), mine[0].error)
-    for one in left:
-        text = f"the stream from {one.source} to {one.target} did not run"
-        yield _not_run(text, (one.source, one.target), one.error)
+    for pair in left:
+        text = f"the stream from {pair.source} to {pair.target} did not run"
+        yield _not_run(text, (pair.source, pair.target), pair.error)
 
 
 def _not_run(text: str, nodes: tuple[str, ...], error: str | None) -> NetworkFinding:

@@ -201,8 +201,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     def calls_of(self, strategy: Strategy, layout: Layout) -> tuple[Call, ...]:
         """The calls of a step, from the most precise source."""
-        known = self.calls.get(strategy)
-        return known or in_buckets(strategy_calls(strategy, self.load, layout), self.bucket_bytes)
+        calls = self.calls.get(strategy)
+        return calls or in_buckets(strategy_calls(strategy, self.load, layout), self.bucket_bytes)
 
     def is_cut(self, strategy: Strategy) -> bool:
         """Whether single calls are known; otherwise one call stands for all buckets, and the last is unknown."""
@@ -333,7 +333,7 @@ def held_back(points: Iterable[Point], least_bytes: int) -> tuple[HeldBack, ...]
 
 def median_error(held: Iterable[HeldBack]) -> float | None:
     """The median of the absolute errors; None without errors."""
-    errors = [abs(one.error) for one in held]
+    errors = [abs(point.error) for point in held]
     return statistics.median(errors) if errors else None
 
 
@@ -353,7 +353,7 @@ def _fit(points: Sequence[Point]) -> tuple[float, float | None]:
     # Sizes relative to the largest, times relative to the smallest: products stay within a float.
     unit, least_us = points[-1][0], min(time_us for _, time_us in points)
     ones = [least_us / time_us for _, time_us in points]
-    sizes = [size / unit * one for (size, _), one in zip(points, ones, strict=True)]
+    sizes = [size / unit * scale for (size, _), scale in zip(points, ones, strict=True)]
     ones_ones, ones_sizes, sizes_sizes = (_product(*pair) for pair in ((ones, ones), (ones, sizes), (sizes, sizes)))
     sum_ones, sum_sizes = math.fsum(ones), math.fsum(sizes)
     determinant = ones_ones * sizes_sizes - ones_sizes**2
@@ -368,7 +368,7 @@ def _fit(points: Sequence[Point]) -> tuple[float, float | None]:
 
 
 def _product(left: Sequence[float], right: Sequence[float]) -> float:
-    return math.fsum(one * other for one, other in zip(left, right, strict=True))
+    return math.fsum(value * other for value, other in zip(left, right, strict=True))
 
 
 def _line_us(alpha_us: float, bandwidth_gb_per_s: float | None, size_bytes: float) -> float:

@@ -359,12 +359,12 @@ def _closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) 
     passed, over = threading.Event(), threading.Event()
 
     def close() -> None:
-        while (found := transport()) is None:
+        while (opened := transport()) is None:
             # While connecting, paramiko's own timeout applies.
             if over.wait(_LOOK_S):
                 return
         passed.set()
-        found.close()
+        opened.close()
 
     timer = threading.Timer(time_left(end), close)
     timer.daemon = True

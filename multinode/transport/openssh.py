@@ -422,11 +422,11 @@ def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> 
     }
     if is_late:
         return _late(log).error(node, values)
-    found = refusals.find_refusal(words)
-    if found is None or (found[0] is refusals.LOGIN_ENDED and _KEYS_AGREED not in log):
+    match = refusals.find_refusal(words)
+    if match is None or (match[0] is refusals.LOGIN_ENDED and _KEYS_AGREED not in log):
         last = words.splitlines()[-1:] or ["ssh exited without a message"]
         return refusals.OTHERWISE.error(node, values, reason=last[0])
-    refusal, named = found
+    refusal, named = match
     values |= {name: text for name, text in named.items() if text}
     if refusal is refusals.UNKNOWN_KEY:
         refusal, more = _unknown_key(log, settings)
@@ -464,15 +464,15 @@ def _unknown_key(log: str, settings: _Settings) -> _Found:
     return refusals.UNKNOWN_KEY, {}
 
 
-def _refused_key(log: str, said: str) -> _Found:
-    methods = re.findall(r"Permission denied \(([^)]*)\)", said)[-1]
+def _refused_key(log: str, message: str) -> _Found:
+    methods = re.findall(r"Permission denied \(([^)]*)\)", message)[-1]
     words = " and ".join(methods.split(",")) or "another way to log in"
     if "partial success" in log:
         return refusals.SECOND_FACTOR, {"methods": words}
     if "publickey" not in methods.split(","):
         return refusals.NO_KEY_TAKEN, {"methods": words}
     for refusal in (refusals.OPEN_KEY, refusals.BAD_KEY, refusals.AGENT_REFUSED):
-        match = re.search(str(refusal.says), said)
+        match = re.search(str(refusal.says), message)
         if match:
             return refusal, dict(match.groupdict())
     accepted = re.findall(r"Server accepts key: (.+?) [A-Z0-9-]+ SHA256:", log)

@@ -34,7 +34,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
     def error(self, node: Node, values: Mapping[str, object] | None = None, **more: object) -> MultinodeError:
         """The error, on a node."""
-        known = {
+        texts = {
             "login": _login(node),
             "verbose": _login(node, "-v"),
             "accept": _login(node, "-o", "StrictHostKeyChecking=ask"),
@@ -42,8 +42,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
             **(values or {}),
             **more,
         }
-        hint = [as_steps(line.format_map(known), [node]) for line in self.hint.split("\n")]
-        message = self.message.format_map(known)
+        hint = [as_steps(line.format_map(texts), [node]) for line in self.hint.split("\n")]
+        message = self.message.format_map(texts)
         return self.kind(message, node=node.name, ran=as_steps(f"{_login(node)} true", [node]), hint=hint)
 
 
@@ -360,7 +360,7 @@ AGENT_ENDED = Refusal(
     message="the agent's {verb} exited with code {code}: {said}",
     hint="see whether the node runs a command:\n{login} python3 -V",
 )
-REFUSALS = tuple(one for one in list(globals().values()) if isinstance(one, Refusal))
+REFUSALS = tuple(refusal for refusal in list(globals().values()) if isinstance(refusal, Refusal))
 """In the order of matching OpenSSH's output: the first match counts."""
 
 

@@ -181,10 +181,10 @@ def hooks(steps: Steps, guard: Guard, traffic: Any, kind: str) -> Hooks:
         compression.tell("%r is neither of %s" % (kind, ", ".join(_DTYPES)))
         return []
     steps.meters.append(compression.end_step)
-    found: Hooks = [("torch.nn.parallel.distributed", functools.partial(_hook_ddp, compression, guard))]
+    all_hooks: Hooks = [("torch.nn.parallel.distributed", functools.partial(_hook_ddp, compression, guard))]
     if compression.choice is not None:
-        found.append(("transformers.trainer", functools.partial(_hook_trainer, compression)))
-    return found
+        all_hooks.append(("transformers.trainer", functools.partial(_hook_trainer, compression)))
+    return all_hooks
 
 
 def _hook_trainer(compression: _Compression, module: Any) -> None:

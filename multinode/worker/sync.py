@@ -417,7 +417,7 @@ class ParameterAveraging:
                 yield [each.detach() for each in buffers]
 
     def _warn_if_open(self) -> None:
-        if self.rank == 0 and not self._has_warned and any(one.position for one in self._rounds.values()):
+        if self.rank == 0 and not self._has_warned and any(round_.position for round_ in self._rounds.values()):
             self._has_warned = True
             self.tell(
                 "WARNING: a checkpoint was saved inside a round of %s: it "

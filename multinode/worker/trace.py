@@ -38,12 +38,12 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
 
     `$MULTINODE_TRACE` asks for it: steps of the window, steps before it, and the ranks that are traced.
     """
-    asked = os.environ.get("MULTINODE_TRACE")
-    if not asked:
+    setting = os.environ.get("MULTINODE_TRACE")
+    if not setting:
         return []
     rank = int(os.environ.get("RANK", "0"))
     try:
-        window = json.loads(asked)
+        window = json.loads(setting)
         if rank not in window["ranks"]:
             return []
         tracer = Tracer(steps, guard, window, os.environ["MULTINODE_RUN_DIR"], rank)

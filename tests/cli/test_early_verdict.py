@@ -17,7 +17,7 @@ from multinode.cli.early_verdict import Mode, require_terminal, watch
 from multinode.cli.main import build_app
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.launch.attach import attach, find_known
+from multinode.launch.attach import attach, find_recorded
 from multinode.launch.context import ExecuteOptions, RunContext
 from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.run import Run
@@ -176,7 +176,7 @@ def test_a_run_that_is_taken_up_is_stopped_as_well_though_ctrl_c_would_leave_it(
         observe=lambda progress: judged.set() if progress.note else None,
     )
     with watch(context, "stop"):
-        launched = attach(find_known(tmp_path, "r"), context, ExecuteOptions(leave_on_stop=detached))
+        launched = attach(find_recorded(tmp_path, "r"), context, ExecuteOptions(leave_on_stop=detached))
     nodes.check()
     assert launched.run.status == status
     assert launched.run.stop_reason == ("slower_than_one_node" if status == "stopped" else "")

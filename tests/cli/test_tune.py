@@ -12,11 +12,11 @@ from typer.testing import CliRunner, Result
 
 from multinode.cli.main import build_app
 from multinode.errors import MultinodeError, UsageError
-from multinode.experiment.asked_tuning import AskedTuning
 from multinode.experiment.tune import Tuned
+from multinode.experiment.tuning_request import TuningRequest
 from multinode.job.engine_commands import choose_engine
 from multinode.job.planning import LaunchOptions
-from tests.experiment.tuning import HOSTS, YAML, Elsewhere, asked_tuning
+from tests.experiment.tuning import HOSTS, YAML, Elsewhere, tuning_request
 
 SHAPE = ("job.yaml", "--hosts", "hosts", "--steps", "64", "--candidates", "3", "--eval-samples", "8")
 
@@ -35,9 +35,9 @@ def run(*arguments: str, verb: str = "tune") -> Result:
     return CliRunner().invoke(build_app(), [verb, *arguments])
 
 
-def typed(**fields: Any) -> AskedTuning:
+def typed(**fields: Any) -> TuningRequest:
     """What the command line asks for."""
-    asked = asked_tuning(**fields)
+    asked = tuning_request(**fields)
     options = LaunchOptions(engine=choose_engine(asked.launch.job))  # type: ignore[arg-type]
     return msgspec.structs.replace(asked, launch=msgspec.structs.replace(asked.launch, options=options))
 

@@ -11,7 +11,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.experiment.grid_plan import cell_overrides, plan_grid
-from multinode.experiment.sweep import AskedGrid, CellRun, CellTraining, Swept, sweep
+from multinode.experiment.sweep import CellRun, CellTraining, GridRequest, Swept, sweep
 from multinode.job.job import Job, parse_llamafactory
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
 from multinode.launch.grid import CellRecord, Grid, GridRecord
@@ -34,7 +34,7 @@ BATCH = "per_device_train_batch_size"
 End = float | str | Exception | None
 
 
-def sweep_of(settings: dict[str, tuple[Any, ...]], **changed: Any) -> AskedGrid:
+def sweep_of(settings: dict[str, tuple[Any, ...]], **changed: Any) -> GridRequest:
     """A sweep on the first node, two workers on it, unless `changed` says otherwise."""
     job: Job = changed.pop("job", JOB)
     training = CellTraining(**{name: changed.pop(name) for name in ("steps", "minutes") if name in changed})
@@ -45,7 +45,7 @@ def sweep_of(settings: dict[str, tuple[Any, ...]], **changed: Any) -> AskedGrid:
         for cell in cells
     }
     launch = Launch(cluster=CLUSTER, hostfile=HOSTS, job=job, execute=ExecuteOptions(kind="sweep"))
-    return AskedGrid(launch=launch, job=job, grid=grid, cells=cells, jobs=jobs, training=training)
+    return GridRequest(launch=launch, job=job, grid=grid, cells=cells, jobs=jobs, training=training)
 
 
 class Elsewhere:
@@ -65,7 +65,7 @@ class Elsewhere:
     def context(self) -> RunContext:
         return RunContext(FakeTransport(lambda *_: ()), self.runs, stop=self.stop, say=self.said.append)
 
-    def sweep(self, asked: AskedGrid, *, anew: bool = False, retry_failed: bool = False) -> Swept:
+    def sweep(self, asked: GridRequest, *, anew: bool = False, retry_failed: bool = False) -> Swept:
         return sweep(asked, self.context, Resume(anew=anew, retry_failed=retry_failed), self._conclude, self.measure)
 
     def grid(self) -> GridRecord:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.errors import MultinodeError
-from multinode.experiment.sweep import STEPS_WITHOUT_END, AskedGrid, TimedStop, cell_launch, with_time_limit
+from multinode.experiment.sweep import STEPS_WITHOUT_END, GridRequest, TimedStop, cell_launch, with_time_limit
 from multinode.launch.context import RunContext, StopRequest
 from multinode.launch.grid import GridRecord, begin
 from multinode.launch.progress_table import progress_line
@@ -35,7 +35,7 @@ def killed_by_time(tmp_path: Path) -> Elsewhere:
     return kill(tmp_path, BY_TIME)
 
 
-def kill(runs: Path, asked: AskedGrid) -> Elsewhere:
+def kill(runs: Path, asked: GridRequest) -> Elsewhere:
     """Nodes with a sweep whose first cell is measured, and whose second was under way."""
     nodes = Elsewhere(runs)
     nodes.ends = lambda label: 10.0 if label.endswith("batch1") else MultinodeError("stop here")

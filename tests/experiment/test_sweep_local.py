@@ -13,7 +13,7 @@ from pathlib import Path
 
 from multinode.cluster.cluster import local_cluster
 from multinode.experiment.grid_plan import plan_grid
-from multinode.experiment.sweep import AskedGrid, CellTraining, Swept, sweep
+from multinode.experiment.sweep import CellTraining, GridRequest, Swept, sweep
 from multinode.job.engine_commands import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
@@ -49,7 +49,7 @@ class Here:
             execute=ExecuteOptions(kind="sweep", grace_s=2.0, lease_s=30.0),
             check=False,
         )
-        self.asked = AskedGrid(
+        self.asked = GridRequest(
             launch=launch,
             job=job,
             grid=grid,

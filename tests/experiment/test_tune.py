@@ -7,9 +7,9 @@ import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
-from multinode.experiment.asked_tuning import TUNING_FILE, first_two, plan_tuning, require_tunable
 from multinode.experiment.tune import find_tuned
 from multinode.experiment.tuning import Tuning
+from multinode.experiment.tuning_request import TUNING_FILE, first_two, plan_tuning, require_tunable
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.job.job_files import parse_change
 from multinode.job.planning import workers_of_nodes
@@ -20,7 +20,7 @@ from multinode.records.averaging import Averaging
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
-from tests.experiment.tuning import HOSTS, YAML, Elsewhere, asked_tuning, steps_of
+from tests.experiment.tuning import HOSTS, YAML, Elsewhere, steps_of, tuning_request
 
 changed = msgspec.structs.replace
 # By what is predicted of them here, best first.
@@ -30,7 +30,7 @@ CHANGES = ["local-sgd-every-16-steps-in-fp16", "gradients-in-fp16-gradient-accum
 def test_on_unequal_nodes_the_first_two_have_their_own_slots() -> None:
     baseline, alone = first_two(Layout.of((1, 2)))
     assert [(one.nodes, one.workers_per_node) for one in (baseline, alone)] == [(2, None), (1, 1)]
-    launch = msgspec.structs.replace(asked_tuning().launch, cluster=parse_hostfile("a slots=1\nb slots=2\n", "hosts"))
+    launch = msgspec.structs.replace(tuning_request().launch, cluster=parse_hostfile("a slots=1\nb slots=2\n", "hosts"))
     made = [changed_launch(launch, one.change, Layout.of((1, 2))) for one in (baseline, alone)]
     assert [workers_of_nodes(one.cluster, {}, one.options.workers_per_node) for one in made] == [(1, 2), (1,)]
 
@@ -47,7 +47,7 @@ def grid_of(runs: Path) -> GridRecord:
 
 def test_the_first_two_say_what_is_tried_and_every_seed_has_all_of_them_in_turns(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
-    tuned = nodes.tune(asked_tuning())
+    tuned = nodes.tune(tuning_request())
     assert labels(nodes, 1) == ["baseline", "one-node", *CHANGES]
     assert labels(nodes, 2) == ["one-node", *reversed(CHANGES), "baseline"]
     assert [row.candidate.label for row in tuned.tuning.rows] == ["baseline", "one-node", *CHANGES]
@@ -62,7 +62,7 @@ def test_the_first_two_say_what_is_tried_and_every_seed_has_all_of_them_in_turns
 
 def test_every_run_trains_on_as_many_samples_with_the_seed_of_its_round(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
-    nodes.tune(asked_tuning())
+    nodes.tune(tuning_request())
     steps = {"baseline": 64, "one-node": 128, CHANGES[0]: 64, CHANGES[1]: 16, CHANGES[2]: 8}
     evaluated = {"baseline": 8, "one-node": 16, CHANGES[0]: 16, CHANGES[1]: 2, CHANGES[2]: 1}
     for name, what in zip(nodes.order, nodes.launches, strict=True):
@@ -85,7 +85,7 @@ def test_every_run_trains_on_as_many_samples_with_the_seed_of_its_round(tmp_path
 
 def test_the_winner_is_written_as_launch_takes_it(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
-    tuned = nodes.tune(asked_tuning())
+    tuned = nodes.tune(tuning_request())
     assert (tuned.tuning.outcome, tuned.tuning.recommended) == ("one_node", "one-node")
     assert tuned.tuning.verdict.startswith("Train on one node: ")
     change = parse_change((tuned.directory / "tuned.yaml").read_text(), "tuned.yaml")
@@ -98,7 +98,7 @@ def test_a_change_that_wins_is_written_with_the_nodes_it_won_on(
     output = tmp_path / "mine.yaml"
     # Averaging that costs nothing of the loss.
     nodes = Elsewhere(tmp_path / "runs", loss_by_round=0.0)
-    tuned = nodes.tune(asked_tuning(output=output))
+    tuned = nodes.tune(tuning_request(output=output))
     assert tuned.tuning.recommended == CHANGES[0], tuned.tuning.verdict
     assert tuned.tuning.file == str(output)
     change = parse_change(output.read_text(), output)
@@ -120,15 +120,15 @@ def test_killed_anywhere_the_same_command_makes_the_rest_and_nothing_twice(tmp_p
 
     nodes.ends = kill
     with pytest.raises(Killed):
-        nodes.tune(asked_tuning())
+        nodes.tune(tuning_request())
     cut = nodes.order[-1]
     nodes.ends = lambda _: None
-    tuned = nodes.tune(asked_tuning())
+    tuned = nodes.tune(tuning_request())
     # Two seeds of five, and the one that was cut off once more.
     assert len(nodes.order) == 2 * 5 + 1
     assert {name for name in nodes.order if nodes.order.count(name) > 1} == {cut}
     assert {len(row.run_ids) for row in tuned.tuning.rows} == {2}
-    whole = Elsewhere(tmp_path / "whole").tune(asked_tuning())
+    whole = Elsewhere(tmp_path / "whole").tune(tuning_request())
     assert tuned.tuning.verdict == whole.tuning.verdict
     assert [row.loss for row in tuned.tuning.rows] == [row.loss for row in whole.tuning.rows]
 
@@ -144,13 +144,13 @@ def test_what_ctrl_c_stops_is_kept_and_goes_on(tmp_path: Path) -> None:
 
     nodes.ends = stop
     with pytest.raises(Interrupted, match="interrupted; 5 cells: 2 measured, 3 waiting") as caught:
-        nodes.tune(asked_tuning())
+        nodes.tune(tuning_request())
     assert "run the same command to resume" in (caught.value.hint or "")
     stored = next(tmp_path.glob(f"*/{TUNING_FILE}"))
     so_far = msgspec.json.decode(stored.read_bytes(), type=Tuning)
     assert so_far.verdict.endswith("3 changes not measured yet.")
     nodes.stop, nodes.ends = type(nodes.stop)(), lambda _: None
-    nodes.tune(asked_tuning())
+    nodes.tune(tuning_request())
     assert len(nodes.order) == 11
 
 
@@ -160,7 +160,7 @@ def test_a_change_that_fails_or_runs_out_of_memory_is_a_result(tmp_path: Path) -
         f"{CHANGES[1]}-1": NodeFailed("no such option", node="a"),
     }
     nodes = Elsewhere(tmp_path, ends.get)
-    tuned = nodes.tune(asked_tuning())
+    tuned = nodes.tune(tuning_request())
     rows = {row.candidate.label: row for row in tuned.tuning.rows}
     assert rows[CHANGES[0]].state == "out_of_memory"
     assert (rows[CHANGES[1]].state, rows[CHANGES[1]].reason) == ("failed", "a: no such option")
@@ -168,22 +168,22 @@ def test_a_change_that_fails_or_runs_out_of_memory_is_a_result(tmp_path: Path) -
     # It is not tried again for the second seed, nor by the same command, unless that is asked for.
     assert [name for name in nodes.order if name.startswith(CHANGES[0])] == [f"{CHANGES[0]}-1"]
     done = len(nodes.order)
-    nodes.tune(asked_tuning())
+    nodes.tune(tuning_request())
     assert len(nodes.order) == done
     nodes.ends = lambda _: None
-    nodes.tune(asked_tuning(), retry_failed=True)
+    nodes.tune(tuning_request(), retry_failed=True)
     assert nodes.order[done:] == [f"{CHANGES[1]}-1", f"{CHANGES[1]}-2"]
 
 
 def test_a_training_that_fails_as_it_stands_is_nothing_to_tune(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, lambda label: "missing_file" if label.startswith("baseline") else None)
     with pytest.raises(RunFailed, match="the unchanged training has no figures: a: missing_file happened"):
-        nodes.tune(asked_tuning())
+        nodes.tune(tuning_request())
 
 
 def test_one_node_that_fails_leaves_the_changes_to_be_compared_with_the_training_as_it_stands(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, lambda label: "out_of_gpu_memory" if label.startswith("one-node") else None)
-    tuned = nodes.tune(asked_tuning())
+    tuned = nodes.tune(tuning_request())
     alone = tuned.tuning.rows[1]
     assert (alone.state, alone.run_ids) == ("out_of_memory", ())
     assert len(tuned.tuning.rows) > 2
@@ -192,7 +192,7 @@ def test_one_node_that_fails_leaves_the_changes_to_be_compared_with_the_training
 
 def test_what_does_not_fit_the_budget_is_not_begun_and_a_larger_one_goes_on(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
-    small = asked_tuning(budget_s=1e-6)
+    small = tuning_request(budget_s=1e-6)
     tuned = nodes.tune(small)
     # Of the first nobody knows how long it takes.
     assert nodes.order == ["baseline-1"]
@@ -201,23 +201,23 @@ def test_what_does_not_fit_the_budget_is_not_begun_and_a_larger_one_goes_on(tmp_
     again = find_tuned(small, tmp_path, Resume())
     assert again is not None
     assert again.directory == tuned.directory
-    nodes.tune(asked_tuning())
+    nodes.tune(tuning_request())
     assert nodes.order[:2] == ["baseline-1", "one-node-1"]
     assert len(grid_of(tmp_path).cells) == len({name[:-2] for name in nodes.order})
 
 
 def test_more_seeds_go_on_and_another_length_begins_anew(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
-    first = nodes.tune(asked_tuning())
+    first = nodes.tune(tuning_request())
     done = len(nodes.order)
-    assert find_tuned(asked_tuning(), tmp_path, Resume()) is not None
-    third = nodes.tune(asked_tuning(seeds=3))
+    assert find_tuned(tuning_request(), tmp_path, Resume()) is not None
+    third = nodes.tune(tuning_request(seeds=3))
     assert third.directory == first.directory
     assert [name[-1] for name in nodes.order[done:]] == ["3"] * 5
     assert third.tuning.rows[0].loss is not None
     assert third.tuning.rows[0].loss.repeats == 3
-    assert nodes.tune(asked_tuning(seeds=1, steps=32)).directory != first.directory
-    assert nodes.tune(asked_tuning(seeds=1), anew=True).directory != first.directory
+    assert nodes.tune(tuning_request(seeds=1, steps=32)).directory != first.directory
+    assert nodes.tune(tuning_request(seeds=1), anew=True).directory != first.directory
 
 
 RATES = (1e-3, 2e-3, 4e-3)
@@ -234,7 +234,7 @@ def rates_of(nodes: Elsewhere) -> dict[str, list[tuple[float, int]]]:
 
 def test_every_change_has_the_best_learning_rate_of_its_own(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, loss_by_round=0.0)
-    tuned = nodes.tune(asked_tuning(learning_rates=RATES, most=2))
+    tuned = nodes.tune(tuning_request(learning_rates=RATES, most=2))
     first = [(rate, 7) for rate in RATES]
     # Two samples in a step of one node, four of both, and sixteen with accumulation, whose best was not tried.
     assert rates_of(nodes) == {
@@ -261,7 +261,7 @@ def test_every_change_has_the_best_learning_rate_of_its_own(tmp_path: Path) -> N
 
 def test_learning_rates_are_resumed_like_seeds(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
-    asked = asked_tuning(learning_rates=RATES, most=1, seeds=1)
+    asked = tuning_request(learning_rates=RATES, most=1, seeds=1)
     assert plan_tuning(asked, tmp_path, Resume()).learning_rates == RATES
 
     def kill(name: str) -> None:
@@ -285,7 +285,7 @@ def test_learning_rates_are_resumed_like_seeds(tmp_path: Path) -> None:
 
 def test_a_learning_rate_that_diverges_or_fails_is_not_taken(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, lambda name: "missing_file" if name == "baseline-2" else None)
-    asked = asked_tuning(learning_rates=RATES, most=1)
+    asked = tuning_request(learning_rates=RATES, most=1)
     tuned = nodes.tune(asked)
     baseline = tuned.tuning.rows[0]
     # Its best one failed.
@@ -303,13 +303,13 @@ def test_a_learning_rate_that_diverges_or_fails_is_not_taken(tmp_path: Path) -> 
 
 def test_without_evaluations_the_training_loss_is_compared(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, evaluates=False)
-    tuned = nodes.tune(asked_tuning())
+    tuned = nodes.tune(tuning_request())
     assert tuned.tuning.loss_of == "training"
 
 
 def test_data_that_were_tokenized_before_are_not_split(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
-    nodes.tune(asked_tuning(yaml=f"{YAML}tokenized_path: there\n", seeds=1))
+    nodes.tune(tuning_request(yaml=f"{YAML}tokenized_path: there\n", seeds=1))
     assert isinstance(nodes.launches[0].job, LlamaFactoryJob)
     config = nodes.launches[0].job.config
     assert not {"val_size", "eval_strategy"} & set(config)
@@ -318,15 +318,15 @@ def test_data_that_were_tokenized_before_are_not_split(tmp_path: Path) -> None:
 
 def test_a_plan_says_what_is_tried_as_far_as_stored_runs_tell(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
-    nothing = plan_tuning(asked_tuning(), tmp_path, Resume())
+    nothing = plan_tuning(tuning_request(), tmp_path, Resume())
     assert [row.candidate.label for row in nothing.rows] == ["baseline", "one-node"]
     assert nothing.needed_s is None
-    nodes.tune(asked_tuning())
-    own = plan_tuning(asked_tuning(seeds=3), tmp_path, Resume())
+    nodes.tune(tuning_request())
+    own = plan_tuning(tuning_request(seeds=3), tmp_path, Resume())
     assert [row.candidate.label for row in own.rows] == ["baseline", "one-node", *CHANGES]
     assert own.waiting == 5
     # By runs of the same training, in another tuning.
-    other = plan_tuning(asked_tuning(steps=200), tmp_path, Resume())
+    other = plan_tuning(tuning_request(steps=200), tmp_path, Resume())
     assert other.run_id == ""
     assert len(other.rows) == 5
     assert other.needed_s is not None
@@ -336,7 +336,7 @@ def test_a_plan_says_what_is_tried_as_far_as_stored_runs_tell(tmp_path: Path) ->
 
 
 def test_a_script_and_a_single_node_are_refused_before_any_node_is_asked() -> None:
-    asked = asked_tuning()
+    asked = tuning_request()
     script = changed(asked, launch=changed(asked.launch, job=ScriptJob(argv=("train.py",))))
     with pytest.raises(UsageError, match="this is a script"):
         require_tunable(script)

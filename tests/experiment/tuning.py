@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.experiment.asked_tuning import AskedTuning
 from multinode.experiment.sweep import CellRun
 from multinode.experiment.tune import Tuned, tune
+from multinode.experiment.tuning_request import TuningRequest
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory, render_job
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
 from multinode.launch.series import Resume
@@ -24,7 +24,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
 from tests.predict.test_advise import keep
 
-__all__ = ["Elsewhere", "asked_tuning", "steps_of"]
+__all__ = ["Elsewhere", "steps_of", "tuning_request"]
 
 HOSTS = "a slots=1\nb slots=1\n"
 YAML = "model_name_or_path: tiny\nstage: sft\nfinetuning_type: full\nper_device_train_batch_size: 2\nseed: 7\n"
@@ -40,7 +40,7 @@ changed = msgspec.structs.replace
 End = str | Exception | None
 
 
-def asked_tuning(**fields: Any) -> AskedTuning:
+def tuning_request(**fields: Any) -> TuningRequest:
     """Of the small model, for 20 minutes."""
     job = parse_llamafactory(fields.pop("yaml", YAML), "job.yaml")
     launch = Launch(
@@ -54,7 +54,7 @@ def asked_tuning(**fields: Any) -> AskedTuning:
         "most": 3,
         "evaluation_samples": 8,
     }
-    return AskedTuning(**(usual | fields))
+    return TuningRequest(**(usual | fields))
 
 
 def steps_of(what: Launch) -> int:
@@ -88,7 +88,7 @@ class Elsewhere:
     def context(self) -> RunContext:
         return RunContext(FakeTransport(lambda *_: ()), self.runs, stop=self.stop, say=self.said.append)
 
-    def tune(self, asked: AskedTuning, **resume: bool) -> Tuned:
+    def tune(self, asked: TuningRequest, **resume: bool) -> Tuned:
         return tune(asked, self.context, Resume(**resume), self.measure)
 
     def measure(self, what: Launch, context: RunContext, minutes: float | None) -> CellRun:

@@ -20,7 +20,7 @@ from multinode.errors import (
     ResolveError,
     UsageError,
 )
-from multinode.launch.attach import Known, attach, follow_logs
+from multinode.launch.attach import RecordedRun, attach, follow_logs
 from multinode.launch.context import ExecuteOptions, RunContext, StopRequest
 from multinode.records.plan import TraceWindow
 from multinode.records.run import Run, new_run
@@ -48,13 +48,13 @@ class Nodes(ScriptedNodes):
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> Known:
+def known(tmp_path: Path) -> RecordedRun:
     plan = make_plan(*NODES)
     directory = RunDirectory.create(tmp_path, plan.run_id)
     run = msgspec.structs.replace(new_run(plan, 1.0), lease_s=0.1)
     directory.write("run.json", run)
     cluster = Cluster(nodes=tuple(Node(name=name) for name in NODES), source="hosts")
-    return Known(run=run, plan=plan, cluster=cluster, directory=directory)
+    return RecordedRun(run=run, plan=plan, cluster=cluster, directory=directory)
 
 
 def goes_well(talk: Talk) -> None:
@@ -63,31 +63,33 @@ def goes_well(talk: Talk) -> None:
     talk.end()
 
 
-def context(known: Known, nodes: ScriptedNodes) -> RunContext:
+def context(known: RecordedRun, nodes: ScriptedNodes) -> RunContext:
     return RunContext(AgentTransport(nodes, AgentArchive(b"")), known.directory.path.parent)
 
 
-def follow(known: Known, nodes: ScriptedNodes) -> dict[str, bytes]:
+def follow(known: RecordedRun, nodes: ScriptedNodes) -> dict[str, bytes]:
     try:
         return dict(follow_logs(known, (0, 1), context(known, nodes), SOON))
     finally:
         nodes.check()
 
 
-def recorded(known: Known) -> Run:
+def recorded(known: RecordedRun) -> Run:
     run = known.directory.read("run.json", Run)
     assert run is not None
     return run
 
 
-def test_logs_are_followed_to_the_end(known: Known) -> None:
+def test_logs_are_followed_to_the_end(known: RecordedRun) -> None:
     assert follow(known, Nodes(goes_well, {})) == dict.fromkeys(NODES, b"one\n")
     assert recorded(known).status == "succeeded"
 
 
 @pytest.mark.parametrize("names", ["ab", "b"])
 @pytest.mark.parametrize("error", [TIMED_OUT, ContactLost("sshd did not answer in time")])
-def test_a_node_that_stays_out_of_reach_is_the_error_and_lost(known: Known, error: MultinodeError, names: str) -> None:
+def test_a_node_that_stays_out_of_reach_is_the_error_and_lost(
+    known: RecordedRun, error: MultinodeError, names: str
+) -> None:
     """Also where all of them are at the same moment: that one was never started is for the node to say."""
     with pytest.raises(ContactLost, match=error.message) as caught:
         follow(known, Nodes(goes_well, dict.fromkeys(names, error)))
@@ -97,7 +99,7 @@ def test_a_node_that_stays_out_of_reach_is_the_error_and_lost(known: Known, erro
     assert [node.name for node in run.nodes if node.state == "lost"] == list(names)
 
 
-def test_a_node_that_comes_into_reach_is_followed(known: Known) -> None:
+def test_a_node_that_comes_into_reach_is_followed(known: RecordedRun) -> None:
     nodes = Nodes(goes_well, {"b": TIMED_OUT})
     seen = context(known, nodes)
     # So many looks at the progress, which shows that it is being sought.
@@ -107,7 +109,7 @@ def test_a_node_that_comes_into_reach_is_followed(known: Known) -> None:
 
 
 @pytest.mark.parametrize("kind", [UsageError, ResolveError, HostKeyError, AuthError])
-def test_what_only_we_can_put_right_leaves_the_run_alone(known: Known, kind: type[MultinodeError]) -> None:
+def test_what_only_we_can_put_right_leaves_the_run_alone(known: RecordedRun, kind: type[MultinodeError]) -> None:
     left = threading.Event()
 
     def goes_on(talk: Talk) -> None:
@@ -126,7 +128,9 @@ def test_what_only_we_can_put_right_leaves_the_run_alone(known: Known, kind: typ
 
 
 @pytest.mark.parametrize("kind", [ConnectError, AuthError, NodeFailed])
-def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(known: Known, kind: type[MultinodeError]) -> None:
+def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(
+    known: RecordedRun, kind: type[MultinodeError]
+) -> None:
     request = StopRequest()
     request.ask("stop")
     nodes = Nodes(goes_well, dict.fromkeys("ab", kind("no way to it")))
@@ -136,7 +140,7 @@ def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(known: Known, 
     assert (run.first_failure.node, "no way to it" in run.first_failure.message) == ("a", True)
 
 
-def test_a_node_that_knows_no_such_run_is_the_error(known: Known) -> None:
+def test_a_node_that_knows_no_such_run_is_the_error(known: RecordedRun) -> None:
     def play(talk: Talk) -> None:
         if talk.node.name == "b":
             talk.say({"kind": "error", "message": "no run r.1 on this node"})
@@ -148,7 +152,7 @@ def test_a_node_that_knows_no_such_run_is_the_error(known: Known) -> None:
     assert caught.value.node == "b"
 
 
-def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_time(known: Known) -> None:
+def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_time(known: RecordedRun) -> None:
     """The record says it before the thread that follows is done: here it waits for a trace."""
     window = TraceWindow(steps=2, ranks=(0,))
     traced = msgspec.structs.replace(known, plan=msgspec.structs.replace(known.plan, trace=window))

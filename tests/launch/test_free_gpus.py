@@ -85,7 +85,7 @@ class Cards:
     def prepared(self) -> Prepared:
         what = Launch(cluster=CLUSTER, hostfile="", job=JOB)
         found = {"a": facts("a", {}), "b": facts("b", {1: OTHERS} if self.held else {})}
-        return Prepared(what=what, facts=found, plan=plan_of(1), findings=(), directory=RunDirectory(Path()))
+        return Prepared(launch=what, facts=found, plan=plan_of(1), findings=(), directory=RunDirectory(Path()))
 
     def _answer(self, node: Node, _command: str, _stdin: bytes) -> list[bytes]:
         held: dict[int, tuple[GpuProcess, ...]] = {}

@@ -19,7 +19,7 @@ from multinode.errors import ConnectError
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
-from multinode.launch.attach import find_known, stop
+from multinode.launch.attach import find_recorded, stop
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext
 from multinode.launch.restart import RestartOptions
 from multinode.launch.restarts import launch_with_restarts
@@ -118,7 +118,7 @@ def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Restar
 @pytest.mark.parametrize("name", ["r", "r-1"])
 def test_a_stop_from_elsewhere_ends_a_run_that_is_between_two_attempts(restarted: Restarted, name: str) -> None:
     elsewhere = RunContext(FakeTransport(lambda *_: []), restarted.runs)
-    stopped = stop(find_known(restarted.runs, name), elsewhere, 1.0)
+    stopped = stop(find_recorded(restarted.runs, name), elsewhere, 1.0)
     assert (stopped.run.run_id, stopped.run.status, stopped.run.stop_reason) == ("r", "stopped", "stop")
     ended = restarted.launched.result(DEADLINE_S).run
     assert (ended.status, restarted.began) == ("stopped", 1)
@@ -183,7 +183,7 @@ def test_a_stop_while_an_attempt_runs_is_its_last_however_it_ends(tmp_path: Path
     with ThreadPoolExecutor(1) as pool:
         launched = pool.submit(launch_with_restarts, launch(execute), context, RestartOptions(restarts=3))
         assert running.wait(DEADLINE_S)
-        stopped = stop(find_known(tmp_path, "r"), RunContext(FakeTransport(lambda *_: []), tmp_path), grace_s)
+        stopped = stop(find_recorded(tmp_path, "r"), RunContext(FakeTransport(lambda *_: []), tmp_path), grace_s)
         ended = launched.result(DEADLINE_S).run
     nodes.check()
     assert stopped.run == ended

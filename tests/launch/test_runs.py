@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from multinode.cli.main import build_app
 from multinode.cluster.cluster import Cluster
 from multinode.errors import MultinodeError, UsageError
-from multinode.launch.attach import Known, choose_logs, choose_nodes, follow_logs, node_logs
+from multinode.launch.attach import RecordedRun, choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.context import RunContext
 from multinode.launch.node_runs import load_run, load_runs
 from multinode.profile.summary import Summary
@@ -241,7 +241,9 @@ def test_a_defect_of_who_follows_a_run_is_no_good_end_of_its_logs(tmp_path: Path
     run = msgspec.structs.replace(RUN, status="running", ended_s=None)
     directory = store(tmp_path)
     directory.write("run.json", run)
-    known = Known(run=run, plan=make_plan("box-a"), cluster=Cluster(nodes=(), source="hosts"), directory=directory)
+    known = RecordedRun(
+        run=run, plan=make_plan("box-a"), cluster=Cluster(nodes=(), source="hosts"), directory=directory
+    )
     context = RunContext(FakeTransport(lambda *_: []), tmp_path)
     with pytest.raises(IndexError):
         list(follow_logs(known, (0,), context))

@@ -13,7 +13,7 @@ import pytest
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch import attach
-from multinode.launch.attach import Known, find_known, stop
+from multinode.launch.attach import RecordedRun, find_recorded, stop
 from multinode.launch.context import RunContext
 from multinode.launch.node_runs import stop_by_id
 from multinode.records.run import NodeRun, Run, new_run
@@ -26,7 +26,7 @@ STOPPED = {"kind": "stopped", "state": "ended", "processes_left": 0}
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Known]:
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedRun]:
     """A run whose lock is held, as by the process that follows it."""
     monkeypatch.setattr(attach, "ANSWER_S", 0.5)
     plan = make_plan("a", "b")
@@ -35,13 +35,13 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Known]:
     directory.write("run.json", run)
     cluster = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
     with directory.lock():
-        yield Known(run=run, plan=plan, cluster=cluster, directory=directory)
+        yield RecordedRun(run=run, plan=plan, cluster=cluster, directory=directory)
 
 
 @pytest.mark.parametrize("ended_by", ["a", "b"])
 @pytest.mark.parametrize("unreachable", ["", "b", "ab"])
 def test_the_recorded_end_counts_and_without_one_the_error_of_the_node(
-    known: Known, unreachable: str, ended_by: str
+    known: RecordedRun, unreachable: str, ended_by: str
 ) -> None:
     """As in a batch job: the node that is told ends it, and the channel to the other may go with it."""
 
@@ -62,7 +62,7 @@ def test_the_recorded_end_counts_and_without_one_the_error_of_the_node(
         assert raised.value.node == unreachable[0]
 
 
-def test_an_end_that_nobody_records_is_an_error(known: Known) -> None:
+def test_an_end_that_nobody_records_is_an_error(known: RecordedRun) -> None:
     answers = FakeTransport(lambda *_: [json.dumps(STOPPED).encode() + b"\n"])
     with pytest.raises(MultinodeError, match="its end was not recorded"):
         stop(known, RunContext(answers, known.directory.path.parent), 0.1)
@@ -71,20 +71,20 @@ def test_an_end_that_nobody_records_is_an_error(known: Known) -> None:
     assert (recorded.status, {node for node, *_ in answers.ran}) == ("running", {"a", "b"})
 
 
-def record(known: Known, status: str, *nodes: NodeRun) -> Known:
+def record(known: RecordedRun, status: str, *nodes: NodeRun) -> RecordedRun:
     run = msgspec.structs.replace(known.run, status=status, nodes=nodes)
     known.directory.write("run.json", run)
     return msgspec.structs.replace(known, run=run)
 
 
 @pytest.fixture
-def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
     """A run that nobody follows."""
     monkeypatch.setattr(attach, "ANSWER_S", 0.5)
     plan = make_plan("a", "b")
     directory = RunDirectory.create(tmp_path, plan.run_id)
     cluster = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
-    return Known(run=new_run(plan, 1.0), plan=plan, cluster=cluster, directory=directory)
+    return RecordedRun(run=new_run(plan, 1.0), plan=plan, cluster=cluster, directory=directory)
 
 
 def over(name: str, node_rank: int, **fields: Any) -> NodeRun:
@@ -101,7 +101,7 @@ UNCLEAR: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", UNCLEAR)
-def test_a_node_that_has_not_said_that_it_is_over_is_asked_whatever_was_recorded(left: Known, how: str) -> None:
+def test_a_node_that_has_not_said_that_it_is_over_is_asked_whatever_was_recorded(left: RecordedRun, how: str) -> None:
     known = record(left, "lost", over("a", 0, exit_code=1, cause="exited"), over("b", 1, **UNCLEAR[how]))
     nodes = FakeTransport(
         lambda *_: [json.dumps({**STOPPED, "cause": "stopped", "signal": "SIGTERM"}).encode() + b"\n"]
@@ -114,14 +114,14 @@ def test_a_node_that_has_not_said_that_it_is_over_is_asked_whatever_was_recorded
     assert known.directory.read("run.json", Run) == run
 
 
-def test_a_run_that_every_node_said_to_be_over_is_left_as_it_is(left: Known) -> None:
+def test_a_run_that_every_node_said_to_be_over_is_left_as_it_is(left: RecordedRun) -> None:
     known = record(left, "succeeded", over("a", 0, cause="exited"), over("b", 1, cause="exited"))
     nodes = FakeTransport(lambda *_: [])
     assert stop(known, RunContext(nodes, known.directory.path.parent), 0.1).run == known.run
     assert nodes.ran == []
 
 
-def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: Known) -> None:
+def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: RecordedRun) -> None:
     known = record(left, "lost", over("a", 0, state="lost"), over("b", 1, state="lost"))
 
     def answer(node: Node, *_: object) -> list[bytes]:
@@ -138,7 +138,7 @@ def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: Known
     assert run.nodes[0].cause == "stopped"
 
 
-def test_nothing_runs_any_more_where_the_allocation_has_ended(left: Known) -> None:
+def test_nothing_runs_any_more_where_the_allocation_has_ended(left: RecordedRun) -> None:
     known = record(left, "lost", over("a", 0, state="lost"), over("b", 1, state="lost"))
 
     def answer(node: Node, *_: object) -> list[bytes]:
@@ -148,7 +148,7 @@ def test_nothing_runs_any_more_where_the_allocation_has_ended(left: Known) -> No
     assert (run.status, [node.state for node in run.nodes]) == ("stopped", ["ended", "ended"])
 
 
-def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(left: Known) -> None:
+def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(left: RecordedRun) -> None:
     here: dict[str, dict[str, Any]] = {
         "a": {"runs": [{"run_id": "r-x.0"}, {"run_id": "r-x-1.0"}, {"run_id": "other.0"}], "living": []},
         "b": {"runs": [{"run_id": "r-x.0", "machine": "a"}], "living": ["r-x.1"]},
@@ -181,8 +181,8 @@ def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_a
     attempt.write_cluster(Cluster(nodes=(Node(name="a"),), source="hosts"), "a\n")
     for directory in (attempt, whole):
         directory.write("run.json", new_run(plan, 1.0))
-    found = find_known(tmp_path, "r-1").whole
+    found = find_recorded(tmp_path, "r-1").whole
     assert found is not None
     assert found.path == whole.path
     whole.path.chmod(0o777)
-    assert find_known(tmp_path, "r-1").whole is None
+    assert find_recorded(tmp_path, "r-1").whole is None

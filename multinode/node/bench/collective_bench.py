@@ -397,9 +397,9 @@ class _CollectiveWorker:
         for count in _CONNECTIONS:
             results = self._ring.stream(count) if self._ring is not None else []
             if results:
-                told = [{name: one.get(name) for name in ("size_bytes", "time_s", "error")} for one in results]
-                self.record({"kind": "stream", "index": index, "results": told})
-            if any(one["error"] is not None for one in results):
+                figures = [{name: result.get(name) for name in ("size_bytes", "time_s", "error")} for result in results]
+                self.record({"kind": "stream", "index": index, "results": figures})
+            if any(result["error"] is not None for result in results):
                 self._ring = None
 
     def _write_rdma(self, index: int, before: Optional[Counters]) -> None:

@@ -171,8 +171,8 @@ class _DeviceWorker:
         """Why a matrix product is left out: it would leave no time to repeat it. None where it does."""
         if fields["test"] != "matmul":
             return None
-        asked, seconds = bool(self._request["sizes"]), self._request["seconds"]
-        part, least_s = (1.0, _ASKED_S) if asked else (_LARGEST_PART, 0.0)
+        has_sizes, seconds = bool(self._request["sizes"]), self._request["seconds"]
+        part, least_s = (1.0, _ASKED_S) if has_sizes else (_LARGEST_PART, 0.0)
         call_s = self._guess(fields["dtype"], fields["size"])
         if call_s <= max(part * seconds, least_s):
             return None
@@ -186,8 +186,8 @@ class _DeviceWorker:
             self._try_small_ones(dtype, size)
         if self._product is None or self._product[0] != dtype:
             return 0.0
-        _, known, known_s = self._product
-        return known_s * (size / known) ** 3
+        _, known_size, known_s = self._product
+        return known_s * (size / known_size) ** 3
 
     def _try_small_ones(self, dtype: str, size: int) -> None:
         """Larger and larger products below the size, until one takes as long as tells what that would."""
@@ -218,7 +218,7 @@ class _DeviceWorker:
         else:
             seconds = self._time_clock(run, calls, count)
         return {
-            "times_us": [one / calls * _US_PER_S for one in seconds],
+            "times_us": [second / calls * _US_PER_S for second in seconds],
             "calls": calls,
             "graph": graph is not None,
             "began_mono_ns": began_ns,

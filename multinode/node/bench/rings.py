@@ -55,9 +55,9 @@ class RawRing:
         Args:
             places: of all nodes, in node-rank order.
         """
-        known = [place for place in places if place is not None]
-        if self.place is not None and len(known) == len(places) > 1:
-            self._peer = known[(known.index(self.place) + 1) % len(known)]
+        places_known = [place for place in places if place is not None]
+        if self.place is not None and len(places_known) == len(places) > 1:
+            self._peer = places_known[(places_known.index(self.place) + 1) % len(places_known)]
 
     def stream(self, connections: int) -> list[Record]:
         """What arrived at the peer, by connection; empty without one."""
@@ -136,8 +136,8 @@ class RdmaRing:
 
     def __init__(self, addr: str, names: Sequence[str]) -> None:
         self._program = find_program(_PROGRAM, os.environ.get("PATH", os.defpath))
-        known = {f"{port['device']}/{port['port']}": port for port in list_rdma_ports()}
-        self._ports = [known[name] for name in names if name in known]
+        ports = {f"{port['device']}/{port['port']}": port for port in list_rdma_ports()}
+        self._ports = [ports[name] for name in names if name in ports]
         self.place: Optional[RdmaPlace] = None
         if self._program is not None and self._ports and ":" not in addr:
             self.place = (addr, _free_ports(addr, len(self._ports)))
@@ -167,7 +167,7 @@ class RdmaRing:
             return []
         addr, tcp_ports = self._peer
         clients = [self._start(port, tcp_port, addr) for port, tcp_port in zip(self._ports, tcp_ports)]
-        return [_read_answer(f"{port['device']}:{port['port']}", one) for port, one in zip(self._ports, clients)]
+        return [_read_answer(f"{port['device']}:{port['port']}", client) for port, client in zip(self._ports, clients)]
 
     def close(self) -> None:
         """End the servers, which end by themselves where all went well."""
@@ -187,12 +187,12 @@ class RdmaRing:
 
 def _read_answer(name: str, client: Query) -> Record:
     try:
-        found = parse_report(client.answer())
+        report = parse_report(client.answer())
     except QueryFailed as error:
         return {"rdma_port": name, "error": str(error)}
-    if found is None:
+    if report is None:
         return {"rdma_port": name, "error": f"{_PROGRAM} printed no result"}
-    size_bytes, gbit_per_s = found
+    size_bytes, gbit_per_s = report
     return {"rdma_port": name, "size_bytes": size_bytes, "time_s": size_bytes * 8 / gbit_per_s / 1e9, "error": None}
 
 

@@ -494,6 +494,8 @@ class _Orders:
             self._connections.begin(call)
 
     def _answer(self) -> None:
-        for kind, calls in [one for one in self._pending if all(call.result is not None for call in one[1])]:
+        for kind, calls in [
+            pending for pending in self._pending if all(call.result is not None for call in pending[1])
+        ]:
             self._pending.remove((kind, calls))
             self._channel.emit({"kind": kind, "results": [call.result for call in calls]})

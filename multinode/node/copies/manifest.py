@@ -59,10 +59,10 @@ class Manifest:
         self.links: list[tuple[int, str, str]] = []  # path, name and text
         self.block_count = 0
         try:
-            told = json.loads(data)
+            content = json.loads(data)
             # of each path the mode of the directory; None if it is a file
-            self.roots = [None if mode is None else _number(mode, _MODE) for mode in told["roots"]]
-            entries = told["entries"]
+            self.roots = [None if mode is None else _number(mode, _MODE) for mode in content["roots"]]
+            entries = content["entries"]
             seen: set[tuple[int, str]] = set()
             folders = {(root, "") for root, mode in enumerate(self.roots) if mode is not None}
             for root, kind, name, *rest in entries:
@@ -166,12 +166,12 @@ def list_entries(root: int, top: str) -> Iterator[list[Any]]:
         AgentError: it holds too much, something that is no file, or a link to nowhere or to a directory above it.
         OSError: it cannot be read.
     """
-    found = os.stat(top)
-    if stat.S_ISREG(found.st_mode):
-        yield _file(root, "", found)
+    status = os.stat(top)
+    if stat.S_ISREG(status.st_mode):
+        yield _file(root, "", status)
         return
     # Name, path, the directories that it lies in, and how many names ago a link was followed.
-    waiting: list[tuple[str, str, tuple[tuple[int, int], ...], int]] = [("", top, (_identity(found),), 0)]
+    waiting: list[tuple[str, str, tuple[tuple[int, int], ...], int]] = [("", top, (_identity(status),), 0)]
     count = 0
     while waiting:
         name, path, above, depth = waiting.pop()
@@ -186,14 +186,14 @@ def list_entries(root: int, top: str) -> Iterator[list[Any]]:
             if is_link and stays_below(text := os.readlink(child.path), depth):
                 yield [root, _LINK, inner, text]
                 continue
-            found = _follow(child.path)
-            if stat.S_ISDIR(found.st_mode):
-                if _identity(found) in above:
+            status = _follow(child.path)
+            if stat.S_ISDIR(status.st_mode):
+                if _identity(status) in above:
                     raise AgentError(f"{child.path} is a link to a directory that it lies in")
-                yield [root, _DIRECTORY, inner, found.st_mode & _MODE]
-                waiting.append((inner, child.path, (*above, _identity(found)), 0 if is_link else depth + 1))
-            elif stat.S_ISREG(found.st_mode):
-                yield _file(root, inner, found)
+                yield [root, _DIRECTORY, inner, status.st_mode & _MODE]
+                waiting.append((inner, child.path, (*above, _identity(status)), 0 if is_link else depth + 1))
+            elif stat.S_ISREG(status.st_mode):
+                yield _file(root, inner, status)
             else:
                 raise AgentError(f"{child.path} is neither a file nor a directory nor a link")
 
@@ -205,12 +205,12 @@ def _follow(path: str) -> os.stat_result:
         raise AgentError(f"{path} is a link to nowhere", hint="remove it, or put there what it leads to") from None
 
 
-def _file(root: int, name: str, found: os.stat_result) -> list[Any]:
-    return [root, _FILE, name, found.st_size, found.st_mode & _MODE, max(0, found.st_mtime_ns)]
+def _file(root: int, name: str, status: os.stat_result) -> list[Any]:
+    return [root, _FILE, name, status.st_size, status.st_mode & _MODE, max(0, status.st_mtime_ns)]
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def digest_entries(entries: Iterable[list[Any]]) -> tuple[int, int, str]:
@@ -219,8 +219,8 @@ def digest_entries(entries: Iterable[list[Any]]) -> tuple[int, int, str]:
     for _, kind, name, *rest in sorted(entries, key=lambda entry: str(entry[2])):
         files += kind == _FILE
         size_bytes += rest[0] if kind == _FILE else 0
-        told = [kind, name] if kind == _DIRECTORY else [kind, name, rest[0]]
-        digest.update(json.dumps(told).encode())
+        fields = [kind, name] if kind == _DIRECTORY else [kind, name, rest[0]]
+        digest.update(json.dumps(fields).encode())
     return files, size_bytes, digest.hexdigest()
 
 

@@ -59,16 +59,16 @@ def _look(path: str, cwd: Optional[str], home: str) -> Record:
     if cwd is None and not os.path.isabs(expanded):
         return {"path": path, "refused": "the directory of the job is not there"}
     full = os.path.abspath(os.path.join(cwd or "/", expanded))
-    found: Record = {"path": path, "full": full, "exists": os.path.exists(full)}
+    look: Record = {"path": path, "full": full, "exists": os.path.exists(full)}
     # What would take the home directory, and all keys in it, along.
     if os.path.commonpath([home, os.path.realpath(full)]) == os.path.realpath(full):
-        found["refused"] = "it holds the home directory"
-    elif found["exists"]:
+        look["refused"] = "it holds the home directory"
+    elif look["exists"]:
         try:
-            found["files"], found["size_bytes"], found["digest"] = digest_entries(list_entries(0, full))
+            look["files"], look["size_bytes"], look["digest"] = digest_entries(list_entries(0, full))
         except (AgentError, OSError) as error:
-            found["reason"] = str(error)
-    return found
+            look["reason"] = str(error)
+    return look
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -190,9 +190,9 @@ class _Session:
         flags = unpack_flags(self._to_hash or b"", store.manifest.block_count)
         digests = store.hash(flags, self._hashed)
         store.digests[:] = digests
-        told = b"".join(store.digest(block) for block, flag in enumerate(flags) if flag)
+        own = b"".join(store.digest(block) for block, flag in enumerate(flags) if flag)
         with self._changed:
-            self._digests = pack_flags(flags) + told
+            self._digests = pack_flags(flags) + own
             self._changed.notify_all()
 
     def _receive(self) -> None:

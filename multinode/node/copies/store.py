@@ -133,8 +133,8 @@ class Store:
     def _open(self, file: File) -> int:
         return os.open(self.path(file), os.O_RDONLY)
 
-    def _has_changed(self, file: File, found: os.stat_result) -> bool:
-        return (found.st_size, max(0, found.st_mtime_ns)) != (file.size_bytes, file.mtime_ns)
+    def _has_changed(self, file: File, status: os.stat_result) -> bool:
+        return (status.st_size, max(0, status.st_mtime_ns)) != (file.size_bytes, file.mtime_ns)
 
 
 class CopyTarget(Store):
@@ -217,8 +217,8 @@ class CopyTarget(Store):
 
     def is_whole(self) -> bool:
         """Whether nothing is to be written, as all stands in its place."""
-        told = ((_join(self.places[root].final, name), text) for root, name, text in self.manifest.links)
-        links = all(_read_link(path) == text for path, text in told)
+        places = ((_join(self.places[root].final, name), text) for root, name, text in self.manifest.links)
+        links = all(_read_link(path) == text for path, text in places)
         named = [(root, name) for root, name, _ in self.manifest.directories]
         named += [(root, "") for root, mode in enumerate(self.manifest.roots) if mode is not None]
         folders = all(os.path.isdir(_join(self.places[root].final, name)) for root, name in named)
@@ -290,8 +290,8 @@ class CopyTarget(Store):
         """Keep others out until this process ends."""
         if place in self._locked:
             return
-        found = os.lstat(place.staging)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        status = os.lstat(place.staging)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise AgentError(f"{place.staging} is not ours", hint="remove it")
         lock = os.open(os.path.join(place.staging, _LOCK), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -393,9 +393,9 @@ class CopyTarget(Store):
                 return os.open(path, os.O_RDONLY)
         return os.open(staged, os.O_RDONLY)
 
-    def _has_changed(self, file: File, found: os.stat_result) -> bool:
+    def _has_changed(self, file: File, status: os.stat_result) -> bool:
         # Its blocks are compared, each on its own.
-        del file, found
+        del file, status
         return False
 
     def _staged_path(self, file: File) -> str:
@@ -429,10 +429,10 @@ def _read_link(path: str) -> Optional[str]:
 def _regular(look: Callable[[str], os.stat_result], path: str) -> Optional[os.stat_result]:
     """A regular file's; None if there is none."""
     try:
-        found = look(path)
+        kept = look(path)
     except OSError:
         return None
-    return found if stat.S_ISREG(found.st_mode) else None
+    return kept if stat.S_ISREG(kept.st_mode) else None
 
 
 def _files_below(top: str) -> Iterator[str]:

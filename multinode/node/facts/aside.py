@@ -110,7 +110,7 @@ class Readings:
         """Begin with those that have no outcome yet."""
         self._since = time.monotonic()
         waiting = list(self._waiting)
-        self._aside = Aside(lambda: map(_outcome, waiting), sum(one.deadline_s for one in waiting))
+        self._aside = Aside(lambda: map(_outcome, waiting), sum(task.deadline_s for task in waiting))
         return self._aside
 
     def take(self, name: str) -> Any:
@@ -122,12 +122,12 @@ class Readings:
         """
         while name not in self._outcomes:
             self._step()
-        found = self._outcomes[name]
-        if found is None:
+        outcome = self._outcomes[name]
+        if outcome is None:
             raise LateError(name)
-        if "error" in found:
-            raise ValueError(found["error"])
-        return found["value"]
+        if "error" in outcome:
+            raise ValueError(outcome["error"])
+        return outcome["value"]
 
     def close(self) -> None:
         """Give up whatever has not been taken."""

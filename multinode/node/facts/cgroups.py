@@ -74,14 +74,14 @@ class GroupFinder:
 
 def find_hierarchy(controller: str, mountinfo: str = "/proc/self/mountinfo") -> Optional[Hierarchy]:
     """The tree with this controller: version 1 where that is mounted with it, else version 2; None is neither."""
-    found: dict[bool, Hierarchy] = {}
+    hierarchies: dict[bool, Hierarchy] = {}
     for mount in read_mounts(mountinfo):
         unified = mount.filesystem == "cgroup2"
         has_it = unified or (mount.filesystem == "cgroup" and controller in mount.options.split(","))
         # A mount that another one hides shows no groups.
         if has_it and os.path.exists(os.path.join(mount.place, "cgroup.procs")):
-            found[unified] = Hierarchy(controller, unified, mount.root, mount.place)
-    return found.get(False) or found.get(True)
+            hierarchies[unified] = Hierarchy(controller, unified, mount.root, mount.place)
+    return hierarchies.get(False) or hierarchies.get(True)
 
 
 def read_cpu_limit(group: Optional[ControlGroup]) -> Record:

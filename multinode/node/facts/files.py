@@ -127,12 +127,12 @@ def find_existing(full: str) -> str:
 
 def find_mount(full: str, mounts: list[Mount]) -> Optional[Mount]:
     """The file system that holds an absolute path without links: the deepest, and the last of those at one place."""
-    found = None
+    innermost = None
     for mount in mounts:
         inside = full == mount.place or full.startswith(mount.place.rstrip("/") + "/")
-        if inside and (found is None or len(mount.place) >= len(found.place)):
-            found = mount
-    return found
+        if inside and (innermost is None or len(mount.place) >= len(innermost.place)):
+            innermost = mount
+    return innermost
 
 
 def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
@@ -182,7 +182,7 @@ def read_revision(cwd: str) -> Optional[str]:
 def read_model(path: str, cwd: str) -> Record:
     """The numbers of a model directory's config.json, and those of its texts that say how large the model is."""
     config = read_object(os.path.join(_full(path, cwd), "config.json"), _MOST_JSON_BYTES, "config.json")
-    return {key: one for key, one in config.items() if _is_harmless(key, one)}
+    return {key: value for key, value in config.items() if _is_harmless(key, value)}
 
 
 def _is_writable(full: str) -> bool:
@@ -265,8 +265,8 @@ def _resolve_head(folder: str) -> Optional[str]:
     shared = os.path.join(folder, _read_text(common)) if os.path.isfile(common) else folder
     for place in (folder, shared):
         if os.path.isfile(os.path.join(place, name)):
-            found = _read_text(os.path.join(place, name))
-            return found if _REVISION.fullmatch(found) else None
+            text = _read_text(os.path.join(place, name))
+            return text if _REVISION.fullmatch(text) else None
     for line in _read_text(os.path.join(shared, "packed-refs")).splitlines():
         revision, _, packed = line.partition(" ")
         if packed == name and _REVISION.fullmatch(revision):

@@ -144,14 +144,14 @@ def parse_rocm(text: str) -> List[Record]:
     start = next((place for place, line in enumerate(lines) if line.lower().startswith("device,")), None)
     if start is None:
         raise ValueError("rocm-smi printed no table")
-    found = []
+    gpus = []
     for row in csv.DictReader(lines[start:]):
         fields = {(name or "").strip().lower(): (value or "").strip() for name, value in row.items() if name}
         card = _CARD.fullmatch(fields.get("device", ""))
         if card is None:
             continue
         unique = _HEX.fullmatch(fields.get("unique id", ""))
-        found.append(
+        gpus.append(
             _device(
                 int(card[1]),
                 fields.get("card series") or fields.get("card model") or "AMD GPU",
@@ -161,7 +161,7 @@ def parse_rocm(text: str) -> List[Record]:
                 uuid=f"GPU-{unique[1].lower().zfill(16)}" if unique is not None else None,
             )
         )
-    return found[:_MOST]
+    return gpus[:_MOST]
 
 
 def parse_xpu(text: str) -> List[Record]:
@@ -175,9 +175,9 @@ def parse_xpu(text: str) -> List[Record]:
     if not isinstance(devices, list):
         raise ValueError("xpu-smi printed no list of devices")  # noqa: TRY004 - it is what the program said
     return [
-        _device(int(one["device_id"]), str(one.get("device_name") or "Intel GPU"), uuid=one.get("uuid"))
-        for one in devices[:_MOST]
-        if isinstance(one, dict) and one.get("device_type", "GPU") == "GPU" and "device_id" in one
+        _device(int(device["device_id"]), str(device.get("device_name") or "Intel GPU"), uuid=device.get("uuid"))
+        for device in devices[:_MOST]
+        if isinstance(device, dict) and device.get("device_type", "GPU") == "GPU" and "device_id" in device
     ]
 
 
@@ -188,13 +188,13 @@ def parse_npu(text: str) -> List[Record]:
         ValueError: it lists none.
     """
     driver = _NPU_DRIVER.search(text)
-    found: List[Record] = []
+    devices: List[Record] = []
     name = "Ascend NPU"
     for line in text.splitlines():
         chip = _NPU_CHIP.search(line)
         if chip is not None:
-            index = int(chip[1]) if chip[1] is not None else len(found)
-            found.append(
+            index = int(chip[1]) if chip[1] is not None else len(devices)
+            devices.append(
                 _device(
                     index,
                     name,
@@ -207,15 +207,15 @@ def parse_npu(text: str) -> List[Record]:
             name = named[1]
         if "Process id" in line:
             break
-    if not found:
+    if not devices:
         raise ValueError("npu-smi listed no chip")
-    return found[:_MOST]
+    return devices[:_MOST]
 
 
-def _device(index: int, name: str, uuid: Any = None, **known: Any) -> Record:
+def _device(index: int, name: str, uuid: Any = None, **fields: Any) -> Record:
     unknown: Record = {"memory_total_mib": None, "memory_used_mib": None, "driver": None, "processes": []}
     uuid = uuid if isinstance(uuid, str) else None
-    return {"index": index, "name": name[:200], "uuid": uuid, **unknown, **known}
+    return {"index": index, "name": name[:200], "uuid": uuid, **unknown, **fields}
 
 
 def _mib(size_bytes: Optional[str]) -> Optional[float]:

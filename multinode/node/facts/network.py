@@ -122,7 +122,7 @@ def read_interfaces_by_ioctl() -> list[Record]:
             addresses.setdefault(label.split(":")[0], []).append(f"{address}/{prefix_length(mask[20:24])}")
     for name, address in parse_if_inet6(try_read("/proc/net/if_inet6") or ""):
         addresses.setdefault(name, []).append(address)
-    return [_describe(name, found, None) for name, found in addresses.items()]
+    return [_describe(name, address, None) for name, address in addresses.items()]
 
 
 def parse_if_inet6(text: str) -> list[tuple[str, str]]:
@@ -266,8 +266,8 @@ def _find_kind(folder: str, driver: Optional[str]) -> str:
     return _HARDWARE_KINDS.get(read_number(f"{folder}/type") or 0, "virtual")
 
 
-def _count(folder: str, what: str) -> Optional[int]:
-    both = [read_number(f"{folder}/statistics/{way}_{what}") for way in ("rx", "tx")]
+def _count(folder: str, counter: str) -> Optional[int]:
+    both = [read_number(f"{folder}/statistics/{way}_{counter}") for way in ("rx", "tx")]
     return None if None in both else sum(filter(None, both))
 
 

@@ -127,19 +127,19 @@ def _find_gid(folder: str) -> Record:
 
     Documentation/ABI/testing/sysfs-class-infiniband. One that is not used is all zeros, and its type cannot be read.
     """
-    found = None
+    index_found = None
     for index in range(_MAX_GIDS):
         gid = try_read(f"{folder}/gids/{index}")
         if gid is None:
             break
         if gid.strip("0:") and try_read(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
             is_ipv4 = gid.startswith(_IPV4_MAPPED)
-            found = index if found is None or is_ipv4 else found
+            index_found = index if index_found is None or is_ipv4 else index_found
             if is_ipv4:
                 break
-    ifname = None if found is None else try_read(f"{folder}/gid_attrs/ndevs/{found}")
+    ifname = None if index_found is None else try_read(f"{folder}/gid_attrs/ndevs/{index_found}")
     # Without any, the first place names the interface all the same.
-    return {"gid_index": found, "ifname": ifname or try_read(f"{folder}/gid_attrs/ndevs/0") or None}
+    return {"gid_index": index_found, "ifname": ifname or try_read(f"{folder}/gid_attrs/ndevs/0") or None}
 
 
 def _read_pcie(folder: str) -> Record:

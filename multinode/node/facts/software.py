@@ -132,17 +132,17 @@ def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], s
         path: PATH of the job.
     """
     if python is None:
-        found = find_program("python3", path) or find_program("python", path)
-        return found, "neither python3 nor python is on PATH"
+        program = find_program("python3", path) or find_program("python", path)
+        return program, "neither python3 nor python is on PATH"
     # Links stay as they are: behind the link of a virtual environment lies the interpreter that knows nothing of it.
     home, full = os.path.expanduser("~"), os.path.expanduser(python)
-    found = find_program(full, path, home)
-    if found is None and os.path.isdir(os.path.join(home, full)):
+    program = find_program(full, path, home)
+    if program is None and os.path.isdir(os.path.join(home, full)):
         # Whoever names an environment means its interpreter.
         inside = find_program(os.path.join(full, "bin", "python"), path, home)
         way = f"its interpreter is {python.rstrip('/')}/bin/python" if inside else "it has no bin/python"
         return None, f"{python} is a directory: {way}"
-    return found, f"{python} does not exist or is not executable"
+    return program, f"{python} does not exist or is not executable"
 
 
 def query_packages(python: str, cwd: Optional[str], keys: Sequence[str] = ()) -> Query:
@@ -186,8 +186,8 @@ def parse_unknown(text: str) -> dict[str, Optional[str]]:
 def find_tools(names: list[str], python: Optional[str], path: str) -> dict[str, str]:
     """Absolute path of each that is found beside the interpreter, or along `path`."""
     folders = os.pathsep.join(([os.path.dirname(python)] if python else []) + [path])
-    found = {name: find_program(name, folders) for name in names}
-    return {name: place for name, place in found.items() if place is not None}
+    places = {name: find_program(name, folders) for name in names}
+    return {name: place for name, place in places.items() if place is not None}
 
 
 def query_interactive(names: list[str]) -> Query:
@@ -200,12 +200,12 @@ def query_interactive(names: list[str]) -> Query:
 
 def parse_tools(text: str, names: list[str]) -> dict[str, str]:
     """Absolute paths in what the shell printed; its greetings, aliases and functions are passed over."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in text.splitlines():
         name = os.path.basename(line)
         if name in names and len(line) < _MOST_PATH_CHARACTERS and line.startswith("/") and is_program(line):
-            found.setdefault(name, line)
-    return found
+            values.setdefault(name, line)
+    return values
 
 
 def _answer(text: str) -> dict[str, Any]:
@@ -300,9 +300,9 @@ def find_container(env: dict[str, str], root: str = "/") -> str:
     for kind, part in _GROUPS.items():
         if part in groups:
             return kind
-    told = env.get("container") or try_read(os.path.join(root, "run/systemd/container")) or ""
-    if _KIND.fullmatch(told.strip()):
-        return told.strip()
+    container = env.get("container") or try_read(os.path.join(root, "run/systemd/container")) or ""
+    if _KIND.fullmatch(container.strip()):
+        return container.strip()
     for kind, mark in (("docker", ".dockerenv"), ("podman", "run/.containerenv")):
         if os.path.exists(os.path.join(root, mark)):
             return kind

@@ -74,15 +74,15 @@ class StackReader:
 
     def answers(self, deadline_s: float) -> dict[int, Record]:
         """`stack`, `stack_source` and `stack_missing` by pid, for all that were asked."""
-        found = {pid: _stack(None, None, reason) for pid, reason in self._missing.items()}
+        stacks = {pid: _stack(None, None, reason) for pid, reason in self._missing.items()}
         end = time.monotonic() + deadline_s
         for pid, (path, start) in self._asked.items():
             text = _read_grown(path, start, end)
             reason = None if text else "it did not answer: a C call blocks the signal, or the disk is full"
-            found[pid] = _stack(text or None, "faulthandler", reason)
+            stacks[pid] = _stack(text or None, "faulthandler", reason)
         for pid, query in self._queries.items():
-            found[pid] = _py_spy_stack(query)
-        return found
+            stacks[pid] = _py_spy_stack(query)
+        return stacks
 
     def _signal(self, process: Process, mark: Mark) -> None:
         path = os.path.join(self._folder, f"rank-{mark.rank}.txt")
@@ -312,12 +312,12 @@ def _find_members(run_dir: RunDir, marks: dict[int, Mark]) -> list[_Member]:
             members.append(_Member(process, environ, None, None))
         elif process.pid in marks or (rank not in marked and "LOCAL_RANK" not in environs.get(process.ppid, {})):
             members.append(_Member(process, environ, rank, _number(environ["LOCAL_RANK"])))
-    known = {member.process.pid for member in members}
+    pids = {member.process.pid for member in members}
     # A zombie has no environment any more: its mark still says which worker it was.
-    gone = ((find_process(pid), mark) for pid, mark in marks.items() if pid not in known)
+    gone = ((find_process(pid), mark) for pid, mark in marks.items() if pid not in pids)
     members += [_Member(process, {}, mark.rank, None) for process, mark in gone if process is not None]
-    workers = sorted((one for one in members if one.rank is not None), key=lambda one: one.rank or 0)
-    launchers = [one for one in members if one.rank is None]
+    workers = sorted((member for member in members if member.rank is not None), key=lambda member: member.rank or 0)
+    launchers = [member for member in members if member.rank is None]
     return launchers[:_MOST_LAUNCHERS] + workers[:_MOST_PROCESSES]
 
 
@@ -370,14 +370,14 @@ def _sockets(pid: int) -> Optional[Record]:
 
 def _last_steps(run_dir: RunDir) -> list[Record]:
     """The last step of each rank that has recorded one, whether its process lives or not."""
-    found = []
+    records = []
     names = [name for name in list_names(run_dir.samples) if name.startswith("rank-")]
     for name in names[:_MOST_PROCESSES]:
         with contextlib.suppress(OSError):
             step = _last_step(os.path.join(run_dir.samples, name))
             if step is not None:
-                found.append({"rank": step.get("rank"), "step": step.get("step"), "time_s": step.get("time_s")})
-    return found
+                records.append({"rank": step.get("rank"), "step": step.get("step"), "time_s": step.get("time_s")})
+    return records
 
 
 def _last_step(path: str) -> Optional[Record]:
@@ -402,12 +402,12 @@ def list_flight_records(run_dir: str, environs: Iterable[dict[str, str]]) -> lis
     """Name and size of each dump that workers wrote, where their variables say, or in the run directory."""
     prefixes = {environ[name] for environ in environs for name in _FLIGHT_VARIABLES if environ.get(name)}
     prefixes = {prefix for prefix in prefixes if os.path.isabs(prefix)} | {os.path.join(run_dir, _FLIGHT_NAME)}
-    found = []
+    states = []
     paths = sorted({path for prefix in prefixes for path in glob.glob(glob.escape(prefix) + "*")})
     for path in paths[:_MOST_FLIGHT_RECORDS]:
         with contextlib.suppress(OSError):
-            found.append({"path": path, "size_bytes": os.stat(path).st_size})
-    return found
+            states.append({"path": path, "size_bytes": os.stat(path).st_size})
+    return states
 
 
 def _read_environ(pid: int) -> dict[str, str]:

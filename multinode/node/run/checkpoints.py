@@ -36,12 +36,12 @@ _LENGTH = struct.Struct("<Q")
 def run(request: Record, channel: Channel) -> None:
     """The verb `checkpoints`: one record with those below `directory`, the newest first."""
     folder = os.path.join(os.path.expanduser(request["cwd"] or "~"), os.path.expanduser(request["directory"]))
-    numbered = [(int(found[1]), name) for name in list_names(folder) for found in [_NAME.fullmatch(name)] if found]
+    numbered = [(int(match[1]), name) for name in list_names(folder) for match in [_NAME.fullmatch(name)] if match]
     names = [name for _, name in sorted(numbered, reverse=True)[:_MOST_CHECKPOINTS]]
-    found = [{"name": name, **look_at(os.path.join(folder, name))} for name in names]
+    checkpoints = [{"name": name, **look_at(os.path.join(folder, name))} for name in names]
     place = files.look_at(folder, "/", read_mounts())
     lies = {name: place[name] for name in ("filesystem", "device")}
-    channel.emit({"kind": "checkpoints", "checkpoints": found, **lies})
+    channel.emit({"kind": "checkpoints", "checkpoints": checkpoints, **lies})
 
 
 def look_at(folder: str) -> Record:
@@ -117,7 +117,7 @@ def _check_safetensors(path: str) -> None:
             raise ValueError("it is truncated, or not a safetensors file")
         try:
             header = json.loads(file.read(length))
-            ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
             end = _LENGTH.size + length + max(ends, default=0)
         except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError):
             raise ValueError("cannot read its header") from None

@@ -49,7 +49,7 @@ def run(request: Record, channel: Channel) -> None:
     run_id: str = request["run_id"]
     if not is_run_id(run_id):
         raise AgentError(f"not a run id: {run_id!r}")
-    files = [_File(*one) for one in request["files"]]
+    files = [_File(*entry) for entry in request["files"]]
     links: dict[str, str] = dict(request["links"])
     _check_names([*(file.path for file in files), *links])
     _check_digests(files)
@@ -94,7 +94,7 @@ def clean_code(run_ids: Optional[list[str]], before_s: float) -> Record:
 
 def _is_used(name: str, runs: list[str]) -> bool:
     """Whether one of the runs that are left here is the tree's, or an attempt of its run."""
-    return any(one.rpartition(".")[0] == name or one.startswith(f"{name}-") for one in runs)
+    return any(run.rpartition(".")[0] == name or run.startswith(f"{name}-") for run in runs)
 
 
 def _root() -> str:
@@ -156,8 +156,8 @@ def _check_digests(files: list[_File]) -> None:
 
 
 def _require_room(folder: str, size_bytes: int) -> None:
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
+    volume = os.statvfs(folder)
+    free = volume.f_bavail * volume.f_frsize
     if size_bytes > free:
         raise AgentError(f"the code takes {size_bytes >> 20} MiB, and {free >> 20} MiB are free", hint="df -h ~")
 
@@ -251,27 +251,27 @@ def _move(new: str, place: str, digest: str) -> None:
 
 def _is_made(place: str, digest: str) -> bool:
     """Whether the run's tree is there."""
-    found = _read_manifest(place)
-    if found is not None and found["digest"] != digest:
+    manifest = _read_manifest(place)
+    if manifest is not None and manifest["digest"] != digest:
         raise AgentError(f"{place} holds other code than this run's", hint=f"rm -r {place}")
-    return found is not None
+    return manifest is not None
 
 
 def _read_manifest(place: str) -> Optional[Record]:
     try:
         with open(os.path.join(place, _MANIFEST), "rb") as file:
-            found: Record = json.loads(file.read())
+            manifest: Record = json.loads(file.read())
     except (OSError, ValueError):
         return None
-    return found
+    return manifest
 
 
 def _has_written(place: str) -> bool:
     """Whether there are files in a tree that were not copied there; in one that was never finished, none."""
-    found, tree = _read_manifest(place), os.path.join(place, _TREE)
-    if found is None:
+    manifest, tree = _read_manifest(place), os.path.join(place, _TREE)
+    if manifest is None:
         return False
-    copied = set(found["paths"])
+    copied = set(manifest["paths"])
     for folder, folders, names in os.walk(tree):
         folders[:] = [name for name in folders if name != "__pycache__"]
         if any(os.path.relpath(os.path.join(folder, name), tree) not in copied for name in names):

@@ -56,10 +56,10 @@ def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
     shell = _prepare({**request, "argv": ["bash"]}, run, umask)
     # argv[0] is the agent's archive, as the channel's command line has it.
     become = [sys.executable, "-I", os.path.abspath(sys.argv[0]), "become-job"]
-    asked = {name: value for name, value in request.items() if name in _AFTER_PRELUDE}
+    environment = {name: value for name, value in request.items() if name in _AFTER_PRELUDE}
     return shell._replace(
         argv=["bash", "-l", "-c", _PRELUDE_SCRIPT, "bash", *become],
-        handed=f"{prelude}\0{json.dumps(asked)}".encode(),
+        handed=f"{prelude}\0{json.dumps(environment)}".encode(),
     )
 
 
@@ -109,10 +109,10 @@ def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
     """
     if not request.get("prelude"):
         return None
-    found = run.read(_PRELUDE_FILE)
-    if found is None:
+    prelude = run.read(_PRELUDE_FILE)
+    if prelude is None:
         return f"the setup {how}, and the job was not started"
-    trouble: Optional[str] = found["trouble"]
+    trouble: Optional[str] = prelude["trouble"]
     return trouble
 
 

@@ -131,10 +131,10 @@ def _pieces(name: str, path: str) -> Iterator[_Piece]:
 
 def _state(path: str) -> Optional[tuple[int, int, int]]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def open_own(path: str, flags: int) -> int:
@@ -360,14 +360,14 @@ def _read(fd: int, begin: int, end: int, *, overlap: int = 0) -> Iterator[tuple[
 
 def _find_passages(block: bytes) -> list[tuple[int, int]]:
     """Where passages begin and end, in order; the end may lie behind that of the block."""
-    found = []
+    places = []
     for mark, length in _MARKS.items():
         at = block.find(mark)
         while at >= 0:
-            found.append((max(block.rfind(b"\n", 0, at) + 1, at - _LINE_BYTES), at + length))
+            places.append((max(block.rfind(b"\n", 0, at) + 1, at - _LINE_BYTES), at + length))
             at = block.find(mark, at + 1)
     passages: list[tuple[int, int]] = []
-    for start, end in sorted(found):
+    for start, end in sorted(places):
         if passages and start <= passages[-1][1]:
             passages[-1] = (passages[-1][0], max(end, passages[-1][1]))
         else:

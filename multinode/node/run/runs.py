@@ -30,10 +30,10 @@ class _RunMark(NamedTuple):
 def run(request: Record, channel: Channel) -> None:
     """One record `runs`: every run, newest first, and those of which processes live; with `run_id` that one alone."""
     wanted: Optional[str] = request.get("run_id")
-    found = [_describe(one) for one in list_runs() if wanted in (None, one.run_id)]
+    descriptions = [_describe(run) for run in list_runs() if wanted in (None, run.run_id)]
     plan = RunDir(wanted).read("plan.json") if wanted is not None else None
     living = sorted({process["run_id"] for process in find_run_processes()}) if wanted is None else []
-    channel.emit({"kind": "runs", "runs": found, "plan": plan, "living": living})
+    channel.emit({"kind": "runs", "runs": descriptions, "plan": plan, "living": living})
 
 
 def clean(request: Record, channel: Channel) -> None:
@@ -47,23 +47,23 @@ def clean(request: Record, channel: Channel) -> None:
     before_s = time.time() - float(request.get("older_s", 0.0))
     removed: list[Record] = []
     kept: list[Record] = []
-    for one in list_runs():
-        if wanted is not None and one.run_id not in wanted:
+    for run in list_runs():
+        if wanted is not None and run.run_id not in wanted:
             continue
-        record = {**_describe(one), "size_bytes": _size_bytes(one.path)}
+        record = {**_describe(run), "size_bytes": _size_bytes(run.path)}
         if wanted is None and record["created_s"] > before_s:
             continue
-        if _is_over(one):
-            shutil.rmtree(one.path, ignore_errors=True)
-        (kept if one.exists() else removed).append(record)
+        if _is_over(run):
+            shutil.rmtree(run.path, ignore_errors=True)
+        (kept if run.exists() else removed).append(record)
     code = clean_code(None if wanted is None else request.get("code", []), before_s)
     channel.emit({"kind": "cleaned", "removed": removed, "kept": kept, **code})
 
 
 def find_run_processes() -> list[Record]:
     """One record for each process; our own, and those that it descends from, do not count."""
-    found = ((pid, _read_mark(pid)) for pid in sorted(list_pids() - _lineage()))
-    marks = dict(itertools.islice(((pid, mark) for pid, mark in found if mark is not None), _MOST_PROCESSES))
+    marked = ((pid, _read_mark(pid)) for pid in sorted(list_pids() - _lineage()))
+    marks = dict(itertools.islice(((pid, mark) for pid, mark in marked if mark is not None), _MOST_PROCESSES))
     supervised = {mark: _is_supervised(mark) for mark in set(marks.values())}
     return [
         {"pid": pid, "run_id": mark.run_id, "command": command_of(pid), "supervised": supervised[mark]}
@@ -83,28 +83,28 @@ def list_runs() -> list[RunDir]:
     return [RunDir(name) for name in itertools.islice(ours, _MOST_RUNS)]
 
 
-def _describe(one: RunDir) -> Record:
-    status = read_status(one) or {}
+def _describe(run: RunDir) -> Record:
+    status = read_status(run) or {}
     return {
-        "run_id": one.run_id,
+        "run_id": run.run_id,
         "state": status.get("state"),
         "cause": status.get("cause"),
         "exit_code": status.get("exit_code"),
-        "watched": is_watched(one),
-        "machine": other_machine(one),
-        "created_s": one.created_s(),
-        "lease_s": read_lease_s(one),
+        "watched": is_watched(run),
+        "machine": other_machine(run),
+        "created_s": run.created_s(),
+        "lease_s": read_lease_s(run),
     }
 
 
-def _is_over(one: RunDir) -> bool:
+def _is_over(run: RunDir) -> bool:
     """Whether it has ended, or nobody watches it and nothing of it lives: the directory is then all there is.
 
     Of a run of another machine its status alone tells that.
     """
-    if is_watched(one) and not has_ended(read_status(one)):
+    if is_watched(run) and not has_ended(read_status(run)):
         return False
-    return not Family(one.run_id).find()
+    return not Family(run.run_id).find()
 
 
 def _size_bytes(path: str) -> int:
@@ -123,13 +123,13 @@ def _size_bytes(path: str) -> int:
 
 def _lineage() -> set[int]:
     """Ourselves and our ancestors, as far as this process namespace shows them."""
-    found: set[int] = set()
+    pids: set[int] = set()
     pid = os.getpid()
-    while pid and pid not in found:
-        found.add(pid)
+    while pid and pid not in pids:
+        pids.add(pid)
         process = find_process(pid)
         pid = process.ppid if process is not None else 0
-    return found
+    return pids
 
 
 def _read_mark(pid: int) -> Optional[_RunMark]:
@@ -143,10 +143,10 @@ def _read_mark(pid: int) -> Optional[_RunMark]:
 def _is_supervised(mark: _RunMark) -> bool:
     if not is_run_id(mark.run_id):
         return False
-    one = RunDir(mark.run_id)
+    run = RunDir(mark.run_id)
     # The run may belong to another home directory than ours, as where several nodes are one machine.
-    one.path = mark.run_dir or one.path
-    return is_watched(one)
+    run.path = mark.run_dir or run.path
+    return is_watched(run)
 
 
 _CHUNK_BYTES = 1 << 18
@@ -159,7 +159,7 @@ def fetch(request: Record, channel: Channel) -> None:
         AgentError: a path is not there, or holds too many files.
     """
     cwd = os.path.expanduser(request.get("cwd") or "~")
-    files = [found for path in request["paths"] for found in _find(cwd, path)]
+    files = [file for path in request["paths"] for file in _find(cwd, path)]
     if len(files) > _MOST_FILES:
         raise AgentError(f"more than {_MOST_FILES} files were asked for", hint="name the directory that matters")
     listed: list[Record] = [{"name": name, "size_bytes": os.stat(path).st_size} for name, path in files]
@@ -172,21 +172,21 @@ def fetch(request: Record, channel: Channel) -> None:
     channel.emit({"kind": "fetched"})
 
 
-def _find(cwd: str, asked: str) -> list[tuple[str, str]]:
+def _find(cwd: str, wanted: str) -> list[tuple[str, str]]:
     """Name, beginning with the last part of what was asked for, and absolute path of each regular file."""
-    start = os.path.normpath(os.path.join(cwd, os.path.expanduser(asked)))
+    start = os.path.normpath(os.path.join(cwd, os.path.expanduser(wanted)))
     base = os.path.dirname(start)
     if os.path.isfile(start):
         return [(os.path.relpath(start, base), start)]
     if not os.path.isdir(start):
-        raise AgentError(f"{asked} is not there", hint=f"looked for {start}")
-    found = []
+        raise AgentError(f"{wanted} is not there", hint=f"looked for {start}")
+    files = []
     for folder, _, names in os.walk(start):
         for name in sorted(names):
             path = os.path.join(folder, name)
             if stat.S_ISREG(os.lstat(path).st_mode):
-                found.append((os.path.relpath(path, base), path))
-    return found
+                files.append((os.path.relpath(path, base), path))
+    return files
 
 
 def _read(path: str, size_bytes: int) -> Iterator[bytes]:

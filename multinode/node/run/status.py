@@ -181,8 +181,8 @@ def _read_watcher(run: RunDir) -> Optional[Record]:
     """supervisor.json; None where there is none, or it holds something else."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
         with open(os.path.join(run.path, _WATCHERS), "rb") as file:
-            found = json.loads(file.read())
-        return found if isinstance(found, dict) else None
+            status = json.loads(file.read())
+        return status if isinstance(status, dict) else None
     return None
 
 

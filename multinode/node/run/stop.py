@@ -66,10 +66,10 @@ def _find_watchers(run_dir: RunDir) -> list[Process]:
     watcher = run_dir.read("supervisor.json") or {}
     if other_machine(run_dir) is not None:
         return []
-    found = [
+    watchers = [
         (find_process(watcher.get(f"{which}pid") or -1), watcher.get(f"{which}start_ticks")) for which in _WATCHERS
     ]
-    return [process for process, start_ticks in found if process is not None and process.start_ticks == start_ticks]
+    return [process for process, start_ticks in watchers if process is not None and process.start_ticks == start_ticks]
 
 
 class StopOrders:
@@ -112,14 +112,14 @@ class Ending:
 
     def step(self) -> bool:
         """Look once and signal whom it finds; True when all are gone, or KILL has not helped for 10 s."""
-        found = self._find()
-        self.left = len(found)
-        self._quiet_looks = 0 if found else self._quiet_looks + 1
-        for process in found:
+        processes = self._find()
+        self.left = len(processes)
+        self._quiet_looks = 0 if processes else self._quiet_looks + 1
+        for process in processes:
             self._ask(process)
         now = time.monotonic()
         if now >= self._kill_at:
-            for process in found:
+            for process in processes:
                 process.send(signal.SIGKILL)
         return self._quiet_looks >= _QUIET_LOOKS or now >= self._kill_at + _KILL_S
 

@@ -84,7 +84,7 @@ class KernelLog:
 
     def read(self) -> list[Record]:
         """`kernel` records of what came since the last call."""
-        found: list[Record] = []
+        records: list[Record] = []
         while self._fd is not None and self._left:
             try:
                 text = os.read(self._fd, _KERNEL_RECORD_BYTES).decode(errors="replace")
@@ -100,8 +100,8 @@ class KernelLog:
                 break
             if _TELLING.search(message):
                 self._left -= 1
-                found.append({"kind": "kernel", "message": message[:_MOST_KERNEL_CHARACTERS]})
-        return found
+                records.append({"kind": "kernel", "message": message[:_MOST_KERNEL_CHARACTERS]})
+        return records
 
     def close(self) -> None:
         """Follow no more."""
@@ -131,7 +131,9 @@ class NodeSampler:
         self._folder = run.samples
         self._file = SampleFile(run, "node.jsonl")
         self._ifnames = ifnames
-        self._rdma_ports = [f"{one['device']}/{one['port']}" for one in list_rdma_ports() if one["state"] == "ACTIVE"]
+        self._rdma_ports = [
+            f"{port['device']}/{port['port']}" for port in list_rdma_ports() if port["state"] == "ACTIVE"
+        ]
         self._interval_s = max(interval_s, _LEAST_INTERVAL_S)
         self._due = self._slow_due = time.monotonic()
         self._idle_until = self._due + _IDLE_LOOK_S
@@ -327,8 +329,8 @@ class JobClock:
             if fields:
                 new[pid] = int(fields[_PARENT])
         ours = {self._root, *self._members}
-        while found := {pid for pid, parent in new.items() if parent in ours} - ours:
-            ours |= found
+        while children := {pid for pid, parent in new.items() if parent in ours} - ours:
+            ours |= children
         self._members = ours - {self._root}
         self._strangers |= new.keys() - ours
 
@@ -379,9 +381,9 @@ def _sample_until_alone(file: SampleFile, indices: list[int], interval_s: float,
     gpus = [gpu for index in indices if (gpu := _open(pynvml, index, file)) is not None]
     due = time.monotonic()
     while os.getppid() == parent:
-        asked = _whose_pcie(gpus, interval_s)
+        reader = _whose_pcie(gpus, interval_s)
         with contextlib.suppress(OSError):
-            file.append([gpu.read(pcie=gpu in asked) for gpu in gpus])
+            file.append([gpu.read(pcie=gpu in reader) for gpu in gpus])
         due = max(due + interval_s, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
 
@@ -448,9 +450,9 @@ class _Gpu:
         second = None if version is None else self._ask("MemoryInfo", version)
         return self._ask("MemoryInfo") if second is None else second
 
-    def _ask(self, what: str, *arguments: object, per: Optional[float] = None) -> Optional[Any]:
+    def _ask(self, question: str, *arguments: object, per: Optional[float] = None) -> Optional[Any]:
         """What nvmlDeviceGet... answers; divided where NVML's unit is a smaller one than ours."""
-        query: Callable[..., Any] = getattr(self._nvml, f"nvmlDeviceGet{what}")
+        query: Callable[..., Any] = getattr(self._nvml, f"nvmlDeviceGet{question}")
         try:
             answer = query(self._handle, *arguments)
         except self._nvml.NVMLError:

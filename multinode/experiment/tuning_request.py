@@ -53,10 +53,10 @@ def list_candidates(
         steps: of a run of the unchanged training.
         most: maximum number of candidates.
     """
-    found = make_shortlist(rank_options(training_today(root, names)), steps=steps, most=most)
-    labels = _labels([one.advice.name for one in found.chosen])
-    chosen = tuple(map(candidate_of, found.chosen, labels))
-    return chosen, found.left_out
+    shortlist = make_shortlist(rank_options(training_today(root, names)), steps=steps, most=most)
+    labels = _labels([option.advice.name for option in shortlist.chosen])
+    chosen = tuple(map(candidate_of, shortlist.chosen, labels))
+    return chosen, shortlist.left_out
 
 
 def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> CandidateTrial:
@@ -74,7 +74,7 @@ def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> Candi
 
 def find_runs_alike(root: Path, job: Job, layout: Layout) -> dict[int, Record]:
     """The newest stored runs of this very training, by their number of nodes: one, and all of these."""
-    found: dict[int, Record] = {}
+    records: dict[int, Record] = {}
     settings = read_settings(job)
     for path in reversed(list_runs(root)):
         try:
@@ -85,8 +85,8 @@ def find_runs_alike(root: Path, job: Job, layout: Layout) -> dict[int, Record]:
         if record is None or not record.is_training or not _is_alike(record.settings, settings):
             continue
         if record.layout in {layout, layout.on(1)}:
-            found.setdefault(record.layout.nodes, record)
-    return found
+            records.setdefault(record.layout.nodes, record)
+    return records
 
 
 def run_s(root: Path, run_id: str) -> float | None:
@@ -97,7 +97,7 @@ def run_s(root: Path, run_id: str) -> float | None:
 
 def _is_alike(ours: JobSettings, theirs: JobSettings) -> bool:
     pairs = ((getattr(ours, name), getattr(theirs, name)) for name in JobSettings.__struct_fields__)
-    return all(one == other or None in {one, other} for one, other in pairs)
+    return all(value == other or None in {value, other} for value, other in pairs)
 
 
 def _trial_run(directory: RunDirectory) -> TrialRun | None:
@@ -136,7 +136,7 @@ FIRST = 2
 """Candidates that come before those that are chosen by them."""
 
 
-class AskedTuning(msgspec.Struct, frozen=True, kw_only=True):
+class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be tuned."""
 
     launch: Launch  # the unchanged job, on all nodes
@@ -156,17 +156,17 @@ class AskedTuning(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, len(self.learning_rates)) + self.seeds - 1
 
 
-def require_tunable(asked: AskedTuning) -> None:
+def require_tunable(request: TuningRequest) -> None:
     """Refuse what cannot be tuned, before any node is asked.
 
     Raises:
         UsageError: a script, a single node, or a job that does not say how many samples a step has.
     """
-    if len(asked.launch.cluster.nodes) == 1:
+    if len(request.launch.cluster.nodes) == 1:
         raise UsageError(
             "tune compares several nodes with one; there is only one", hint="use a hostfile with two nodes"
         )
-    global_batch_of(asked, Layout(nodes=1))
+    global_batch_of(request, Layout(nodes=1))
 
 
 def load_tuning(directory: RunDirectory, record: GridRecord) -> Tuning | None:
@@ -179,7 +179,7 @@ def load_tuning(directory: RunDirectory, record: GridRecord) -> Tuning | None:
 
 def first_two(layout: Layout) -> tuple[Candidate, ...]:
     """The training as it stands, and on the first node alone with as many workers on it."""
-    workers, one = None if layout.unequal else layout.workers_per_node, Change(nodes=1)
+    workers, one_node = None if layout.unequal else layout.workers_per_node, Change(nodes=1)
     name = f"unchanged, {layout.nodes} nodes"
     return (
         Candidate(label=BASELINE, name=name, nodes=layout.nodes, workers_per_node=workers),
@@ -187,124 +187,126 @@ def first_two(layout: Layout) -> tuple[Candidate, ...]:
             label=ONE_NODE,
             name="one node alone",
             kind="nodes",
-            change=one,
+            change=one_node,
             nodes=1,
             workers_per_node=layout.on(1).workers,
         ),
     )
 
 
-def with_expected(one: Candidate, samples: int, around_s: float | None) -> Candidate:
+def with_expected(candidate: Candidate, samples: int, around_s: float | None) -> Candidate:
     """With what one run takes, as far as that is known."""
-    rate = one.predicted_samples_per_s
+    rate = candidate.predicted_samples_per_s
     expected_s = None if around_s is None or not rate else around_s + samples / rate
-    return msgspec.structs.replace(one, expected_s=expected_s)
+    return msgspec.structs.replace(candidate, expected_s=expected_s)
 
 
-def with_seeds(record: GridRecord, asked: AskedTuning) -> GridRecord:
+def with_seeds(record: GridRecord, request: TuningRequest) -> GridRecord:
     """The grid with as many repeats as are asked for now."""
-    return msgspec.structs.replace(record, grid=msgspec.structs.replace(record.grid, repeats=asked.runs_of_each))
+    return msgspec.structs.replace(record, grid=msgspec.structs.replace(record.grid, repeats=request.runs_of_each))
 
 
-def job_of(asked: AskedTuning) -> LlamaFactoryJob:
+def job_of(request: TuningRequest) -> LlamaFactoryJob:
     """The job.
 
     Raises:
         UsageError: it is a script.
     """
-    if not isinstance(asked.launch.job, LlamaFactoryJob):
+    if not isinstance(request.launch.job, LlamaFactoryJob):
         raise UsageError(
             "tune sets the seed, steps and evaluations of a LLaMA-Factory YAML; this is a script",
             hint="for a script: multinode tune --from last --candidates 3 -- train.py",
         )
-    return asked.launch.job
+    return request.launch.job
 
 
-def global_batch_of(asked: AskedTuning, layout: Layout) -> int:
+def global_batch_of(request: TuningRequest, layout: Layout) -> int:
     """Samples of an optimizer step of all workers, as the job stands.
 
     Raises:
         UsageError: it does not say, or is a script.
     """
-    batch = global_batch(read_settings(job_of(asked)), layout.workers)
+    batch = global_batch(read_settings(job_of(request)), layout.workers)
     if batch is None:
         raise UsageError("the number of samples per step is unknown", hint="--set per_device_train_batch_size=1")
     return batch
 
 
-def samples_of(asked: AskedTuning, layout: Layout) -> int:
+def samples_of(request: TuningRequest, layout: Layout) -> int:
     """That every run trains on."""
-    return asked.steps * global_batch_of(asked, layout)
+    return request.steps * global_batch_of(request, layout)
 
 
-def fingerprint_of(asked: AskedTuning) -> str:
+def fingerprint_of(request: TuningRequest) -> str:
     """Of all that decides the figures: more seeds or a larger budget go on with what there is."""
-    measured: dict[str, Any] = {"tuning": True, "steps": asked.steps, "most": asked.most}
-    measured["held_out"] = asked.evaluation_samples
-    if asked.learning_rates:
-        measured["learning_rates"] = asked.learning_rates
-    measured["workers"] = asked.launch.options.workers_per_node or 0
-    return fingerprint({BASELINE: job_of(asked)}, asked.launch.cluster.nodes, asked.launch.options, measured)
+    measured: dict[str, Any] = {"tuning": True, "steps": request.steps, "most": request.most}
+    measured["held_out"] = request.evaluation_samples
+    if request.learning_rates:
+        measured["learning_rates"] = request.learning_rates
+    measured["workers"] = request.launch.options.workers_per_node or 0
+    return fingerprint({BASELINE: job_of(request)}, request.launch.cluster.nodes, request.launch.options, measured)
 
 
-def plan_tuning(asked: AskedTuning, runs: Path, resume: Resume) -> Tuning:
+def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
     """What would be tried, as far as stored runs tell: of this very tuning, or of the same training."""
-    require_tunable(asked)
-    cluster = asked.launch.cluster
-    layout = Layout.of(workers_of_nodes(cluster, {}, asked.launch.options.workers_per_node))
-    found = None if resume.anew else find_series(runs, fingerprint_of(asked))
-    if found is not None:
-        directory, record = found
+    require_tunable(request)
+    cluster = request.launch.cluster
+    layout = Layout.of(workers_of_nodes(cluster, {}, request.launch.options.workers_per_node))
+    series = None if resume.anew else find_series(runs, fingerprint_of(request))
+    if series is not None:
+        directory, record = series
         tuning = load_tuning(directory, record)
         if tuning is not None and len(record.cells) > FIRST:
-            record = with_seeds(record, asked)
+            record = with_seeds(record, request)
             expected = [row.candidate.expected_s for row in tuning.rows]
             due = due_turns(record)
             return msgspec.structs.replace(
                 plan(tuning, [row.candidate for row in tuning.rows]),
-                seeds=asked.seeds,
-                budget_s=asked.budget_s,
+                seeds=request.seeds,
+                budget_s=request.budget_s,
                 spent_s=spent_s(record),
                 needed_s=time_needed_s(record, due, expected),
                 waiting=len(due),
             )
-    return _plan_from_others(asked, runs, layout)
+    return _plan_from_others(request, runs, layout)
 
 
-def _plan_from_others(asked: AskedTuning, runs: Path, layout: Layout) -> Tuning:
-    samples, candidates = samples_of(asked, layout), first_two(layout)
+def _plan_from_others(request: TuningRequest, runs: Path, layout: Layout) -> Tuning:
+    samples, candidates = samples_of(request, layout), first_two(layout)
     planned = Tuning(
         run_id="",
-        job=describe_job(job_of(asked)),
+        job=describe_job(job_of(request)),
         samples=samples,
-        steps=asked.steps,
-        seeds=asked.seeds,
-        learning_rates=asked.learning_rates,
-        budget_s=asked.budget_s,
+        steps=request.steps,
+        seeds=request.seeds,
+        learning_rates=request.learning_rates,
+        budget_s=request.budget_s,
     )
-    alike = find_runs_alike(runs, job_of(asked), layout)
-    known = alike.get(layout.nodes)
-    if known is None:
+    alike = find_runs_alike(runs, job_of(request), layout)
+    row = alike.get(layout.nodes)
+    if row is None:
         return plan(planned, candidates)
     names = [record.run_id for record in alike.values()]
-    changes, left_out = list_candidates(runs, names, steps=asked.steps, most=asked.most)
-    took_s, steps = run_s(runs, known.run_id), known.summary.steps if known.summary is not None else 0
+    changes, left_out = list_candidates(runs, names, steps=request.steps, most=request.most)
+    took_s, steps = run_s(runs, row.run_id), row.summary.steps if row.summary is not None else 0
     # What a run takes beside its samples: start-up, checks, and what it leaves.
     around_s = (
-        None if took_s is None else max(0.0, took_s - steps * global_batch_of(asked, layout) / known.samples_per_s)
+        None if took_s is None else max(0.0, took_s - steps * global_batch_of(request, layout) / row.samples_per_s)
     )
-    measured = [alike[one.nodes].samples_per_s if one.nodes in alike else None for one in candidates]
+    measured = [alike[candidate.nodes].samples_per_s if candidate.nodes in alike else None for candidate in candidates]
     first = [
-        msgspec.structs.replace(one, predicted_samples_per_s=rate)
-        for one, rate in zip(candidates, measured, strict=True)
+        msgspec.structs.replace(candidate, predicted_samples_per_s=rate)
+        for candidate, rate in zip(candidates, measured, strict=True)
     ]
-    listed = [with_expected(one, samples, around_s) for one in (*first, *changes)]
-    needed = [one.expected_s for one in listed]
+    listed = [with_expected(candidate, samples, around_s) for candidate in (*first, *changes)]
+    needed = [candidate.expected_s for candidate in listed]
     planned = msgspec.structs.replace(
         planned,
         left_out=left_out,
-        needed_s=None if None in needed else asked.runs_of_each * sum(one for one in needed if one is not None),
-        waiting=asked.runs_of_each * len(listed),
+        needed_s=None
+        if None in needed
+        else request.runs_of_each * sum(seconds for seconds in needed if seconds is not None),
+        waiting=request.runs_of_each * len(listed),
         notes=(f"from {', '.join(names)}",),
     )
     return plan(planned, listed)
