@@ -20,8 +20,9 @@ from typing import Any
 
 from command import MULTINODE, run
 
+from multinode.predict.network_model import held_back_errors
 from multinode.traffic.algorithms import bus_factor
-from multinode.traffic.step_calls import held_back, median_error
+from multinode.traffic.step_calls import fit_curve
 
 PLAIN = Path(__file__).parent / "plain_all_reduce.py"
 SIZE_BYTES = 64 << 20
@@ -43,7 +44,7 @@ def main() -> None:
         sys.stderr.write(f"iperf3 {goodput[-1]:.4f}  plain loop {plain[-1]:.4f}  nccl-test {ours[-1]:.4f} GB/s\n")
     sweep = _nccl_test("-b", "64K", "-e", "64M", "-f", "2", "-n", str(asked.iters))
     points = [(row["size_bytes"], row["time_us"]) for row in sweep["rows"]]
-    held = held_back(points, MIB)
+    errors = held_back_errors(fit_curve(points), MIB)
     document = {
         "schema": "multinode.collective-bandwidth/2",
         "nodes": len(nodes),
@@ -54,8 +55,8 @@ def main() -> None:
         "iperf3_gb_per_s": goodput,
         "of_plain": statistics.median(ours) / statistics.median(plain),
         "of_iperf3": statistics.median(ours) / statistics.median(goodput),
-        "held_back_errors": {one.size_bytes: one.error for one in held},
-        "held_back_median_error": median_error(held),
+        "held_back_errors": errors,
+        "held_back_median_error": statistics.median(map(abs, errors.values())) if errors else None,
     }
     print(json.dumps(document, indent=2))
 

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from multinode.launch.copy_paths import CopyReport, CopyRequest
     from multinode.launch.node_runs import StoredRun
     from multinode.launch.restart import RestartOptions
-    from multinode.network.measure import Extent
+    from multinode.network.measure import Extent, scan_messages, scan_sizes
     from multinode.network.size_scan import ScanReport
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.profile.summary import Summary
-    from multinode.records.benchmark import CollectiveTest, Message, scan_messages, scan_sizes
+    from multinode.records.benchmark import CollectiveTest, Message
     from multinode.records.finding import Finding
     from multinode.records.plan import LaunchPlan
     from multinode.records.run import Run
@@ -130,7 +130,7 @@ _FROM = {
     "records.finding": ("Finding",),
     "cluster.cluster": ("Cluster", "Node"),
     "job.job": ("Job", "JobEnvironment", "LlamaFactoryJob", "ScriptJob"),
-    "records.benchmark": ("CollectiveTest", "Message", "scan_messages", "scan_sizes"),
+    "records.benchmark": ("CollectiveTest", "Message"),
     "job.code_tree": ("CodeTree",),
     "job.engine_commands": ("Engine",),
     "records.plan": ("LaunchPlan",),
@@ -141,7 +141,7 @@ _FROM = {
     "errors": ("Interrupted", "MultinodeError", "NodeError", "NodeFailed", "RunFailed", "UsageError"),
     "check.check": ("CheckOptions", "CheckReport"),
     "contrast.measure": ("Contrasted", "ContrastRequest", "cut_job"),
-    "network.measure": ("Extent",),
+    "network.measure": ("Extent", "scan_messages", "scan_sizes"),
     "launch.context": (
         *("ExecuteOptions", "Launch", "Launched", "Nodes", "RunContext"),
         *("connect", "load_nodes", "local_nodes", "parse_nodes"),

@@ -10,8 +10,6 @@ import functools
 import re
 from typing import Any
 
-from multinode.strict_yaml import YamlError, dump_yaml, parse_yaml
-
 REDACTED = "<redacted>"
 FORWARDED = "<forwarded>"
 
@@ -184,6 +182,8 @@ def redact_file(text: str) -> str:
     """The same text of a file; where it is a mapping in YAML or JSON, no layout of it keeps a secret."""
     if not is_secret(text):
         return redact_text(text)
+    from multinode.strict_yaml import YamlError, dump_yaml, parse_yaml
+
     try:
         config = parse_yaml(text)
     except YamlError:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -27,7 +27,7 @@ from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridR
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.series import Resume, Series, keep_status, take_up
-from multinode.records.benchmark import DeviceTest, describe_benchmark
+from multinode.records.benchmark import DEVICE_DTYPES, TEST_KINDS, DeviceTest, check_choice, describe_benchmark
 from multinode.records.progress import RunProgress
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
@@ -39,6 +39,9 @@ _PARTS = "parts.json"
 # Maximum records per worker or sampler; a bench has some hundreds.
 _MOST_SAMPLES = 100_000
 _LAST_PORT = 65535
+_LARGEST_SIZE = 1 << 16
+_LEAST_SECONDS, _MOST_SECONDS = 0.05, 600.0
+_MOST_REPEATS = 1000
 
 # Maximum nodes that are named individually.
 _MOST_NAMES = 8
@@ -54,6 +57,33 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """The ending of its runs' names, up to the node rank of those of several nodes."""
         return f"{self.phase}-{self.node_ranks[0]}" if self.phase == "alone" else self.phase
+
+
+def make_device_test(
+    *, kinds: Iterable[str], dtypes: Iterable[str], sizes: Iterable[int], seconds: float, repeats: int
+) -> DeviceTest:
+    """The test that the command line asks for; empty kinds, dtypes or sizes take DeviceTest's defaults.
+
+    Raises:
+        UsageError: one is unknown or out of bounds.
+    """
+    chosen = tuple(check_choice("test", kind, TEST_KINDS) for kind in dict.fromkeys(kinds))
+    wrong = next((size for size in sizes if not 0 < size <= _LARGEST_SIZE), None)
+    if wrong is not None:
+        raise UsageError(
+            f"--size {wrong}: matrices have from 1 to {_LARGEST_SIZE} rows", hint="for example --size 4096"
+        )
+    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        raise UsageError(f"--seconds {seconds:g}: each test takes from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} s")
+    if not 0 < repeats <= _MOST_REPEATS:
+        raise UsageError(f"--repeats {repeats}: from 1 to {_MOST_REPEATS}")
+    return DeviceTest(
+        kinds=chosen or TEST_KINDS,
+        dtypes=tuple(check_choice("dtype", dtype, DEVICE_DTYPES) for dtype in dict.fromkeys(dtypes)),
+        sizes=tuple(sorted(set(sizes))),
+        seconds=seconds,
+        repeats=repeats,
+    )
 
 
 def bench(launch: Launch, phases: Sequence[str], context: RunContext, *, fresh: bool = False) -> BenchReport:

@@ -86,7 +86,8 @@ def bench(
     is interrupted, run the same command again to resume.
     """
     from multinode.bench.measure import bench as run_bench
-    from multinode.records.benchmark import PHASES, make_device_test
+    from multinode.bench.measure import make_device_test
+    from multinode.records.benchmark import PHASES
 
     test = make_device_test(
         kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats

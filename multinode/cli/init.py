@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import multinode
 from multinode.cli.live import show_stage
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
@@ -54,8 +56,6 @@ def init(
 
 
 def _copy_example(folder: Path, *, as_json: bool) -> None:
-    from multinode.records.hostfile import copy_example
-
     files = copy_example(folder)
     if as_json:
         print_document({"schema": "multinode.init/1", "files": [str(path) for path in files]})
@@ -85,3 +85,38 @@ def _describe(nodes: list[str], output: Path, *, as_json: bool) -> None:
         typer.echo(described.text, nl=False)
         note(f"written to {output}")
         note(f"Next        multinode check --hosts {output}")
+
+
+_PARTS = ("hostfiles", "configs", "scripts/make_tiny.py")
+
+
+def copy_example(folder: Path) -> tuple[Path, ...]:
+    """Copy the sample hostfiles, the configurations, and the generator of the smallest dataset.
+
+    Args:
+        folder: destination; created if missing.
+
+    Returns:
+        The copied files.
+
+    Raises:
+        UsageError: a part of it exists, or a file cannot be written.
+    """
+    # In a built package; otherwise beside the package, in the repository.
+    package = Path(multinode.__file__).parent
+    source = package / "example" if (package / "example").is_dir() else package.parent
+    for part in _PARTS:
+        if (folder / part).exists():
+            raise UsageError(f"{folder / part} already exists", hint="choose another directory: -o DIR")
+    paths = [path for part in _PARTS for path in (source / part, *(source / part).rglob("*")) if path.is_file()]
+    names = sorted(path.relative_to(source) for path in paths if "__pycache__" not in path.parts)
+    try:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            # Contents only: installed files may be read-only.
+            shutil.copyfile(source / name, folder / name)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror}", hint="choose another directory: -o DIR"
+        ) from None
+    return tuple(folder / name for name in names)

@@ -142,7 +142,8 @@ def nccl_test(
     Columns, units and busbw are as in nccl-tests.
     """
     from multinode import api
-    from multinode.records.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice, check_reduction
+    from multinode.network.measure import check_reduction
+    from multinode.records.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice
 
     sizes = api.scan_sizes(
         parse_option("-b", begin, parse_size),

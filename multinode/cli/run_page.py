@@ -19,7 +19,7 @@ from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep import load_table
 from multinode.launch.node_runs import StoredRun, load_run
-from multinode.launch.outcome import attempt_sheet, failure_notes
+from multinode.launch.outcome import failure_notes
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
@@ -28,7 +28,7 @@ from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.files import write_text
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import Run
+from multinode.records.run import Attempt, Run
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.render.sheet import (
     UNKNOWN,
@@ -280,3 +280,28 @@ def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:
         bench=load_bench(directory),
         unread=unread,
     )
+
+
+def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:
+    """One row per attempt: its steps, its workers, and the cost of its failure."""
+    words, figures = ("run", "from", "ended"), ("workers", "global batch", "steps", "steps lost", "time lost")
+    rows = [
+        (
+            attempt.run_id,
+            attempt.checkpoint or "the beginning",
+            _ending(attempt),
+            figure(attempt.world_size or None, "d"),
+            figure(attempt.global_batch, "d"),
+            f"{attempt.first_step} to {attempt.last_step}",
+            figure(attempt.lost_steps, "d"),
+            format_duration(attempt.lost_s) if attempt.lost_s is not None else UNKNOWN,
+        )
+        for attempt in attempts
+    ]
+    columns = (*(Column(name, words=True) for name in words), *map(Column, figures))
+    return Sheet(title="attempts", columns=columns, rows=tuple(rows))
+
+
+def _ending(attempt: Attempt) -> str:
+    failure = attempt.first_failure
+    return attempt.status if failure is None else f"{attempt.status}: {failure.node}: {failure.message}"

@@ -34,7 +34,7 @@ from multinode.cli.output import is_quiet, note, print_directory, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
-from multinode.job.job import parse_learning_rates
+from multinode.experiment.trial import parse_learning_rates
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.records.files import require_directory

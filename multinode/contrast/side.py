@@ -18,8 +18,7 @@ from multinode.errors import UsageError
 from multinode.job.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import find_disturbances
-from multinode.profile.machine_use import energy_of
-from multinode.profile.measured import hostfile_price, with_costs
+from multinode.profile.measured import energy_of, hostfile_price, with_costs
 from multinode.profile.step_split import PARTS, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, NodePlan

@@ -13,8 +13,8 @@ from multinode.errors import UsageError
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.imported_columns import IMPORTED, column_name
 from multinode.job.workload import BATCH_NAMES, JobSettings
+from multinode.predict.rounded import Rounded, exactly, product
 from multinode.profile.measured import Measured
-from multinode.records.samples import Rounded, exactly, product
 from multinode.stats.estimate import Estimate
 from multinode.units import format_list
 

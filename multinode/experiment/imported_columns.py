@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from multinode.experiment.columns import COLUMNS, CellColumn, ColumnKind
 from multinode.predict.published import WORDS, any_of, parse_period, parse_published, plain_text
-from multinode.records.samples import Rounded, exactly, parse_count
+from multinode.predict.rounded import Rounded, exactly, parse_count
 from multinode.units import parse_clock
 
 OF_DEVICE = {"tokens_per_s": "tgs", "samples_per_s": "samples_per_s_per_gpu"}

@@ -26,11 +26,12 @@ from multinode.experiment.imported_forms import FORMS, HINT
 from multinode.experiment.imported_table import Extras, ImportedRow, parse_table
 from multinode.experiment.sweep import TABLE_FILE
 from multinode.job.workload import JobSettings
+from multinode.predict.rounded import Rounded, product
 from multinode.records.files import read_text
 from multinode.records.hostfile import load_prices
 from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.records.samples import Rounded, plausible_count, product
+from multinode.records.samples import plausible_count
 from multinode.stats.estimate import Estimate
 
 _OUT_OF = {

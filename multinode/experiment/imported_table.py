@@ -35,7 +35,7 @@ from multinode.experiment.imported_forms import (
     read_title,
     settings_of,
 )
-from multinode.records.samples import Rounded, exactly
+from multinode.predict.rounded import Rounded, exactly
 from multinode.strict_yaml import YamlError
 
 _MOST_ROWS = 20_000

@@ -6,10 +6,11 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from multinode.job.job import LlamaFactoryJob, LlamaFactorySettings, limit_steps, override_job
 from multinode.job.job_files import Change
 from multinode.launch.grid import GridRecord, Turn, due_turns
 from multinode.predict.advice import RankedOption, pays
@@ -26,6 +27,10 @@ _ROUNDS = 3
 _FEWEST_STEPS = 8
 # PowerSGD does not compress the first ten iterations, and at most a third of a run is warm-up.
 _LOW_RANK_STEPS = 32
+
+_LEAST_RATES = 2
+DEFAULT_SEED = 42
+"""Default of LLaMA-Factory and the Trainer."""
 
 Reason = Literal["memory", "little", "short", "slower", "more"]
 
@@ -288,3 +293,58 @@ def _rate(rated: tuple[float | None, TrialRun]) -> float:
 
 def _or_infinity(loss: float | None) -> float:
     return math.inf if loss is None else loss
+
+
+class TrialTraining(msgspec.Struct, frozen=True, kw_only=True):
+    """How one run trains."""
+
+    steps: int  # optimizer steps
+    seed: int = DEFAULT_SEED  # of the weights that are new, the order of the data, and their split
+    every: int = 1  # steps of a round in which nodes average; an evaluation comes at the end of one
+    parts: int  # evaluations in a run, or fewer
+    evaluation_samples: int  # that are held out
+
+    @property
+    def evaluation_steps(self) -> int:
+        """From one evaluation to the next: whole rounds, as an evaluation ends one."""
+        return self.every * math.ceil(self.steps / (self.parts * self.every))
+
+
+def can_evaluate(job: LlamaFactoryJob) -> bool:
+    """Whether LLaMA-Factory can hold out data: what was tokenized before is split already, or is not."""
+    config = job.config
+    return not config.get("tokenized_path") or bool(config.get("eval_dataset"))
+
+
+def parse_learning_rates(text: str) -> tuple[float, ...]:
+    """`5e-4,1e-3` as numbers, ascending: the first is the one least likely to diverge.
+
+    Raises:
+        ValueError: one is not a number between 0 and 1, or stands twice.
+    """
+    try:
+        rates = sorted(float(part) for part in text.split(","))
+    except ValueError:
+        rates = []
+    if len(set(rates)) < max(_LEAST_RATES, len(rates)) or not all(0 < rate < 1 for rate in rates):
+        raise ValueError(f"{text!r} is not a list of distinct numbers between 0 and 1, such as 5e-4,1e-3,2e-3")
+    return tuple(rates)
+
+
+def trial_job(job: LlamaFactoryJob, training: TrialTraining) -> LlamaFactoryJob:
+    """The job as it is trained for its figures and its loss."""
+    every = training.evaluation_steps
+    changed: dict[str, Any] = {"seed": training.seed}
+    if (job.settings.logging_steps or math.inf) > every:
+        changed["logging_steps"] = every
+    if can_evaluate(job):
+        changed |= {
+            "eval_strategy": "steps",
+            "eval_steps": every,
+            "per_device_eval_batch_size": job.config.get(
+                "per_device_train_batch_size", LlamaFactorySettings().per_device_train_batch_size
+            ),
+        }
+        if not job.config.get("eval_dataset"):
+            changed["val_size"] = training.evaluation_samples
+    return limit_steps(override_job(job, changed), training.steps)

@@ -14,7 +14,16 @@ import msgspec
 
 from multinode.errors import Interrupted, MultinodeError, RunFailed, UsageError
 from multinode.experiment.sweep import CellSeries, Measure, measure_cell
-from multinode.experiment.trial import PARTS, Candidate, at_best_rate, fits, spent_s
+from multinode.experiment.trial import (
+    DEFAULT_SEED,
+    PARTS,
+    Candidate,
+    TrialTraining,
+    at_best_rate,
+    fits,
+    spent_s,
+    trial_job,
+)
 from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
 from multinode.experiment.tuning_request import (
     BASELINE,
@@ -32,13 +41,10 @@ from multinode.experiment.tuning_request import (
     with_seeds,
 )
 from multinode.job.job import (
-    DEFAULT_SEED,
     LlamaFactoryJob,
-    TrialTraining,
     describe_job,
     override_job,
     override_text,
-    trial_job,
 )
 from multinode.job.job_files import Change, change_text
 from multinode.job.planning import workers_of_nodes

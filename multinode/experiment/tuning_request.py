@@ -11,6 +11,7 @@ import msgspec
 
 from multinode.errors import MultinodeError, UsageError
 from multinode.experiment.trial import (
+    DEFAULT_SEED,
     Candidate,
     CandidateTrial,
     LeftOut,
@@ -22,7 +23,7 @@ from multinode.experiment.trial import (
     time_needed_s,
 )
 from multinode.experiment.tuning import Tuning, plan
-from multinode.job.job import DEFAULT_SEED, Job, LlamaFactoryJob, describe_job
+from multinode.job.job import Job, LlamaFactoryJob, describe_job
 from multinode.job.job_files import Change
 from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import JobSettings, global_batch, read_settings

@@ -19,7 +19,6 @@ from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.records.benchmark import Benchmark, DeviceTest
 from multinode.records.plan import PlanFile
-from multinode.strict_yaml import YamlError, dump_yaml, parse_yaml
 
 ENGINES = ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
 JOB_FILE = "job.yaml"
@@ -160,6 +159,8 @@ def parse_accelerate(text: str, source: str) -> dict[str, Any]:
     Raises:
         UsageError: it is not YAML, or is for another kind of machine.
     """
+    from multinode.strict_yaml import YamlError, parse_yaml
+
     try:
         config = parse_yaml(text)
     except YamlError as wrong:
@@ -343,6 +344,8 @@ def _accelerate(
 
 
 def _accelerate_file(place: Place, base: dict[str, Any]) -> PlanFile:
+    from multinode.strict_yaml import dump_yaml
+
     kind = base.get("distributed_type", "NO")
     config = base | {
         "compute_environment": "LOCAL_MACHINE",

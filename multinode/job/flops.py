@@ -1,4 +1,4 @@
-"""FLOPs per token of a training, and the peaks of GPUs.
+"""FLOPs per token of a training, and the peaks of GPUs (gpu_peaks.toml).
 
 Counts matrix multiplications, two FLOP per multiply-add. Normalizations, activations, the loss and the optimizer are
 left out, as is usual. Measured speeds are in `profile/throughput.py`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from importlib.resources import files
 
 import msgspec
 
@@ -114,11 +115,7 @@ def _attention(shape: ModelShape, tokens: float) -> float:
     return 4 * shape.layers * tokens * shape.linears["q_proj"].outputs
 
 
-# A GeForce multiprocessor computes as many FLOP per clock in fp32 as its tensor cores in tf32.
-_GEFORCE_FP32 = 256
-
-
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
+class Peak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Peak rates of one GPU."""
 
     tflops: float  # TFLOP/s (1e12) of dense matrices in `half`, accumulated in fp32
@@ -136,6 +133,9 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
             return others[dtype], self.others_source
         is_known = dtype in {"fp16", self.half}
         return (self.tflops, self.source) if is_known else (None, "")
+
+
+_PEAKS = msgspec.toml.decode(files(__package__).joinpath("gpu_peaks.toml").read_bytes(), type=dict[str, Peak])
 
 
 def peak_of(gpu_name: str) -> Peak | None:
@@ -168,132 +168,3 @@ def mean_peak(gpu_names: Collection[str], dtype: str) -> tuple[float | None, str
     source = f"mean of {mixed}" if len(peaks) > 1 else next(source for _, source in peaks.values())
     summed = "" if dtype == "fp32" else " with fp32 accumulation"
     return mean, f"{mean:g} TFLOP/s per GPU, dense {dtype}{summed} ({source})"
-
-
-def _geforce(tflops: float, multiprocessors: int, boost_ghz: float, whitepaper: str, memory_gb_per_s: float) -> Peak:
-    """Tensor cores of a GeForce accumulate in fp32 at half rate: 512 FLOP per clock and multiprocessor."""
-    made = f"{multiprocessors} multiprocessors x {{}} FLOP x {boost_ghz:g} GHz"
-    fp32 = round(multiprocessors * _GEFORCE_FP32 * boost_ghz / 1000, 1)
-    return Peak(
-        tflops=tflops,
-        source=f"NVIDIA {whitepaper} architecture; {made.format(2 * _GEFORCE_FP32)}",
-        fp32_tflops=fp32,
-        tf32_tflops=fp32,
-        memory_gb_per_s=memory_gb_per_s,
-        others_source=f"NVIDIA {whitepaper} architecture; {made.format(_GEFORCE_FP32)}",
-    )
-
-
-def _data_sheet(
-    tflops: float, sheet: str, note: str = "dense figure", others: tuple[float, float, float] | None = None
-) -> Peak:
-    fp32, tf32, memory = others or (None, None, None)
-    return Peak(
-        tflops=tflops,
-        source=f"NVIDIA {sheet} data sheet, {note}",
-        fp32_tflops=fp32,
-        tf32_tflops=tf32,
-        memory_gb_per_s=memory,
-        others_source=f"NVIDIA {sheet} data sheet, without sparsity" if others else "",
-    )
-
-
-# Data sheets often print the figure with structured sparsity first, which dense training does not reach.
-_HALVED = "half of the {} TFLOP/s with sparsity"
-
-
-def _a100(memory_gb_per_s: float) -> Peak:
-    return _data_sheet(312.0, "A100", others=(19.5, 156.0, memory_gb_per_s))
-
-
-def _fp16_only(tflops: float, fp32: float, memory_gb_per_s: float, source: str) -> Peak:
-    return Peak(
-        tflops=tflops,
-        source=source,
-        fp32_tflops=fp32,
-        memory_gb_per_s=memory_gb_per_s,
-        others_source=source,
-        half="fp16",
-    )
-
-
-def _rtx_pro(multiprocessors: int, boost_ghz: float, memory_gb_per_s: float) -> Peak:
-    """Tensor cores of workstation Blackwell accumulate in fp32 at full rate: 1024 FLOP per clock and multiprocessor."""
-    made = f"NVIDIA RTX PRO Blackwell architecture; {multiprocessors} multiprocessors x {{}} FLOP x {boost_ghz:g} GHz"
-    tflops = multiprocessors * boost_ghz / 1000
-    return Peak(
-        tflops=round(tflops * 1024, 1),
-        source=made.format(1024),
-        fp32_tflops=round(tflops * 256, 1),
-        tf32_tflops=round(tflops * 512, 1),
-        memory_gb_per_s=memory_gb_per_s,
-        others_source=made.format("256 or 512"),
-    )
-
-
-def _instinct(model: str, memory_gb_per_s: float) -> Peak:
-    """AMD CDNA 3 with 304 compute units."""
-    return Peak(
-        tflops=1307.4,
-        source=f"AMD Instinct {model} data sheet, without sparsity",
-        fp32_tflops=163.4,
-        tf32_tflops=653.7,
-        memory_gb_per_s=memory_gb_per_s,
-        others_source=f"AMD Instinct {model} data sheet, without sparsity; fp32 of vectors",
-    )
-
-
-_V100_SXM2 = _fp16_only(125.0, 15.7, 900.0, "NVIDIA V100 data sheet, SXM2")
-_V100_PCIE = _fp16_only(112.0, 14.0, 900.0, "NVIDIA V100 data sheet, PCIe")
-_H100_SXM = (67.0, 494.5, 3350.0)
-
-_PEAKS = {
-    "Tesla V100-SXM2-16GB": _V100_SXM2,
-    "Tesla V100-SXM2-32GB": _V100_SXM2,
-    "Tesla V100-PCIE-16GB": _V100_PCIE,
-    "Tesla V100-PCIE-32GB": _V100_PCIE,
-    "Tesla T4": _fp16_only(65.0, 8.1, 320.0, "NVIDIA Turing architecture, Tesla T4"),
-    "GeForce RTX 2080 Ti": _fp16_only(
-        53.8, 13.4, 616.0, "NVIDIA Turing architecture; 68 multiprocessors x 512 FLOP x 1.545 GHz"
-    ),
-    "GeForce RTX 3090": _geforce(71.2, 82, 1.695, "GA102", 936.0),
-    "GeForce RTX 3090 Ti": _geforce(80.0, 84, 1.86, "GA102", 1008.0),
-    "GeForce RTX 4080": _geforce(97.5, 76, 2.505, "Ada", 716.8),
-    "GeForce RTX 4090": _geforce(165.2, 128, 2.52, "Ada", 1008.0),
-    "GeForce RTX 4090 D": _geforce(147.1, 114, 2.52, "Ada", 1008.0),
-    "GeForce RTX 5080": _geforce(112.6, 84, 2.617, "RTX Blackwell", 960.0),
-    "GeForce RTX 5090": _geforce(209.5, 170, 2.407, "RTX Blackwell", 1792.0),
-    "RTX 6000 Ada Generation": _data_sheet(364.2, "RTX 6000 Ada", _HALVED.format(728.5), (91.1, 182.1, 960.0)),
-    "RTX A6000": _data_sheet(154.8, "RTX A6000", _HALVED.format(309.7), (38.7, 77.4, 768.0)),
-    "RTX PRO 6000 Blackwell Workstation Edition": _rtx_pro(188, 2.617, 1792.0),
-    "A10": _data_sheet(125.0, "A10", others=(31.2, 62.5, 600.0)),
-    "A30": _data_sheet(165.0, "A30", others=(10.3, 82.0, 933.0)),
-    "A40": _data_sheet(149.7, "A40", others=(37.4, 74.8, 696.0)),
-    "L4": _data_sheet(121.0, "L4", _HALVED.format(242), (30.3, 60.0, 300.0)),
-    "L20": _data_sheet(119.5, "L20", others=(59.8, 59.8, 864.0)),
-    "L40": _data_sheet(181.05, "L40", others=(90.5, 90.5, 864.0)),
-    "L40S": _data_sheet(362.05, "L40S", others=(91.6, 183.0, 864.0)),
-    "A100-SXM4-40GB": _a100(1555.0),
-    "A100-SXM4-80GB": _a100(2039.0),
-    "A100-PCIE-40GB": _a100(1555.0),
-    "A100 80GB PCIe": _a100(1935.0),
-    # An A100 with slower links between GPUs.
-    "A800-SXM4-80GB": _a100(2039.0),
-    "A800 80GB PCIe": _a100(1935.0),
-    "H100 80GB HBM3": _data_sheet(989.5, "H100", "SXM, " + _HALVED.format(1979), _H100_SXM),
-    "H100 PCIe": _data_sheet(756.5, "H100", "PCIe, " + _HALVED.format(1513), (51.0, 378.0, 2000.0)),
-    "H100 NVL": _data_sheet(835.5, "H100", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 3900.0)),
-    "H200": _data_sheet(989.5, "H200", "SXM, " + _HALVED.format(1979), (67.0, 494.5, 4800.0)),
-    "H200 NVL": _data_sheet(835.5, "H200", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 4800.0)),
-    # H100s with slower links between GPUs.
-    "H800": _data_sheet(989.5, "H800", "SXM, " + _HALVED.format(1979), _H100_SXM),
-    "H800 PCIe": _data_sheet(756.5, "H800", "PCIe, " + _HALVED.format(1513), (51.0, 378.0, 2000.0)),
-    "GH200 480GB": _data_sheet(989.5, "GH200", _HALVED.format(1979), (67.0, 494.5, 4000.0)),
-    "H20": _data_sheet(148.0, "H20", others=(44.0, 74.0, 4000.0)),
-    # The data sheets' other figures are rounded and for eight GPUs, or for a rack of 72.
-    "B200": _data_sheet(2250.0, "HGX B200", _HALVED.format(4500)),
-    "B300 SXM6 AC": _data_sheet(2250.0, "HGX B300", _HALVED.format(4500)),
-    "GB200": _data_sheet(2500.0, "GB200 NVL72", _HALVED.format(5000)),
-    "AMD Instinct MI300X": _instinct("MI300X", 5325.0),
-    "AMD Instinct MI325X": _instinct("MI325X", 6000.0),
-}

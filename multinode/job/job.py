@@ -12,7 +12,6 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import check_variable
 from multinode.errors import JobError, UsageError
-from multinode.strict_yaml import YamlError, dump_flow_yaml, dump_yaml, parse_yaml
 
 # Keys that only a LLaMA-Factory training has, beside the model, which is required.
 _TELLTALES = frozenset({"stage", "finetuning_type", "do_train", "template", "dataset", "dataset_dir"})
@@ -198,6 +197,8 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 def override_text(key: str, value: Any) -> str:
     """The setting as an argument of `launch --set`, on one line."""
+    from multinode.strict_yaml import dump_flow_yaml, dump_yaml
+
     if isinstance(value, list | dict):
         return f"{key}={dump_flow_yaml(value)}"
     return f"{key}={dump_yaml({key: value}).partition(':')[2].strip(' ')}".rstrip("\n")
@@ -214,6 +215,8 @@ def parse_assignment(option: str, text: str, example: str, key: re.Pattern[str] 
     name, equals, written = text.partition("=")
     if not equals or not key.fullmatch(name):
         raise JobError(f"{option} {text!r} is not KEY=VALUE", hint=f"for example {option} {example}")
+    from multinode.strict_yaml import YamlError, parse_yaml
+
     try:
         value = parse_yaml(written)
     except YamlError as wrong:
@@ -268,6 +271,8 @@ def render_job(job: LlamaFactoryJob, paths: dict[str, str]) -> str:
     """
     if not job.overridden and not paths:
         return job.text
+    from multinode.strict_yaml import dump_yaml
+
     config = job.config | paths
     changed = dict.fromkeys([*job.overridden, *paths])
     # A file name may contain anything; a comment ends with its line.
@@ -290,6 +295,8 @@ def _dataset_paths(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _parse_mapping(text: str, source: str) -> dict[str, Any]:
+    from multinode.strict_yaml import YamlError, parse_yaml
+
     try:
         config = parse_yaml(text)
     except YamlError as wrong:
@@ -369,63 +376,3 @@ def with_same_threads(environment: JobEnvironment, cluster: Cluster, workers: Se
     if is_set or max(workers, default=1) == 1:
         return environment
     return msgspec.structs.replace(environment, env=environment.env | {_THREADS: "1"})
-
-
-_LEAST_RATES = 2
-DEFAULT_SEED = 42
-"""Default of LLaMA-Factory and the Trainer."""
-
-
-class TrialTraining(msgspec.Struct, frozen=True, kw_only=True):
-    """How one run trains."""
-
-    steps: int  # optimizer steps
-    seed: int = DEFAULT_SEED  # of the weights that are new, the order of the data, and their split
-    every: int = 1  # steps of a round in which nodes average; an evaluation comes at the end of one
-    parts: int  # evaluations in a run, or fewer
-    evaluation_samples: int  # that are held out
-
-    @property
-    def evaluation_steps(self) -> int:
-        """From one evaluation to the next: whole rounds, as an evaluation ends one."""
-        return self.every * math.ceil(self.steps / (self.parts * self.every))
-
-
-def can_evaluate(job: LlamaFactoryJob) -> bool:
-    """Whether LLaMA-Factory can hold out data: what was tokenized before is split already, or is not."""
-    config = job.config
-    return not config.get("tokenized_path") or bool(config.get("eval_dataset"))
-
-
-def parse_learning_rates(text: str) -> tuple[float, ...]:
-    """`5e-4,1e-3` as numbers, ascending: the first is the one least likely to diverge.
-
-    Raises:
-        ValueError: one is not a number between 0 and 1, or stands twice.
-    """
-    try:
-        rates = sorted(float(part) for part in text.split(","))
-    except ValueError:
-        rates = []
-    if len(set(rates)) < max(_LEAST_RATES, len(rates)) or not all(0 < rate < 1 for rate in rates):
-        raise ValueError(f"{text!r} is not a list of distinct numbers between 0 and 1, such as 5e-4,1e-3,2e-3")
-    return tuple(rates)
-
-
-def trial_job(job: LlamaFactoryJob, training: TrialTraining) -> LlamaFactoryJob:
-    """The job as it is trained for its figures and its loss."""
-    every = training.evaluation_steps
-    changed: dict[str, Any] = {"seed": training.seed}
-    if (job.settings.logging_steps or math.inf) > every:
-        changed["logging_steps"] = every
-    if can_evaluate(job):
-        changed |= {
-            "eval_strategy": "steps",
-            "eval_steps": every,
-            "per_device_eval_batch_size": job.config.get(
-                "per_device_train_batch_size", _DEFAULTS.per_device_train_batch_size
-            ),
-        }
-        if not job.config.get("eval_dataset"):
-            changed["val_size"] = training.evaluation_samples
-    return limit_steps(override_job(job, changed), training.steps)

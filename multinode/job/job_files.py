@@ -28,7 +28,6 @@ from multinode.records.averaging import Averaging, read_averaging
 from multinode.records.balance import Balance, parse_balance
 from multinode.records.benchmark import Benchmark
 from multinode.records.files import read_text
-from multinode.strict_yaml import decode_yaml, dump_yaml
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
@@ -344,6 +343,7 @@ def parse_change(text: str, source: object) -> Change:
         UsageError: it is not YAML, or has an unknown key or an invalid value.
     """
     from multinode.job.deepspeed import parse_deepspeed_edits
+    from multinode.strict_yaml import decode_yaml
 
     file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
     try:
@@ -367,6 +367,7 @@ def parse_change(text: str, source: object) -> Change:
 def change_text(change: Change, comment: str) -> str:
     """A change as a file, with a comment on its origin."""
     from multinode.job.deepspeed import parse_deepspeed_edits
+    from multinode.strict_yaml import dump_yaml
 
     averaging = change.averaging
     outer = averaging is not None and averaging.outer_lr is not None

@@ -13,7 +13,6 @@ import msgspec
 from multinode.errors import JobError
 from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
 from multinode.records.samples import plausible_count
-from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, Work
 
@@ -201,6 +200,8 @@ def _full_run(job: LlamaFactoryJob) -> FullRun:
 
 
 def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
+    from multinode.strict_yaml import YamlError, parse_yaml
+
     try:
         config = parse_yaml(job.text)
     except YamlError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from rich.table import Table
@@ -32,11 +33,10 @@ from multinode.records.run import (
     Stall,
 )
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.render.sheet import PLUS_MINUS, UNKNOWN, Column, Sheet, figure, percent, plus_minus, sanitize
+from multinode.render.sheet import PLUS_MINUS, Column, Sheet, percent, plus_minus, sanitize
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.secret_values import redact_words
 from multinode.stats.estimate import Estimate, Spread
-from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.units import format_count, format_duration
 
 
@@ -265,31 +265,6 @@ def run_table(run: Run) -> Table:
     return table
 
 
-def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:
-    """One row per attempt: its steps, its workers, and the cost of its failure."""
-    words, figures = ("run", "from", "ended"), ("workers", "global batch", "steps", "steps lost", "time lost")
-    rows = [
-        (
-            attempt.run_id,
-            attempt.checkpoint or "the beginning",
-            _ending(attempt),
-            figure(attempt.world_size or None, "d"),
-            figure(attempt.global_batch, "d"),
-            f"{attempt.first_step} to {attempt.last_step}",
-            figure(attempt.lost_steps, "d"),
-            format_duration(attempt.lost_s) if attempt.lost_s is not None else UNKNOWN,
-        )
-        for attempt in attempts
-    ]
-    columns = (*(Column(name, words=True) for name in words), *map(Column, figures))
-    return Sheet(title="attempts", columns=columns, rows=tuple(rows))
-
-
-def _ending(attempt: Attempt) -> str:
-    failure = attempt.first_failure
-    return attempt.status if failure is None else f"{attempt.status}: {failure.node}: {failure.message}"
-
-
 def _attempt_words(attempt: Attempt) -> str:
     begin = f"from {attempt.checkpoint}" if attempt.checkpoint is not None else "from the beginning"
     words = [f"{attempt.run_id} {begin}: {attempt.status} at step {attempt.last_step}"]
@@ -404,15 +379,17 @@ def _launched_job(plan: LaunchPlan) -> list[str] | None:
     text = next((file.text for file in first.files if file.path == JOB_FILE), "")
     # Of paths that are no part of the copied code, the plan has the whole one.
     own = f"{(first.output_cwd or '~').rstrip('/')}/" if plan.code is not None else ""
+    from multinode.strict_yaml import YamlError, parse_yaml
+
     try:
-        return [*engine, *_settings(text, first.run_dir, own), plan.config_path]
+        return [*engine, *_settings(text, parse_yaml(text), first.run_dir, own), plan.config_path]
     except YamlError:
         return None
 
 
-def _settings(text: str, run_dir: str, own: str) -> Iterator[str]:
+def _settings(text: str, config: dict[str, Any], run_dir: str, own: str) -> Iterator[str]:
     """What `--set` changed: less the keys that name what lies in the run's own directory, and less the node's `own`."""
-    changed, config = _CHANGED.match(text), parse_yaml(text)
+    changed = _CHANGED.match(text)
     for key in changed[1].split(", ") if changed is not None else ():
         value = config.get(key)
         if not str(value).startswith(run_dir):

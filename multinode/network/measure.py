@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.network.scan_evidence import nic_ceilings
 from multinode.network.size_scan import ScanReport, compare_scans, estimate_step, nics_of, read_ring, summarise_scan
-from multinode.records.benchmark import CollectiveTest, in_turns
+from multinode.records.benchmark import COLLECTIVES, CollectiveTest, Message, check_choice
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import parse_samples
 from multinode.traffic.algorithms import Layout
@@ -28,6 +29,9 @@ _REPORT = "nccl-test.json"
 _MOST_MESSAGES = 24
 # Each worker's share of a message starts at a multiple of this.
 _EVEN_BYTES = 16
+_MOST_BYTES = 16 << 30
+_MOST_SIZES = 1000
+_TURNS = 5
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,3 +122,60 @@ def _measure_pairs(prepared: Prepared, context: RunContext) -> tuple[PairSpeed, 
     if context.stop.count:
         raise Interrupted("interrupted", hint=f"results so far: {prepared.directory}")
     return pairs
+
+
+def check_reduction(redop: str, dtype: str) -> None:
+    """Reject a reduction that the element type does not support.
+
+    Raises:
+        UsageError: an average of integers, which backends round differently or reject.
+    """
+    if redop == "avg" and "int" in dtype:
+        raise UsageError(
+            f"avg is not defined for {dtype}", hint="use --op sum, or a floating-point type: --dtype float"
+        )
+
+
+def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes: int | None = None) -> tuple[int, ...]:
+    """Sizes from begin to end, each `factor` times the previous, or `step_bytes` more (nccl-tests' -b -e -f -i).
+
+    Raises:
+        UsageError: the range is empty, too long, or contains invalid sizes.
+    """
+    if begin_bytes <= 0:
+        raise UsageError("the smallest size (-b) must be positive", hint="for example -b 8")
+    if end_bytes < begin_bytes:
+        raise UsageError("the largest size (-e) is smaller than the smallest (-b)", hint="for example -b 64K -e 64M")
+    if end_bytes > _MOST_BYTES:
+        raise UsageError("the largest size (-e) is above 16 GiB", hint="for example -e 128M")
+    if step_bytes is not None and step_bytes <= 0:
+        raise UsageError("the step (-i) must be positive", hint="for example -i 1M, or -f 2 instead")
+    if factor < 2:  # noqa: PLR2004 - any smaller one would never end
+        raise UsageError("the factor (-f) must be 2 or more", hint="for steps of equal size: -i 1M")
+    if step_bytes is not None and (end_bytes - begin_bytes) // step_bytes >= _MOST_SIZES:
+        raise UsageError(f"the step (-i) gives more than {_MOST_SIZES} sizes", hint="use a larger step, or -f 2")
+    sizes = []
+    size = begin_bytes
+    while size <= end_bytes:
+        sizes.append(size)
+        size = size * factor if step_bytes is None else size + step_bytes
+    return tuple(sizes)
+
+
+def scan_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tuple[Message, ...]:
+    """Every size of every collective.
+
+    Raises:
+        UsageError: a collective is unknown.
+    """
+    names = [check_choice("collective", name, COLLECTIVES) for name in dict.fromkeys(collectives)]
+    return tuple(Message(collective=name, size_bytes=size) for name in names for size in sizes_bytes)
+
+
+def in_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages; the largest of each collective alternates with raw TCP, as the network is judged by it."""
+    largest = {message.collective: message for message in sorted(messages, key=lambda message: message.size_bytes)}
+    return tuple(
+        msgspec.structs.replace(message, turns=_TURNS) if message is largest[message.collective] else message
+        for message in messages
+    )

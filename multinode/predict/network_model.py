@@ -6,6 +6,7 @@ Owns the scaling to other links and workers, and its uncertainty; no computation
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -23,7 +24,7 @@ from multinode.traffic.algorithms import (
     nic_factor,
     steps_us,
 )
-from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, SizeCurve, fit_curve, held_back, median_error
+from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, SizeCurve, fit_curve
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_count, format_rate, goodput_gb_per_s
 
 _US_PER_MS = 1e3
@@ -292,6 +293,7 @@ def _passes(network: NetworkModel, measured: str, collective: str, place: _Place
 
 # Smaller messages take the fixed cost only.
 _LEAST_BYTES = 1 << 20
+_LEAST_OTHERS = 2
 
 
 def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> NetworkModel:
@@ -315,7 +317,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
             hint="give it in Gbit/s: --link-measured 1",
         )
     curves = {name: _again(curve, report.run_id) for name, curve in report.curves.items()}
-    errors = [median_error(held_back(curve.points, _LEAST_BYTES)) for curve in curves.values()]
+    errors = [held_back_errors(curve).values() for curve in curves.values()]
     over_rdma = report.path is not None and report.path.over_rdma
     rdma = over_rdma or (report.nccl is not None and report.nccl.over_rdma)
     return NetworkModel(
@@ -326,13 +328,28 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
         stream_gb_per_s=report.tcp_gb_per_s if report.tcp_gb_per_s and not rdma else None,
         # Over RDMA, NCCL's small messages do not use TCP.
         round_trip_us=None if rdma else report.tcp.round_trip_us,
-        error=max((error for error in errors if error is not None), default=0.0),
+        error=max((statistics.median(map(abs, each)) for each in errors if each), default=0.0),
     )
 
 
 def stated_network(link: Link, layout: Layout, backend: str, stream_gb_per_s: float | None = None) -> NetworkModel:
     """A network with only a nominal link rate, and the measured TCP rate if there is one."""
     return NetworkModel(link=link, layout=layout, backend=backend, stream_gb_per_s=stream_gb_per_s)
+
+
+def held_back_errors(curve: SizeCurve, least_bytes: int = _LEAST_BYTES) -> dict[int, float]:
+    """Relative error of each point from this size on, predicted from all others; negative if the prediction is lower.
+
+    By size in bytes; empty if the curve has fewer than three points.
+    """
+    points = curve.points
+    if len(points) <= _LEAST_OTHERS:
+        return {}
+    return {
+        size_bytes: fit_curve(points[:place] + points[place + 1 :]).predict_us(size_bytes) / time_us - 1
+        for place, (size_bytes, time_us) in enumerate(points)
+        if size_bytes >= least_bytes
+    }
 
 
 def _again(curve: SizeCurve, run_id: str) -> SizeCurve:

@@ -20,10 +20,10 @@ from multinode.predict.calibration import Calibration, CalibrationRun, calibrate
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.network_model import Link, stated_network
+from multinode.predict.rounded import Rounded, parse_rounded
 from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Summary
-from multinode.records.samples import Rounded, parse_rounded
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, hideable_share

@@ -17,7 +17,7 @@ from multinode.profile.nics import NicUse, use_of_nics
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
-from multinode.stats.estimate import UnknownError, attempt, known_max, known_median, known_sum
+from multinode.stats.estimate import UnknownError, attempt, known_max, known_median
 from multinode.units import GIB
 
 _MOST_GPUS = 64
@@ -175,14 +175,6 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}  # reason by name of unsampled figures
 
 
-class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all GPUs of a run."""
-
-    power_w: float | None = None  # during the measured steps
-    j_per_sample: float | None = None  # energy per sample, in J
-    reason: str = ""  # why one of them is None; otherwise empty
-
-
 def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     """The node's use from the end of its warm-up to the end of its last measured step, by its own clock.
 
@@ -209,31 +201,6 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
         missing=missing,
         **figures,
     )
-
-
-def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | None) -> GpuEnergy:
-    """Power from NVML's median per GPU; energy from its counter over the samples, otherwise power over samples/s.
-
-    Only if every GPU reports it: a partial sum would look like the total.
-
-    Args:
-        nodes: of a run.
-        samples: of the window; 0 if unknown.
-        samples_per_s: of all workers.
-    """
-    bare = next((node for node in nodes if len(node.gpus) < max(1, len(node.ranks))), None)
-    if bare is not None or not nodes:
-        where = f" of {bare.node}" if bare is not None else ""
-        return GpuEnergy(
-            reason=f"not every GPU{where} was sampled" if bare and bare.gpus else f"no GPU{where} was sampled"
-        )
-    gpus = [gpu for node in nodes for gpu in node.gpus]
-    power_w, energy_j = known_sum(gpu.power_w for gpu in gpus), known_sum(gpu.energy_j for gpu in gpus)
-    j_per_sample = energy_j / samples if energy_j is not None and samples > 0 else None
-    if j_per_sample is None and power_w is not None and samples_per_s:
-        j_per_sample = power_w / samples_per_s
-    reason = "" if power_w is not None and j_per_sample is not None else "not every GPU reports its power"
-    return GpuEnergy(power_w=power_w, j_per_sample=j_per_sample, reason=reason)
 
 
 def figures_in(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[str, float | None]:

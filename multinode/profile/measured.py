@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -15,9 +15,10 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.job.workload import FullRun, JobSettings
 from multinode.profile.likely_causes import Disturbance
+from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan
 from multinode.records.samples import plausible_count
-from multinode.stats.estimate import Estimate, Spread, UnknownError, attempt, inverse
+from multinode.stats.estimate import Estimate, Spread, UnknownError, attempt, inverse, known_sum
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,3 +127,36 @@ def dataset_size(sizes: Iterable[int | None]) -> int:
 def full_run_s(rate: Estimate, samples: float) -> Estimate:
     """Time of this many samples at a rate in samples/s."""
     return inverse(rate) * samples
+
+
+class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all GPUs of a run."""
+
+    power_w: float | None = None  # during the measured steps
+    j_per_sample: float | None = None  # energy per sample, in J
+    reason: str = ""  # why one of them is None; otherwise empty
+
+
+def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | None) -> GpuEnergy:
+    """Power from NVML's median per GPU; energy from its counter over the samples, otherwise power over samples/s.
+
+    Only if every GPU reports it: a partial sum would look like the total.
+
+    Args:
+        nodes: of a run.
+        samples: of the window; 0 if unknown.
+        samples_per_s: of all workers.
+    """
+    bare = next((node for node in nodes if len(node.gpus) < max(1, len(node.ranks))), None)
+    if bare is not None or not nodes:
+        where = f" of {bare.node}" if bare is not None else ""
+        return GpuEnergy(
+            reason=f"not every GPU{where} was sampled" if bare and bare.gpus else f"no GPU{where} was sampled"
+        )
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    power_w, energy_j = known_sum(gpu.power_w for gpu in gpus), known_sum(gpu.energy_j for gpu in gpus)
+    j_per_sample = energy_j / samples if energy_j is not None and samples > 0 else None
+    if j_per_sample is None and power_w is not None and samples_per_s:
+        j_per_sample = power_w / samples_per_s
+    reason = "" if power_w is not None and j_per_sample is not None else "not every GPU reports its power"
+    return GpuEnergy(power_w=power_w, j_per_sample=j_per_sample, reason=reason)

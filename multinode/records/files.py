@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from multinode.errors import MultinodeError, UsageError
 from multinode.node.files import user_name
-from multinode.strict_yaml import decode_yaml
 
 DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -83,6 +82,8 @@ def read_text(path: Path, noun: str, hint: str | None = None) -> str:
 
 def load_yaml(path: Path, noun: str, kind: type[T], hint: str) -> T:
     """A YAML file as `kind`, strict about every key."""
+    from multinode.strict_yaml import decode_yaml
+
     return decode_yaml(read_text(path, noun, hint), kind, path, hint)
 
 

@@ -287,19 +287,6 @@ class ScanCurves(msgspec.Struct, frozen=True, kw_only=True):
     curves: dict[str, SizeCurve] = {}  # time over size, by collective, if several sizes were measured
 
 
-class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
-    """One point, predicted from all others."""
-
-    size_bytes: int
-    predicted_us: float  # by the curve through the others
-    measured_us: float
-
-    @property
-    def error(self) -> float:
-        """Relative to the measurement; negative if the prediction is lower."""
-        return self.predicted_us / self.measured_us - 1
-
-
 def fit_curve(points: Iterable[Point]) -> SizeCurve:
     """The curve through points in bytes and microseconds; several of one size become their median."""
     unique = _clean(points)
@@ -313,28 +300,6 @@ def fit_curve(points: Iterable[Point]) -> SizeCurve:
         residuals=residuals,
         method="interpolation" if poor else "fit",
     )
-
-
-def held_back(points: Iterable[Point], least_bytes: int) -> tuple[HeldBack, ...]:
-    """Each point from this size on, predicted from the others; empty if fewer than two others remain."""
-    unique = _clean(points)
-    if len(unique) <= _LEAST_SIZES:
-        return ()
-    return tuple(
-        HeldBack(
-            size_bytes=size,
-            predicted_us=fit_curve(unique[:place] + unique[place + 1 :]).predict_us(size),
-            measured_us=time_us,
-        )
-        for place, (size, time_us) in enumerate(unique)
-        if size >= least_bytes
-    )
-
-
-def median_error(held: Iterable[HeldBack]) -> float | None:
-    """The median of the absolute errors; None without errors."""
-    errors = [abs(point.error) for point in held]
-    return statistics.median(errors) if errors else None
 
 
 def _clean(points: Iterable[Point]) -> tuple[Point, ...]:

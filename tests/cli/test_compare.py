@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
 from multinode.errors import UsageError
+from multinode.network.measure import scan_messages
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
-from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.records.benchmark import CollectiveTest
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.cells import SWEEP_RUN
 from tests.network.test_scan_changes import row

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.experiment.cells import find_contradictions
-from multinode.records.samples import Rounded, exactly, parse_rounded
+from multinode.predict.rounded import Rounded, exactly, parse_rounded
 
 
 def figures(**texts: str | int) -> dict[str, Rounded]:

@@ -11,7 +11,7 @@ from multinode.experiment.imported_columns import IMPORTED
 from multinode.experiment.imported_forms import Cell, Form, Line, TableError
 from multinode.experiment.imported_rows import imported_rows, label_rows, with_derived
 from multinode.experiment.imported_table import Extras, ImportedRow, make_table, parse_table
-from multinode.records.samples import Rounded, exactly, parse_rounded
+from multinode.predict.rounded import Rounded, exactly, parse_rounded
 
 
 def rows(text: str) -> tuple[CellRow, ...]:

@@ -9,8 +9,9 @@ import pytest
 
 from multinode.experiment.cell_sheet import cell_parts, with_notes
 from multinode.experiment.cells import Cheapest
+from multinode.network.measure import scan_messages
 from multinode.network.nccl_tuning import TunedSetting, TuneReport, tune_parts
-from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.records.benchmark import CollectiveTest
 from multinode.render.table import Part, screen_text
 from multinode.stats.estimate import Estimate
 from tests.experiment.cells import PUBLISHED, SWEEP, renamed

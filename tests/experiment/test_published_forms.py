@@ -10,7 +10,7 @@ import pytest
 from multinode.errors import UsageError
 from multinode.experiment.imported_forms import nearest_columns, read_title
 from multinode.experiment.imported_table import Extras, ImportedRow, ImportedTable, parse_table
-from multinode.records.samples import Rounded
+from multinode.predict.rounded import Rounded
 
 TABLES = Path(__file__).parent / "tables"
 CASES = json.loads((TABLES / "cases.json").read_text())

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from multinode.launch.progress_table import ProgressTable, progress_line
-from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.network.measure import scan_messages
+from multinode.records.benchmark import CollectiveTest
 from multinode.records.progress import NodeProgress, RunProgress, advance_node
 from multinode.records.samples import Sample
 from tests.any_samples import any_samples

@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from multinode.network.measure import scan_messages
 from multinode.network.nccl_tuning import (
     AXES,
     TunedSetting,
@@ -14,7 +15,7 @@ from multinode.network.nccl_tuning import (
     tuned,
     with_mtu,
 )
-from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.records.benchmark import CollectiveTest
 from multinode.render.table import screen_text
 from multinode.stats.estimate import of_repeats, ratio
 from tests.network.test_size_scan import measured, plan, report

@@ -11,9 +11,10 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort
 from multinode.job.engine_calls import StepMessages
 from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.network.measure import scan_messages
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport, estimate_step, summarise_scan
-from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.records.benchmark import CollectiveTest
 from multinode.records.plan import LaunchPlan
 from multinode.records.samples import (
     BenchmarkSample,

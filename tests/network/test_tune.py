@@ -13,12 +13,12 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, RunFailed
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import Launch, RunContext, StopRequest
-from multinode.network.measure import Extent
+from multinode.network.measure import Extent, scan_messages
 from multinode.network.nccl_tuning import TuneReport, env_keys, tune_parts
 from multinode.network.nic_path import NcclPath
 from multinode.network.size_scan import ScanReport
 from multinode.network.tune import nccl_tune
-from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.records.benchmark import CollectiveTest
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.render.table import screen_text

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from multinode.contrast.side import make_side
-from multinode.profile.machine_use import GpuUse, NodeUse, energy_of, use_of
+from multinode.profile.machine_use import GpuUse, NodeUse, use_of
+from multinode.profile.measured import energy_of
 from multinode.profile.nics import NicUse
 from multinode.profile.observed import ObservedNode, observe
 from multinode.records.samples import (

@@ -5,18 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.bench.measure import make_device_test
 from multinode.errors import UsageError
+from multinode.network.measure import check_reduction, in_turns, scan_messages, scan_sizes
 from multinode.records.benchmark import (
     REDOPS,
     CollectiveTest,
     DeviceTest,
     check_choice,
-    check_reduction,
     describe_benchmark,
-    in_turns,
-    make_device_test,
-    scan_messages,
-    scan_sizes,
     time_left_s,
 )
 

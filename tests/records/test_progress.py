@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from multinode.cluster.quoting import Command
-from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.network.measure import scan_messages
+from multinode.records.benchmark import CollectiveTest
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.progress import (
     RECENT_STEPS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from multinode.traffic.step_calls import SizeCurve, fit_curve, held_back, median_error
+from multinode.traffic.step_calls import SizeCurve, fit_curve
 
 MIB = 1 << 20
 SIZES = tuple(1 << exponent for exponent in range(3, 27))
@@ -104,18 +104,6 @@ def test_of_several_times_of_a_size_the_median_counts() -> None:
     assert fit_curve([(8, 1.0), (8, 900.0), (8, 2.0), (16, 4.0)]).points == ((8, 2.0), (16, 4.0))
 
 
-def test_held_back_points_are_predicted_from_the_others() -> None:
-    held = held_back(SHAPED, MIB)
-    assert [one.size_bytes for one in held] == [MIB << k for k in range(5)]
-    assert held[1].predicted_us == pytest.approx(8929 + (36003 - 8929) / 3)
-    assert held[1].error == pytest.approx(held[1].predicted_us / 17848 - 1)
-    error = median_error(held)
-    assert error is not None
-    assert error < 0.05
-    assert median_error(held_back(SHAPED, 1 << 30)) is None
-    assert held_back(SHAPED[:2], 1) == ()
-
-
 @pytest.mark.parametrize(
     ("points", "says"),
     [
@@ -133,8 +121,6 @@ def test_held_back_points_are_predicted_from_the_others() -> None:
 def test_what_makes_no_curve_is_told(points: list[tuple[int, float]], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         fit_curve(points)
-    with pytest.raises(ValueError, match=says):
-        held_back(points, 1)
 
 
 def test_a_curve_survives_json() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.records.samples import Rounded, exactly, parse_count, parse_rounded
+from multinode.predict.rounded import Rounded, exactly, parse_count, parse_rounded
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from multinode.job.job import TrialTraining, can_evaluate, parse_llamafactory, trial_job
+from multinode.experiment.trial import TrialTraining, can_evaluate, trial_job
+from multinode.job.job import parse_llamafactory
 
 YAML = "model_name_or_path: m\nstage: sft\nper_device_train_batch_size: 3\n"
 
