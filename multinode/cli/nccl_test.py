@@ -252,7 +252,7 @@ def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -
 
 
 def _write_page(report: ScanReport, path: Path) -> None:
-    from multinode.network.scan_chart import scan_page
+    from multinode.network.charts import scan_page
 
     write_text(path, scan_page(report))
     note(f"chart: {path}")

@@ -127,9 +127,9 @@ def _blocks(run: ReportedRun, name: str | None = None) -> Iterator[Block]:
 
 
 def _charts(run: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
-    from multinode.contrast.page import contrast_charts
+    from multinode.contrast.charts import contrast_charts
     from multinode.experiment.cell_page import cell_charts
-    from multinode.network.scan_chart import scan_chart
+    from multinode.network.charts import scan_chart
 
     charts: dict[str, Iterable[Block]] = {}
     if run.contrast is not None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.network.scan_chart import scan_chart, scan_page
+from multinode.network.charts import scan_chart, scan_page
 from tests.network.test_nccl_tests_text import row
 from tests.network.test_size_scan import measured, plan, report
 

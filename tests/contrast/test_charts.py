@@ -5,7 +5,7 @@ import pytest
 from plotly.graph_objects import Figure
 
 from multinode.cli.run_page import ReportedRun, run_page
-from multinode.contrast.page import bandwidth_chart, scaling_chart, step_chart
+from multinode.contrast.charts import bandwidth_chart, scaling_chart, step_chart
 from multinode.predict.break_even import Needed
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
 from tests.profile.observing import RUN, SUMMARY, observed
