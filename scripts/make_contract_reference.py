@@ -29,7 +29,7 @@ _WRITTEN_BY = {
     "multinode.bench/1": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/1": "`multinode check --json`",
     "multinode.comparison/1": "`multinode compare --json` of records other than trainings, nccl-tests and tables",
-    "multinode.contrast/2": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
+    "multinode.contrast/3": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
     "multinode.copy/1": "`multinode copy --json`",
     "multinode.early-verdict/1": "`early-verdict.json` of a run, and a key of what `launch`, `attach` and `show` print",
     "multinode.explain/1": "`multinode explain --json`",

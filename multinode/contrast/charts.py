@@ -8,7 +8,6 @@ import msgspec
 
 from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.sheets import (
-    measured_sides,
     nodes_and_workers,
     side_head,
 )
@@ -25,7 +24,7 @@ _BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
 
 def step_chart(contrast: Contrast) -> Figure | None:
     """One stacked bar per side with the parts of its step; None without a split."""
-    sides = [side for side in measured_sides(contrast) if side.split is not None]
+    sides = [side for side in contrast.measured if side.split is not None]
     parts = {name: [getattr(side.split, field) for side in sides] for field, name in PARTS.items()}
     names = [f"{side_head(contrast, side)}<br>{nodes_and_workers(side)}" for side in sides]
     return stacked_bars(names, parts, "ms per step, mean")
@@ -33,13 +32,13 @@ def step_chart(contrast: Contrast) -> Figure | None:
 
 def scaling_chart(contrast: Contrast) -> Figure | None:
     """Samples/s over nodes with their spread, and ideal scaling; None without a curve."""
-    curve = contrast.curve
-    if len(curve) < 2:  # noqa: PLR2004 - a line has two ends
+    curve = contrast.measured
+    if len(curve) == len((contrast.baseline, contrast.candidate)):
         return None
-    nodes = [point.nodes for point in curve]
-    measured = [point.samples_per_s for point in curve]
+    nodes = [side.nodes for side in curve]
+    measured = [side.samples_per_s for side in curve]
     # With the same workers everywhere, ideal scaling is flat.
-    ideal = [curve[0].samples_per_s.value * point.world_size / max(1, curve[0].world_size) for point in curve]
+    ideal = [curve[0].samples_per_s.value * side.world_size / max(1, curve[0].world_size) for side in curve]
     chart = Figure()
     chart.add_trace(Scatter(x=nodes, y=ideal, mode="lines", name="ideal scaling", line={"dash": "dash", "color": GREY}))
     chart.add_trace(
@@ -47,7 +46,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
             x=nodes,
             y=[estimate.value for estimate in measured],
             error_y=error_bars(measured),
-            customdata=[[f"{100 * point.efficiency:.0f}%"] for point in curve],
+            customdata=[[f"{100 * side.efficiency:.0f}%"] for side in curve],
             hovertemplate="%{y:.2f} samples/s, efficiency %{customdata[0]}",
             mode="lines+markers",
             name="measured",
@@ -184,7 +183,7 @@ def contrast_charts(contrast: Contrast, name: str) -> Iterator[Chart]:
     """Its charts; `name` is unique on the page."""
     split = step_chart(contrast)
     if split is not None:
-        bars = -(-len(measured_sides(contrast)) // _BARS_A_PLOT)
+        bars = -(-len(contrast.measured) // _BARS_A_PLOT)
         yield Chart(title="where a step goes", figure=split, name=f"{name}-sides", rows=bars)
     scaling = scaling_chart(contrast)
     if scaling is not None:

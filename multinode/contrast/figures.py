@@ -41,26 +41,10 @@ class Side(Measured, frozen=True, kw_only=True):
     late_ms: float | None = None  # wait of the others for the latest, mean of the repeats; 0 without any
     power_w: float | None = None  # of all its GPUs
     whole: FullRun = FullRun()  # the full run of the job
-
-
-class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of a scaling curve."""
-
-    nodes: int
-    world_size: int
-    samples_per_s: Estimate
-    speedup: Estimate  # over the side with the fewest nodes
-    efficiency: float  # speed-up over the ratio of workers; with the same workers, the speed-up itself
-
-
-class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """One node alone."""
-
-    node: str
-    workers: int
-    samples_per_s: Estimate
-    step_time_ms: Estimate
-    relative: float  # a worker's samples/s over those of a worker of the fastest node
+    speedup: Estimate = Estimate(value=1.0, low=1.0, high=1.0)  # samples/s over those of the baseline
+    efficiency: float = 1.0  # speed-up over the ratio of workers: 1 is ideal scaling
+    # of a node alone, where several were measured alone: a worker's samples/s over those of the fastest node's worker
+    relative: float | None = None
 
 
 class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +62,9 @@ class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""  # the same in one sentence
 
 
+SCHEMA = "multinode.contrast/3"
+
+
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     """One node and many; `contrast.json`.
 
@@ -87,12 +74,8 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
         why: reason of the mode.
         baseline: the side with fewer nodes.
         candidate: the side with more.
-        speedup: samples/s of the candidate over the baseline's.
-        efficiency: speed-up over the ratio of workers: 1 is ideal scaling.
         scaling: kind of efficiency: `weak` (the same batch per worker), `strong` (the same samples per step) or `same
             workers`.
-        curve: by nodes; empty without sides in between.
-        each_node: every node alone; empty if not requested.
         loss: where the candidate's time goes.
         verdict: one sentence.
         reasons: up to three more, with figures.
@@ -102,18 +85,14 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
         rule: which steps are measured.
     """
 
-    schema: str = "multinode.contrast/2"
+    schema: str = SCHEMA
     mode: str
     why: str
     job: str
     baseline: Side
     candidate: Side
     others: tuple[Side, ...] = ()
-    speedup: Estimate
-    efficiency: float
     scaling: str
-    curve: tuple[CurvePoint, ...] = ()
-    each_node: tuple[NodeSpeed, ...] = ()
     loss: SlowdownAttribution = SlowdownAttribution()
     verdict: str = ""
     reasons: tuple[str, ...] = ()
@@ -122,6 +101,35 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     forecast_reason: str = ""
     advice: tuple[Advice, ...] = ()
     rule: str
+
+    @property
+    def measured(self) -> tuple[Side, ...]:
+        """Baseline, points of the curve and candidate, by nodes; without the sides of one node alone."""
+        points = sorted((side for side in self.others if side.role == "point"), key=lambda side: side.nodes)
+        return (self.baseline, *points, self.candidate)
+
+    @property
+    def alone(self) -> tuple[Side, ...]:
+        """As `sides_alone` has it."""
+        return sides_alone((self.baseline, *self.others), self.baseline)
+
+    @property
+    def speedup(self) -> Estimate:
+        """The candidate's."""
+        return self.candidate.speedup
+
+    @property
+    def efficiency(self) -> float:
+        """The candidate's."""
+        return self.candidate.efficiency
+
+
+def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
+    """Every node alone, in node order; empty if fewer than two were measured."""
+    alone = [side for side in sides if side.role == "each-node"]
+    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
+        alone.insert(0, baseline)
+    return tuple(alone) if len(alone) > 1 else ()
 
 
 _THREE_DIGITS = 100

@@ -14,8 +14,6 @@ import msgspec
 from multinode.contrast.figures import (
     PARTS,
     Contrast,
-    CurvePoint,
-    NodeSpeed,
     Side,
     capitalised,
     figure,
@@ -23,13 +21,13 @@ from multinode.contrast.figures import (
     name_nodes,
     name_side,
     network_words,
+    sides_alone,
 )
 from multinode.contrast.slowdown_attribution import (
     NOTICEABLE,
     CandidateLoss,
     attribute_slowdown,
     is_noticeable,
-    sides_alone,
 )
 from multinode.errors import UsageError
 from multinode.job.workload import FullRun
@@ -208,12 +206,11 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
         job: for people.
         rule: which steps are measured.
     """
-    sides = with_full_run(sides, _of_role(sides, "candidate"))
+    sides = with_speeds(with_full_run(sides, _of_role(sides, "candidate")))
     baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
     alone = sides_alone(sides, baseline)
     others = tuple(side for side in sides if side is not baseline and side is not candidate)
     differences = [difference for side in (candidate, *others) for difference in find_differences(baseline, side, mode)]
-    speedup = ratio(candidate.samples_per_s, baseline.samples_per_s)
     contrast = Contrast(
         mode=mode,
         why=why,
@@ -221,16 +218,33 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
         baseline=baseline,
         candidate=candidate,
         others=others,
-        speedup=speedup,
-        efficiency=speedup.value / (candidate.world_size / baseline.world_size),
         scaling=_SCALING.get(mode) or _scaling(baseline, candidate),
-        curve=_curve(sides),
-        each_node=_each_node(alone),
         loss=attribute_slowdown(CandidateLoss(baseline=baseline, candidate=candidate, alone=alone, mode=mode)),
         differences=tuple(dict.fromkeys(differences)),
         rule=rule,
     )
     return msgspec.structs.replace(contrast, verdict=_verdict(contrast), reasons=_reasons(contrast))
+
+
+def with_speeds(sides: Sequence[Side]) -> tuple[Side, ...]:
+    """The sides with their speed-up over the baseline, and nodes alone with their speed relative to the fastest."""
+    baseline = _of_role(sides, "baseline")
+    alone = sides_alone(sides, baseline)
+    fastest = max((_worker_rate(side) for side in alone), default=1.0)
+    return tuple(
+        msgspec.structs.replace(
+            side,
+            # Of itself it is exactly 1.
+            speedup=baseline.speedup if side is baseline else ratio(side.samples_per_s, baseline.samples_per_s),
+            efficiency=_worker_rate(side) / _worker_rate(baseline),
+            relative=_worker_rate(side) / fastest if side in alone else None,
+        )
+        for side in sides
+    )
+
+
+def _worker_rate(side: Side) -> float:
+    return side.samples_per_s.value / side.world_size
 
 
 def _of_role(sides: Sequence[Side], role: str) -> Side:
@@ -244,41 +258,6 @@ def _scaling(baseline: Side, candidate: Side) -> str:
     if baseline.world_size == candidate.world_size:
         return "same workers"
     return "strong" if baseline.global_batch == candidate.global_batch is not None else "weak"
-
-
-def _curve(sides: Sequence[Side]) -> tuple[CurvePoint, ...]:
-    if all(side.role != "point" for side in sides):
-        return ()
-    ordered = sorted((side for side in sides if side.role != "each-node"), key=lambda side: side.nodes)
-    return tuple(_point(side, ordered[0]) for side in ordered)
-
-
-def _point(side: Side, fewest: Side) -> CurvePoint:
-    speedup = ratio(side.samples_per_s, fewest.samples_per_s)
-    if side is fewest:
-        # Relative to itself it is exactly 1.
-        speedup = msgspec.structs.replace(speedup, low=1.0, high=1.0)
-    return CurvePoint(
-        nodes=side.nodes,
-        world_size=side.world_size,
-        samples_per_s=side.samples_per_s,
-        speedup=speedup,
-        efficiency=speedup.value / (side.world_size / fewest.world_size),
-    )
-
-
-def _each_node(alone: Sequence[Side]) -> tuple[NodeSpeed, ...]:
-    fastest = max((side.samples_per_s.value / side.world_size for side in alone), default=1.0)
-    return tuple(
-        NodeSpeed(
-            node=side.node_names[0],
-            workers=side.world_size,
-            samples_per_s=side.samples_per_s,
-            step_time_ms=side.step_time_ms,
-            relative=side.samples_per_s.value / side.world_size / fastest,
-        )
-        for side in alone
-    )
 
 
 Outcome = Literal["unsynchronised", "inconclusive", "equal", "faster", "slower"]
@@ -411,12 +390,12 @@ def _told_parts(side: Side) -> str:
 
 
 def _without_network(contrast: Contrast) -> str:
-    if contrast.each_node:
-        nodes = sorted(contrast.each_node, key=lambda node: -node.relative)
-        unequal = len({node.workers for node in nodes}) > 1
-        counts = ", ".join(_told_node(node, unequal=unequal) for node in nodes[:_MOST_NODES])
+    if alone := contrast.alone:
+        nodes = sorted(alone, key=lambda side: -(side.relative or 0.0))
+        unequal = len({side.world_size for side in alone}) > 1
+        speeds = ", ".join(_told_node(side, unequal=unequal) for side in nodes[:_MOST_NODES])
         more = f" and {len(nodes) - _MOST_NODES} more, the slowest at {nodes[-1].relative:.0%}"
-        return f"Alone: {counts}{more if len(nodes) > _MOST_NODES else ''}."
+        return f"Alone: {speeds}{more if len(nodes) > _MOST_NODES else ''}."
     ours, theirs = _compute_ms(contrast.baseline), _compute_ms(contrast.candidate)
     if contrast.loss.cause != "network" or ours is None or theirs is None:
         return f"{capitalised(contrast.loss.sentence)}."
@@ -430,7 +409,7 @@ def _compute_ms(side: Side) -> float | None:
     return side.split.compute_ms if side.split is not None else None
 
 
-def _told_node(node: NodeSpeed, *, unequal: bool) -> str:
-    workers = f" with {format_count(node.workers, 'worker')}" if unequal else ""
-    share = f"{node.relative:.0%} per worker" if unequal else f"{node.relative:.0%}"
-    return f"{node.node} {figure(node.samples_per_s.value)} samples/s{workers} ({share})"
+def _told_node(side: Side, *, unequal: bool) -> str:
+    workers = f" with {format_count(side.world_size, 'worker')}" if unequal else ""
+    share = f"{side.relative:.0%} per worker" if unequal else f"{side.relative:.0%}"
+    return f"{side.node_names[0]} {figure(side.samples_per_s.value)} samples/s{workers} ({share})"

@@ -14,7 +14,6 @@ from multinode.contrast.judge import prefers_one_node
 from multinode.contrast.sheets import (
     cost_sheet,
     each_node_sheet,
-    measured_sides,
     missing_sheet,
     settings_sheet,
     side_head,
@@ -82,7 +81,7 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
         yield "Cause", sentence
     if passes:
         yield "Network", passes
-    sides = (*measured_sides(contrast), *(side for side in contrast.others if side.role == "each-node"))
+    sides = (*contrast.measured, *(side for side in contrast.others if side.role == "each-node"))
     disturbed = [f"{_where(contrast, side)}, {disturbance}" for side in sides for disturbance in side.disturbances]
     if details:
         yield from _once("Differs", contrast.differences)
@@ -161,7 +160,7 @@ def _of_one_node(change: Advice) -> str:
 
 
 def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:
-    baseline, *others = measured_sides(contrast)
+    baseline, *others = contrast.measured
     for first in range(0, len(others), _MOST_SIDES - 1):
         yield (baseline, *others[first : first + _MOST_SIDES - 1])
 
@@ -178,10 +177,10 @@ def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterato
     """A page or Markdown: verdict and key figures, charts, then every table."""
     yield Prose(contrast.verdict, "lead")
     yield Tiles(tuple(_key_figures(contrast)))
-    yield small_sheet(contrast, measured_sides(contrast))
+    yield small_sheet(contrast, contrast.measured)
     yield why_sheet(contrast)
     yield from charts
-    yield side_sheet(contrast, measured_sides(contrast), costs=False)
+    yield side_sheet(contrast, contrast.measured, costs=False)
     yield each_node_sheet(contrast)
     yield cost_sheet(contrast)
     yield advice_sheet(contrast.advice)

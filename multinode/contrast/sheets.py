@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from multinode.contrast.figures import Contrast, CurvePoint, Side
+from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.slowdown_attribution import is_noticeable
 from multinode.render.sheet import (
     PLUS_MINUS,
@@ -31,12 +31,6 @@ _Row = tuple[str, tuple[str, ...]]
 _Told = Callable[[Side], str]
 
 
-def measured_sides(contrast: Contrast) -> tuple[Side, ...]:
-    """Baseline, points of the curve and candidate, by nodes; without the sides of one node alone."""
-    points = sorted((side for side in contrast.others if side.role == "point"), key=lambda side: side.nodes)
-    return (contrast.baseline, *points, contrast.candidate)
-
-
 def side_head(contrast: Contrast, side: Side) -> str:
     """Its column head: `1 node`, `2 nodes`; for two stored runs their ids."""
     return side.run_ids[-1] if contrast.mode == "compare" else format_count(side.nodes, "node")
@@ -52,7 +46,7 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
 
     Args:
         contrast: its figures.
-        sides: some of its `measured_sides`.
+        sides: some of its `measured`.
     """
     workers = [f"{side.world_size}" for side in sides]
     noticed = [field for field in _WHERE_NOTICED if any(_is_noticed(side, field) for side in sides)]
@@ -108,14 +102,19 @@ def _part(side: Side, field: str) -> str:
 
 
 def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
-    points = [_point(contrast, side) for side in sides]
     if contrast.mode == "compare":
-        return "speed-up", tuple(UNKNOWN if point is None else f"{plus_minus(point.speedup)}" for point in points)
+        return "speed-up", _speedups(sides, plus_minus)
     is_same = len({side.world_size for side in sides}) == 1
     return "speed against 1 node" if is_same and sides[0].nodes == 1 else "scaling efficiency", tuple(
-        UNKNOWN if point is None else plus_minus(point.speedup * (100 * point.efficiency / point.speedup.value), 1, "%")
-        for point in points
+        UNKNOWN
+        if side.role == "baseline"
+        else plus_minus(side.speedup * (100 * side.efficiency / side.speedup.value), 1, "%")
+        for side in sides
     )
+
+
+def _speedups(sides: Sequence[Side], cell: Callable[[Estimate], str]) -> tuple[str, ...]:
+    return tuple(UNKNOWN if side.role == "baseline" else cell(side.speedup) for side in sides)
 
 
 def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True) -> Sheet:
@@ -123,7 +122,7 @@ def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True)
 
     Args:
         contrast: its figures.
-        sides: some of its `measured_sides`.
+        sides: some of its `measured`.
         costs: whether to include the rows of `cost_sheet`.
     """
     settings = [marked_cells(name, cells) for name, cells in _asked_rows(sides) if tells(cells)]
@@ -138,7 +137,7 @@ def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True)
 
 def cost_sheet(contrast: Contrast) -> Sheet:
     """Time and cost of the full run, and energy per sample; empty if unknown."""
-    sides = measured_sides(contrast)
+    sides = contrast.measured
     rows = tuple((name, *cells) for name, cells in _cost_rows(sides) if tells(cells))
     return Sheet(title="time, cost and energy", columns=_side_columns(contrast, sides), rows=rows)
 
@@ -185,13 +184,10 @@ def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "exposed, share of the step", lambda side: percent(side.exposed_share))
     yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
     yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(side.bytes_per_step.nic))
-    points = [_point(contrast, side) for side in sides]
-    yield "speed-up", tuple(UNKNOWN if point is None else format_sig(point.speedup.value) for point in points)
-    yield "speed-up, range", tuple(UNKNOWN if point is None else range_text(point.speedup) for point in points)
-    yield (
-        f"efficiency ({contrast.scaling})",
-        tuple(percent(point.efficiency if point else None, ".0f") for point in points),
-    )
+    yield "speed-up", _speedups(sides, lambda speedup: format_sig(speedup.value))
+    yield "speed-up, range", _speedups(sides, range_text)
+    shares = (None if side.role == "baseline" else side.efficiency for side in sides)
+    yield f"efficiency ({contrast.scaling})", tuple(percent(share, ".0f") for share in shares)
     yield _row(sides, "measured steps", lambda side: f"{side.steady_steps:,}")
 
 
@@ -202,21 +198,6 @@ def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "full run (estimated)", _whole_time)
     yield _row(sides, "full run cost (estimated)", lambda side: figure(side.whole_cost, ",.2f"))
     yield _row(sides, "cost per million tokens", lambda side: format_sig(side.cost_per_million_tokens))
-
-
-def _point(contrast: Contrast, side: Side) -> CurvePoint | None:
-    if side.role == "baseline":
-        return None
-    if side.role == "candidate":
-        return CurvePoint(
-            nodes=side.nodes,
-            world_size=side.world_size,
-            samples_per_s=side.samples_per_s,
-            speedup=contrast.speedup,
-            efficiency=contrast.efficiency,
-        )
-    same = (point for point in contrast.curve if (point.nodes, point.world_size) == (side.nodes, side.world_size))
-    return next(same, None)
 
 
 def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
@@ -251,7 +232,7 @@ _SHOWN = frozenset({"per_device_batch", "accumulation", "sequence_length"})
 
 def settings_sheet(contrast: Contrast) -> Sheet:
     """Runs, nodes, settings and versions of the sides, differing ones marked."""
-    sides = measured_sides(contrast)
+    sides = contrast.measured
     settings = [msgspec.structs.asdict(side.settings) if side.settings is not None else {} for side in sides]
     names = dict.fromkeys(name for shown in settings for name in shown if name not in _SHOWN)
     packages = dict.fromkeys(package for side in sides for package in side.versions)
@@ -272,7 +253,8 @@ def settings_sheet(contrast: Contrast) -> Sheet:
 
 def each_node_sheet(contrast: Contrast) -> Sheet:
     """Every node alone."""
-    unequal = len({node.workers for node in contrast.each_node}) > 1
+    alone = contrast.alone
+    unequal = len({side.world_size for side in alone}) > 1
     return Sheet(
         title="each node alone",
         columns=(
@@ -284,20 +266,20 @@ def each_node_sheet(contrast: Contrast) -> Sheet:
         ),
         rows=tuple(
             (
-                node.node,
-                format_sig(node.samples_per_s.value),
-                range_text(node.samples_per_s),
-                format_sig(node.step_time_ms.value),
-                percent(node.relative, ".0f"),
+                side.node_names[0],
+                format_sig(side.samples_per_s.value),
+                range_text(side.samples_per_s),
+                format_sig(side.step_time_ms.value),
+                percent(side.relative, ".0f"),
             )
-            for node in contrast.each_node
+            for side in alone
         ),
     )
 
 
 def missing_sheet(contrast: Contrast) -> Sheet:
     """Missing figures, by reason, with the sides that lack them."""
-    sides = measured_sides(contrast)
+    sides = contrast.measured
     lacking: dict[tuple[str, str], list[str]] = {}
     for side in sides:
         for entry in side.missing.items():

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
-from multinode.contrast.figures import Contrast, Side, compared_words
+from multinode.contrast.figures import SCHEMA, Contrast, Side, compared_words
 from multinode.contrast.judge import compare, require_alike
 from multinode.errors import UsageError
 from multinode.job.workload import JobSettings, Workload, global_batch
@@ -201,7 +201,6 @@ def _unknown_facts(last: SideRun) -> dict[str, str]:
 
 
 _CONTRAST = "contrast.json"
-_SCHEMA = "multinode.contrast/2"
 
 
 class StoredSchema(msgspec.Struct, frozen=True):
@@ -269,7 +268,7 @@ def load_side_run(directory: RunDirectory) -> SideRun:
 def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
     """A run's contrast, if it has one; or why it cannot be shown."""
     marked = directory.read(_CONTRAST, StoredSchema)
-    if marked is None or marked.schema == _SCHEMA:
+    if marked is None or marked.schema == SCHEMA:
         return directory.read(_CONTRAST, Contrast), ""
     schema = marked.schema or "no schema"
     return None, f"This contrast is from another release ({schema}): measure it again to show it."

@@ -5,8 +5,6 @@ A synchronous step takes as long as its slowest node's, so a slow node is consid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, milliseconds, name_side
@@ -33,14 +31,6 @@ class CandidateLoss(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Side
     alone: tuple[Side, ...] = ()  # every node alone, including the baseline if it is one; empty if not requested
     mode: str  # as in Contrast
-
-
-def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
-    """Every node alone, in node order; empty if fewer than two were measured."""
-    alone = [side for side in sides if side.role == "each-node"]
-    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
-        alone.insert(0, baseline)
-    return tuple(alone) if len(alone) > 1 else ()
 
 
 def is_noticeable(part_ms: float, whole_ms: float) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.contrast.figures import Contrast, CurvePoint, NodeSpeed, Side, SlowdownAttribution
+from multinode.contrast.figures import Contrast, Side, SlowdownAttribution
+from multinode.contrast.judge import with_speeds
 from multinode.job.job_files import Change
 from multinode.job.workload import JobSettings
 from multinode.predict.advice import Advice, Tried
@@ -20,7 +21,7 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run import NodeRun, Run
-from multinode.stats.estimate import Estimate, Spread, of_repeats, ratio
+from multinode.stats.estimate import Estimate, Spread, of_repeats
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
 
@@ -205,30 +206,32 @@ _ADVICE = (
     ),
 )
 
+
+def _alone(name: str, rates: tuple[float, ...], times_ms: tuple[float, ...]) -> Side:
+    return msgspec.structs.replace(
+        _ONE,
+        role="each-node",
+        node_names=(name,),
+        samples_per_s=of_repeats(list(rates)),
+        step_time_ms=of_repeats(list(times_ms)),
+    )
+
+
+_ALONE = (_alone("box1", (12.2, 12.3), (164.0, 163.0)), _alone("box2", (12.0, 12.1), (167.0, 166.0)))
+
 CONTRAST = Contrast(
     mode="same-workers",
     why="node 0 has 2 slots, enough for the workers of all 2 nodes",
     job="tiny_sft.yaml (LLaMA-Factory sft full)",
     baseline=_ONE,
     candidate=msgspec.structs.replace(
-        _MANY,
+        with_speeds((_ONE, _MANY))[1],
         versions=_VERSIONS | {"torch": "2.13.1+cpu"},
         disturbances=("box2: other processes used 31% of the CPUs",),
         stragglers=("box2",),
     ),
-    speedup=ratio(_MANY.samples_per_s, _ONE.samples_per_s),
-    efficiency=_MANY.samples_per_s.value / _ONE.samples_per_s.value,
     scaling="same workers",
-    each_node=(
-        NodeSpeed(
-            node="box1", workers=2, samples_per_s=of_repeats([12.2, 12.3]), step_time_ms=of_repeats([164.0, 163.0]),
-            relative=1.0,
-        ),
-        NodeSpeed(
-            node="box2", workers=2, samples_per_s=of_repeats([12.0, 12.1]), step_time_ms=of_repeats([167.0, 166.0]),
-            relative=0.984,
-        ),
-    ),
+    others=with_speeds((_ONE, *_ALONE))[1:],
     loss=SlowdownAttribution(
         ideal_ms=166.0, node_ms=2.5, network_ms=1173.5, other_ms=0.0, cause="network",
         sentence="exposed communication is 1174 ms of each step of 1342 ms",
@@ -250,34 +253,21 @@ CONTRAST = Contrast(
 
 
 def _curve() -> Contrast:
-    sides = (
-        _ONE,
-        side("point", 2, 2, exposed_ms=1176.0, rates=(5.90, 5.96, 6.01)),
-        side("candidate", 4, 2, exposed_ms=1764.0, rates=(8.1, 8.29, 8.4)),
-    )
-    speedups = [ratio(one.samples_per_s, _ONE.samples_per_s) for one in sides]
-    points = tuple(
-        CurvePoint(
-            nodes=one.nodes,
-            world_size=one.world_size,
-            samples_per_s=one.samples_per_s,
-            speedup=speedup,
-            efficiency=speedup.value / one.nodes,
+    _, point, candidate = with_speeds(
+        (
+            _ONE,
+            side("point", 2, 2, exposed_ms=1176.0, rates=(5.90, 5.96, 6.01)),
+            side("candidate", 4, 2, exposed_ms=1764.0, rates=(8.1, 8.29, 8.4)),
         )
-        for one, speedup in zip(sides, speedups, strict=True)
     )
     sentence = "exposed communication is 1174 ms of each step of 1930 ms"
     return msgspec.structs.replace(
         CONTRAST,
         mode="scale-out",
         why="every node has 2 slots",
-        candidate=sides[-1],
-        others=(sides[1],),
-        speedup=speedups[-1],
-        efficiency=points[-1].efficiency,
+        candidate=candidate,
+        others=(point,),
         scaling="weak",
-        curve=points,
-        each_node=(),
         forecast=None,
         forecast_reason="no nccl-test of these nodes is stored",
         advice=(),

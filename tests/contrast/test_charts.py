@@ -77,7 +77,7 @@ def test_the_scaling_curve_has_its_spread_beside_ideal_scaling() -> None:
     assert drawn["ideal scaling"][1] == pytest.approx([24.1, 48.2, 96.4])
     assert drawn["measured"][1] == pytest.approx([24.1, 5.96, 8.26], abs=0.005)
     assert chart is not None
-    assert chart.data[1].error_y.array[1] == CURVE.curve[1].samples_per_s.high - CURVE.curve[1].samples_per_s.value
+    assert chart.data[1].error_y.array[1] == CURVE.others[0].samples_per_s.high - CURVE.others[0].samples_per_s.value
     assert scaling_chart(CONTRAST) is None
 
 

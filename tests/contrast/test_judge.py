@@ -78,15 +78,11 @@ def test_points_between_make_a_curve_by_nodes() -> None:
         side_of("each-node", 90.0, node_names=("n2",)),
     ]
     contrast = compare(sides, **terms())
-    assert [(point.nodes, point.world_size) for point in contrast.curve] == [(1, 2), (2, 4), (4, 8)]
-    assert [point.speedup.value for point in contrast.curve] == pytest.approx([1.0, 1.6, 2.8])
-    assert [point.efficiency for point in contrast.curve] == pytest.approx([1.0, 0.8, 0.7])
-    assert (contrast.curve[0].speedup.low, contrast.curve[0].speedup.high) == (1.0, 1.0)
+    assert [(point.nodes, point.world_size) for point in contrast.measured] == [(1, 2), (2, 4), (4, 8)]
+    assert [point.speedup.value for point in contrast.measured] == pytest.approx([1.0, 1.6, 2.8])
+    assert [point.efficiency for point in contrast.measured] == pytest.approx([1.0, 0.8, 0.7])
+    assert (contrast.baseline.speedup.low, contrast.baseline.speedup.high) == (1.0, 1.0)
     assert {side.role for side in contrast.others} == {"point", "each-node"}
-
-
-def test_two_sides_make_no_curve() -> None:
-    assert compare([side_of("baseline", 1.0), side_of("candidate", 1.0, nodes=2)], **terms()).curve == ()
 
 
 def test_each_node_alone_counts_the_baseline_in_and_is_relative_to_the_fastest() -> None:
@@ -97,7 +93,9 @@ def test_each_node_alone_counts_the_baseline_in_and_is_relative_to_the_fastest()
         side_of("each-node", 10.0, node_names=("n3",)),
     ]
     contrast = compare(sides, **terms())
-    assert {one.node: one.relative for one in contrast.each_node} == pytest.approx({"n1": 0.8, "n2": 1.0, "n3": 0.4})
+    assert {side.node_names[0]: side.relative for side in contrast.alone} == pytest.approx(
+        {"n1": 0.8, "n2": 1.0, "n3": 0.4}
+    )
 
 
 def test_a_baseline_of_several_nodes_is_no_node_alone() -> None:
@@ -106,7 +104,7 @@ def test_a_baseline_of_several_nodes_is_no_node_alone() -> None:
         side_of("candidate", 30.0, nodes=4),
         *(side_of("each-node", 10.0, node_names=(name,)) for name in ("n1", "n2", "n3", "n4")),
     ]
-    assert [one.node for one in compare(sides, **terms()).each_node] == ["n1", "n2", "n3", "n4"]
+    assert [side.node_names[0] for side in compare(sides, **terms()).alone] == ["n1", "n2", "n3", "n4"]
 
 
 def test_the_whole_job_is_priced_on_both_sides() -> None:

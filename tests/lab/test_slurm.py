@@ -213,7 +213,7 @@ def test_a_contrast_takes_its_sides_from_the_allocation(login: Login) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [found[side]["node_names"] for side in ("baseline", "candidate")] == [["node0"], ["node0", "node1"]]
-    assert found["speedup"]["value"] > 0
+    assert found["candidate"]["speedup"]["value"] > 0
 
 
 def test_a_killed_controller_takes_its_job_along_and_attach_records_the_end(login: Login) -> None:

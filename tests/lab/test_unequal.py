@@ -150,7 +150,7 @@ def test_a_contrast_fills_unequal_nodes(command: Command, hosts: Hosts) -> None:
     document = command.document("contrast", *options, "--", SCRIPT, "--steps", "12", "--width", "512")
     sides = document["baseline"], document["candidate"]
     assert [(side["nodes"], side["world_size"]) for side in sides] == [(1, 2), (2, 3)]
-    assert document["efficiency"] == pytest.approx(document["speedup"]["value"] / 1.5)
+    assert document["candidate"]["efficiency"] == pytest.approx(document["candidate"]["speedup"]["value"] / 1.5)
     forecast = document["forecast"]
     measured = [one for one in forecast["scenarios"] if one["measured"]]
     assert [one["unequal"] for one in measured if one["nodes"] == 2] == [[2, 1]]
