@@ -30,21 +30,12 @@ _OPS = {
 }
 _SHARED = frozenset({"AllGather", "ReduceScatter"})
 _GB_PER_US = 1e-3  # of bytes in a microsecond
+_INSPECTOR = "nccl inspector"
 # The plugin writes whole microseconds: half of one matters for a short operation.
 _SAME_BUSBW = 0.02
 _LEAST_US = 100.0
 # It is configured to write twice a second (job/planning.py).
 _WRITTEN_WITHIN_S = 1.0
-
-
-class InspectorView(msgspec.Struct, frozen=True, kw_only=True):
-    """All-reduces of all workers in the measured steps."""
-
-    busbw_gb_per_s: float  # factor x bytes / time, each of the worker that waited least
-    sizes_bytes: tuple[int, ...] = ()  # of a step's all-reduces; empty if not all were recorded
-    bytes_per_step: float | None = None  # of all of them; None if not all were recorded
-    operations: int  # number recorded on all workers
-    recorded: float = 1.0  # recorded share of the numbered operations, of the worker that recorded least
 
 
 def total_bytes(op: NcclOpSample) -> int:
@@ -64,8 +55,8 @@ def busbw_gb_per_s(op: NcclOpSample) -> float:
     return factor * total_bytes(op) / op.time_us * _GB_PER_US
 
 
-def view_inspector(observed: Observed) -> InspectorView:
-    """The recorded all-reduces.
+def view_inspector(observed: Observed) -> InTraining:
+    """The all-reduces of all workers that NCCL's Inspector recorded in the measured steps.
 
     Raises:
         UnknownError: the plugin recorded none, or its figures are inconsistent.
@@ -88,14 +79,14 @@ def view_inspector(observed: Observed) -> InspectorView:
     if not math.isfinite(busbw):
         raise UnknownError("the times of NCCL's Inspector are implausible")
     if recorded < 1.0:
-        return InspectorView(busbw_gb_per_s=busbw, operations=len(whole), recorded=recorded)
+        return InTraining(busbw_gb_per_s=busbw, source=_INSPECTOR, recorded=recorded)
     steps = observed.counted[-1] - observed.counted[0] + 1
     counts = {size: round(count / steps) for size, count in Counter(sizes).items()}
-    return InspectorView(
+    return InTraining(
         busbw_gb_per_s=busbw,
+        source=_INSPECTOR,
         sizes_bytes=tuple(size for size, count in sorted(counts.items(), reverse=True) for _ in range(count)),
         bytes_per_step=sum(sizes) / steps,
-        operations=len(whole),
     )
 
 
@@ -146,7 +137,7 @@ _GB_PER_S = 1e-3  # of bytes in a microsecond
 _ALIKE = 0.05
 _SOURCES = {
     "trace": "from the transfers in the profiler's window",
-    "nccl inspector": "from the records of NCCL's Inspector plugin, each of the worker that waited least",
+    _INSPECTOR: "from the records of NCCL's Inspector plugin, each of the worker that waited least",
     "ddp span": "from DDP's counters: first bucket to last, including waits for buckets, so it is a lower bound",
 }
 
@@ -176,7 +167,7 @@ def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
         return InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes)
     missing: dict[str, str] = {}
     has_records = bool(observed.of(NcclOpSample))
-    bandwidth = attempt(missing, "inspector", lambda: _by_inspector(observed)) if has_records else None
+    bandwidth = attempt(missing, "inspector", lambda: view_inspector(observed)) if has_records else None
     bandwidth = bandwidth or attempt(missing, "ddp", lambda: _by_counters(observed))
     if bandwidth is not None:
         return bandwidth
@@ -210,18 +201,6 @@ def _sentence(training: InTraining) -> str:
         alike = abs(training.bytes_per_step / training.asked_bytes - 1) <= _ALIKE
         parts.append(f"{counted}, {'as' if alike else 'and'} {training.asked_bytes / 1e6:.3g} MB by the calls")
     return f"{'; '.join(parts)}."
-
-
-def _by_inspector(observed: Observed) -> InTraining:
-
-    view = view_inspector(observed)
-    return InTraining(
-        busbw_gb_per_s=view.busbw_gb_per_s,
-        source="nccl inspector",
-        sizes_bytes=view.sizes_bytes,
-        bytes_per_step=view.bytes_per_step,
-        recorded=view.recorded,
-    )
 
 
 def _by_counters(observed: Observed) -> InTraining:

@@ -14,10 +14,10 @@ from functools import partial
 import msgspec
 
 from multinode.profile.observed import Observed, ObservedNode
+from multinode.records.progress import NicRate, nic_rate
 from multinode.records.samples import NicBytes, NicSample, StepSample, WorkerSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
 from multinode.stats.estimate import UnknownError, attempt
-from multinode.units import BITS_PER_BYTE
 
 LOOPBACK = "lo"
 Counters = Sequence[tuple[int, NicBytes]]
@@ -65,14 +65,6 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
     def times(self, factor: float) -> Carried:
         """A multiple."""
         return Carried(sent=self.sent * factor, received=self.received * factor)
-
-
-class NicRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic of a NIC between two samples; both rates are None if its counters restarted."""
-
-    sample: NicSample  # the later one
-    in_gbit_per_s: float | None = None  # as counted, including headers; likewise `out_gbit_per_s`
-    out_gbit_per_s: float | None = None
 
 
 class NicUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +117,9 @@ def nic_rates(samples: Iterable[NicSample]) -> dict[str, list[NicRate]]:
     for sample in samples:
         nics.setdefault(sample.ifname, []).append(sample)
     return {
-        ifname: [_rate(before, after) for before, after in itertools.pairwise(taken) if after.mono_ns > before.mono_ns]
+        ifname: [
+            nic_rate(before, after) for before, after in itertools.pairwise(taken) if after.mono_ns > before.mono_ns
+        ]
         for ifname, taken in nics.items()
     }
 
@@ -242,14 +236,6 @@ def _readings(counters: Counters, field: str) -> list[Reading]:
 
 def _less_headers(tx: float, rx: float, tx_packets: float, rx_packets: float) -> Carried:
     return Carried(sent=max(0, tx - _HEADER_BYTES * tx_packets), received=max(0, rx - _HEADER_BYTES * rx_packets))
-
-
-def _rate(before: NicSample, after: NicSample) -> NicRate:
-    received, sent = after.rx_bytes - before.rx_bytes, after.tx_bytes - before.tx_bytes
-    if received < 0 or sent < 0:
-        return NicRate(sample=after)
-    bits = BITS_PER_BYTE / (after.mono_ns - before.mono_ns)
-    return NicRate(sample=after, in_gbit_per_s=received * bits, out_gbit_per_s=sent * bits)
 
 
 LEAST_BYTES_A_WORKER = 64 << 10

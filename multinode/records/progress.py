@@ -27,6 +27,7 @@ from multinode.records.samples import (
     StepSample,
     WorkerSample,
 )
+from multinode.units import BITS_PER_BYTE
 
 _Key = TypeVar("_Key")
 _Device = TypeVar("_Device")
@@ -145,17 +146,27 @@ _LONGEST_LEFT_S = 10 * 365 * 86400
 _OVER_LINK = 1.05
 
 
-class NicProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One NIC, now."""
+class NicRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Traffic of a NIC between two samples; both rates are None if its counters restarted."""
 
-    last: NicSample
-    in_gbit_per_s: float | None = None  # between the last two samples
-    out_gbit_per_s: float | None = None  # likewise
+    sample: NicSample  # the later one
+    in_gbit_per_s: float | None = None  # as counted, including headers; likewise `out_gbit_per_s`
+    out_gbit_per_s: float | None = None
 
     @property
     def busier_gbit_per_s(self) -> float | None:
         """The busier direction; None before it is known."""
         return _largest([self.in_gbit_per_s, self.out_gbit_per_s])
+
+
+def nic_rate(before: NicSample, after: NicSample) -> NicRate:
+    """The rate between two samples of one NIC."""
+    received, sent = after.rx_bytes - before.rx_bytes, after.tx_bytes - before.tx_bytes
+    if received < 0 or sent < 0 or after.mono_ns <= before.mono_ns:
+        return NicRate(sample=after)
+    # Bits in a nanosecond are Gbit in a second.
+    bits = BITS_PER_BYTE / (after.mono_ns - before.mono_ns)
+    return NicRate(sample=after, in_gbit_per_s=received * bits, out_gbit_per_s=sent * bits)
 
 
 class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +185,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     round_steps: int | None = None
     samples_per_step: int | None = None  # of all its workers; None if unknown
     loss: float | None = None  # the last one logged; NaN if it was not finite
-    nics: dict[str, NicProgress] = {}  # its NICs, by name
+    nics: dict[str, NicRate] = {}  # its NICs, by name
     # of the busiest NIC between its last two samples. A bond and its NICs count the same bytes, so they are not added
     # up.
     net_in_gbit_per_s: float | None = None
@@ -412,22 +423,12 @@ def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
 
 def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:
     before = node.nics.get(sample.ifname)
-    nics = _with_device(node.nics, sample.ifname, _nic_progress(before, sample))
+    rate = nic_rate(before.sample, sample) if before is not None else NicRate(sample=sample)
+    nics = _with_device(node.nics, sample.ifname, rate)
     busiest = max(nics.values(), key=lambda nic: nic.busier_gbit_per_s or 0.0)
     return msgspec.structs.replace(
         node, nics=nics, net_in_gbit_per_s=busiest.in_gbit_per_s, net_out_gbit_per_s=busiest.out_gbit_per_s
     )
-
-
-def _nic_progress(before: NicProgress | None, sample: NicSample) -> NicProgress:
-    if before is None or sample.mono_ns <= before.last.mono_ns:
-        return NicProgress(last=sample)
-    nanoseconds = sample.mono_ns - before.last.mono_ns
-    received, sent = sample.rx_bytes - before.last.rx_bytes, sample.tx_bytes - before.last.tx_bytes
-    if received < 0 or sent < 0:
-        # The NIC was reset; its counters started again.
-        return NicProgress(last=sample)
-    return NicProgress(last=sample, in_gbit_per_s=received * 8 / nanoseconds, out_gbit_per_s=sent * 8 / nanoseconds)
 
 
 def _with_device(devices: Mapping[_Key, _Device], key: _Key, device: _Device) -> dict[_Key, _Device]:

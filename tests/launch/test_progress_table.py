@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from multinode.launch.progress_table import ProgressTable, progress_line
-from multinode.records.progress import NicProgress, NodeProgress, RecentSteps, RunProgress, TrainingTime
+from multinode.records.progress import NicRate, NodeProgress, RecentSteps, RunProgress, TrainingTime
 from multinode.records.run import Stall
 from multinode.records.samples import DdpSample, GpuSample, NicSample, StepSample
 
@@ -25,7 +25,7 @@ BUSY = NodeProgress(
     loss=1.23456,
     net_in_gbit_per_s=0.25,
     net_out_gbit_per_s=0.5,
-    nics={"eth0": NicProgress(last=READ, in_gbit_per_s=0.25, out_gbit_per_s=0.5)},
+    nics={"eth0": NicRate(sample=READ, in_gbit_per_s=0.25, out_gbit_per_s=0.5)},
     ifname="eth0",
     link_gbit_per_s=1.0,
 )
