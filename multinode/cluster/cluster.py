@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import msgspec
@@ -18,7 +17,7 @@ _InterfaceNames = Annotated[str, Meta(pattern=rf"\A{_NAME}(?:,{_NAME}){{0,15}}\Z
 _HCA = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}(?::[1-9]\d{0,2})?"
 _HcaNames = Annotated[str, Meta(pattern=rf"\A{_HCA}(?:,{_HCA}){{0,31}}\Z")]
 _JumpHost = Annotated[str, Meta(pattern=r"\A(?:[^\s@-][^\s@]*@)?[A-Za-z0-9_.:][A-Za-z0-9_.:%-]*\Z")]
-_Price = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+_Price = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 LAB_SSH_CONFIG = "/run/multinode/lab/ssh_config"

@@ -171,9 +171,6 @@ def capitalised(sentence: str) -> str:
 
 _BYTES_PER_MB, _BYTES_PER_GB = 1e6, 1e9
 _MS_PER_S = 1e3
-_MOST_BYTES = 1e18
-# Plausible link rates.
-_SLOWEST_LINK, _FASTEST_LINK = 1e-6, 1e6
 PARTS = {
     "compute_ms": "compute",
     "exposed_ms": "exposed communication",
@@ -189,13 +186,13 @@ def network_words(side: Side) -> str:
     """Bytes per step through the busiest NIC, and the share of its link; empty if unknown."""
     seen = side.bytes_per_step
     counted = next((size for size in (seen.nic, seen.expected) if size is not None), None)
-    if counted is None or side.nodes == 1 or not 0 < counted <= _MOST_BYTES:
+    if not counted or side.nodes == 1:
         return ""
     gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / (side.step_time_ms.value / _MS_PER_S)
     by_rule = "" if seen.nic is not None else " (expected from the strategy, not counted)"
     text = f"{figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
     link = side.link_gbit_per_s
-    if link is None or not _SLOWEST_LINK <= link <= _FASTEST_LINK:
+    if link is None:
         return f"{text}, on average {format_rate(gbit_per_s)}"
     most = goodput_gb_per_s(link) * BITS_PER_BYTE
     return f"{text}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"

@@ -31,7 +31,7 @@ from multinode.contrast.slowdown_attribution import (
 )
 from multinode.errors import UsageError
 from multinode.job.workload import FullRun
-from multinode.profile.measured import asked_epochs, asked_steps, dataset_size, full_run_s, with_costs
+from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
 from multinode.render.sheet import range_of_times, times
 from multinode.stats.estimate import Estimate, UnknownError, inverse, ratio
 from multinode.units import format_count, format_rate
@@ -188,7 +188,7 @@ def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
 def _samples(sides: Sequence[Side]) -> float:
     """Samples of the full run, with the steps of the first side."""
     first, full = sides[0], FullRun.first_of(side.whole for side in sides)
-    if (steps := asked_steps(full)) is not None:
+    if (steps := full.steps) is not None:
         return steps * (first.global_batch or first.samples_per_s.value * first.step_time_ms.value / _MS_PER_S)
     return asked_epochs(full) * dataset_size(side.dataset_samples for side in sides)
 

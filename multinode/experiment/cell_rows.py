@@ -22,13 +22,10 @@ from multinode.experiment.cells import MEASURED, CellRow, has_speed
 from multinode.experiment.columns import COLUMNS
 from multinode.job.workload import FullRun, JobSettings, global_batch
 from multinode.launch.grid import CellRecord
-from multinode.profile.measured import Measured, asked_epochs, asked_steps, dataset_size, full_run_s
-from multinode.records.samples import plausible_count
+from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
 from multinode.stats.estimate import UnknownError, attempt
 
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
-# What no figure here can be above.
-_MOST = 1e12
 
 
 class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +93,7 @@ def _peak_memory_gib(runs: Sequence[SideRun]) -> float | None:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    counts = [value for value in values if value is not None and 0 <= value <= _MOST]
+    counts = [value for value in values if value is not None]
     return statistics.median(counts) if counts and len(counts) == len(values) else None
 
 
@@ -186,7 +183,7 @@ def with_full_run(
             has the most workers.
         least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
     """
-    most = max([plausible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
+    most = max([least_workers or 0, *(row.world_size or 0 for row in rows)])
     missing: dict[str, str] = {}
     work = attempt(missing, "whole_s", partial(_asked, rows, whole, worker_batch, most))
     if work is None:
@@ -206,7 +203,7 @@ def _asked(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
 ) -> tuple[Sequence[float], str]:
     """How many samples the full run trains, by row, and in a sentence."""
-    if (steps := asked_steps(whole)) is not None:
+    if (steps := whole.steps) is not None:
         own = _worker_batch(rows, worker_batch, workers)
         samples = steps * own * workers
         return [float(samples)] * len(rows), (
@@ -216,7 +213,7 @@ def _asked(
     epochs = asked_epochs(whole)
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
     dataset_samples = dataset_size(row.dataset_samples for row in rows)
-    counts = [epochs * (plausible_count(row.dataset_samples) or dataset_samples) for row in rows]
+    counts = [epochs * (row.dataset_samples or dataset_samples) for row in rows]
     times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
     size = f" ({dataset_samples:,} samples)" if len(set(counts)) == 1 else ""
     return counts, f"The full run is {times} of the dataset{size}, at the rate of the measured steps."
@@ -225,9 +222,8 @@ def _asked(
 def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:
     if not workers:
         raise UnknownError("the number of workers is unknown")
-    own = plausible_count(worker_batch)
-    if own:
-        return own
+    if worker_batch:
+        return worker_batch
     batches = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
     if not batches:
         raise UnknownError("the batch per worker is unknown")

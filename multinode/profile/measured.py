@@ -17,7 +17,6 @@ from multinode.job.workload import FullRun, JobSettings
 from multinode.profile.likely_causes import Disturbance
 from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan
-from multinode.records.samples import plausible_count
 from multinode.stats.estimate import Estimate, Spread, UnknownError, attempt, inverse, known_sum
 
 
@@ -48,10 +47,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 M = TypeVar("M", bound=Measured)
-_MOST_PRICE = 1e12
 _S_PER_HOUR = 3600.0
-# Implausible number of epochs; sums stay far from float limits.
-_MOST_EPOCHS = 1e9
 # Each cost as figures and a factor, over a figure or a number.
 _COSTS: dict[str, tuple[tuple[str, ...], float, str | float]] = {
     "whole_cost": (("price_per_hour", "whole_s"), 1.0, _S_PER_HOUR),
@@ -62,11 +58,11 @@ _COSTS: dict[str, tuple[tuple[str, ...], float, str | float]] = {
 
 
 def hostfile_price(plan: LaunchPlan, cluster: Cluster, kind: Literal["hourly", "purchase"]) -> float | None:
-    """Price of a run's nodes together, from its hostfile; None if it has no plausible one for every node."""
+    """Price of a run's nodes together, from its hostfile; None if it has none for every node."""
     nodes = {node.name: node for node in cluster.nodes}
     prices = [getattr(nodes.get(node.node), kind, lambda _: None)(len(node.ranks)) for node in plan.nodes]
-    plausible = [price for price in prices if price is not None and price <= _MOST_PRICE]
-    return math.fsum(plausible) if plausible and len(plausible) == len(prices) else None
+    given = [price for price in prices if price is not None]
+    return math.fsum(given) if given and len(given) == len(prices) else None
 
 
 def with_costs(measured: M) -> M:
@@ -96,18 +92,13 @@ def _cost(measured: Measured, missing: Mapping[str, str], name: str) -> float:
     return cost
 
 
-def asked_steps(full: FullRun) -> int | None:
-    """Optimizer steps of the full run; None if it sets epochs, or an implausible value."""
-    return plausible_count(full.steps) or None
-
-
 def asked_epochs(full: FullRun) -> float:
     """Epochs of the full run.
 
     Raises:
-        UnknownError: it sets none, or an implausible value.
+        UnknownError: it sets none.
     """
-    if full.epochs is None or not 0 < full.epochs <= _MOST_EPOCHS:
+    if full.epochs is None:
         raise UnknownError("the job does not set its number of steps or epochs")
     return full.epochs
 
@@ -118,7 +109,7 @@ def dataset_size(sizes: Iterable[int | None]) -> int:
     Raises:
         UnknownError: none has.
     """
-    size = next((count for samples in sizes if (count := plausible_count(samples))), None)
+    size = next((samples for samples in sizes if samples), None)
     if size is None:
         raise UnknownError("the number of samples in the dataset is unknown")
     return size

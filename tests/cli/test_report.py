@@ -109,14 +109,14 @@ def test_a_contrast_s_page_shows_its_figures(runs: Path, tmp_path: Path) -> None
 
 
 def test_a_contrast_of_another_release_is_said_to_be_one(runs: Path) -> None:
-    store_contrast(runs, {"schema": "multinode.contrast/1", "speedup": 0.12})
+    store_contrast(runs, {"schema": "multinode.contrast/1", "baseline": 0.12})
     text = report("20260104", "20260102", "--format", "markdown")
     assert "This contrast is from another release (multinode.contrast/1): measure it again" in text
     assert "## sft.yaml" in text
 
 
 def test_a_contrast_that_is_broken_is_one_clear_error(runs: Path) -> None:
-    store_contrast(runs, {"schema": CONTRAST.schema, "speedup": 0.12})
+    store_contrast(runs, {"schema": CONTRAST.schema, "baseline": 0.12})
     with pytest.raises(MultinodeError, match=r"contrast\.json cannot be read: Expected `object`"):
         report("20260104")
 

@@ -31,7 +31,7 @@ def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
     assert load_side_run(directory).price_per_hour == price
 
 
-@pytest.mark.parametrize(("prices", "price"), [((1.5, 2.5), 4.0), ((1.5, None), None), ((1.5, 1e13), None)])
+@pytest.mark.parametrize(("prices", "price"), [((1.5, 2.5), 4.0), ((1.5, None), None)])
 def test_a_side_has_a_price_where_all_its_nodes_have_one(
     tmp_path: Path, prices: tuple[float | None, ...], price: float | None
 ) -> None:

@@ -129,18 +129,18 @@ def test_a_contrast_needs_both_sides(role: str) -> None:
 
 
 POSITIVE = st.floats(min_value=1e-6, max_value=1e12)
-ANYTHING = st.none() | st.floats(allow_nan=False, allow_infinity=False, min_value=0)
-COUNTS = st.none() | st.integers(min_value=0, max_value=1 << 70)
+ANYTHING = st.none() | st.floats(min_value=0, max_value=1e12)
+COUNTS = st.none() | st.integers(min_value=0, max_value=1 << 60)
 
 
 @st.composite
 def runs(draw: st.DrawFn, nodes: int) -> SideRun:
-    """A run that says anything that is a number, or nothing."""
+    """A run that says anything that its decoded records allow, or nothing."""
     names = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
-    mean = draw(st.none() | st.builds(WorkerSplit, rank=st.just(-1), step_ms=ANYTHING.map(lambda value: value or 0.0)))
+    mean = draw(st.none() | st.builds(WorkerSplit, rank=st.just(-1), step_ms=st.floats(1e-6, 1e9)))
     if mean is not None:
         mean = msgspec.structs.replace(mean, **{name: draw(ANYTHING) for name in names})
-    late = draw(st.lists(st.floats(min_value=0, max_value=1e300), max_size=2))
+    late = draw(st.lists(st.floats(0, 1e9), max_size=2))
     steps_ms = draw(POSITIVE)
     summary = summary_of(
         draw(POSITIVE),
@@ -154,7 +154,7 @@ def runs(draw: st.DrawFn, nodes: int) -> SideRun:
         dataset_samples=draw(COUNTS),
         nodes=(node_use(cpu_busy_percent=draw(ANYTHING), job_cores=draw(ANYTHING), throttled_share=draw(ANYTHING)),),
     )
-    spread = Spread(median=steps_ms, p95=steps_ms, cv=draw(st.floats(min_value=0, max_value=1e300)))
+    spread = Spread(median=steps_ms, p95=steps_ms, cv=draw(st.floats(min_value=0, max_value=1e3)))
     settings = JobSettings(
         per_device_batch=draw(COUNTS), accumulation=draw(COUNTS), strategy=draw(st.none() | st.text())
     )

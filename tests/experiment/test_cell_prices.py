@@ -109,7 +109,6 @@ def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
         ({"tokens_per_s": None}, "cost_per_million_tokens", "its speed is unknown"),
         ({"price_per_hour": 0.0}, "samples_per_money", "it costs nothing"),
         ({"price_purchase": 0.0}, "samples_per_s_per_purchase", "it costs nothing"),
-        ({"world_size": 10**15}, "price_per_hour", "is implausible"),
     ],
 )
 def test_what_is_missing_has_its_reason(changes: dict[str, Any], name: str, said: str) -> None:
