@@ -1,5 +1,7 @@
 """LogWords: what speaks of a failure in a log, found in one pass over its bytes, whatever stands after it. Pure.
 
+Which text means which error is in known_errors.toml.
+
 A log may have gigabytes and any content: most lines are alike but for their figures, and are looked at once.
 """
 

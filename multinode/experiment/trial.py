@@ -1,4 +1,4 @@
-"""Trial: the runs of one candidate, its best learning rate; which changes are worth a trial. Pure."""
+"""Trial: the runs of one candidate, its best learning rate; what is worth a trial, and what fits the budget. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model: a Scenario, its cost per optimizer step, the step time; averaging and PowerSGD. Pure.
+"""The cost model: a Scenario, its cost per optimizer step, how much of it hides communication, the step time. Pure.
 
 Owns the formula; `network_model` gives the time of calls, `calibration` the costs.
 """
@@ -146,8 +146,28 @@ def overlaps(strategy: Strategy, backend: str) -> bool:
     return strategy is Strategy.DDP or backend != "gloo"
 
 
+_GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD})
 HIDEABLE_SHARE = 2 / 3
 """`hideable_share` of an unknown training: the backward pass without activation checkpointing."""
+
+
+def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = False) -> float:
+    """Fraction of a micro-batch's compute time during which its collectives may run, if the engine overlaps them.
+
+    Gradients are reduced during the backward pass. ZeRO-3 and FSDP also gather parameters in the forward pass, so all
+    of the compute can hide them. In units of the forward pass, the backward pass computes gradients of inputs (1) and
+    of weights (1; none for frozen weights under LoRA, Hu et al., arXiv 2106.09685), and activation checkpointing
+    repeats the forward pass (1; Narayanan et al., arXiv 2104.04473, section 5.1).
+
+    Args:
+        strategy: how the model is sharded.
+        lora: whether an adapter is trained instead of the whole model.
+        recompute: whether activations are recomputed.
+    """
+    if strategy in _GATHERS_BEFORE_USE:
+        return 1.0
+    backward = 1 + (not lora) + recompute
+    return backward / (1 + backward)
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):

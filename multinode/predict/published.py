@@ -17,7 +17,7 @@ from multinode.errors import UsageError
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.job.workload import JobSettings
 from multinode.predict.calibration import Calibration, CalibrationRun, calibrate
-from multinode.predict.cost_model import Scenario
+from multinode.predict.cost_model import Scenario, hideable_share
 from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.network_model import Link, stated_network
 from multinode.predict.rounded import Rounded, parse_rounded
@@ -26,7 +26,7 @@ from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, hideable_share
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
 from multinode.units import ETHERNET_MTU, MIB, format_rate, goodput_gb_per_s
 
 

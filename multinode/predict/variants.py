@@ -17,8 +17,9 @@ from multinode.job.job import LlamaFactoryJob
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
 from multinode.job.workload import JobSettings, read_work
 from multinode.predict.calibration import Calibration
+from multinode.predict.cost_model import hideable_share
 from multinode.predict.network_model import UncertaintySource
-from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, hideable_share, passing_bytes
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, passing_bytes
 
 _ZERO = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 _FSDP = {

@@ -187,7 +187,6 @@ _US_PER_GB_PER_S = 1e-3
 SMALL_BYTES = 1 << 10
 """Smaller calls carry a loss, a count or a flag, and take one round trip at any bandwidth."""
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
-_GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD})
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,25 +233,6 @@ def passing_bytes(calls: Sequence[Call], accumulation: int, layout: Layout) -> f
         call.times_in(accumulation) * call.size_bytes * bus_factor(call.collective, call.ranks(layout))
         for call in calls
     )
-
-
-def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = False) -> float:
-    """Fraction of a micro-batch's compute time during which its collectives may run, if the engine overlaps them.
-
-    Gradients are reduced during the backward pass. ZeRO-3 and FSDP also gather parameters in the forward pass, so all
-    of the compute can hide them. In units of the forward pass, the backward pass computes gradients of inputs (1) and
-    of weights (1; none for frozen weights under LoRA, Hu et al., arXiv 2106.09685), and activation checkpointing
-    repeats the forward pass (1; Narayanan et al., arXiv 2104.04473, section 5.1).
-
-    Args:
-        strategy: how the model is sharded.
-        lora: whether an adapter is trained instead of the whole model.
-        recompute: whether activations are recomputed.
-    """
-    if strategy in _GATHERS_BEFORE_USE:
-        return 1.0
-    backward = 1 + (not lora) + recompute
-    return backward / (1 + backward)
 
 
 class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.predict.cost_model import Overlap, StepCosts, exposed_ms, hideable_part, overlaps, step_parts
+from multinode.predict.cost_model import (
+    Overlap,
+    StepCosts,
+    exposed_ms,
+    hideable_part,
+    hideable_share,
+    overlaps,
+    step_parts,
+)
 from multinode.predict.network_model import CommTimes
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, in_buckets, passing_bytes, strategy_calls
@@ -125,3 +133,21 @@ def test_equal_buckets_are_late_as_one_after_the_other_is(comm_ms: float) -> Non
     late = exposed_ms((together,), comm_ms, 100)
     assert late == pytest.approx(exposed_ms(single, comm_ms, 100))
     assert late == pytest.approx(max(comm_ms / 4, comm_ms - 75))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lora", "recompute", "share"),
+    [
+        (Strategy.DDP, False, False, 2 / 3),
+        (Strategy.DDP, False, True, 3 / 4),
+        (Strategy.DDP, True, False, 1 / 2),
+        (Strategy.DDP, True, True, 2 / 3),
+        (Strategy.ZERO2, False, True, 3 / 4),
+        (Strategy.ZERO3, False, False, 1),
+        (Strategy.SHARD_GRAD_OP, True, True, 1),
+    ],
+)
+def test_reductions_hide_beside_the_backward_pass_and_gathers_beside_both(
+    strategy: Strategy, *, lora: bool, recompute: bool, share: float
+) -> None:
+    assert hideable_share(strategy, lora=lora, recompute=recompute) == pytest.approx(share)

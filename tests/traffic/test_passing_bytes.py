@@ -3,25 +3,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.step_calls import Strategy, TrafficInputs, hideable_share, passing_bytes, strategy_calls
-
-
-@pytest.mark.parametrize(
-    ("strategy", "lora", "recompute", "share"),
-    [
-        (Strategy.DDP, False, False, 2 / 3),
-        (Strategy.DDP, False, True, 3 / 4),
-        (Strategy.DDP, True, False, 1 / 2),
-        (Strategy.DDP, True, True, 2 / 3),
-        (Strategy.ZERO2, False, True, 3 / 4),
-        (Strategy.ZERO3, False, False, 1),
-        (Strategy.SHARD_GRAD_OP, True, True, 1),
-    ],
-)
-def test_reductions_hide_beside_the_backward_pass_and_gathers_beside_both(
-    strategy: Strategy, *, lora: bool, recompute: bool, share: float
-) -> None:
-    assert hideable_share(strategy, lora=lora, recompute=recompute) == pytest.approx(share)
+from multinode.traffic.step_calls import Strategy, TrafficInputs, passing_bytes, strategy_calls
 
 
 def test_a_worker_sends_to_those_whom_a_call_joins() -> None:
