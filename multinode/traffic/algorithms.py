@@ -300,9 +300,9 @@ def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str 
     Raises:
         ValueError: the backend does not have the collective or the algorithm.
     """
-    for algorithms in algorithms_of(backend, collective):
-        if algorithm in {None, algorithms.name}:
-            return algorithms.flows(layout)
+    for candidate in algorithms_of(backend, collective):
+        if algorithm in {None, candidate.name}:
+            return candidate.flows(layout)
     raise ValueError(f"unknown: {collective} of {backend}" + (f" as {algorithm}" if algorithm else ""))
 
 

@@ -124,7 +124,8 @@ class TestLlamaFactoryOverASlowLink:
     def test_a_script_is_told_that_the_efficiency_is_too_low_and_what_to_do_next(self, contrasted: Contrasted) -> None:
         assert contrasted.code == 1
         assert (
-            f"the efficiency is {contrasted.document['efficiency']:.3f}, below --min-efficiency 0.9" in contrasted.told
+            f"the efficiency is {contrasted.document['candidate']['efficiency']:.3f}, below --min-efficiency 0.9"
+            in contrasted.told
         )
         assert "Next        multinode launch --nodes 1 --workers-per-node 2 " in contrasted.told
         assert f" --hosts {contrasted.hosts} " in contrasted.told
