@@ -1,4 +1,4 @@
-"""Probe: ask every node for its facts. A launch without checks needs nothing else of this folder."""
+"""Probe: ask every node for its facts, and how far its clock is off. All that a launch without checks needs."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def step_chart(contrast: Contrast) -> Figure | None:
 def scaling_chart(contrast: Contrast) -> Figure | None:
     """Samples/s over nodes with their spread, and ideal scaling; None without a curve."""
     curve = contrast.measured
-    if len(curve) == len((contrast.baseline, contrast.candidate)):
+    if all(side.role != "point" for side in curve):
         return None
     nodes = [side.nodes for side in curve]
     measured = [side.samples_per_s for side in curve]

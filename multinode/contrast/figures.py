@@ -110,8 +110,8 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone(self) -> tuple[Side, ...]:
-        """As `sides_alone` has it."""
-        return sides_alone((self.baseline, *self.others), self.baseline)
+        """Every node alone, in node order; empty if fewer than two were measured."""
+        return tuple(side for side in (self.baseline, *self.others) if side.relative is not None)
 
     @property
     def speedup(self) -> Estimate:
@@ -122,14 +122,6 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     def efficiency(self) -> float:
         """The candidate's."""
         return self.candidate.efficiency
-
-
-def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
-    """Every node alone, in node order; empty if fewer than two were measured."""
-    alone = [side for side in sides if side.role == "each-node"]
-    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
-        alone.insert(0, baseline)
-    return tuple(alone) if len(alone) > 1 else ()
 
 
 _THREE_DIGITS = 100

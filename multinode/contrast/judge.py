@@ -21,7 +21,6 @@ from multinode.contrast.figures import (
     name_nodes,
     name_side,
     network_words,
-    sides_alone,
 )
 from multinode.contrast.slowdown_attribution import (
     NOTICEABLE,
@@ -208,7 +207,7 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
     """
     sides = with_speeds(with_full_run(sides, _of_role(sides, "candidate")))
     baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
-    alone = sides_alone(sides, baseline)
+    alone = _sides_alone(sides, baseline)
     others = tuple(side for side in sides if side is not baseline and side is not candidate)
     differences = [difference for side in (candidate, *others) for difference in find_differences(baseline, side, mode)]
     contrast = Contrast(
@@ -226,10 +225,18 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
     return msgspec.structs.replace(contrast, verdict=_verdict(contrast), reasons=_reasons(contrast))
 
 
+def _sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
+    """Every node alone, in node order; empty if fewer than two were measured."""
+    alone = [side for side in sides if side.role == "each-node"]
+    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
+        alone.insert(0, baseline)
+    return tuple(alone) if len(alone) > 1 else ()
+
+
 def with_speeds(sides: Sequence[Side]) -> tuple[Side, ...]:
     """The sides with their speed-up over the baseline, and nodes alone with their speed relative to the fastest."""
     baseline = _of_role(sides, "baseline")
-    alone = sides_alone(sides, baseline)
+    alone = _sides_alone(sides, baseline)
     fastest = max((_worker_rate(side) for side in alone), default=1.0)
     return tuple(
         msgspec.structs.replace(

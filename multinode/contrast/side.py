@@ -131,9 +131,8 @@ def _estimate(values: Sequence[float], summaries: Sequence[Summary], name: str) 
     if len(values) > 1:
         return of_repeats(values)
     value, summary = values[0], summaries[0]
-    low, high = summary.intervals.get(name, (0.0, 0.0))
-    if not low:
-        low, high = of_scatter(value, _steps_of(summary).cv, summary.steady_steps)
+    interval = summary.intervals.get(name)
+    low, high = interval or of_scatter(value, _steps_of(summary).cv, summary.steady_steps)
     return Estimate(value=value, low=min(low, value), high=max(high, value))
 
 
