@@ -184,7 +184,7 @@ def network_words(side: Side) -> str:
     by_rule = "" if seen.nic is not None else " (expected from the strategy, not counted)"
     text = f"{figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
     link = side.link_gbit_per_s
-    if link is None:
+    if not link:
         return f"{text}, on average {format_rate(gbit_per_s)}"
     most = goodput_gb_per_s(link) * BITS_PER_BYTE
     return f"{text}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"
