@@ -34,6 +34,8 @@ from multinode.traffic.algorithms import Layout, MessageSteps, between_us, messa
 from multinode.traffic.step_calls import SMALL_BYTES, Call, TrafficInputs, Work, passing_bytes, with_gradients
 
 _MS_PER_S, _US_PER_MS = 1e3, 1e3
+# A file may hold anything.
+_ABSURD_COUNT = 1 << 24
 # At 1 GB/s.
 _BYTES_PER_MS = 1e6
 _HALF_BYTES = 2
@@ -188,7 +190,7 @@ def _script_calls(summary: Summary, layout: Layout) -> tuple[Call, ...]:
         and call.source == "call"
         and call.ranks == layout.workers > 1
         and 0 < call.size_bytes < SMALL_BYTES
-        and call.count
+        and 0 < call.count < _ABSURD_COUNT
     )
 
 

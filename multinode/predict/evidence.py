@@ -40,6 +40,8 @@ from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
 from multinode.units import BITS_PER_BYTE, format_rate
 
+# A file may hold anything.
+_ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
 _WIDTHS = (4, 2)
 _GATHERS_UPDATED = frozenset({Strategy.ZERO1, Strategy.ZERO2})
 _GATHER, _REDUCTIONS = "all_gather", frozenset({"all_reduce", "reduce_scatter"})
@@ -81,7 +83,8 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
 
 
 def _counts(call: SeenCall) -> bool:
-    return call.op in COLLECTIVES and call.ranks > 1 and call.size_bytes >= SMALL_BYTES and call.count > 0
+    is_known = call.op in COLLECTIVES and call.ranks > 1
+    return is_known and SMALL_BYTES <= call.size_bytes < _ABSURD_BYTES and 0 < call.count < _ABSURD_COUNT
 
 
 def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:
@@ -132,6 +135,8 @@ def _reach(call: SeenCall, layout: Layout) -> GroupScope:
     return GroupScope.NODE if call.nodes <= 1 else GroupScope.ACROSS
 
 
+# Plausible limits of times in ms, of samples, and of their variation.
+_LEAST, _MOST, _MOST_CV = 1e-6, 1e9, 100.0
 _MEASURE_AGAIN = f"measure again: {CONTRAST}"
 # The newest, as machines change.
 _MOST_REPEATS = 10
@@ -160,9 +165,9 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             calibration = calibrate_without_single(many, self.work, self.network, share=share)
         else:
             raise UsageError("no training was named", hint=f"measure one: {CONTRAST}")
-        if calibration.costs.compute_ms <= 0:
+        if not _is_credible(calibration):
             names = " and ".join(record.run_id for record in (single, *several[-1:]) if record is not None)
-            raise UsageError(f"the summary of run {names} has no time for computing", hint=_MEASURE_AGAIN)
+            raise UsageError(f"the summary of run {names} has implausible step times", hint=_MEASURE_AGAIN)
         calibration = msgspec.structs.replace(calibration, matrices=self.subject.matrices())
         calibration = self._with_repeats(
             calibration, [record for record in (single, *several[-1:]) if record is not None]
@@ -243,6 +248,17 @@ def calibration_inputs(
         network=_with_stream(_network(chosen, link_measured), stream),
         link_measured=link_measured,
         stored=tuple(stored),
+    )
+
+
+def _is_credible(calibration: Calibration) -> bool:
+    costs = calibration.costs
+    least = (costs.compute_ms, calibration.per_device_batch)
+    parts = (*least, costs.optimizer_ms, costs.host_ms, costs.data_ms, calibration.local_ms)
+    return (
+        all(part > _LEAST for part in least)
+        and all(0 <= part < _MOST for part in parts)
+        and 0 <= calibration.scatter < _MOST_CV
     )
 
 

@@ -376,6 +376,7 @@ def split_of(parts: StepParts) -> StepSplit:
 
 
 _AGAIN = "measure it again, or name another run"
+_LEAST_MS, _MOST_MS = 1e-6, 1e9
 # The residual cannot explain a larger error; the rest is uncertainty.
 _LEAST_FACTOR, _MOST_FACTOR = 1 / 16, 16.0
 # Maximum error of a nominal rate; beyond it the link rate does not limit the calls.
@@ -412,10 +413,11 @@ def carry_residual(calibration: Calibration, several: CalibrationRun, scenario: 
 
 def _step_ms(summary: Summary, scenario: Scenario) -> float:
     rate = summary.samples_per_s or 0.0
-    if not rate:
-        reason = summary.missing.get("samples_per_s", "it trained none")
+    step_ms = scenario.samples / rate * _MS_PER_S if rate > 0 else 0.0
+    if not _LEAST_MS <= step_ms <= _MOST_MS:
+        reason = summary.missing.get("samples_per_s", f"{rate:g} samples/s is implausible")
         raise UsageError(f"run {summary.run_id} has no samples/s to predict from: {reason}", hint=_AGAIN)
-    return scenario.samples / rate * _MS_PER_S
+    return step_ms
 
 
 def _exposed_ms(summary: Summary, step_ms: float, alone: StepParts) -> float:

@@ -118,6 +118,12 @@ def test_a_method_that_nobody_ran_is_nowhere_taken_for_measured() -> None:
     assert any("the model alone was off" in doubt.why for doubt in lora.doubts)
 
 
+def test_a_rate_that_cannot_be_is_one_clear_error() -> None:
+    two = renamed(training_record("two", 2), samples_per_s=-1.0)
+    with pytest.raises(UsageError, match="run two has no samples/s to predict from: -1 samples/s is implausible"):
+        gather([ONE, two, SWEEP])
+
+
 SPLITS = st.builds(
     WorkerSplit,
     rank=st.just(-1),
