@@ -155,7 +155,7 @@ def test_iterations_take_turns_with_raw_tcp_between_the_first_workers_of_nodes(w
         for result in (result for one in streams for result in one["results"]):
             assert result["error"] is None
             assert result["size_bytes"] > 0
-            assert 0.05 < result["time_s"] < 10
+            assert 0 < result["time_s"] < 10
         first, last = workers.records("collective", rank)
         assert (len(first["times_us"]), first["nic_iters"]) == (8, 9)
         # Each turn has one iteration that is not timed.
