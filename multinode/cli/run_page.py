@@ -101,7 +101,8 @@ def _blocks(run: ReportedRun, name: str | None = None) -> Iterator[Block]:
     """Everything known of a run; with charts if it has a `name` on a page."""
     yield from _head(run.run)
     charts = _charts(run, name) if name is not None else {}
-    summary = run.summary
+    # Those of an nccl-test are of a training that it is not.
+    summary = run.summary if run.scan is None else None
     if run.unread:
         yield Prose(run.unread, "strong")
     if run.contrast is not None:

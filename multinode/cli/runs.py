@@ -181,10 +181,8 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
             typer.echo(note)
         print_next_step(stored.run, stored.summary, stored.directory)
     if details:
-        for table in (
-            run_table(stored.run),
-            *map(sheet_table, summary_sheets(stored.summary) if stored.summary else ()),
-        ):
+        trained = stored.summary if stored.run.kind != "nccl-test" else None
+        for table in (run_table(stored.run), *map(sheet_table, summary_sheets(trained) if trained else ())):
             typer.echo()
             print_table(table)
     print_directory(stored.directory)

@@ -12,7 +12,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import ASKED, Contrast, enough_words, named_words, too_few_words, uneven_words
 from multinode.contrast.judge import compare
-from multinode.contrast.side import load_side_run, make_side
+from multinode.contrast.side import CONTRAST_FILE, load_side_run, make_side
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps, override_job, with_same_threads
@@ -261,7 +261,6 @@ def _named(
     return clusters, {1: (len(gpus),), most: workers}, named_words(len(gpus))
 
 
-_FILE = "contrast.json"
 _STEPS = 30
 _ACCUMULATION = "gradient_accumulation_steps"
 
@@ -376,9 +375,9 @@ class _SideSeries(Series):
             job=plan.job if plan is not None else self.record.command,
             rule=load_side_run(last).summary.rule,
         )
-        self.directory.write(_FILE, compared)
+        self.directory.write(CONTRAST_FILE, compared)
         compared = with_outlook(compared, self.context.runs)
-        self.directory.write(_FILE, compared)
+        self.directory.write(CONTRAST_FILE, compared)
         return Contrasted(contrast=compared, directory=self.directory.path)
 
     def _stored(self, run_id: str) -> RunDirectory:

@@ -182,7 +182,7 @@ def _unknown_facts(last: SideRun) -> dict[str, str]:
     return missing
 
 
-_CONTRAST = "contrast.json"
+CONTRAST_FILE = "contrast.json"
 
 
 class StoredSchema(msgspec.Struct, frozen=True):
@@ -249,9 +249,9 @@ def load_side_run(directory: RunDirectory) -> SideRun:
 
 def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
     """A run's contrast, if it has one; or why it cannot be shown."""
-    marked = directory.read(_CONTRAST, StoredSchema)
+    marked = directory.read(CONTRAST_FILE, StoredSchema)
     if marked is None or marked.schema == SCHEMA:
-        return directory.read(_CONTRAST, Contrast), ""
+        return directory.read(CONTRAST_FILE, Contrast), ""
     schema = marked.schema or "no schema"
     return None, f"This contrast is from another release ({schema}): measure it again to show it."
 

@@ -12,7 +12,7 @@ import msgspec
 from multinode.check.rule import CheckFinding
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
-from multinode.contrast.side import StoredSchema, load_side_run
+from multinode.contrast.side import CONTRAST_FILE, StoredSchema, load_side_run
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.experiment.cell_rows import MeasuredCell
 from multinode.experiment.cell_sheet import combined, with_notes, with_price_notes
@@ -379,7 +379,7 @@ def build_table(directory: RunDirectory, root: Path) -> CellTable:
 def load_table(directory: RunDirectory) -> CellTable | None:
     """The stored table of a sweep or import; None for any other run.
 
-    The table of an unfinished sweep is built from its results so far.
+    The table of an unfinished series of trainings is built from its results so far.
 
     Raises:
         MultinodeError: it is from another release, or damaged.
@@ -425,15 +425,21 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
 
 def _open(root: Path, name: str) -> RunDirectory:
     # `last` means the newest run that has a table.
-    files = (TABLE_FILE, GRID_FILE)
-    able = (path.name for path in reversed(list_runs(root)) if any((path / file).is_file() for file in files))
+    able = (path.name for path in reversed(list_runs(root)) if _has_table(RunDirectory(path)))
     return RunDirectory.open(root, next(able, name) if name == "last" else name)
 
 
+def _has_table(directory: RunDirectory) -> bool:
+    return (directory.path / TABLE_FILE).is_file() or _is_unfinished(directory)
+
+
 def _is_unfinished(directory: RunDirectory) -> bool:
-    if not (directory.path / GRID_FILE).is_file():
+    if not (directory.path / GRID_FILE).is_file() or (directory.path / CONTRAST_FILE).is_file():
         return False
     run = directory.read("run.json", Run)
+    # Its steps are no trainings.
+    if run is not None and run.kind == "bench":
+        return False
     return run is None or run.status == "running" or not (directory.path / TABLE_FILE).is_file()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
@@ -271,11 +272,17 @@ def _network(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _curves(report: ScanReport) -> Iterator[tuple[str, str]]:
-    for collective, curve in report.curves.items():
-        beta = f" + size / {curve.bandwidth_gb_per_s:.4g} GB/s" if curve.bandwidth_gb_per_s is not None else ""
+    grows = {name: curve for name, curve in report.curves.items() if curve.bandwidth_gb_per_s is not None}
+    for collective, curve in grows.items():
+        fit = f"{curve.alpha_us:.0f} us + size / {curve.bandwidth_gb_per_s:.4g} GB/s"
         off = max((abs(residual) for residual in curve.residuals), default=0.0)
         used = "used for predictions" if curve.method == "fit" else "too large: predictions interpolate"
-        yield "Model", f"{collective}: time = {curve.alpha_us:.0f} us{beta}, error at most {off:.1%} ({used})"
+        yield "Model", f"{collective}: time = {fit}, error at most {off:.1%} ({used})"
+    sizes = Counter(row.collective for row in report.rows)
+    flat = [name for name, count in sizes.items() if count > 1 and name not in grows]
+    if flat:
+        larger = "measure larger messages for a bandwidth: --end 256M"
+        yield "Model", f"{', '.join(flat)}: the time does not grow with the size; {larger}"
 
 
 def _launches(report: ScanReport) -> Iterator[tuple[str, str]]:

@@ -359,7 +359,9 @@ def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:
     points: dict[str, dict[int, float]] = {}
     for row in rows:
         points.setdefault(row.collective, {})[row.size_bytes] = row.time_us
-    return {name: fit_curve(sorted(mine.items())) for name, mine in points.items() if len(mine) >= _LEAST_SIZES}
+    curves = {name: fit_curve(sorted(mine.items())) for name, mine in points.items() if len(mine) >= _LEAST_SIZES}
+    # Of times that do not grow, any larger message would be free.
+    return {name: curve for name, curve in curves.items() if curve.bandwidth_gb_per_s is not None}
 
 
 def _wait_shares(plan: LaunchPlan, samples: Iterable[CollectiveSample]) -> dict[str, float]:

@@ -316,7 +316,8 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
             f"nccl-test {report.run_id} does not report its link rate, so it cannot be scaled to another link",
             hint="give it in Gbit/s: --link-measured 1",
         )
-    curves = {name: _again(curve, report.run_id) for name, curve in report.curves.items()}
+    fits = {name: _again(curve, report.run_id) for name, curve in report.curves.items()}
+    curves = {name: curve for name, curve in fits.items() if curve.bandwidth_gb_per_s is not None}
     errors = [held_back_errors(curve).values() for curve in curves.values()]
     over_rdma = report.path is not None and report.path.over_rdma
     rdma = over_rdma or (report.nccl is not None and report.nccl.over_rdma)

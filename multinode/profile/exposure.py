@@ -151,7 +151,7 @@ def _records(observed: Observed) -> dict[tuple[int, int], StepRecords]:
 
 def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequence[_Step]]:
     if evidence.world_size <= 1:
-        return "alone", _tell(steps, lambda _: 0.0)
+        return "alone", _tell(_timed_alone(steps, evidence), lambda _: 0.0)
     if evidence.has("ddp") or evidence.wrapped_by_ddp:
         return "ddp", _tell_ddp(steps, evidence)
     if evidence.has("wait"):
@@ -172,10 +172,18 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
     raise UnknownError("it is unknown whether the workers train on CPUs or GPUs")
 
 
+def _timed_alone(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
+    """Those with DDP's counters, which alone show how long a GPU computes; else all."""
+    if evidence.device == "cpu":
+        return steps
+    counted = [_counted_step(step, evidence) for step in steps]
+    return [step for step in counted if all(worker.ddp is not None for worker in step.values())] or steps
+
+
 def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     if not evidence.has("ddp"):
         raise UnknownError(f"DDP's counters were not recorded, and nothing else shows its reducer; {_TRACE_TELLS}")
-    counted = [{rank: _counted(worker, evidence) for rank, worker in step.items()} for step in steps]
+    counted = [_counted_step(step, evidence) for step in steps]
     exposed = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
     if exposed:
         return exposed
@@ -199,6 +207,10 @@ def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None])
                 }
             )
     return rows
+
+
+def _counted_step(step: _Step, evidence: _Evidence) -> _Step:
+    return {rank: _counted(worker, evidence) for rank, worker in step.items()}
 
 
 def _counted(worker: WorkerStep, evidence: _Evidence) -> WorkerStep:

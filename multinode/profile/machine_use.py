@@ -72,7 +72,7 @@ def _use(samples: Sequence[GpuSample], span: Span, measured_s: float, missing: d
     name = f"gpu {samples[0].index}"
     within = [sample for sample in samples if span.start_ns <= sample.mono_ns <= span.end_ns]
     if not within:
-        missing[name] = "not sampled while the measured steps ran"
+        missing[name] = _UNSAMPLED
         return None
     pcie, reduced = _pcie(within)
     return GpuUse(
@@ -189,7 +189,7 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     missing = why_no_rates | missing | why_no_gpus
     figures = figures_in(node, span, missing) if span is not None else {}
     figures["retransmitted_share"] = attempt(missing, "retransmitted_share", lambda: _retransmitted(node.of(TcpSample)))
-    _add_notes(missing, node, has_gpus=bool(gpus))
+    _add_notes(missing, node, has_gpus=bool(node.of(GpuSample)))
     return NodeUse(
         node=node.name,
         node_rank=node.node_rank,

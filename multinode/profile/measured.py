@@ -141,9 +141,8 @@ def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | Non
     bare = next((node for node in nodes if len(node.gpus) < max(1, len(node.ranks))), None)
     if bare is not None or not nodes:
         where = f" of {bare.node}" if bare is not None else ""
-        return GpuEnergy(
-            reason=f"not every GPU{where} was sampled" if bare and bare.gpus else f"no GPU{where} was sampled"
-        )
+        count = "not every" if bare and bare.gpus else "no"
+        return GpuEnergy(reason=f"{count} GPU{where} was sampled while the measured steps ran")
     gpus = [gpu for node in nodes for gpu in node.gpus]
     power_w, energy_j = known_sum(gpu.power_w for gpu in gpus), known_sum(gpu.energy_j for gpu in gpus)
     j_per_sample = energy_j / samples if energy_j is not None and samples > 0 else None

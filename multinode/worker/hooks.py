@@ -111,16 +111,23 @@ def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
 def _hook_deepspeed(steps: Steps, guard: Guard, module: Any) -> None:
     step = module.DeepSpeedEngine.step
 
+    def begin(_: Any) -> None:
+        # Its own optimizer's step is not the first one of a training without DeepSpeed.
+        steps.begin("deepspeed")
+
     def record(engine: Any) -> None:
         samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
         steps.step("deepspeed", step=engine.global_steps, samples=samples)
 
+    begins, ends = guard.quietly(begin), guard.quietly(record)
+
     @functools.wraps(step)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = getattr(self, "global_steps", None)
+        begins(self)
         result = step(self, *args, **kwargs)
         if getattr(self, "global_steps", None) != before:
-            guard.quietly(record)(self)
+            ends(self)
         return result
 
     module.DeepSpeedEngine.step = counted

@@ -139,9 +139,13 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
         verdict=Verdict(text="this is what the link carries"),
         directory="/r",
     )
-    read = _Read(run_page([ReportedRun(run=RUN, scan=sweep)]))
+    untrained = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no steps"})
+    read = _Read(run_page([ReportedRun(run=RUN, scan=sweep, summary=untrained)]))
     assert read.charts == ["run-1-sweep"]
     assert "this is what the link carries" in read.text
+    # Its run trained nothing, and nothing of a training is missing.
+    assert "bottleneck" not in read.text
+    assert "no steps" not in read.text
 
 
 def test_a_bench_has_its_verdict_and_its_tables() -> None:

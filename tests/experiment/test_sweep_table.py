@@ -181,6 +181,25 @@ def test_a_sweep_under_way_or_killed_shows_what_is_measured_so_far(tmp_path: Pat
     assert again.cells[1].state == "failed"
 
 
+@pytest.mark.parametrize(("kind", "file"), [("bench", "bench.json"), ("contrast", "contrast.json")])
+def test_a_bench_and_a_contrast_have_no_table_of_cells(tmp_path: Path, kind: str, file: str) -> None:
+    """They have a grid, too, and their own result."""
+    build_table(store_sweep(tmp_path), tmp_path)
+    directory = store_sweep(tmp_path, "20990101-other")
+    directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id="20990101-other", kind=kind))
+    directory.write(file, {})
+    assert load_table(directory) is None
+    assert load_tables(tmp_path, ["last"]).run_id == SWEEP_RUN.run_id
+
+
+def test_a_contrast_that_was_stopped_shows_what_is_measured_so_far(tmp_path: Path) -> None:
+    directory = store_sweep(tmp_path)
+    directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, kind="contrast", status="stopped"))
+    table = load_table(directory)
+    assert table is not None
+    assert [row.state for row in table.cells][:2] == ["measured", "measured"]
+
+
 def test_the_last_table_is_that_of_the_newest_run_that_has_one(tmp_path: Path) -> None:
     build_table(store_sweep(tmp_path), tmp_path)
     RunDirectory.create(tmp_path, "20990101-cell").write(

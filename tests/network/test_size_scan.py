@@ -210,6 +210,16 @@ def test_a_step_takes_what_its_messages_take_by_the_curve_or_by_the_one_size() -
     assert estimate_step(step, (), {}).step_us is None
 
 
+def test_times_that_do_not_grow_with_the_size_are_no_curve() -> None:
+    """As of two workers that share one GPU: each call waits for its turn, and a larger one would be free."""
+    samples = measured(plan("all_reduce"))
+    for mine in samples.values():
+        mine[:] = [waited(sample) for sample in mine]
+    flat = report(plan("all_reduce"), samples)
+    assert (len(flat.rows), flat.curves) == (len(SIZES), {})
+    assert "all_reduce: the time does not grow with the size; measure larger messages" in "\n".join(scan_lines(flat))
+
+
 def test_rdma_is_not_held_against_tcp() -> None:
     slow_tcp = RawTcp(one=tuple(msgspec.structs.replace(one, gbit_per_s=0.3) for one in TCP.one))
     said = report(plan(), measured(plan(), nic="mlx5_0/1", backend="nccl"), tcp=slow_tcp)
@@ -324,6 +334,12 @@ def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() 
     assert said.path.ok is True
     assert (said.link_gbit_per_s, said.verdict.nics) == (2.0, 2)
     assert "NIC counters match the expected traffic (ens1f0, ens2f0" in said.path.sentences[0]
+
+
+def waited(sample: Sample) -> Sample:
+    if not isinstance(sample, CollectiveSample):
+        return sample
+    return msgspec.structs.replace(sample, times_us=(4500.0,) * len(sample.times_us))
 
 
 def halved(sample: Sample) -> Sample:

@@ -193,6 +193,17 @@ def test_a_scan_that_foretells_its_own_sizes_badly_is_doubted_as_much() -> None:
     assert (doubt.relative, doubt.why) == (measured.error, "the error on held-out sizes of the size scan")
 
 
+def test_times_that_do_not_grow_with_the_size_carry_nothing() -> None:
+    report = sweep_record("scan").sweep
+    assert report is not None
+    flat = fit_curve([(size, 4500.0) for size, _ in report.curves["all_reduce"].points])
+    measured = network_of_scan(msgspec.structs.replace(report, curves={"all_reduce": flat}), 1.0)
+    assert measured.curves == {}
+    # A gigabyte takes what raw TCP takes for it, and not the 4.5 ms of a small one.
+    whole = Call(collective="all_reduce", size_bytes=10**9)
+    assert took_ms(measured, GIGABIT, TWO, whole) > 8_000
+
+
 @pytest.mark.parametrize(
     ("backend", "inside_us", "between", "inside"), [("nccl", 6.0, 2, 14), ("gloo", 40.0, 4, 26)], ids=["nccl", "gloo"]
 )

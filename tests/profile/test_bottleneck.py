@@ -84,7 +84,7 @@ def test_no_step_is_unknown() -> None:
     assert find_bottleneck(StepSplit()).kind == "unknown"
 
 
-@pytest.mark.parametrize("made_up", [MadeUp(told_by="device"), MadeUp(nodes=((0,),))])
+@pytest.mark.parametrize("made_up", [MadeUp(told_by="device"), MadeUp(nodes=((0,),), told_by="device")])
 def test_a_gpu_whose_computing_is_not_known_is_not_said_to_wait_for_batches(made_up: MadeUp) -> None:
     """The loader collates in the training process while the GPU computes."""
     loading = msgspec.structs.replace(made_up, device="cuda", data_ms=always(90.0), transfer_ms=always(1.0))

@@ -369,8 +369,8 @@ def test_energy_follows_from_the_power_where_the_samples_of_the_window_are_not_k
 @pytest.mark.parametrize(
     ("figures", "reason"),
     [
-        ((), "no GPU of n1 was sampled"),
-        (((300.0, None),), "not every GPU of n1 was sampled"),
+        ((), "no GPU of n1 was sampled while the measured steps ran"),
+        (((300.0, None),), "not every GPU of n1 was sampled while the measured steps ran"),
         (((300.0, None), (None, None)), "not every GPU reports its power"),
     ],
 )
@@ -387,4 +387,8 @@ def test_a_side_has_the_energy_of_its_repeats_or_a_reason() -> None:
     assert [side.power_w, side.energy_j_per_sample] == pytest.approx([500.0, 20.0])
     partly = make_side("baseline", [run_of(sampled), run_of(summary_of(nodes=(node_use(),)))])
     assert (partly.power_w, partly.energy_j_per_sample) == (None, None)
-    assert partly.missing["power_w"] == partly.missing["energy_j_per_sample"] == "no GPU of n1 was sampled"
+    assert (
+        partly.missing["power_w"]
+        == partly.missing["energy_j_per_sample"]
+        == "no GPU of n1 was sampled while the measured steps ran"
+    )

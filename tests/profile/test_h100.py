@@ -1,0 +1,73 @@
+"""What trainings of one and of two ranks on an H100 recorded (tests/gpu/h100), read as `show` reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multinode.network.nic_path import parse_nccl_log
+from multinode.profile.exposure import find_exposure
+from multinode.profile.observed import Observed, ObservedNode, observe
+from multinode.profile.step_split import PARTS, StepSplit, split_steps
+from multinode.records.samples import GpuSample, parse_samples
+
+RECORDS = Path(__file__).parents[1] / "gpu" / "h100"
+
+
+def observed(*names: str) -> Observed:
+    nodes = [
+        ObservedNode(
+            name=f"gpu{rank}",
+            node_rank=rank,
+            ranks=(rank,),
+            samples=tuple(parse_samples((RECORDS / f"{name}.jsonl").read_bytes().splitlines())),
+        )
+        for rank, name in enumerate(names)
+    ]
+    return observe("h100", nodes)
+
+
+def split(*names: str) -> StepSplit:
+    return split_steps(find_exposure(observed(*names)))
+
+
+def test_one_rank_alone_computes_for_as_long_as_ddp_s_counters_say() -> None:
+    alone = split("alone-rank-0")
+    assert alone.mean is not None
+    assert (alone.source, alone.device) == ("alone", "cuda")
+    assert alone.mean.step_ms == pytest.approx(2.97, abs=0.01)
+    # A step whose counters are longer than itself is left out.
+    assert alone.rule.startswith("means over 33 of the 34 measured steps")
+    assert alone.mean.compute_ms == pytest.approx(1.745, abs=0.001)
+    assert (alone.mean.exposed_ms, alone.mean.wait_ms) == (0.0, 0.0)
+    assert alone.mean.host_ms == pytest.approx(1.006, abs=0.001)
+
+
+def test_two_ranks_over_sockets_wait_for_the_network() -> None:
+    pair = split("pair-rank-0", "pair-rank-1")
+    assert pair.mean is not None
+    assert (pair.source, pair.device) == ("ddp", "cuda")
+    assert pair.mean.exposed_ms is not None
+    assert pair.mean.exposed_ms / pair.mean.step_ms == pytest.approx(0.87, abs=0.01)
+    for worker in pair.workers:
+        parts = [getattr(worker, name) for name in PARTS]
+        assert sum(part for part in parts if part is not None) == pytest.approx(worker.step_ms)
+
+
+def test_the_gpu_s_samples_are_read_whole() -> None:
+    samples = parse_samples((RECORDS / "pair-gpu.jsonl").read_bytes().splitlines())
+    gpus = [sample for sample in samples if isinstance(sample, GpuSample)]
+    assert len(gpus) == len((RECORDS / "pair-gpu.jsonl").read_text().splitlines())
+    busiest = max(gpus, key=lambda sample: sample.sm_percent or 0)
+    assert busiest.memory_total_gib == pytest.approx(79.65, abs=0.01)
+    assert (busiest.sm_percent, busiest.sm_clock_mhz, busiest.power_limit_w) == (99, 1980, 700)
+    assert (busiest.pcie_gen, busiest.pcie_width, busiest.ecc_uncorrected) == (5, 16, 0)
+
+
+def test_the_log_of_nccl_2_28_tells_its_way() -> None:
+    path = parse_nccl_log((RECORDS / "nccl.log").read_text().splitlines())
+    assert path is not None
+    assert (path.version, path.network, path.bootstrap_ifname) == ("2.28.9+cuda13.0", "Socket", "lo")
+    assert (path.ring, path.channels) == ((0, 1), 2)
+    assert set(path.transports) == {"NET/Socket/0"}
