@@ -1,4 +1,4 @@
-"""What is to be tuned, how long and how often; what is known before any run; stored tunings."""
+"""TuningRequest: what is to be tuned, with which budget and how often; what is known before any run; stored tunings."""
 
 from __future__ import annotations
 

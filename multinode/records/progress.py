@@ -1,4 +1,4 @@
-"""RunProgress: how far each node is, from its records as they arrive. For the live table; not a summary."""
+"""RunProgress: the figures of the live table: each node's steps, NIC rates, GPUs, from its records as they arrive."""
 
 from __future__ import annotations
 
