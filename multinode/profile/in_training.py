@@ -15,7 +15,7 @@ from multinode.profile.observed import Observed
 from multinode.records.samples import DdpSample, NcclOpSample
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import bus_factor
-from multinode.traffic.step_calls import ScanCurves
+from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 
 # Commit b3aeda4a of NCCL added a ring of operations; the plugin loads into NCCL 2.28 and newer.
 NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, with any NCCL version"
@@ -62,8 +62,10 @@ def view_inspector(observed: Observed) -> InTraining:
         UnknownError: the plugin recorded none, or its figures are inconsistent.
     """
     ops = [op for op in _in_window(observed) if op.op == "AllReduce" and op.comm_ranks == observed.world_size]
+    ops = [op for op in ops if total_bytes(op) >= SMALL_BYTES]
     if not ops:
-        raise UnknownError("NCCL's Inspector recorded no all-reduce of all workers in the measured steps")
+        least = f"{SMALL_BYTES} bytes or more"
+        raise UnknownError(f"NCCL's Inspector recorded no all-reduce of all workers of {least} in the measured steps")
     odd = sum(not _agrees(op) for op in ops if op.time_us >= _LEAST_US)
     if odd:
         raise UnknownError(

@@ -225,7 +225,7 @@ _ONLY_DDP = "only DDP counts overlapped communication; a trace shows it (--trace
 def _why_no_compute(exposure: Exposure) -> str:
     if exposure.device == "cpu":
         return "no forward or backward pass of this training was recorded"
-    return "without a trace, only DDP's counters and the number of micro-batches show the compute time of a GPU"
+    return "of a GPU only DDP's counters show it in each step, and a trace in its own steps (--trace)"
 
 
 def _rule(exposure: Exposure, mean: WorkerSplit) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 from multinode.profile.calls import SeenCall
@@ -317,6 +318,7 @@ def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
         f"{trace.exposed_ms:.1f} ms of it exposed" if trace.exposed_ms is not None else "",
         f"overlap {percent(trace.overlap)}" if trace.overlap is not None else "",
         f"busbw {trace.busbw_gb_per_s:.3f} GB/s" if trace.busbw_gb_per_s is not None else "",
+        f"{fmean(worker.compute_ms for worker in trace.workers):.1f} ms computation" if trace.workers else "",
     ]
     text = ", ".join(part for part in parts if part)
     if text:

@@ -22,6 +22,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
 from multinode.traffic.algorithms import bus_factor
+from multinode.traffic.step_calls import SMALL_BYTES
 from multinode.units import format_size
 
 # Events take up to four times as much memory as their text.
@@ -421,7 +422,7 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: Wor
     missing: dict[str, str] = {}
     if len(traces) == 1 and world_size > 1:
         missing["transfer"] = f"only rank {least.rank} was traced: its waiting for others counts as communication"
-    reductions = [span for span in traces[least.rank].collectives if span.op == "all_reduce"]
+    reductions = [span for span in traces[least.rank].collectives if _is_reduction(span)]
     return TraceView(
         workers=workers,
         comm_ms=least.comm_ms,
@@ -461,9 +462,9 @@ def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> flo
     if world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
         raise UnknownError("there is one worker")
     named = {other: _named(events.collectives) for other, events in traces.items()}
-    reductions = {key: span for key, span in named[rank].items() if span.op == "all_reduce"}
+    reductions = {key: span for key, span in named[rank].items() if _is_reduction(span)}
     if not reductions:
-        raise UnknownError("no all-reduce ran in the window")
+        raise UnknownError(f"no all-reduce of {SMALL_BYTES} bytes or more ran in the window")
     if any(span.size_bytes is None for span in reductions.values()):
         raise UnknownError("the trace has no all-reduce sizes")
     transfers = []
@@ -476,6 +477,11 @@ def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> flo
     if not busy_us:
         raise UnknownError("its all-reduces took no time")
     return carried / busy_us * _GB_PER_S
+
+
+def _is_reduction(span: CollectiveSpan) -> bool:
+    """Whether its time is that of its bytes: the scalar by which ZeRO looks for overflows has nothing but latency."""
+    return span.op == "all_reduce" and (span.size_bytes is None or span.size_bytes >= SMALL_BYTES)
 
 
 def _took(span: CollectiveSpan) -> float:

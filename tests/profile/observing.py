@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.calls import SeenCall
-from multinode.profile.figures import Alone, InTraining, Straggler, TraceView
+from multinode.profile.figures import Alone, InTraining, Straggler, TraceView, WorkerTrace
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
 from multinode.profile.observed import Observed, ObservedNode, observe
@@ -162,7 +162,18 @@ SUMMARY = Summary(
         model_tflops=51.2, hardware_tflops=68.1, mfu=0.3099, hfu=0.4122,
         denominator="165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (maker)", rule="4 x P + 3 x A",
     ),
-    trace=TraceView(comm_ms=199.0, exposed_ms=118.0, overlap=0.407, busbw_gb_per_s=0.97, agreement="agrees to 2%"),
+    trace=TraceView(
+        workers=(
+            WorkerTrace(
+                rank=0, steps=5, step_ms=410.0, comm_ms=199.0, exposed_ms=118.0, overlap=0.407, compute_ms=250.0
+            ),
+        ),
+        comm_ms=199.0,
+        exposed_ms=118.0,
+        overlap=0.407,
+        busbw_gb_per_s=0.97,
+        agreement="agrees to 2%",
+    ),
     missing={"trainer_samples_per_s": "the Trainer did not end", "all_steps_samples_per_s": "the Trainer did not end"},
 )  # fmt: skip
 

@@ -109,6 +109,8 @@ def test_one_traced_worker_of_several_says_that_its_waiting_counts() -> None:
     [
         ((), "no all-reduce"),
         ((span(0, 10, op="all_gather"),), "no all-reduce"),
+        # By which ZeRO-3 looks for overflows.
+        ((span(0, 10, op="all_gather"), span(20, 3000, 4)), "no all-reduce of 1024 bytes"),
         ((CollectiveSpan(op="all_reduce", size_bytes=None, step=1, start_us=0, end_us=5),), "sizes"),
         ((span(5, 5),), "no time"),
     ],
