@@ -137,6 +137,31 @@ def test_an_error_that_lies_across_any_boundary_is_kept(
     assert [word for word in job.words if word not in found] == []
 
 
+class WrittenMeanwhile(RunDir):
+    """Its job complains whenever the log is about to be cut."""
+
+    job: Job | None = None
+
+    def write(self, name: str, record: dict[str, object]) -> None:
+        super().write(name, record)
+        if self.job is not None and record.get("busy"):
+            self.job.chatter(1 << 12)
+            self.job.complain()
+
+
+def test_an_error_that_comes_while_the_log_is_being_cut_is_kept_at_the_next_cut_too(run: RunDir) -> None:
+    meanwhile = WrittenMeanwhile("r")
+    meanwhile.job = job = Job(run)
+    limit = LogLimit(meanwhile, LIMIT, no_holes)
+    for _ in range(120):
+        job.chatter(MIB // 2)
+        limit.look()
+    assert len(job.words) > 4
+    expect_kept(run, job)
+    found, _ = read_all(run)
+    assert [word for word in job.words if word not in found] == []
+
+
 def test_errors_without_end_do_not_take_all_of_the_limit(run: RunDir) -> None:
     job, limit = Job(run), LogLimit(run, LIMIT)
     for _ in range(200):

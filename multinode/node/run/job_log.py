@@ -238,14 +238,14 @@ class LogLimit:
 
     def _give_back(self, fd: int, limit: int, over: int) -> None:
         if self._kept_to == 0:
-            self._keep(fd, 0, self._head_bytes())
+            self._keep(fd, -self._index.base, 0, self._head_bytes())
             self._looked_to = self._kept_to = max(self._kept_to, 1)
         wanted = self._index.whole_from + over + limit // _STEP_SHARE
         begin = max(self._looked_to, self._index.whole_from)
         if self._punch is None:
             wanted = self._end
         to = min(wanted, begin + _LOOK_BYTES, self._end)
-        self._keep_passages(fd, begin, to)
+        self._keep_passages(fd, -self._index.base, max(begin - _OVERLAP_BYTES, self._index.whole_from), to)
         self._looked_to = to
         if self._punch is not None:
             # A mark that begins before `to` and ends behind it is looked for once more.
@@ -285,7 +285,12 @@ class LogLimit:
             with contextlib.suppress(OSError):
                 os.truncate(self._path(TAIL), 0)
         self._aside += self._tail_bytes() - before
-        self._cut_at(self._index.base + size)
+        # The next cut overwrites it, and nobody has looked at what came meanwhile.
+        self._size = size
+        with contextlib.suppress(OSError), open(open_own(self._path(TAIL), os.O_RDONLY), "rb", buffering=0) as file:
+            begin = max(self._looked_to - _OVERLAP_BYTES, offset)
+            self._keep_passages(file.fileno(), PIECE.size - offset, begin, self._end)
+        self._cut_at(self._end)
         self._size = 0
 
     def _tail_bytes(self) -> int:
@@ -303,15 +308,13 @@ class LogLimit:
         self._index = index
         self.gone_bytes = KeptLog(self._run).gone_bytes()
 
-    def _keep_passages(self, fd: int, begin: int, to: int) -> None:
-        """Copy what begins in this part of the log."""
-        base = self._index.base
-        floor = max(begin - _OVERLAP_BYTES, self._index.whole_from) - base
-        for place, block in _read(fd, floor, to - base, overlap=_OVERLAP_BYTES):
+    def _keep_passages(self, fd: int, shift: int, begin: int, to: int) -> None:
+        """Copy what begins in this part of the log; in the file its offsets are so much larger."""
+        for place, block in _read(fd, begin + shift, to + shift, overlap=_OVERLAP_BYTES):
             for start, end in _find_passages(block):
-                self._keep(fd, base + place + start, base + place + end, is_passage=True)
+                self._keep(fd, shift, place + start - shift, place + end - shift, is_passage=True)
 
-    def _keep(self, fd: int, begin: int, end: int, *, is_passage: bool = False) -> None:
+    def _keep(self, fd: int, shift: int, begin: int, end: int, *, is_passage: bool = False) -> None:
         """Copy a part of the log aside, as far as there is no copy of it yet and there is room."""
         begin, end = max(begin, self._kept_to), min(end, self._end)
         if is_passage and self._limit is not None:
@@ -321,15 +324,15 @@ class LogLimit:
             return
         # On a full disk it fails; what is given back now makes room for the next piece.
         try:
-            self._append(fd, begin, length)
+            self._append(fd, shift, begin, length)
         except OSError:
             return
         self._kept_to = end
         self._aside += PIECE.size + length
         self._passages += PIECE.size + length if is_passage else 0
 
-    def _append(self, fd: int, begin: int, length: int) -> None:
-        place = begin - self._index.base
+    def _append(self, fd: int, shift: int, begin: int, length: int) -> None:
+        place = begin + shift
         with self._open_aside(KEPT, os.O_APPEND) as file:
             before = os.fstat(file.fileno()).st_size
             try:
