@@ -1,4 +1,4 @@
-"""What all charts share: axes and their ticks, error bars, stacked bars, line styles, curves reduced to fewer points.
+"""What all charts share: axes and their ticks, error bars, stacked bars, colours, curves reduced to fewer points.
 
 plotly is large, and comes with the extra `report`.
 """

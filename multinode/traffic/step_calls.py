@@ -1,4 +1,4 @@
-"""The collective calls of a step by its strategy alone, where a job's files (`job/engine_calls.py`) are unknown.
+"""The collective calls of a step by its strategy alone: of other strategies, and without a job's files (engine_calls).
 
 Also their bytes through a worker and a NIC, and time over size.
 
