@@ -189,7 +189,7 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     missing = why_no_rates | missing | why_no_gpus
     figures = figures_in(node, span, missing) if span is not None else {}
     figures["retransmitted_share"] = attempt(missing, "retransmitted_share", lambda: _retransmitted(node.of(TcpSample)))
-    _add_notes(missing, node, has_gpus=bool(node.of(GpuSample)))
+    _add_notes(missing, node)
     return NodeUse(
         node=node.name,
         node_rank=node.node_rank,
@@ -296,8 +296,8 @@ def _retransmitted(samples: list[TcpSample]) -> float:
     return again / (sent + again)
 
 
-def _add_notes(missing: dict[str, str], node: ObservedNode, *, has_gpus: bool) -> None:
-    if not has_gpus:
+def _add_notes(missing: dict[str, str], node: ObservedNode) -> None:
+    if not node.of(GpuSample):
         missing.setdefault("gpus", "no GPU was sampled")
     for note in node.of(NoteSample):
         for name, beginning in _NOTES.items():
