@@ -396,10 +396,9 @@ def _peak(work: ModelWork, observed: Observed) -> tuple[float | None, str]:
 
 
 def _precision(model: ModelSample) -> str | None:
-    if model.mixed_precision not in {None, "no"}:
+    if model.mixed_precision is not None:
         return model.mixed_precision
     most = max((name for name in model.dtypes if name in _PRECISIONS), key=model.dtypes.__getitem__, default="")
     gathered = model.settings.get("param_dtype")
     precision = _PRECISIONS.get(gathered if isinstance(gathered, str) else most)
-    # Older records have neither tf32 nor accelerate's handling of fp32 parameters.
     return precision if precision != "fp32" else {True: "tf32", False: "fp32", None: None}[model.tf32]

@@ -10,13 +10,15 @@ import math
 import os
 import sys
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from .guard import Guard, Hooks
 from .steps import Steps
 from .token_work import Weight, full_shape, token_work, weights_of
 
 _MIB = 2**20
+# As accelerate and the GPU peaks name them.
+_AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
 # Endless data sets say that they have as many as can be counted.
 _MOST_SAMPLES = 2**60
 # Settings as DeepSpeed's JSON names them, and the engine's methods that say what they came to.
@@ -50,6 +52,7 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
         # Where the function is made: whoever imports it from elsewhere gets it from here. The second is torch 2.4's.
         ("torch.distributed.fsdp._fully_shard._fully_shard", sharding),
         ("torch.distributed._composable.fsdp.fully_shard", sharding),
+        ("torch.amp.autocast_mode", made("autocast", seen.note_autocast)),
         ("torch.optim.optimizer", functools.partial(_notice_optimizers, guard, seen)),
         ("transformers.trainer", made("Trainer", seen.trainers.setdefault)),
     ]
@@ -67,6 +70,13 @@ class _Seen:
         self.sharded: weakref.WeakKeyDictionary[Any, Dict[str, Any]] = weakref.WeakKeyDictionary()
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.trainers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self.autocast: Dict[str, str] = {}  # the last one that was enabled, by its device (`cuda`)
+
+    def note_autocast(self, made: Any) -> None:
+        """Parts of a model that turn it off, such as rotary embeddings, do not count."""
+        name = _AUTOCAST.get(_dtype_name(made.fast_dtype) or "")
+        if made._enabled and name is not None:  # noqa: SLF001 - torch tells it nowhere else before it is entered
+            self.autocast[made.device] = name
 
 
 def _notice_made(guard: Guard, kind: Any, noticed: Callable[[Any], None]) -> None:
@@ -141,11 +151,11 @@ def _describe(seen: _Seen) -> Optional[Dict[str, Any]]:
         if spread is not None and spread.parameters:
             if spread.accumulation is None:
                 spread = spread._replace(accumulation=_accumulation(seen))
-            return {**_fields(spread), "dataset_samples": _dataset_samples(seen)}
+            return {**_fields(spread, seen.autocast), "dataset_samples": _dataset_samples(seen)}
     return None
 
 
-def _fields(spread: _Spread) -> Dict[str, Any]:
+def _fields(spread: _Spread, autocast: Mapping[str, str]) -> Dict[str, Any]:
     trainable = [each for each in spread.parameters if each.is_trainable]
     device = (trainable or spread.parameters)[0].device
     is_cuda = device.type == "cuda"
@@ -159,7 +169,7 @@ def _fields(spread: _Spread) -> Dict[str, Any]:
         "accumulation": spread.accumulation,
         "device": device.type,
         "device_name": sys.modules["torch"].cuda.get_device_name(device) if is_cuda else None,
-        "mixed_precision": _mixed_precision(),
+        "mixed_precision": _mixed_precision() or autocast.get(device.type),
         "tf32": _tf32(),
         "settings": spread.settings,
         "token_work": _token_work(spread),
@@ -183,10 +193,12 @@ def _by_dtype(parameters: Iterable[_Parameter]) -> Dict[str, int]:
 
 
 def _mixed_precision() -> Optional[str]:
+    """Accelerate's; None where it has none, or leaves it to the training."""
     state = sys.modules.get("accelerate.state")
     # Making an AcceleratorState would start accelerate where it was imported and is not used.
     precision = None if state is None else state.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001 - see above
-    return None if precision is None else str(getattr(precision, "value", precision))
+    name = None if precision is None else str(getattr(precision, "value", precision))
+    return None if name == "no" else name
 
 
 def _tf32() -> bool:

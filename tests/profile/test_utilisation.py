@@ -94,10 +94,10 @@ def test_an_adapter_on_a_quantised_base_computes_what_any_adapter_does(changes: 
     [
         (BF16, "165.2 TFLOP/s per GPU, dense bf16"),
         (BF16 | {"mixed_precision": "fp16"}, "165.2 TFLOP/s per GPU, dense fp16"),
-        (BF16 | {"mixed_precision": "no"}, "82.6 TFLOP/s per GPU, dense fp32"),
-        (BF16 | {"mixed_precision": "no", "tf32": True}, "82.6 TFLOP/s per GPU, dense tf32"),
+        (BF16 | {"mixed_precision": None}, "82.6 TFLOP/s per GPU, dense fp32"),
+        (BF16 | {"mixed_precision": None, "tf32": True}, "82.6 TFLOP/s per GPU, dense tf32"),
         # DeepSpeed and pure_bf16: the weights are what they are multiplied in, whatever a norm is kept in.
-        ({"mixed_precision": "no", "dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s per GPU, dense bf16"),
+        ({"mixed_precision": None, "dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s per GPU, dense bf16"),
         # FSDP gathers its parameters as another type than it keeps them in.
         ({"dtypes": {"float32": 9}, "settings": {"param_dtype": "bfloat16"}}, "165.2 TFLOP/s per GPU, dense bf16"),
         ({"mixed_precision": "fp8", "dtypes": {"float32": 9}}, "the peak of NVIDIA GeForce RTX 4090 in fp8 is"),

@@ -290,6 +290,25 @@ tell(None)
 
 
 @pytest.mark.torch
+def test_the_precision_of_autocast_is_told_unless_it_is_off_or_of_another_device(tmp_path: Path) -> None:
+    script = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters())
+for device, dtype, enabled in [
+    ("cpu", torch.bfloat16, False),
+    ("cpu", torch.bfloat16, True),
+    ("cuda", torch.float16, True),
+    ("cpu", torch.float16, True),
+]:
+    with torch.autocast(device, dtype=dtype, enabled=enabled):
+        train(model, optimizer, 1)
+tell(None)
+"""
+    told = models_of(tmp_path, script, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    assert [each.mixed_precision for each in told] == [None, "bf16", "fp16"]
+
+
+@pytest.mark.torch
 def test_tf32_is_told_whichever_way_it_was_set(tmp_path: Path, archive: Path) -> None:
     told = Worker(tmp_path, archive, warm=True).run_wired("""
 matmul = torch.backends.cuda.matmul
