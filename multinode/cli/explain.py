@@ -70,7 +70,7 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
         return
     yield paragraph(_sentence(first), style="bold")
     rows = [(name, text) for name, text in (("Cause", first.cause), ("Fix", first.hint)) if text]
-    if first.error_id is None:
+    if first.cause is None:
         rows.append(("Cause", "not in the catalogue; this is the program's own message"))
     for number, text in enumerate(explanation.next):
         rows.append(("" if number else "Next", text))

@@ -110,7 +110,7 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
     aborted = death is not None and death.signal is not None
     error = known_errors()[failure.error_id] if failure.error_id is not None else None
     word = reading.cause(rank=failure.rank, aborted=aborted)
-    word = word if word is not None and (word.error == error or error is None) else None
+    word = word if word is not None and (word.error == error or (error is None and not word.is_of_peers)) else None
     place = _REPORT_HOST.search(reading.report) or (_SLURM_HOST.search(reading.report) if word is None else None)
     host = word.host if word is not None and word.host is not None else place[1] if place is not None else None
     rank = word.rank if word is not None and word.rank is not None else failure.rank
@@ -135,8 +135,8 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
         message=message,
         kind=failure.kind,
         error_id=failure.error_id,
-        cause=error.cause if error is not None else None,
-        hint=_for_logs(error, host) if error is not None else None,
+        cause=error.cause if error is not None else failure.cause,
+        hint=_for_logs(error, host) if error is not None else failure.hint,
         of_peers=error is not None and error.of_peers,
     )
 

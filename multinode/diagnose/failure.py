@@ -282,12 +282,16 @@ def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
             for node in failed
             if not node.exceptions and any(each.exceptions for each in nodes) and not _is_of_peers(node)
         )
+        or _earliest_job(node for node in failed if _silent_exit(node) is not None)
         or _earliest_exception(nodes, connection=True)
         or _earliest_job(failed)
     )
     if failure is None:
         return None
     node = _of(failure, nodes)
+    if failure.rank is not None and failure.rank == _silent_exit(node):
+        # All that its log speaks of came after it.
+        return replace(failure, cause=_EXITED, hint=_LOOK_FOR_EXITS)
     # What a worker raised says all; its log may speak of much else, and so may NCCL of what only follows from it.
     if not node.exceptions:
         return classify(failure, node.run, node.read(), node.nccl_warnings)
@@ -383,6 +387,21 @@ def _said_cause(node: NodeEvidence) -> LogWord | None:
 def _is_of_peers(node: NodeEvidence) -> bool:
     word, warning = _said_cause(node), told_by_nccl(node.nccl_warnings)
     return word is not None and word.is_of_peers and (warning is None or warning.is_of_peers)
+
+
+_EXITED = "The worker ended itself without an error message, and the others lost their connection to it."
+_LOOK_FOR_EXITS = "look for sys.exit and os._exit in the script, and at what the worker printed last"
+
+
+def _silent_exit(node: NodeEvidence) -> int | None:
+    """The rank that ended first on a node, if it exited by itself without a word and others spoke of lost peers."""
+    death = find_worker_death(node.read().report)
+    if death is None or death.rank is None or not death.exit_code:
+        return None
+    spoke = {sample.rank for sample in node.exceptions if _is_about_connection(sample)}
+    spoke |= {word.rank for word in node.read().words if word.is_of_peers and word.rank is not None}
+    raised = {sample.rank for sample in node.exceptions} | {word.rank for word in node.read().words}
+    return death.rank if spoke and death.rank not in raised else None
 
 
 def _earliest_job(nodes: Iterable[NodeEvidence]) -> Failure | None:

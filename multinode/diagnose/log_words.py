@@ -188,7 +188,8 @@ _ABORTS = (
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
-_OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ", _KILLED)
+_TRACEBACK = "Traceback (most recent call last)"
+_OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ", _KILLED, _TRACEBACK)
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
 _RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
 
@@ -223,6 +224,8 @@ class _Reader:
         self._earlier: tuple[LogWord, ...] = ()
         self._last = 0
         self._ignored = -_IGNORED_LINES
+        # where tracebacks began that have not ended, by rank; None is that of lines without a rank
+        self._tracebacks: dict[int | None, int] = {}
         self._report: list[str] = []
         self._report_line: int | None = None
         self._report_end = 0
@@ -235,10 +238,11 @@ class _Reader:
         shapes = block.translate(_SHAPE, _FIGURES).split(b"\n")
         new = set(shapes) - self._silent
         telling = _telling(new)
+        self._tracebacks = {rank: line for rank, line in self._tracebacks.items() if self._line - line < _APART}
         if len(self._silent) > _MOST_SHAPES:
             self._silent.clear()
         self._silent.update(shape for shape in new - telling if len(shape) < _LINE_BYTES)
-        if telling or self._line <= self._report_end:
+        if telling or self._tracebacks or self._line <= self._report_end:
             self._take(shapes, telling, block)
         self._line += block.count(b"\n")
 
@@ -264,6 +268,8 @@ class _Reader:
                     self._take_line(line, part)
             elif line <= self._report_end:
                 self._report.append(_clean(piece))
+            elif self._tracebacks and self._ends_traceback(line, _clean(piece)):
+                self._take_line(line, piece[:_LINE_BYTES])
 
     def _take_line(self, number: int, piece: bytes) -> None:
         text = _clean(piece)
@@ -282,7 +288,12 @@ class _Reader:
             self._report_line = None
         if "Exception ignored in" in text:
             self._ignored = number
-        word = _read_line(number, text)
+        if _TRACEBACK in text and len(self._tracebacks) < _MOST_WORDS:
+            self._tracebacks[_rank(text)] = number
+        ends_traceback = self._ends_traceback(number, text)
+        if ends_traceback:
+            del self._tracebacks[_rank(text)]
+        word = _read_line(number, text, ends_traceback=ends_traceback)
         if word is None or (word.is_exception and number - self._ignored < _IGNORED_LINES):
             return
         if number - self._last > _APART:
@@ -293,6 +304,11 @@ class _Reader:
         replaces = word.is_exception and (word.error is None or word.error.is_last)
         if replaces if key in self._words else len(self._words) < _MOST_WORDS:
             self._words[key] = word
+
+    def _ends_traceback(self, number: int, text: str) -> bool:
+        """Whether it is the first line that is not indented after a traceback has begun, and so its exception."""
+        began, (_, own) = self._tracebacks.get(_rank(text), -_APART), _unmarked(text)
+        return number - began < _APART and own[:1].strip() != "" and not own.startswith(_TRACEBACK)
 
     def _take_report(self, number: int, text: str) -> None:
         if self._report_line is None or "Root Cause" in text:
@@ -364,6 +380,8 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EFW
 # What stands before a colon and is a node's name: with a figure or a hyphen, and no file.
 _NODE = re.compile(r"(?=[\w.-]*[\d-])(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)[A-Za-z\d][\w.-]*")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?::(?: |$)|\s*$)")
+# At the end of a traceback, whatever it is called (`torch._dynamo.exc.Unsupported`, `socket.gaierror`).
+_ANY_EXCEPTION = re.compile(r"(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Z]\w*)(?::(?: |$)|\s*$)")
 # What launchers raise when a worker has failed.
 _LAUNCHERS_OWN = re.compile(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|SignalException|ProcessExitedException|ProcessRaisedException"
@@ -371,23 +389,36 @@ _LAUNCHERS_OWN = re.compile(
 )
 
 
-def _read_line(number: int, line: str) -> LogWord | None:
-    rank, named = _RANK.search(line), _HOST.search(line)
-    host = named[1] or named[2] if named is not None else None
-    text = line.strip()
+def _rank(line: str) -> int | None:
+    found = _RANK.search(line)
+    return int(found[found.lastindex or 0]) if found is not None else None
+
+
+def _unmarked(line: str) -> tuple[str | None, str]:
+    """The node that the marks in front of a line name, and the rest of the line."""
+    host, text = None, line
     for _ in range(_MOST_MARKS):
-        mark = None if _EXCEPTION.match(text) else _MARK.match(text)
+        mark = None if _EXCEPTION.match(text.strip()) else _MARK.match(text)
         if mark is None or (mark["host"] and not _NODE.fullmatch(mark["host"])):
             break
         host = host or mark["host"] or mark["ip"] or mark["pod"] or mark["machine"]
-        text = text[mark.end() :].strip()
+        text = text[mark.end() :]
+    return host, text
+
+
+def _read_line(number: int, line: str, *, ends_traceback: bool = False) -> LogWord | None:
+    named = _HOST.search(line)
+    marked, text = _unmarked(line.strip())
+    host = (named[1] or named[2] if named is not None else None) or marked
+    text = text.strip()
     text = text.removeprefix("what():").strip()
     # Nor does what NCCL tries again, and what it finds out.
     is_passed_over = "NCCL INFO " in line or _ends_nothing(line) or _ends_nothing(text)
     error = None if is_passed_over else find_error(line)
     if text == _KILLED:
         error = known_errors()["killed"]
-    is_exception = _EXCEPTION.match(text) is not None and _LAUNCHERS_OWN.match(text) is None
+    form = _ANY_EXCEPTION if ends_traceback else _EXCEPTION
+    is_exception = form.match(text) is not None and _LAUNCHERS_OWN.match(text) is None
     is_abort = any(words in line for words in _ABORTS)
     # A date in the words of an exception is not when it was raised.
     time = _TIME.search(line.removesuffix(text) if is_exception else line)
@@ -396,7 +427,7 @@ def _read_line(number: int, line: str) -> LogWord | None:
     return LogWord(
         line=number,
         text=text,
-        rank=int(rank[rank.lastindex or 0]) if rank is not None else None,
+        rank=_rank(line),
         host=host,
         time=time[0] if time is not None else None,
         is_exception=is_exception,

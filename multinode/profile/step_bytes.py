@@ -16,7 +16,7 @@ from multinode.profile.nics import LEAST_BYTES_A_WORKER, NodeNics, find_carrier,
 from multinode.profile.observed import Observed
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import algorithms_of, protocols_of
-from multinode.units import format_list
+from multinode.units import format_count, format_list
 
 _MOST_ROWS = 64
 _NO_STEPS = "no step counts"
@@ -282,7 +282,9 @@ def _by_node(gaps: Sequence[_Gap], most: float) -> Iterator[str]:
         mine = [gap for gap in gaps if sign * gap.beyond > _NIC_GAP * most]
         if mine:
             worst = max(mine, key=lambda gap: abs(gap.beyond))
-            likewise = f" {len(mine) - 1} more nodes differ in the same way." if len(mine) > 1 else ""
+            others = len(mine) - 1
+            verb = "differs" if others == 1 else "differ"
+            likewise = f" {format_count(others, 'more node')} {verb} in the same way." if others else ""
             yield explain(worst) + likewise
 
 

@@ -511,3 +511,58 @@ def test_the_rank_of_one_nodes_report_is_not_given_to_what_another_node_said() -
 )
 def test_what_a_run_went_on_after_is_no_failure(line: str) -> None:
     assert explain([("job.out", read_log(f"{line}\nstep 10\ntraining done\n"))]).first_failure is None
+
+REPORT = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-27_22:18:00
+  host      : node0
+  rank      : 1 (local_rank: 1)
+  exitcode  : 3 (pid: 991)
+"""
+
+
+def test_a_worker_that_exits_without_a_word_is_told_and_not_the_peer_on_its_node_that_lost_it() -> None:
+    left = NodeEvidence(run=ended(0, exit_code=1), exceptions=[GLOO], log=REPORT)
+    peer = NodeEvidence(run=ended(1, exit_code=1), exceptions=[raised(2, 5.5, "RuntimeError", GLOO.message)])
+    failure = find(left, peer)
+    assert (failure.node, failure.rank, failure.message, failure.kind) == ("node0", 1, "rank 1 exited with code 3", None)
+    assert failure.cause is not None
+    # One that raised something says more, and so does whatever else is no lost connection.
+    told = find(replace(left, exceptions=[GLOO, raised(1, 4.0)]), peer)
+    assert (told.rank, told.cause) == (1, None)
+    assert find(left, replace(peer, exceptions=[raised(2, 9.0)])).message == "rank 2 raised ValueError: bad data"
+
+
+FRAME = '  File "/work/train.py", line 7, in main\n    step(batch)\n    ^^^^^^^^^^^\n'
+
+
+@pytest.mark.parametrize("line", ["torch._dynamo.exc.Unsupported: no print", "socket.gaierror: [Errno -2]", "Diverged"])
+@pytest.mark.parametrize("mark", ["", "[rank1]: ", "[default1]:", "node-3: "])
+def test_what_ends_a_traceback_is_an_exception_whatever_it_is_called(mark: str, line: str) -> None:
+    text = "".join(f"{mark}{each}\n" for each in ("Traceback (most recent call last):", *FRAME.splitlines(), line))
+    (word,) = read_log(f"Epoch: 1\n{text}Epoch: 2\n").words
+    assert (word.text, word.is_exception, word.line) == (line, True, 6)
+    # Anywhere else it is a line like any other.
+    assert read_log(f"Epoch: 1\n{mark}{line}\n").words == ()
+
+
+def test_tracebacks_of_several_ranks_end_each_by_its_own_line() -> None:
+    lines = [
+        "[rank0]: Traceback (most recent call last):",
+        "[rank1]: Traceback (most recent call last):",
+        '[rank0]:   File "a.py", line 1, in <module>',
+        "step 7 of 100",
+        '[rank1]:   File "a.py", line 1, in <module>',
+        "[rank1]: pyarrow.lib.ArrowInvalid: bad shard",
+        "[rank0]: lib.Late",
+    ]
+    assert [(word.rank, word.text) for word in read_log("\n".join(lines)).words] == [
+        (1, "pyarrow.lib.ArrowInvalid: bad shard"),
+        (0, "lib.Late"),
+    ]
+
+
+def test_a_traceback_that_never_ends_does_not_make_every_later_line_its_own() -> None:
+    lines = ["[rank1]: Traceback (most recent call last):", *["step done"] * 5000, "[rank1]: lib.Later"]
+    assert read_log("\n".join(lines)).words == ()

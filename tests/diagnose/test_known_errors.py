@@ -126,6 +126,18 @@ LINES = {
         "ValueError: invalid literal for int() with base 10: 'GPU-8f2e4f0a-1b2c-3d4e-5f60-718293a4b5c6'",
         "ValueError: invalid literal for int() with base 10: 'MIG-1c2d3e4f'",
     ],
+    "checkpoint-device": [
+        "RuntimeError: Attempting to deserialize object on CUDA device 1 but torch.cuda.device_count() is 1. Please use torch.load with map_location to map your storages to an existing device.",
+        "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu') to map your storages to the CPU.",
+    ],
+    "allocator-settings": [
+        "ValueError: Unrecognized key 'max_split_size' in CUDA allocator config.",
+        "RuntimeError: Unrecognized CachingAllocator option: max_split_size",
+    ],
+    "graph-capture": [
+        "torch.AcceleratorError: CUDA error: operation not permitted when stream is capturing",
+        "RuntimeError: CUDA error: operation failed due to a previous error during capture",
+    ],
     "invalid-device": ["RuntimeError: CUDA error: invalid device ordinal"],
     "no-gpu": [
         "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from multinode.network.nic_path import parse_nccl_log
+from multinode.profile.calls import last_models
 from multinode.profile.exposure import find_exposure
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_split import PARTS, StepSplit, split_steps
+from multinode.profile.summary import summarise
+from multinode.profile.throughput import ModelWork, Utilisation
 from multinode.records.samples import GpuSample, parse_samples
 
 RECORDS = Path(__file__).parents[1] / "gpu" / "h100"
@@ -21,6 +24,7 @@ def observed(*names: str) -> Observed:
             name=f"gpu{rank}",
             node_rank=rank,
             ranks=(rank,),
+            ifname="lo",
             samples=tuple(parse_samples((RECORDS / f"{name}.jsonl").read_bytes().splitlines())),
         )
         for rank, name in enumerate(names)
@@ -53,6 +57,42 @@ def test_two_ranks_over_sockets_wait_for_the_network() -> None:
     for worker in pair.workers:
         parts = [getattr(worker, name) for name in PARTS]
         assert sum(part for part in parts if part is not None) == pytest.approx(worker.step_ms)
+
+
+@pytest.mark.parametrize(
+    ("run", "wrapper", "parameters", "trainable", "source", "exposed_ms", "step_ms"),
+    [
+        ("lora", "ddp", 209_821_056, 2_199_552, "ddp", 7.4, 337.9),
+        ("zero2", "deepspeed", 207_621_504, 207_621_504, "device", 525.5, 661.0),
+        ("zero3", "deepspeed", 207_621_504, 207_621_504, "device", 580.1, 1315.2),
+        ("compiled", "ddp", 23_112_704, 23_112_704, "ddp", 49.5, 81.9),
+    ],
+)
+def test_llamafactory_deepspeed_and_torch_compile_are_seen_for_what_they_are(
+    run: str, wrapper: str, parameters: int, trainable: int, source: str, exposed_ms: float, step_ms: float
+) -> None:
+    seen = observed(f"{run}-rank-0", f"{run}-rank-1")
+    model = last_models(seen)[0]
+    assert (model.wrapper, model.parameters, model.trainable) == (wrapper, parameters, trainable)
+    summary = summarise(seen, work=ModelWork(by_workers=True))
+    # The peak is that of the tensor cores, also where the weights are in fp32 and only autocast says so.
+    assert isinstance(summary.utilisation, Utilisation)
+    assert summary.utilisation.denominator is not None
+    assert summary.utilisation.denominator.startswith("989.5 TFLOP/s per GPU, dense bf16")
+    parts = summary.split
+    assert parts.mean is not None
+    assert parts.source == source
+    assert parts.mean.exposed_ms == pytest.approx(exposed_ms, abs=0.1)
+    assert parts.mean.step_ms == pytest.approx(step_ms, abs=0.1)
+
+
+def test_the_calls_of_zero_2_and_the_interface_agree_on_the_bytes() -> None:
+    # An epoch has 7 micro-batches, so that every fourth step has one of them only: 35 in 19 steps.
+    found = summarise(observed("zero2-rank-0", "zero2-rank-1")).comm.bytes_per_step
+    assert found.expected is not None
+    assert found.nic is not None
+    # Both ranks send over `lo`.
+    assert found.nic / 2 == pytest.approx(found.expected, rel=0.002)
 
 
 def test_the_gpu_s_samples_are_read_whole() -> None:

@@ -108,7 +108,7 @@ def test_all_nodes_over_another_interface_leave_the_nics_figure_small() -> None:
     assert traffic.bytes_per_step.nic == pytest.approx(500, rel=0.05)
     (sentence,) = traffic.explained
     assert "over eth0" in sentence
-    assert "1 more nodes differ in the same way" in sentence
+    assert "1 more node differs in the same way" in sentence
 
 
 def test_all_interfaces_that_the_hostfile_names_count() -> None:

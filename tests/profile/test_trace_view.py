@@ -153,7 +153,9 @@ def test_the_window_stands_beside_the_counters(split: StepSplit, said: str) -> N
     ("split", "device", "said"),
     [
         (counters(0.1, 0.5), "cpu", "they differ by 100% of the step, because the profiler made a step 100% longer."),
-        (counters(0.1, 1.0), "cuda", "because the GPU computed 0% of the time and waited for the host otherwise."),
+        (counters(0.1, 1.0), "cuda", "only the trace counts that as exposed."),
+        # A step that is a little longer does not explain all that is apart.
+        (counters(0.1, 0.85), "cuda", "only the trace counts that as exposed."),
         (counters(0.1, 1.0), "cpu", "for an unknown reason."),
     ],
 )
