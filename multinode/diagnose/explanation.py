@@ -123,6 +123,10 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
         message, line = f"{who}{word.text[:_MOST_CHARS]}", word.line
     elif death is not None:
         message, line = failure.message, reading.report_line
+        said = last_words(reading.tail, 1).strip()[:_MOST_CHARS]
+        # Where the workers said nothing, it is the launcher's own.
+        if death.exit_code and failure.cause is None and said and said not in reading.report:
+            message += f"; the last line before it: {said}"
     else:
         message, line = _last_match(reading, error)
     when = _REPORT_TIME.search(reading.report)

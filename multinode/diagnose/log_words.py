@@ -189,6 +189,8 @@ _ABORTS = (
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
 _TRACEBACK = "Traceback (most recent call last)"
+# A line of it, and the source code below that.
+_FRAME = re.compile(r'  File "|    ')
 _OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ", _KILLED, _TRACEBACK)
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
 _RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
@@ -223,7 +225,7 @@ class _Reader:
         self._words: dict[Hashable, LogWord] = {}
         self._earlier: tuple[LogWord, ...] = ()
         self._last = 0
-        self._ignored = -_IGNORED_LINES
+        self._ignored: dict[int | None, int] = {}  # likewise, where Python says that it ignores one
         # where tracebacks began that have not ended, by rank; None is that of lines without a rank
         self._tracebacks: dict[int | None, int] = {}
         self._report: list[str] = []
@@ -286,15 +288,22 @@ class _Reader:
             self._words.clear()
             self._report = [line for line in self._report if "num_local_procs=" in line]
             self._report_line = None
+        rank = _rank(text)
         if "Exception ignored in" in text:
-            self._ignored = number
+            self._ignored[rank] = number
         if _TRACEBACK in text and len(self._tracebacks) < _MOST_WORDS:
-            self._tracebacks[_rank(text)] = number
+            self._tracebacks[rank] = number
         ends_traceback = self._ends_traceback(number, text)
         if ends_traceback:
-            del self._tracebacks[_rank(text)]
+            del self._tracebacks[rank]
+        elif rank in self._tracebacks and _FRAME.match(_unmarked(text)[1]):
+            return
         word = _read_line(number, text, ends_traceback=ends_traceback)
-        if word is None or (word.is_exception and number - self._ignored < _IGNORED_LINES):
+        if ends_traceback or (word is not None and word.is_exception):
+            ignored = self._ignored.pop(rank, -_IGNORED_LINES)
+            if number - ignored < _IGNORED_LINES:
+                return
+        if word is None:
             return
         if number - self._last > _APART:
             self._keep()
@@ -368,7 +377,8 @@ _MARK = re.compile(
     rf"|[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]{{1,64}}) [\w./-]{{1,64}}\[\d{{1,9}}\]:"
     rf"|(?:\[[\w.:]{{1,64}}\])?\[(?:ERROR|CRITICAL|FATAL)\](?: *-)?|-? ?(?:ERROR|CRITICAL)(?: ?[-:])?(?= )"
     rf"|\| (?:ERROR|CRITICAL) +\|(?: [\w.:<>-]{{1,200}} [-|](?= ))?"
-    rf"|(?P<host>[\w.-]{{1,64}}):(?= )|[\w.-]{{1,64}} +\|)\s?"
+    # docker compose, and Python of an exception group
+    rf"|(?P<host>[\w.-]{{1,64}}):(?= )|[\w.-]{{1,64}} +\||\|(?= ))\s?"
 )
 _MOST_MARKS = 6
 _RANK = re.compile(

@@ -566,3 +566,76 @@ def test_tracebacks_of_several_ranks_end_each_by_its_own_line() -> None:
 def test_a_traceback_that_never_ends_does_not_make_every_later_line_its_own() -> None:
     lines = ["[rank1]: Traceback (most recent call last):", *["step done"] * 5000, "[rank1]: lib.Later"]
     assert read_log("\n".join(lines)).words == ()
+
+
+EXIT_REPORT = """\
+E1127 23:00:20.367000 29555 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: 0 (pid: 29569) of binary: /env/bin/python
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-27_23:00:20
+  host      : node-1
+  rank      : 0 (local_rank: 0)
+  exitcode  : {code} (pid: 29569)
+  error_file: <N/A>
+"""
+# What Python 3.11 and torch 2.13 printed.
+IGNORED = """\
+Exception ignored in: <function A.__del__ at 0x7f7f13ebd580>
+Traceback (most recent call last):
+  File "/work/train.py", line 4, in __del__
+    def __del__(s): 1/0
+                    ~^~
+ZeroDivisionError: division by zero
+Traceback (most recent call last):
+  File "/work/train.py", line 5, in <module>
+    raise ValueError('real one')
+ValueError: real one
+"""
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/work/train.py", line 3, in <module>
+  |     raise ExceptionGroup('two',[ValueError('a'),OSError('b')])
+  | ExceptionGroup: two (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | ValueError: a
+    +---------------- 2 ----------------
+    | OSError: b
+    +------------------------------------
+"""
+QUOTED = """\
+Traceback (most recent call last):
+  File "/work/train.py", line 5, in <module>
+    if "CUDA out of memory" in str(error):
+KeyError: 'loss'
+"""
+ARGUMENTS = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --lrr 1\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "message"),
+    [
+        (IGNORED, 1, "rank 0: ValueError: real one"),
+        (GROUP, 1, "rank 0: OSError: b"),
+        (QUOTED, 1, "rank 0: KeyError: 'loss'"),
+        (
+            ARGUMENTS,
+            2,
+            "rank 0 exited with code 2; the last line before it: train.py: error: unrecognized arguments: --lrr 1",
+        ),
+        (
+            "loading\nconfig.json is missing\n",
+            1,
+            "rank 0 exited with code 1; the last line before it: config.json is missing",
+        ),
+        ("step 7: loss 0.5\n", -11, "rank 0 was killed by SIGSEGV"),
+        ("", 1, "rank 0 exited with code 1"),
+    ],
+)
+def test_what_a_worker_ended_with_is_told_by_its_own_words(said: str, code: int, message: str) -> None:
+    first = explain([("log", read_log(said + EXIT_REPORT.format(code=code)))]).first_failure
+    assert first is not None
+    assert (first.message, first.error_id) == (message, None)
