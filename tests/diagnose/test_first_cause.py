@@ -512,6 +512,7 @@ def test_the_rank_of_one_nodes_report_is_not_given_to_what_another_node_said() -
 def test_what_a_run_went_on_after_is_no_failure(line: str) -> None:
     assert explain([("job.out", read_log(f"{line}\nstep 10\ntraining done\n"))]).first_failure is None
 
+
 REPORT = """\
 Root Cause (first observed failure):
 [0]:
@@ -526,7 +527,12 @@ def test_a_worker_that_exits_without_a_word_is_told_and_not_the_peer_on_its_node
     left = NodeEvidence(run=ended(0, exit_code=1), exceptions=[GLOO], log=REPORT)
     peer = NodeEvidence(run=ended(1, exit_code=1), exceptions=[raised(2, 5.5, "RuntimeError", GLOO.message)])
     failure = find(left, peer)
-    assert (failure.node, failure.rank, failure.message, failure.kind) == ("node0", 1, "rank 1 exited with code 3", None)
+    assert (failure.node, failure.rank, failure.message, failure.kind) == (
+        "node0",
+        1,
+        "rank 1 exited with code 3",
+        None,
+    )
     assert failure.cause is not None
     # One that raised something says more, and so does whatever else is no lost connection.
     told = find(replace(left, exceptions=[GLOO, raised(1, 4.0)]), peer)
