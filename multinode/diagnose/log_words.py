@@ -7,6 +7,7 @@ A log may have gigabytes and any content: most lines are alike but for their fig
 
 from __future__ import annotations
 
+import enum
 import functools
 import io
 import re
@@ -215,6 +216,50 @@ def _pattern(word: bytes) -> re.Pattern[bytes]:
     return re.compile(text_pattern(_texts()[word]).encode(), re.MULTILINE)
 
 
+class _Place(enum.Enum):
+    FRAME = enum.auto()
+    END = enum.auto()
+
+
+class _Tracebacks:
+    """Python's tracebacks in a log; those of several ranks may be mixed. A line without a rank has the rank None."""
+
+    def __init__(self) -> None:
+        # where those began that have not ended, and where Python said that it ignores an exception
+        self._open: dict[int | None, int] = {}
+        self._ignored: dict[int | None, int] = {}
+
+    def are_open(self) -> bool:
+        return bool(self._open)
+
+    def forget(self, number: int) -> None:
+        """Those that began long before this line, and will not end any more."""
+        self._open = {rank: began for rank, began in self._open.items() if number - began < _APART}
+
+    def end(self, number: int, text: str) -> bool:
+        """Whether a traceback ends with this line, the first that is not indented, and so its exception."""
+        began, (_, own) = self._open.get(_rank(text), -_APART), _unmarked(text)
+        return number - began < _APART and own[:1].strip() != "" and not own.startswith(_TRACEBACK)
+
+    def take(self, number: int, text: str) -> _Place | None:
+        """What this line is of a traceback: a frame or source code in it, or its end; else None."""
+        rank = _rank(text)
+        if "Exception ignored in" in text:
+            self._ignored[rank] = number
+        if _TRACEBACK in text and len(self._open) < _MOST_WORDS:
+            self._open[rank] = number
+        elif self.end(number, text):
+            del self._open[rank]
+            return _Place.END
+        elif rank in self._open and _FRAME.match(_unmarked(text)[1]):
+            return _Place.FRAME
+        return None
+
+    def ignores(self, number: int, text: str) -> bool:
+        """Whether Python said before that it ignores this exception; the next one counts."""
+        return number - self._ignored.pop(_rank(text), -_IGNORED_LINES) < _IGNORED_LINES
+
+
 class _Reader:
     """Takes a log a block at a time."""
 
@@ -225,9 +270,7 @@ class _Reader:
         self._words: dict[Hashable, LogWord] = {}
         self._earlier: tuple[LogWord, ...] = ()
         self._last = 0
-        self._ignored: dict[int | None, int] = {}  # likewise, where Python says that it ignores one
-        # where tracebacks began that have not ended, by rank; None is that of lines without a rank
-        self._tracebacks: dict[int | None, int] = {}
+        self._tracebacks = _Tracebacks()
         self._report: list[str] = []
         self._report_line: int | None = None
         self._report_end = 0
@@ -240,11 +283,11 @@ class _Reader:
         shapes = block.translate(_SHAPE, _FIGURES).split(b"\n")
         new = set(shapes) - self._silent
         telling = _telling(new)
-        self._tracebacks = {rank: line for rank, line in self._tracebacks.items() if self._line - line < _APART}
+        self._tracebacks.forget(self._line)
         if len(self._silent) > _MOST_SHAPES:
             self._silent.clear()
         self._silent.update(shape for shape in new - telling if len(shape) < _LINE_BYTES)
-        if telling or self._tracebacks or self._line <= self._report_end:
+        if telling or self._tracebacks.are_open() or self._line <= self._report_end:
             self._take(shapes, telling, block)
         self._line += block.count(b"\n")
 
@@ -270,7 +313,7 @@ class _Reader:
                     self._take_line(line, part)
             elif line <= self._report_end:
                 self._report.append(_clean(piece))
-            elif self._tracebacks and self._ends_traceback(line, _clean(piece)):
+            elif self._tracebacks.are_open() and self._tracebacks.end(line, _clean(piece)):
                 self._take_line(line, piece[:_LINE_BYTES])
 
     def _take_line(self, number: int, piece: bytes) -> None:
@@ -288,23 +331,14 @@ class _Reader:
             self._words.clear()
             self._report = [line for line in self._report if "num_local_procs=" in line]
             self._report_line = None
-        rank = _rank(text)
-        if "Exception ignored in" in text:
-            self._ignored[rank] = number
-        if _TRACEBACK in text and len(self._tracebacks) < _MOST_WORDS:
-            self._tracebacks[rank] = number
-        ends_traceback = self._ends_traceback(number, text)
-        if ends_traceback:
-            del self._tracebacks[rank]
-        elif rank in self._tracebacks and _FRAME.match(_unmarked(text)[1]):
-            return
-        word = _read_line(number, text, ends_traceback=ends_traceback)
-        if ends_traceback or (word is not None and word.is_exception):
-            ignored = self._ignored.pop(rank, -_IGNORED_LINES)
-            if number - ignored < _IGNORED_LINES:
-                return
-        if word is None:
-            return
+        place = self._tracebacks.take(number, text)
+        word = None if place is _Place.FRAME else _read_line(number, text, ends_traceback=place is _Place.END)
+        if place is _Place.END or (word is not None and word.is_exception):
+            word = None if self._tracebacks.ignores(number, text) else word
+        if word is not None:
+            self._add(number, word)
+
+    def _add(self, number: int, word: LogWord) -> None:
         if number - self._last > _APART:
             self._keep()
         self._last = number
@@ -313,11 +347,6 @@ class _Reader:
         replaces = word.is_exception and (word.error is None or word.error.is_last)
         if replaces if key in self._words else len(self._words) < _MOST_WORDS:
             self._words[key] = word
-
-    def _ends_traceback(self, number: int, text: str) -> bool:
-        """Whether it is the first line that is not indented after a traceback has begun, and so its exception."""
-        began, (_, own) = self._tracebacks.get(_rank(text), -_APART), _unmarked(text)
-        return number - began < _APART and own[:1].strip() != "" and not own.startswith(_TRACEBACK)
 
     def _take_report(self, number: int, text: str) -> None:
         if self._report_line is None or "Root Cause" in text:
