@@ -29,9 +29,12 @@ class TensorBoard(Exporter):
         self._last = 0
 
     def begin(self, run: Run) -> None:
-        """Create an event file with a name that TensorBoard looks for."""
+        """Create an event file with a name that TensorBoard looks for, in place of an earlier export's."""
         folder = self._directory / run.run_id
         folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard draws the points of all files of a directory as one curve.
+        for earlier in folder.glob("events.out.tfevents.*.multinode"):
+            earlier.unlink()
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.multinode"
         self._file = (folder / name).open("xb", buffering=0)
         self._write(_event(time.time(), 0, _field(3, _BYTES, b"brain.Event:2")))

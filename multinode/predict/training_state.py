@@ -51,6 +51,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     measured_samples_per_s: float | None = None  # of exactly this; None where it was not measured
     single_samples_per_s: float | None = None  # of the run on one node that its costs were measured in; likewise
     stragglers: tuple[Straggler, ...] = ()  # nodes that the others waited for
+    dataset_samples: int | None = None  # of the training set; None is unknown
     balance: BalanceOutlook | None = None  # what dealing samples out by the nodes' speed would give; None is unknown
 
     def with_(

@@ -150,6 +150,9 @@ def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
     for multiple in _MULTIPLES[1:2] if repeated_calls(state) else _MULTIPLES:
         more = {"accumulation": state.scenario.accumulation * multiple}
         after = state.with_(more, more)
+        if state.dataset_samples is not None and after.scenario.samples > state.dataset_samples:
+            # An epoch would not have a whole step.
+            return
         overrides = (f"gradient_accumulation_steps={more['accumulation']}",)
         yield TuningOption(
             name=f"gradient accumulation {more['accumulation']}",

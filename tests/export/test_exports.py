@@ -107,7 +107,14 @@ def test_every_figure_of_the_table_is_one_of_the_summary(stored: RunDirectory) -
 
 @pytest.mark.usefixtures("runs")
 def test_tensorboard_reads_the_scalars_of_each_step_and_the_summary(stored: RunDirectory) -> None:
-    assert export("last", "tensorboard:tb").exit_code == 0
+    foreign = Path("tb") / RUN.run_id / "events.out.tfevents.1.node.2.0"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()
+    # The second export takes the place of the first, and of no other program's.
+    for _ in range(2):
+        assert export("last", "tensorboard:tb").exit_code == 0
+    assert len(list(foreign.parent.glob("events.*"))) == 2
+    assert foreign.exists()
     events = EventAccumulator(str(Path("tb") / RUN.run_id), size_guidance={"scalars": 0}).Reload()
     times = events.Scalars("multinode/step_time_ms")
     assert [one.step for one in times] == list(range(1, STEPS + 1))

@@ -206,6 +206,24 @@ def test_what_is_compressed_already_is_not_advised_again() -> None:
     assert not [one for one in advise(today) if "gradients in" in one.name]
 
 
+def test_no_accumulation_makes_a_step_of_more_samples_than_the_data_set_has() -> None:
+    names = {
+        samples: {
+            part
+            for one in advise(state(dataset_samples=samples))
+            for part in one.name.split(" + ")
+            if "accumulation" in part
+        }
+        for samples in (None, 32, 31, 15, 7)
+    }
+    # A micro-batch of the two nodes together has 4.
+    two, four, eight = (f"gradient accumulation {number}" for number in (2, 4, 8))
+    assert names[None] == names[32] == {two, four, eight}
+    assert names[31] == {two, four}
+    assert names[15] == {two}
+    assert names[7] == set()
+
+
 def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
     advice = advise(state(Strategy.ZERO2))
     option = named(advice, "gradient accumulation 4")
