@@ -1,4 +1,4 @@
-"""Measure the sides of a contrast, interleaved, compare them, and predict changes. Prints nothing."""
+"""Cut the job to the measured steps, measure the sides of a contrast in turns, compare, predict. Prints nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanation: the first failure that logs tell of, of runs that multinode did not start.
+"""Explanation: which of several logs has the first failure, of runs that multinode did not start.
 
 It is found as that of a launch is (`failure.first_failure`); of nodes, ranks and times there is what the texts say.
 """

@@ -1,4 +1,4 @@
-"""LogWords: what speaks of a failure in a log, found in one pass over its bytes, whatever stands after it. Pure.
+"""LogWords: what speaks of a failure in a log, whatever marks stand before a line and whatever comes after it. Pure.
 
 Which text means which error is in known_errors.toml.
 

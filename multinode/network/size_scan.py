@@ -1,4 +1,4 @@
-"""The ScanReport of an nccl-test, from samples, plan and facts, with raw TCP and RDMA around the ring of nodes."""
+"""The ScanReport of an nccl-test, from samples, plan and facts, with raw TCP and RDMA; its changes since another."""
 
 from __future__ import annotations
 

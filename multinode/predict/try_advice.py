@@ -1,4 +1,4 @@
-"""try_advice: short runs of an unchanged training and with the best changes, predicted beside measured.
+"""try_advice: short runs of an unchanged training and with the best or picked changes, predicted beside measured.
 
 What is advised is `advise`'s. Whatever was measured before a failure or a stop is kept. Prints nothing.
 """

@@ -1,4 +1,4 @@
-"""The counters of each NIC and RDMA port of a node, and its traffic during the measured steps. Pure.
+"""The counters of each NIC and RDMA port of a node, and its traffic in the measured steps, without headers. Pure.
 
 The only reader of NIC counters. Rates use the records that read a NIC more often in the span: the sampler's, or those
 of the steps.

@@ -1,4 +1,4 @@
-"""RunProgress: the figures of the live table: each node's steps, NIC rates, GPUs, from its records as they arrive."""
+"""RunProgress: the figures of the live table: steps, time left, NIC rates, GPUs, from the records as they arrive."""
 
 from __future__ import annotations
 

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.cluster.allocation import BatchJob, batch_script
+from multinode.cli.submit import batch_script
 from multinode.errors import UsageError
 
 
 def script(options: str, *command: str) -> str:
-    job = BatchJob(options=tuple(options.split()), command=command, python="/venv/bin/python", runs="/home/me/my runs")
-    return batch_script(job)
+    return batch_script(options.split(), command, python="/venv/bin/python", runs="/home/me/my runs")
 
 
 def test_the_script_is_short_enough_to_be_read() -> None:
@@ -64,4 +63,4 @@ def test_what_cannot_be_submitted_is_refused(options: str, command: tuple[str, .
 
 def test_an_option_has_no_further_line() -> None:
     with pytest.raises(UsageError, match="line break"):
-        batch_script(BatchJob(options=("--comment=a\nreboot",), command=("launch",), python="p", runs="r"))
+        batch_script(("--comment=a\nreboot",), ("launch",), python="p", runs="r")
