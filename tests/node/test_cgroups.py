@@ -100,6 +100,16 @@ def test_the_nearest_group_with_a_quota_is_the_one_that_counts(tmp_path: Path) -
     assert limit_of(tmp_path, "slice/job", unified=True) == (1.5, 1234, 40, 30)
 
 
+def test_the_tightest_quota_on_the_way_up_is_the_one_that_counts(tmp_path: Path) -> None:
+    # Version 2 lets a group have more than the one around it, which holds it back all the same.
+    group(tmp_path)
+    stat = "nr_periods 40\nnr_throttled 30\nthrottled_usec 1234"
+    group(tmp_path / "slice", cpu_max="200000 100000", cpu_stat=stat)
+    group(tmp_path / "slice/pod", cpu_max="800000 100000", cpu_stat="nr_periods 1\nnr_throttled 0\nthrottled_usec 0")
+    group(tmp_path / "slice/pod/job", cpu_max="max 100000")
+    assert limit_of(tmp_path, "slice/pod/job", unified=True) == (2.0, 1234, 40, 30)
+
+
 def test_version_1_counts_nanoseconds(tmp_path: Path) -> None:
     group(tmp_path, cpu_cfs_quota_us="-1", cpu_cfs_period_us="100000")
     stat = "nr_periods 10\nnr_throttled 9\nthrottled_time 7000000\nwait_sum 1"

@@ -85,7 +85,7 @@ def find_hierarchy(controller: str, mountinfo: str = "/proc/self/mountinfo") -> 
 
 
 def read_cpu_limit(group: Optional[ControlGroup]) -> Record:
-    """A `cgroup` record of this group, or of the nearest one around it that is limited.
+    """A `cgroup` record of this group or the one around it whose limit is the tightest; of equals the nearest.
 
     Raises:
         OSError, ValueError: the group cannot be seen, is gone, or does not answer as groups do.
@@ -94,7 +94,8 @@ def read_cpu_limit(group: Optional[ControlGroup]) -> Record:
         raise OSError("no control group with the cpu controller can be seen")
     unified = group.hierarchy.unified
     quotas = ((path, _read_quota(path, unified=unified)) for path in group.upwards())
-    limited, quota_cores = next(((path, quota) for path, quota in quotas if quota is not None), (group.path, None))
+    limits = [(path, quota) for path, quota in quotas if quota is not None]
+    limited, quota_cores = min(limits, key=lambda limit: limit[1], default=(group.path, None))
     stat = _read_stat(limited)
     return {
         "kind": "cgroup",
