@@ -253,8 +253,7 @@ def usable_memory(machine: Memory, groups: list[GroupMemory]) -> Memory:
 def limited_groups(group: ControlGroup) -> Iterator[GroupMemory]:
     """This group and those around it, as far as they are mounted and have a limit (cgroups(7)).
 
-    Unlike processors, of which the kernel gives each group its share anew, memory is counted in every group around: the
-    lowest limit is the one that counts, however far up it is.
+    As with processors, the lowest limit is the one that counts, however far up it is.
     """
     files = _VERSION_2 if group.hierarchy.unified else _VERSION_1
     for path in group.upwards():
