@@ -36,6 +36,7 @@ class Steps:
         self._guard = guard
         self._source: Optional[str] = None
         self._last_ns: Optional[int] = None
+        self._most_rows = 0  # that a step's batches had together
         # Recorded with the first step: a thread that writes shall not run before the user's code does.
         self._begun_ns = time.monotonic_ns()
 
@@ -53,6 +54,8 @@ class Steps:
     def step(self, source: str, **fields: Any) -> None:
         """One optimizer step has ended; `fields` of its record that the source knows go before those of meters.
 
+        Its `samples` are those of a whole step, of which an epoch's last may have only a part.
+
         Not so one that was only captured in a CUDA graph: nothing was trained, and meters that ask events would end the
         capture.
         """
@@ -65,6 +68,8 @@ class Steps:
         record: Dict[str, Any] = {"time_s": time.time(), "mono_ns": now, "step_time_us": elapsed_us}
         for meter in list(self.meters):
             self._ask(meter, number, record)
+        if fields.get("samples") is not None:
+            fields["samples"] = self._had(fields["samples"], record.get("samples"))
         record.update({name: value for name, value in fields.items() if value is not None})
         self._last_ns = now
         self._recorder.write("step", record)
@@ -78,6 +83,13 @@ class Steps:
         self._last_ns = time.monotonic_ns()
         self.phases.take_us()
         self.phases.take_core_wait_us()
+
+    def _had(self, whole: int, rows: Optional[int]) -> int:
+        """The samples of a step that had so many rows, of which a sample may have several; None is unknown."""
+        if not rows:
+            return whole
+        self._most_rows = max(self._most_rows, rows)
+        return round(whole * rows / self._most_rows)
 
     def _phases_us(self, _step: int) -> Dict[str, Any]:
         phases_us, core_wait_us = self.phases.take_us(), self.phases.take_core_wait_us()

@@ -14,6 +14,7 @@ from multinode.errors import ContactLost, MultinodeError
 from multinode.launch.transfer import Fetched, Wanted, fetch_files
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
+from multinode.transport.local import LocalTransport
 from tests.launch.scripted import DEADLINE_S, ScriptedNodes, Talk
 
 WANTED = Wanted(node=Node(name="a"), paths=("out",), cwd=None)
@@ -57,6 +58,34 @@ def test_a_node_that_sends_other_than_it_announced_fills_no_disk(
     with pytest.raises(MultinodeError, match=said):
         fetch(tmp_path / "to", *records)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("out", "gone", "log.txt"), "gone is not there; everything else was fetched"),
+        (("gone", "out", "lost/x", "log.txt"), "gone and lost/x are not there; everything else was fetched"),
+        (("gone",), "gone is not there"),
+    ],
+)
+def test_a_path_that_is_not_there_costs_none_of_the_others(
+    tmp_path: Path, asked: tuple[str, ...], message: str
+) -> None:
+    work = tmp_path / "work"
+    (work / "out").mkdir(parents=True)
+    (work / "out" / "a.bin").write_bytes(b"abcd")
+    (work / "log.txt").write_text("done")
+    (tmp_path / "home").mkdir()
+    agent = AgentTransport(LocalTransport(tmp_path / "home"))
+    wanted = Wanted(node=Node(name="localhost"), paths=asked, cwd=str(work))
+    with pytest.raises(MultinodeError) as raised:
+        fetch_files(agent, wanted, tmp_path / "to")
+    agent.close()
+    assert raised.value.message == message
+    missing = [str(work / path) for path in asked if not (work / path).exists()]
+    assert raised.value.hint == f"localhost says: looked for {' and '.join(missing)}"
+    came = {path.name: path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file()}
+    assert came == ({"a.bin": b"abcd", "log.txt": b"done"} if len(asked) > 1 else {})
 
 
 @pytest.mark.parametrize("name", ["../run.json", "/etc/passwd", "out/../../run.json", "out/..", "..", "", "."])

@@ -134,8 +134,20 @@ step()
     assert counted(records) == [(1, 2, 6, None, 18)]
 
 
-def test_the_trainer_counts_each_batch_once_and_knows_its_samples_best(worker: Worker) -> None:
-    records = worker.run_wired("""
+@pytest.mark.parametrize(
+    ("rows", "counts"),
+    [
+        (12, [(3, 6, 18, 12, 24)] * 2),
+        # An epoch's last step has what is left, not the samples of a whole one.
+        (15, [(3, 6, 18, 12, 24), (3, 6, 18, 12, 24), (2, 3, 9, 6, 12)]),
+    ],
+)
+def test_the_trainer_counts_each_batch_once(worker: Worker, rows: int, counts: list[tuple[int, ...]]) -> None:
+    records = worker.run_wired(
+        f"""
+ROWS = {rows}
+"""
+        + """
 # A worker of none: the Trainer would want to meet the others.
 os.environ["LOCAL_RANK"] = "-1"
 del os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -147,7 +159,7 @@ class Net(torch.nn.Module):
         self.embed = torch.nn.Embedding(10, 4)
     def forward(self, input_ids, attention_mask=None, labels=None):
         return {"loss": self.embed(input_ids).pow(2).mean()}
-rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 0], "labels": [1, 2, 3]}] * 12
+rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 0], "labels": [1, 2, 3]}] * ROWS
 from transformers import Trainer, TrainingArguments
 import tempfile
 arguments = TrainingArguments(
@@ -155,11 +167,22 @@ arguments = TrainingArguments(
     num_train_epochs=1, report_to=[], disable_tqdm=True, save_strategy="no", logging_strategy="no",
 )
 Trainer(model=Net(), args=arguments, train_dataset=rows).train()
-""")
+"""
+    )
     stepped = [record for record in records if "mono_ns" in record]
-    assert counted(stepped) == [(3, 6, 18, 12, 24)] * 2
+    assert counted(stepped) == counts
     for record in stepped:
         assert set(record["phases_us"]) == {"data", "forward", "backward", "optimizer"}
+
+
+def test_a_sample_of_several_rows_is_one_sample_as_its_framework_has_it(worker: Worker) -> None:
+    records = worker.run_wired("""
+rows = iter([16, 16, 8, None])
+steps.meters.append(lambda _: {"samples": next(rows)})
+for _ in range(4): steps.step("trainer", samples=8)
+""")
+    # Of pairs (DPO) a batch has two rows a sample; where rows are unknown, a step is a whole one.
+    assert [record["samples"] for record in records if "mono_ns" in record] == [8, 8, 4, 8]
 
 
 def test_of_two_models_one_is_counted_and_the_other_once_it_is_the_only_one(worker: Worker) -> None:

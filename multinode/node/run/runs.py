@@ -156,10 +156,12 @@ def fetch(request: Record, channel: Channel) -> None:
     """One record `files` with names and sizes; `data` records with `file` (its number) and base64; then `fetched`.
 
     Raises:
-        AgentError: a path is not there, or holds too many files.
+        AgentError: a path is not there, after all that is; or there are too many files.
     """
     cwd = os.path.expanduser(request.get("cwd") or "~")
-    files = [file for path in request["paths"] for file in _find(cwd, path)]
+    starts = {path: os.path.normpath(os.path.join(cwd, os.path.expanduser(path))) for path in request["paths"]}
+    missing = [path for path, start in starts.items() if not os.path.isfile(start) and not os.path.isdir(start)]
+    files = [file for path, start in starts.items() if path not in missing for file in _find(start)]
     if len(files) > _MOST_FILES:
         raise AgentError(f"more than {_MOST_FILES} files were asked for", hint="name the directory that matters")
     listed: list[Record] = [{"name": name, "size_bytes": os.stat(path).st_size} for name, path in files]
@@ -169,17 +171,20 @@ def fetch(request: Record, channel: Channel) -> None:
         for data in _read(path, listed[number]["size_bytes"]):
             text = binascii.b2a_base64(data, newline=False).decode()
             channel.emit({"kind": "data", "file": number, "data": text})
+    if missing:
+        others = "; everything else was fetched" if len(missing) < len(starts) else ""
+        raise AgentError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there{others}",
+            hint=f"looked for {' and '.join(starts[path] for path in missing)}",
+        )
     channel.emit({"kind": "fetched"})
 
 
-def _find(cwd: str, wanted: str) -> list[tuple[str, str]]:
+def _find(start: str) -> list[tuple[str, str]]:
     """Name, beginning with the last part of what was asked for, and absolute path of each regular file."""
-    start = os.path.normpath(os.path.join(cwd, os.path.expanduser(wanted)))
     base = os.path.dirname(start)
     if os.path.isfile(start):
         return [(os.path.relpath(start, base), start)]
-    if not os.path.isdir(start):
-        raise AgentError(f"{wanted} is not there", hint=f"looked for {start}")
     files = []
     for folder, _, names in os.walk(start):
         for name in sorted(names):
