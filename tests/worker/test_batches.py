@@ -143,11 +143,7 @@ step()
     ],
 )
 def test_the_trainer_counts_each_batch_once(worker: Worker, rows: int, counts: list[tuple[int, ...]]) -> None:
-    records = worker.run_wired(
-        f"""
-ROWS = {rows}
-"""
-        + """
+    script = """
 # A worker of none: the Trainer would want to meet the others.
 os.environ["LOCAL_RANK"] = "-1"
 del os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -159,7 +155,7 @@ class Net(torch.nn.Module):
         self.embed = torch.nn.Embedding(10, 4)
     def forward(self, input_ids, attention_mask=None, labels=None):
         return {"loss": self.embed(input_ids).pow(2).mean()}
-rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 0], "labels": [1, 2, 3]}] * ROWS
+rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 0], "labels": [1, 2, 3]}] * int(os.environ["ROWS"])
 from transformers import Trainer, TrainingArguments
 import tempfile
 arguments = TrainingArguments(
@@ -168,7 +164,7 @@ arguments = TrainingArguments(
 )
 Trainer(model=Net(), args=arguments, train_dataset=rows).train()
 """
-    )
+    records = worker.run_wired(f'os.environ["ROWS"] = "{rows}"{script}')
     stepped = [record for record in records if "mono_ns" in record]
     assert counted(stepped) == counts
     for record in stepped:
