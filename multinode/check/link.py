@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
 from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check
+from multinode.cluster.facts import Interface
 from multinode.traffic.pair_speeds import Pair, PairSpeed, blame_pairs, least_of_due
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_rate, goodput_gb_per_s
 
@@ -120,16 +121,30 @@ class _LinkedStream(NamedTuple):
 
 @launch_check
 def check_link_up(inspection: Inspection) -> Iterator[CheckFinding]:
-    """The NIC for data has a link."""
-    for name, link in inspection.nics.items():
-        if not link.up or link.running is False:
-            yield LINK_DOWN.found(name, ifname=link.name)
+    """The NICs for data have a link."""
+    for nics in inspection.rails:
+        for name, link in nics.items():
+            if not link.up or link.running is False:
+                yield LINK_DOWN.found(name, ifname=link.name)
 
 
 @Check
 def check_links(inspection: Inspection) -> Iterator[CheckFinding]:
     """NICs run at their maximum speed, all as fast, with one MTU, full duplex, and lose no packets to errors."""
-    nics = inspection.nics
+    for nics in inspection.rails:
+        yield from _slow_links(nics)
+        for name, link in nics.items():
+            if link.duplex == "half":
+                yield HALF_DUPLEX.found(name, ifname=link.name)
+            errors, packets = link.errors or 0, link.packets or 0
+            if errors >= _FEW_ERRORS and errors > _ERROR_RATE * packets:
+                yield LINK_ERRORS.found(name, ifname=link.name, errors=errors, packets=packets)
+        mtus = {name: link.mtu for name, link in nics.items() if link.mtu is not None}
+        for name, mtu, peer, expected in disagreements(mtus, majority=True):
+            yield MTU_DIFFERS.found(name, ifname=nics[name].name, mtu=mtu, peer=peer, expected=expected)
+
+
+def _slow_links(nics: Mapping[str, Interface]) -> Iterator[CheckFinding]:
     speeds = {name: link.speed_gbit_per_s for name, link in nics.items() if link.speed_gbit_per_s}
     fastest = max(speeds, key=lambda name: speeds[name], default="")
     for name, speed in speeds.items():
@@ -138,15 +153,6 @@ def check_links(inspection: Inspection) -> Iterator[CheckFinding]:
             yield BELOW_MAXIMUM.found(name, best=format_rate(best), **values)
         if speed < _MUCH_LESS * speeds[fastest]:
             yield BELOW_PEERS.found(name, peer=fastest, best=format_rate(speeds[fastest]), **values)
-    for name, link in nics.items():
-        if link.duplex == "half":
-            yield HALF_DUPLEX.found(name, ifname=link.name)
-        errors, packets = link.errors or 0, link.packets or 0
-        if errors >= _FEW_ERRORS and errors > _ERROR_RATE * packets:
-            yield LINK_ERRORS.found(name, ifname=link.name, errors=errors, packets=packets)
-    mtus = {name: link.mtu for name, link in nics.items() if link.mtu is not None}
-    for name, mtu, peer, expected in disagreements(mtus, majority=True):
-        yield MTU_DIFFERS.found(name, ifname=nics[name].name, mtu=mtu, peer=peer, expected=expected)
 
 
 @Check

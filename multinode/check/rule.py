@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,14 +71,27 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return {node.name: link for node, link in self.links if link.kind != "loopback"}
 
     @property
+    def rails(self) -> tuple[dict[str, Interface], ...]:
+        """`nics`; then the second interfaces of the nodes whose hostfile names several, the third ones, and so on."""
+        several = {node.name: self.place(node.name).ifnames for node, _ in self.known}
+        further = tuple(
+            {name: link for name, ifnames in several.items() if (link := self._interface(name, ifnames[place:][:1]))}
+            for place in range(1, max(map(len, several.values()), default=0))
+        )
+        return (self.nics, *further)
+
+    @property
     def training(self) -> LlamaFactoryJob | None:
         """The job, if it is a LLaMA-Factory training."""
         return self.job if isinstance(self.job, LlamaFactoryJob) else None
 
     def link(self, node: str) -> Interface | None:
         """A node's interface for data; None if unknown."""
+        return self._interface(node, (self.place(node).ifname,))
+
+    def _interface(self, node: str, names: Collection[str | None]) -> Interface | None:
         interfaces = self.facts[node].interfaces if node in self.facts else ()
-        return next((interface for interface in interfaces if interface.name == self.place(node).ifname), None)
+        return next((interface for interface in interfaces if interface.name in names), None)
 
     def env(self, node: Node) -> dict[str, str]:
         """The job's variables on a node that answered: its own, the hostfile's, the command line's."""

@@ -80,3 +80,30 @@ def test_errors_matter_by_their_rate_and_their_number() -> None:
     assert (finding.severity, "5000 errors in 100000000 packets" in finding.message) == ("warning", True)
     for errors, packets in ((5000, 10**11), (50, 1000), (None, None)):
         silent(check_links(linked(inspection(), "b", errors=errors, packets=packets)))
+
+
+def test_every_nic_that_the_hostfile_names_is_compared_with_those_of_its_rank() -> None:
+    known = inspection("abc")
+    places = {name: replace(place, ifnames=("eth0", "eth1")) for name, place in known.endpoints.items()}
+    known = replace(known, endpoints=places)
+    for name in "abc":
+        (first,) = known.facts[name].interfaces
+        second = replace(first, name="eth1", addresses=(), mtu=9000, speed_gbit_per_s=10.0)
+        known = but(known, name, interfaces=(first, second))
+    silent(check_links(known), check_link_up(known))
+
+    def second_of_b(**changes: Any) -> Inspection:
+        first, second = known.facts["b"].interfaces
+        return but(known, "b", interfaces=(first, replace(second, **changes)))
+
+    expect(
+        check_links(second_of_b(mtu=1500)),
+        "warning",
+        "b",
+        "eth1 has MTU 1500, and a has 9000",
+        hint="dev eth1 mtu 9000",
+    )
+    expect(check_links(second_of_b(speed_gbit_per_s=1.0)), "warning", "b", "eth1 runs at 1 Gbit/s", hint="cable")
+    expect(check_link_up(second_of_b(up=False)), "error", "b", "eth1, the training interface, is down", hint="dev eth1")
+    # One that is not there is another check's business.
+    silent(check_links(second_of_b(name="eth7")), check_link_up(second_of_b(name="eth7")))
