@@ -183,7 +183,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     recent_us: tuple[float, ...] = ()  # the most recent step times of its first worker, oldest first
     # steps per round of averaging between nodes; None if gradients are reduced in each step
     round_steps: int | None = None
-    samples_per_step: int | None = None  # of all its workers; None if unknown
+    samples_per_step: int | None = None  # of a whole one, of all its workers; None if unknown
     loss: float | None = None  # the last one logged; NaN if it was not finite
     nics: dict[str, NicRate] = {}  # its NICs, by name
     # of the busiest NIC between its last two samples. A bond and its NICs count the same bytes, so they are not added
@@ -391,7 +391,10 @@ def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
         step=sample.step,
         total_steps=sample.total_steps,
         recent_us=recent[-_followed(node.round_steps or 1) :],
-        samples_per_step=sample.samples * len(node.ranks) if sample.samples is not None else None,
+        # An epoch's last step may have fewer, and would make the rate jump.
+        samples_per_step=max(node.samples_per_step or 0, sample.samples * len(node.ranks))
+        if sample.samples is not None
+        else None,
     )
 
 

@@ -88,6 +88,11 @@ def test_steps_of_the_first_worker_are_shown_and_those_of_the_others_are_not_cou
     assert node.recent_us == (1000.0, 1000.0)
 
 
+def test_a_shorter_last_step_of_an_epoch_makes_the_rate_not_jump() -> None:
+    whole = advance_node(NODE, [step(1), step(2)])
+    assert advance_node(whole, [step(3, samples=1)]).samples_per_s == whole.samples_per_s == 8000.0
+
+
 def test_the_step_time_is_the_median_of_the_last_ten() -> None:
     node = advance_node(NODE, [step(1, us=None), step(2, us=9e9), *(step(n, us=1000.0 * n) for n in range(3, 13))])
     assert len(node.recent_us) == 10
