@@ -216,7 +216,7 @@ def _pattern(word: bytes) -> re.Pattern[bytes]:
     return re.compile(text_pattern(_texts()[word]).encode(), re.MULTILINE)
 
 
-class _TracebackPart(enum.Enum):
+class _Traced(enum.Enum):
     FRAME = enum.auto()
     END = enum.auto()
 
@@ -241,7 +241,7 @@ class _Tracebacks:
         began, (_, own) = self._open.get(_rank(text), -_APART), _unmarked(text)
         return number - began < _APART and own[:1].strip() != "" and not own.startswith(_TRACEBACK)
 
-    def take(self, number: int, text: str) -> _TracebackPart | None:
+    def take(self, number: int, text: str) -> _Traced | None:
         """What this line is of a traceback: a frame or source code in it, or its end; else None."""
         rank = _rank(text)
         if "Exception ignored in" in text:
@@ -250,9 +250,9 @@ class _Tracebacks:
             self._open[rank] = number
         elif self.end(number, text):
             del self._open[rank]
-            return _TracebackPart.END
+            return _Traced.END
         elif rank in self._open and _FRAME.match(_unmarked(text)[1]):
-            return _TracebackPart.FRAME
+            return _Traced.FRAME
         return None
 
     def ignores(self, number: int, text: str) -> bool:
@@ -332,8 +332,8 @@ class _Reader:
             self._report = [line for line in self._report if "num_local_procs=" in line]
             self._report_line = None
         place = self._tracebacks.take(number, text)
-        word = None if place is _TracebackPart.FRAME else _read_line(number, text, ends_traceback=place is _TracebackPart.END)
-        if place is _TracebackPart.END or (word is not None and word.is_exception):
+        word = None if place is _Traced.FRAME else _read_line(number, text, ends_traceback=place is _Traced.END)
+        if place is _Traced.END or (word is not None and word.is_exception):
             word = None if self._tracebacks.ignores(number, text) else word
         if word is not None:
             self._add(number, word)
