@@ -34,6 +34,8 @@ _APART = 5000
 _REPORT_LINES = 16
 _TAIL_BYTES = 1 << 16
 _IGNORED_LINES = 60
+# Lines of others between two of a traceback.
+_BETWEEN_FRAMES = 60
 
 
 class LogWord(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,21 +227,34 @@ class _Tracebacks:
     """Python's tracebacks in a log; those of several ranks may be mixed. A line without a rank has the rank None."""
 
     def __init__(self) -> None:
-        # where those began that have not ended, and where Python said that it ignores an exception
-        self._open: dict[int | None, int] = {}
+        # the first and the last line of those that have not ended, and where Python said that it ignores an exception
+        self._open: dict[int | None, tuple[int, int]] = {}
         self._ignored: dict[int | None, int] = {}
 
     def are_open(self) -> bool:
         return bool(self._open)
 
     def forget(self, number: int) -> None:
-        """Those that began long before this line, and will not end any more."""
-        self._open = {rank: began for rank, began in self._open.items() if number - began < _APART}
+        """Those that began long before this line, or of which nothing came for long: they will not end any more."""
+        self._open = {
+            rank: (first, last)
+            for rank, (first, last) in self._open.items()
+            if number - first < _APART and number - last < _BETWEEN_FRAMES
+        }
 
     def end(self, number: int, text: str) -> bool:
-        """Whether a traceback ends with this line, the first that is not indented, and so its exception."""
-        began, (_, own) = self._open.get(_rank(text), -_APART), _unmarked(text)
-        return number - began < _APART and own[:1].strip() != "" and not own.startswith(_TRACEBACK)
+        """Whether a traceback ends with this line: it is not indented, and has the form of an exception."""
+        rank = _rank(text)
+        if rank not in self._open:
+            return False
+        first, last = self._open[rank]
+        if number - first >= _APART or number - last >= _BETWEEN_FRAMES:
+            del self._open[rank]
+            return False
+        _, own = _unmarked(text)
+        if own[:1].isspace():
+            self._open[rank] = first, number
+        return _ANY_EXCEPTION.match(own) is not None
 
     def take(self, number: int, text: str) -> _Traced | None:
         """What this line is of a traceback: a frame or source code in it, or its end; else None."""
@@ -247,7 +262,7 @@ class _Tracebacks:
         if "Exception ignored in" in text:
             self._ignored[rank] = number
         if _TRACEBACK in text and len(self._open) < _MOST_WORDS:
-            self._open[rank] = number
+            self._open[rank] = number, number
         elif self.end(number, text):
             del self._open[rank]
             return _Traced.END
