@@ -72,13 +72,18 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rails(self) -> tuple[dict[str, Interface], ...]:
-        """`nics`; then the second interfaces of the nodes whose hostfile names several, the third ones, and so on."""
+        """`nics`, but the first interfaces of nodes whose hostfile names several; then the second ones, and so on."""
         several = {node.name: self.place(node.name).ifnames for node, _ in self.known}
-        further = tuple(
-            {name: link for name, ifnames in several.items() if (link := self._interface(name, ifnames[place:][:1]))}
-            for place in range(1, max(map(len, several.values()), default=0))
-        )
-        return (self.nics, *further)
+        named = [
+            {
+                name: link
+                for name, ifnames in several.items()
+                if (link := self._interface(name, ifnames[place:][:1])) is not None and link.kind != "loopback"
+            }
+            for place in range(max(map(len, several.values()), default=0))
+        ]
+        single = {name: link for name, link in self.nics.items() if not several[name]}
+        return (single | (named[0] if named else {}), *named[1:])
 
     @property
     def training(self) -> LlamaFactoryJob | None:

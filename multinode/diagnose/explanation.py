@@ -123,10 +123,9 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
         message, line = f"{who}{word.text[:_MOST_CHARS]}", word.line
     elif death is not None:
         message, line = failure.message, reading.report_line
-        said = last_words(reading.tail, 1).strip()[:_MOST_CHARS]
-        # Where the workers said nothing, it is the launcher's own.
-        if death.exit_code and failure.cause is None and said and said not in reading.report:
-            message += f"; the last line before it: {said}"
+        said = _last_said(reading)
+        if death.exit_code and failure.cause is None and said:
+            message += f"; the last line of the log before that: {said}"
     else:
         message, line = _last_match(reading, error)
     when = _REPORT_TIME.search(reading.report)
@@ -142,6 +141,14 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
         cause=error.cause if error is not None else failure.cause,
         hint=_for_logs(error, host) if error is not None else failure.hint,
         of_peers=error is not None and error.of_peers,
+    )
+
+
+def _last_said(reading: LogReading) -> str:
+    """The last line that is no launcher's; empty where there is none."""
+    lines = (line.strip() for line in reversed(last_words(reading.tail, _LAST_WORDS, of_launcher=False).split("\n")))
+    return next(
+        (line[:_MOST_CHARS] for line in lines if line and line not in reading.report and not _OF_SLURM.match(line)), ""
     )
 
 
@@ -165,6 +172,7 @@ def _for_logs(error: KnownError, host: str | None) -> str:
 # Of torchrun's report, whatever a platform puts in front of each line, and of the first task that failed.
 _REPORT_HOST = re.compile(r"^(?:.{0,200} )? host {6}: ([\w.-]{1,64})\s*$", re.MULTILINE)
 _REPORT_TIME = re.compile(r"^(?:.{0,200} )? time {6}: (\S{1,40})\s*$", re.MULTILINE)
+_OF_SLURM = re.compile(r"(?:srun|slurmstepd): ")
 _SLURM_HOST = re.compile(r"srun: error: ([\w.-]{1,64}): tasks? ")
 _CLOCK = re.compile(r"(?:\d{4}-)?(\d\d)-?(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d{1,9})?)")
 

@@ -248,7 +248,8 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
     Peers of a dead worker fail too, moments later, with an error of their connection: such an error is a consequence
     while there is any other cause. So, in this order: a node that could not start; the earliest exception that is not
     about a connection; a job or supervisor that was killed; a worker that was; a job that failed though none of its
-    workers raised anything; the earliest connection error; the earliest exit; a node that was lost. What peers of a
+    workers raised anything; a worker that exited without a word; the earliest connection error; the earliest exit; a
+    node that was lost. What peers of a
     node that was lost before do then, and what nothing else explains, is a consequence, too.
 
     On a node the earliest is told by its clock. Between nodes it is told by when it came, as clocks may be wrong by
@@ -268,6 +269,7 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
 
 def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
     failed = [node for node in nodes if _failed(node.run)]
+    silent: Failure | None = None
     failure = (
         next((_not_started(node) for node in nodes if node.run.cause == "not_started"), None)
         or _earliest_exception(nodes, connection=False)
@@ -282,16 +284,19 @@ def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
             for node in failed
             if not node.exceptions and any(each.exceptions for each in nodes) and not _is_of_peers(node)
         )
-        or _earliest_job(node for node in failed if _silent_exit(node) is not None)
+        or (silent := _earliest_job(node for node in failed if _exited_silently(node)))
         or _earliest_exception(nodes, connection=True)
         or _earliest_job(failed)
     )
     if failure is None:
         return None
     node = _of(failure, nodes)
-    if failure.rank is not None and failure.rank == _silent_exit(node):
-        # All that its log speaks of came after it.
-        return replace(failure, cause=_EXITED, hint=_LOOK_FOR_EXITS)
+    if failure is silent:
+        # All that its log speaks of came after it; a full disk may be why it said nothing.
+        told = classify(replace(failure, log_tail=""), node.run, LogReading())
+        if told.kind is None:
+            return replace(failure, cause=_EXITED, hint=_LOOK_FOR_EXITS)
+        return replace(told, log_tail=failure.log_tail)
     # What a worker raised says all; its log may speak of much else, and so may NCCL of what only follows from it.
     if not node.exceptions:
         return classify(failure, node.run, node.read(), node.nccl_warnings)
@@ -389,19 +394,27 @@ def _is_of_peers(node: NodeEvidence) -> bool:
     return word is not None and word.is_of_peers and (warning is None or warning.is_of_peers)
 
 
-_EXITED = "The worker ended itself without an error message, and the others lost their connection to it."
+_EXITED = (
+    "The worker ended itself without raising an exception; the others then waited for it or lost their connection."
+)
 _LOOK_FOR_EXITS = "look for sys.exit and os._exit in the script, and at what the worker printed last"
+# A shell gives the signal that ended a program as a code above this.
+_MOST_CODE = 128
 
 
-def _silent_exit(node: NodeEvidence) -> int | None:
-    """The rank that ended first on a node, if it exited by itself without a word and others spoke of lost peers."""
+def _exited_silently(node: NodeEvidence) -> bool:
+    """Whether the worker that ended first on a node exited without a word, and others spoke of lost peers."""
     death = find_worker_death(node.read().report)
-    if death is None or death.rank is None or not death.exit_code:
-        return None
-    spoke = {sample.rank for sample in node.exceptions if _is_about_connection(sample)}
-    spoke |= {word.rank for word in node.read().words if word.is_of_peers and word.rank is not None}
-    raised = {sample.rank for sample in node.exceptions} | {word.rank for word in node.read().words}
-    return death.rank if spoke and death.rank not in raised else None
+    if death is None or death.rank is None or not 0 < (death.exit_code or 0) <= _MOST_CODE:
+        return False
+    words = node.read().words
+    spoke = any(map(_is_about_connection, node.exceptions)) or any(
+        word.is_of_peers and word.rank is not None for word in words
+    )
+    # A word that names no rank may be its own, unless it only says that a peer is gone.
+    said: set[int | None] = {sample.rank for sample in node.exceptions}
+    said |= {word.rank for word in words if word.rank is not None or not word.is_of_peers}
+    return spoke and death.rank not in said and None not in said
 
 
 def _earliest_job(nodes: Iterable[NodeEvidence]) -> Failure | None:

@@ -125,15 +125,15 @@ _SURVIVED = re.compile(
 _TORCHRUN_SPEAKS = re.compile(r"^.*\bfailed \(exitcode: -?\d{1,6}\) local_rank: \d{1,6} \(pid: ", re.MULTILINE)
 
 
-def last_words(log: str, count: int) -> str:
+def last_words(log: str, count: int, *, of_launcher: bool = True) -> str:
     """The last lines of the workers, without stack frames, before what torchrun says of them.
 
-    What torchrun says counts where they said nothing.
+    Where they said nothing, what torchrun says counts if it may be `of_launcher`.
     """
     # The last time: torchrun may have started the workers anew before.
     starts = [match.start() for match in _TORCHRUN_SPEAKS.finditer(log)]
     words = log[: starts[-1]] if starts else ""
-    lines = (words if words.strip() else log).split("\n")
+    lines = (words if words.strip() or (starts and not of_launcher) else log).split("\n")
     lines = [line for line in lines if not (_NO_WORDS.match(line) or _ends_nothing(line))]
     return last_lines("\n".join(lines), count)
 
@@ -191,10 +191,13 @@ _ABORTS = (
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
-_TRACEBACK = "Traceback (most recent call last)"
+_TRACEBACK = "Traceback (most recent call last):"
+# Before the next of several exceptions, and how many lines after the one before.
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_CHAINED_LINES = 2
 # A line of it, and the source code below that.
 _FRAME = re.compile(r'  File "|    ')
-_OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ", _KILLED, _TRACEBACK)
+_OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ", _KILLED, _TRACEBACK, *_CHAINED)
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
 _RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
 
@@ -229,7 +232,8 @@ class _Tracebacks:
     def __init__(self) -> None:
         # the first and the last line of those that have not ended, and where Python said that it ignores an exception
         self._open: dict[int | None, tuple[int, int]] = {}
-        self._ignored: dict[int | None, int] = {}
+        self._ignored: defaultdict[int | None, list[int]] = defaultdict(list)
+        self._last_ignored: dict[int | None, int] = {}
 
     def are_open(self) -> bool:
         return bool(self._open)
@@ -243,7 +247,7 @@ class _Tracebacks:
         }
 
     def end(self, number: int, text: str) -> bool:
-        """Whether a traceback ends with this line: it is not indented, and has the form of an exception."""
+        """Whether a traceback ends with this line: it follows an indented one, and has the form of an exception."""
         rank = _rank(text)
         if rank not in self._open:
             return False
@@ -254,25 +258,36 @@ class _Tracebacks:
         _, own = _unmarked(text)
         if own[:1].isspace():
             self._open[rank] = first, number
-        return _ANY_EXCEPTION.match(own) is not None
+            return False
+        # A plain name may be that of anything that is printed meanwhile, unless it comes at once.
+        is_next = last == number - 1 or rank is not None
+        return first < last and bool(_NAMED_EXCEPTION.match(own) or (is_next and _PLAIN_NAME.match(own)))
 
     def take(self, number: int, text: str) -> _Traced | None:
         """What this line is of a traceback: a frame or source code in it, or its end; else None."""
-        rank = _rank(text)
-        if "Exception ignored in" in text:
-            self._ignored[rank] = number
-        if _TRACEBACK in text and len(self._open) < _MOST_WORDS:
+        rank, (_, own) = _rank(text), _unmarked(text)
+        after_ignored = number - self._last_ignored.get(rank, -_IGNORED_LINES) <= _CHAINED_LINES
+        is_ignored = "Exception ignored in" in text or (after_ignored and own.startswith(_CHAINED))
+        if is_ignored and len(self._ignored[rank]) < _MOST_WORDS:
+            self._ignored[rank].append(number)
+        if own.rstrip().endswith(_TRACEBACK) and len(self._open) < _MOST_WORDS:
             self._open[rank] = number, number
         elif self.end(number, text):
-            del self._open[rank]
+            if rank is not None or _NAMED_EXCEPTION.match(own):
+                del self._open[rank]
             return _Traced.END
-        elif rank in self._open and _FRAME.match(_unmarked(text)[1]):
+        elif rank in self._open and _FRAME.match(own):
             return _Traced.FRAME
         return None
 
     def ignores(self, number: int, text: str) -> bool:
-        """Whether Python said before that it ignores this exception; the next one counts."""
-        return number - self._ignored.pop(_rank(text), -_IGNORED_LINES) < _IGNORED_LINES
+        """Whether Python said before that it ignores this exception; each time it does so counts for one."""
+        ignored = self._ignored[_rank(text)]
+        while ignored:
+            if number - ignored.pop(0) < _IGNORED_LINES:
+                self._last_ignored[_rank(text)] = number
+                return True
+        return False
 
 
 class _Reader:
@@ -434,8 +449,10 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EFW
 # What stands before a colon and is a node's name: with a figure or a hyphen, and no file.
 _NODE = re.compile(r"(?=[\w.-]*[\d-])(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)[A-Za-z\d][\w.-]*")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?::(?: |$)|\s*$)")
-# At the end of a traceback, whatever it is called (`torch._dynamo.exc.Unsupported`, `socket.gaierror`).
-_ANY_EXCEPTION = re.compile(r"(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Z]\w*)(?::(?: |$)|\s*$)")
+# At the end of a traceback: with its module, whatever it is called (`socket.gaierror`), or with the usual ending; and a
+# plain name, such as a script's own.
+_NAMED_EXCEPTION = re.compile(rf"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?::(?: |$)|\s*$)|{_EXCEPTION.pattern}")
+_PLAIN_NAME = re.compile(r"[A-Z]\w*[a-z]\w*(?::(?: |$)|\s*$)")
 # What launchers raise when a worker has failed.
 _LAUNCHERS_OWN = re.compile(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|SignalException|ProcessExitedException|ProcessRaisedException"
@@ -471,8 +488,7 @@ def _read_line(number: int, line: str, *, ends_traceback: bool = False) -> LogWo
     error = None if is_passed_over else find_error(line)
     if text == _KILLED:
         error = known_errors()["killed"]
-    form = _ANY_EXCEPTION if ends_traceback else _EXCEPTION
-    is_exception = form.match(text) is not None and _LAUNCHERS_OWN.match(text) is None
+    is_exception = (ends_traceback or _EXCEPTION.match(text) is not None) and _LAUNCHERS_OWN.match(text) is None
     is_abort = any(words in line for words in _ABORTS)
     # A date in the words of an exception is not when it was raised.
     time = _TIME.search(line.removesuffix(text) if is_exception else line)

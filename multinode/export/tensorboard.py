@@ -25,18 +25,17 @@ class TensorBoard(Exporter):
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._path = directory
         self._file: BinaryIO | None = None
         self._last = 0
 
     def begin(self, run: Run) -> None:
-        """Create an event file with a name that TensorBoard looks for, in place of an earlier export's."""
+        """Create an event file with a name that TensorBoard looks for."""
         folder = self._directory / run.run_id
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard draws the points of all files of a directory as one curve.
-        for earlier in folder.glob("events.out.tfevents.*.multinode"):
-            earlier.unlink()
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.multinode"
-        self._file = (folder / name).open("xb", buffering=0)
+        self._path = folder / name
+        self._file = self._path.open("wb", buffering=0)
         self._write(_event(time.time(), 0, _field(3, _BYTES, b"brain.Event:2")))
 
     def steps(self, steps: Sequence[StepFigures]) -> None:
@@ -46,12 +45,16 @@ class TensorBoard(Exporter):
             self._last = step.step
 
     def end(self, ended: EndedRun) -> None:
-        """The summary at the last step."""
+        """The summary at the last step; the file takes the place of those of earlier exports."""
         if ended.summary is not None:
             time_s = ended.run.ended_s or time.time()
             self._write(_scalars(time_s, self._last, "multinode/summary", summary_values(ended.summary)))
         if self._file is not None:
             self._file.close()
+            # TensorBoard draws the points of all files of a directory as one curve.
+            for other in self._path.parent.glob("events.out.tfevents.*.multinode"):
+                if other != self._path:
+                    other.unlink(missing_ok=True)
 
     def _write(self, event: bytes) -> None:
         if self._file is not None:

@@ -150,8 +150,7 @@ def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
     for multiple in _MULTIPLES[1:2] if repeated_calls(state) else _MULTIPLES:
         more = {"accumulation": state.scenario.accumulation * multiple}
         after = state.with_(more, more)
-        if state.dataset_samples is not None and after.scenario.samples > state.dataset_samples:
-            # An epoch would not have a whole step.
+        if _exceeds_data(after):
             return
         overrides = (f"gradient_accumulation_steps={more['accumulation']}",)
         yield TuningOption(
@@ -165,6 +164,11 @@ def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
             "no_sync()",
             remark=_repeated,
         )
+
+
+def _exceeds_data(after: TrainingState) -> bool:
+    """Whether an epoch would not have a whole step."""
+    return after.dataset_samples is not None and after.scenario.samples > after.dataset_samples
 
 
 def _batch(before: TrainingState, after: TrainingState) -> str:
@@ -282,6 +286,8 @@ def script_ms(state: TrainingState) -> float:
 def _larger_batch(state: TrainingState) -> Iterator[TuningOption]:
     batch = state.scenario.per_device_batch * 2
     after = state.with_({"per_device_batch": batch}, {"per_device_batch": int(batch)})
+    if _exceeds_data(after):
+        return
     change = Change(overrides=(f"per_device_train_batch_size={batch:g}",), deepspeed=after.batch_edits())
     yield TuningOption(
         name=f"per-device batch {batch:g}",

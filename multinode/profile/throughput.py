@@ -36,7 +36,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     its own time.
     """
 
-    samples_per_s: float | None = None  # nominal, of all workers
+    samples_per_s: float | None = None  # of all workers
     tokens_per_s: float | None = None  # likewise, including padding
     effective_tokens_per_s: float | None = None  # likewise, without padding
     # share of the tokens with counted masks, from which the padding of others is estimated

@@ -520,20 +520,25 @@ def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str) ->
     apart = abs(worker.exposed_ms - counted.exposed_ms) / counted.step_ms
     if apart <= _AGREES:
         return f"{both}: they agree within {apart:.1%} of the step."
-    return f"{both}: they differ by {apart:.0%} of the step{_why_apart(worker, counted.step_ms, apart, device)}."
+    why = _why_apart(worker, counted.step_ms, counted.exposed_ms, device)
+    return f"{both}: they differ by {apart:.0%} of the step{why}."
 
 
-def _why_apart(worker: WorkerTrace, step_ms: float, apart: float, device: str) -> str:
+def _why_apart(worker: WorkerTrace, step_ms: float, exposed_ms: float, device: str) -> str:
+    """What makes a trace show more exposed communication than the counters."""
+    apart = (worker.exposed_ms - exposed_ms) / step_ms
     if worker.steps < _FEW_STEPS:
         return f"; the window has too few steps ({worker.steps}) to judge"
     longer = worker.step_ms / step_ms - 1
+    if worker.exposed_ms < exposed_ms:
+        return " for an unknown reason"
     if longer > _SLOWED and apart <= longer + _AGREES:
         return f", because the profiler made a step {longer:.0%} longer"
     if device == "cuda" and worker.compute_ms < _BUSY * worker.step_ms:
         busy = worker.compute_ms / worker.step_ms
         return (
-            f": the GPU computed {busy:.0%} of the time, and where it waits for the host while a collective runs, only "
-            "the trace counts that as exposed"
+            f". The GPU computed for {busy:.0%} of the time. While it waits for the host and a collective runs, only "
+            "the trace counts that time as exposed"
         )
     return " for an unknown reason"
 

@@ -73,9 +73,10 @@ class _Seen:
         self.autocast: Dict[str, str] = {}  # the last one that was enabled, by its device (`cuda`)
 
     def note_autocast(self, made: Any) -> None:
-        """Parts of a model that turn it off, such as rotary embeddings, do not count."""
+        """Take the data type of an autocast; disabled ones, as in rotary embeddings, do not count."""
         name = _AUTOCAST.get(_dtype_name(made.fast_dtype) or "")
-        if made._enabled and name is not None:  # noqa: SLF001 - torch tells it nowhere else before it is entered
+        # Without gradients it is an evaluation's.
+        if name is not None and sys.modules["torch"].is_grad_enabled() and made._enabled:  # noqa: SLF001 - torch tells it nowhere else before it is entered
             self.autocast[made.device] = name
 
 

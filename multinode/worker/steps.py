@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from typing import Any, Callable, Dict, List, Optional
 
 from .guard import Guard
@@ -20,6 +21,7 @@ _SOURCES = ("trainer", "deepspeed", "optimizer")
 _MEMORY_INTERVAL_S = 1.0
 # Linux counts ru_maxrss in KiB.
 _MAXRSS_BYTES = 1024
+_MOST_RATIOS = 64
 
 Meter = Callable[[int], Dict[str, Any]]
 """Called with its number at the end of each step; returns fields of the step's record (records/samples.py)."""
@@ -36,7 +38,8 @@ class Steps:
         self._guard = guard
         self._source: Optional[str] = None
         self._last_ns: Optional[int] = None
-        self._most_rows = 0  # that a step's batches had together
+        # how often the batches of a step had so many rows for each of its samples
+        self._rows_per_sample: Counter[float] = Counter()
         # Recorded with the first step: a thread that writes shall not run before the user's code does.
         self._begun_ns = time.monotonic_ns()
 
@@ -54,10 +57,8 @@ class Steps:
     def step(self, source: str, **fields: Any) -> None:
         """One optimizer step has ended; `fields` of its record that the source knows go before those of meters.
 
-        Its `samples` are those of a whole step, of which an epoch's last may have only a part.
-
-        Not so one that was only captured in a CUDA graph: nothing was trained, and meters that ask events would end the
-        capture.
+        A step that was only captured in a CUDA graph is not counted: nothing was trained, and meters that ask events
+        would end the capture. `samples` are those of a whole step; an epoch's last, which is smaller, gets fewer.
         """
         if _is_capturing() or not self.begin(source):
             return
@@ -85,11 +86,14 @@ class Steps:
         self.phases.take_core_wait_us()
 
     def _had(self, whole: int, rows: Optional[int]) -> int:
-        """The samples of a step that had so many rows, of which a sample may have several; None is unknown."""
-        if not rows:
+        """The samples of a step whose batches had so many rows, None if unknown; a sample may consist of several."""
+        if not rows or not whole:
             return whole
-        self._most_rows = max(self._most_rows, rows)
-        return round(whole * rows / self._most_rows)
+        ratio = rows / whole
+        if len(self._rows_per_sample) < _MOST_RATIOS or ratio in self._rows_per_sample:
+            self._rows_per_sample[ratio] += 1
+        ((usual, times),) = self._rows_per_sample.most_common(1)
+        return max(1, round(whole * ratio / usual)) if times > 1 and ratio < usual else whole
 
     def _phases_us(self, _step: int) -> Dict[str, Any]:
         phases_us, core_wait_us = self.phases.take_us(), self.phases.take_core_wait_us()

@@ -107,3 +107,12 @@ def test_every_nic_that_the_hostfile_names_is_compared_with_those_of_its_rank() 
     expect(check_link_up(second_of_b(up=False)), "error", "b", "eth1, the training interface, is down", hint="dev eth1")
     # One that is not there is another check's business.
     silent(check_links(second_of_b(name="eth7")), check_link_up(second_of_b(name="eth7")))
+
+
+def test_the_first_nic_of_the_hostfile_is_looked_at_also_where_the_address_is_on_the_second() -> None:
+    known = inspection()
+    (first,) = known.facts["a"].interfaces
+    place = replace(known.endpoints["a"], ifname="eth1", ifnames=("eth0", "eth1"))
+    known = replace(known, endpoints=known.endpoints | {"a": place})
+    known = but(known, "a", interfaces=(replace(first, mtu=9000), replace(first, name="eth1", mtu=4000)))
+    assert [(nics["a"].name, "b" in nics) for nics in known.rails] == [("eth0", True), ("eth1", False)]

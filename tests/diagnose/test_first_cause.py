@@ -631,12 +631,12 @@ ARGUMENTS = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized argum
         (
             ARGUMENTS,
             2,
-            "rank 0 exited with code 2; the last line before it: train.py: error: unrecognized arguments: --lrr 1",
+            "rank 0 exited with code 2; the last line of the log before that: train.py: error: unrecognized arguments: --lrr 1",
         ),
         (
             "loading\nconfig.json is missing\n",
             1,
-            "rank 0 exited with code 1; the last line before it: config.json is missing",
+            "rank 0 exited with code 1; the last line of the log before that: config.json is missing",
         ),
         ("step 7: loss 0.5\n", -11, "rank 0 was killed by SIGSEGV"),
         ("", 1, "rank 0 exited with code 1"),
@@ -646,3 +646,60 @@ def test_what_a_worker_ended_with_is_told_by_its_own_words(said: str, code: int,
     first = explain([("log", read_log(said + EXIT_REPORT.format(code=code)))]).first_failure
     assert first is not None
     assert (first.message, first.error_id) == (message, None)
+
+
+OF_PEERS = "[rank1]: torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "code", "error_id"),
+    [
+        (
+            "Traceback (most recent call last):\n  File 'a'\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n",
+            1,
+            "cuda-out-of-memory",
+        ),
+        ("Traceback (most recent call last):\n  File 'a'\nKeyError: 'x'\n", 1, None),
+        ("run.sh: line 3: 1234 Killed python train.py\n", 137, None),
+    ],
+)
+def test_a_worker_of_which_an_unmarked_line_may_speak_has_not_left_in_silence(
+    own: str, code: int, error_id: str | None
+) -> None:
+    first = explain([("log", read_log(own + OF_PEERS + EXIT_REPORT.format(code=code)))]).first_failure
+    assert first is not None
+    assert first.cause is None or "ended itself" not in first.cause
+    if error_id is not None:
+        assert first.error_id == error_id
+
+
+@pytest.mark.parametrize(
+    ("log", "texts"),
+    [
+        # What another worker prints meanwhile is no exception, though it has the form of one.
+        (
+            "Traceback (most recent call last):\n  File 'a'\n    f()\nINFO: step 3 done\n    g()\nlib.Unsupported: x\n",
+            ["lib.Unsupported: x"],
+        ),
+        ('{"exc": "Traceback (most recent call last):\\n  File x"}\nEpoch: 3\n', []),
+        ("Traceback (most recent call last):\nEpoch: 3\n", []),
+        # Each exception that Python ignores is one, and one with its cause as well.
+        (
+            "Exception ignored in: <a>\nException ignored in: <b>\nAttributeError: x\nAttributeError: x\nValueError: y\n",
+            ["ValueError: y"],
+        ),
+        (
+            "Exception ignored in: <a>\nKeyError: x\n\nDuring handling of the above exception, another\n\nTypeError: y\n",
+            [],
+        ),
+    ],
+)
+def test_only_what_ends_a_traceback_that_counts_is_told(log: str, texts: list[str]) -> None:
+    assert [word.text for word in read_log(log).words] == texts
+
+
+def test_the_last_line_is_no_launchers() -> None:
+    log = "step 2 loss 3.1\nsrun: error: node1: task 0: Exited with exit code 1\nsrun: launch/slurm: Terminating\n"
+    first = explain([("log", read_log(log))]).first_failure
+    assert first is not None
+    assert first.message == "a worker exited with code 1; the last line of the log before that: step 2 loss 3.1"

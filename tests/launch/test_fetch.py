@@ -64,7 +64,7 @@ def test_a_node_that_sends_other_than_it_announced_fills_no_disk(
     ("asked", "message"),
     [
         (("out", "gone", "log.txt"), "gone is not there; everything else was fetched"),
-        (("gone", "out", "lost/x", "log.txt"), "gone and lost/x are not there; everything else was fetched"),
+        (("gone", "out", "lost/x", "log.txt"), "gone, lost/x are not there; everything else was fetched"),
         (("gone",), "gone is not there"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_path_that_is_not_there_costs_none_of_the_others(
     agent.close()
     assert raised.value.message == message
     missing = [str(work / path) for path in asked if not (work / path).exists()]
-    assert raised.value.hint == f"localhost says: looked for {' and '.join(missing)}"
+    assert raised.value.hint == f"localhost says: looked for {', '.join(missing)}"
     came = {path.name: path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file()}
     assert came == ({"a.bin": b"abcd", "log.txt": b"done"} if len(asked) > 1 else {})
 

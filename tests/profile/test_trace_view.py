@@ -153,10 +153,13 @@ def test_the_window_stands_beside_the_counters(split: StepSplit, said: str) -> N
     ("split", "device", "said"),
     [
         (counters(0.1, 0.5), "cpu", "they differ by 100% of the step, because the profiler made a step 100% longer."),
-        (counters(0.1, 1.0), "cuda", "only the trace counts that as exposed."),
+        (counters(0.1, 1.0), "cuda", "only the trace counts that time as exposed."),
         # A step that is a little longer does not explain all that is apart.
-        (counters(0.1, 0.85), "cuda", "only the trace counts that as exposed."),
+        (counters(0.1, 0.85), "cuda", "only the trace counts that time as exposed."),
         (counters(0.1, 1.0), "cpu", "for an unknown reason."),
+        # Neither makes a trace show less.
+        (counters(0.9, 1.0), "cuda", "for an unknown reason."),
+        (counters(0.9, 0.5), "cuda", "for an unknown reason."),
     ],
 )
 def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, said: str) -> None:

@@ -177,6 +177,13 @@ rows = iter([16, 16, 8, None])
 steps.meters.append(lambda _: {"samples": next(rows)})
 for _ in range(4): steps.step("trainer", samples=8)
 """)
+    # Where rows are not those of samples, or one step had more, the others are whole ones.
+    odd = worker.run_wired("""
+rows = iter([8, 8, 16, 8, 512, 300, 410, 1])
+steps.meters.append(lambda _: {"samples": next(rows)})
+for whole in (8, 8, 8, 8, 9, 9, 9, 8): steps.step("trainer", samples=whole)
+""")
+    assert [record["samples"] for record in odd if "mono_ns" in record] == [8, 8, 8, 8, 9, 9, 9, 1]
     # Of pairs (DPO) a batch has two rows a sample; where rows are unknown, a step is a whole one.
     assert [record["samples"] for record in records if "mono_ns" in record] == [8, 8, 4, 8]
 

@@ -302,6 +302,9 @@ for device, dtype, enabled in [
 ]:
     with torch.autocast(device, dtype=dtype, enabled=enabled):
         train(model, optimizer, 1)
+    # As in an evaluation.
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16 if dtype is torch.bfloat16 else torch.bfloat16):
+        pass
 tell(None)
 """
     told = models_of(tmp_path, script, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))

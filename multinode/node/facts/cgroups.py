@@ -93,8 +93,17 @@ def read_cpu_limit(group: Optional[ControlGroup]) -> Record:
     if group is None:
         raise OSError("no control group with the cpu controller can be seen")
     unified = group.hierarchy.unified
-    quotas = ((path, _read_quota(path, unified=unified)) for path in group.upwards())
-    limits = [(path, quota) for path, quota in quotas if quota is not None]
+    limits = []
+    for path in group.upwards():
+        try:
+            quota = _read_quota(path, unified=unified)
+        except PermissionError:
+            # A group around may be closed to us; our own quota still counts.
+            if path == group.path:
+                raise
+            continue
+        if quota is not None:
+            limits.append((path, quota))
     limited, quota_cores = min(limits, key=lambda limit: limit[1], default=(group.path, None))
     stat = _read_stat(limited)
     return {

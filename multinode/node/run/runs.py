@@ -156,7 +156,7 @@ def fetch(request: Record, channel: Channel) -> None:
     """One record `files` with names and sizes; `data` records with `file` (its number) and base64; then `fetched`.
 
     Raises:
-        AgentError: a path is not there, after all that is; or there are too many files.
+        AgentError: a path does not exist, raised after the others were sent; or there are too many files.
     """
     cwd = os.path.expanduser(request.get("cwd") or "~")
     starts = {path: os.path.normpath(os.path.join(cwd, os.path.expanduser(path))) for path in request["paths"]}
@@ -174,8 +174,8 @@ def fetch(request: Record, channel: Channel) -> None:
     if missing:
         others = "; everything else was fetched" if len(missing) < len(starts) else ""
         raise AgentError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there{others}",
-            hint=f"looked for {' and '.join(starts[path] for path in missing)}",
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there{others}",
+            hint=f"looked for {', '.join(starts[path] for path in missing)}",
         )
     channel.emit({"kind": "fetched"})
 
