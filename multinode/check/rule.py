@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,7 +78,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
             {
                 name: link
                 for name, ifnames in several.items()
-                if (link := self._interface(name, ifnames[place:][:1])) is not None and link.kind != "loopback"
+                if place < len(ifnames)
+                and (link := self._interface(name, ifnames[place])) is not None
+                and link.kind != "loopback"
             }
             for place in range(max(map(len, several.values()), default=0))
         ]
@@ -92,11 +94,11 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     def link(self, node: str) -> Interface | None:
         """A node's interface for data; None if unknown."""
-        return self._interface(node, (self.place(node).ifname,))
+        return self._interface(node, self.place(node).ifname)
 
-    def _interface(self, node: str, names: Collection[str | None]) -> Interface | None:
+    def _interface(self, node: str, ifname: str | None) -> Interface | None:
         interfaces = self.facts[node].interfaces if node in self.facts else ()
-        return next((interface for interface in interfaces if interface.name in names), None)
+        return next((interface for interface in interfaces if interface.name == ifname), None)
 
     def env(self, node: Node) -> dict[str, str]:
         """The job's variables on a node that answered: its own, the hostfile's, the command line's."""

@@ -249,8 +249,8 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
     while there is any other cause. So, in this order: a node that could not start; the earliest exception that is not
     about a connection; a job or supervisor that was killed; a worker that was; a job that failed though none of its
     workers raised anything; a worker that exited without a word; the earliest connection error; the earliest exit; a
-    node that was lost. What peers of a
-    node that was lost before do then, and what nothing else explains, is a consequence, too.
+    node that was lost. What peers of a node that was lost before do then, and what nothing else explains, is a
+    consequence, too.
 
     On a node the earliest is told by its clock. Between nodes it is told by when it came, as clocks may be wrong by
     hours; where it did not come as it happened, by the clocks, and then what is too near to tell is named beside it.
