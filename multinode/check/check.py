@@ -181,14 +181,14 @@ def _with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspect
 
 
 def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: LaunchOptions) -> tuple[CheckFinding, ...]:
-    """Those that concern the job: its setup may provide interpreter and files, and a program needs none."""
+    """Those that concern the job: its setup may provide interpreter and files, and a program needs no interpreter."""
     names = {node.name for node in cluster.nodes}
     # Nodes for which the job's files, and its interpreter, are unknown.
     files, software = set[str](), set[str]()
-    if options.engine is not None and options.engine.name == "exec":
-        files = software = names
-    elif options.environment.prelude is not None:
+    if options.environment.prelude is not None:
         files, software = names, {node.name for node in cluster.nodes if node.python is None}
+    if options.engine is not None and options.engine.name == "exec":
+        software = names
     return tuple(
         finding
         for finding in findings
@@ -340,7 +340,8 @@ def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: 
         peers=peer_addresses(cluster.nodes),
         paths=(*files.looked_at, *(may_be_paths(job) if code is not None else ())),
         ports=ports,
-        tools=needed_tools(job) or ("torchrun",),
+        tools=(*(needed_tools(job) or ("torchrun",)), *filter(None, (files.program,))),
+        modules=tuple(filter(None, (files.module,))),
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,

@@ -44,6 +44,21 @@ PATH_HANGS = _PATHS.error(
     message="{path} does not answer{mount}: the job would hang there",
     hint="is its server up? On {node}, as root:\n{command!s}",
 )
+ARGUMENT_MISSING = _PATHS.warning(
+    catches="an argument of a script is a path on this machine, but not on a node",
+    message="{path}, an argument of the script, is on this machine but not here: the script fails if it reads it",
+    hint="copy it, unless the script writes it; run in this directory:\nmultinode copy{hosts!s} {path}",
+)
+MODULE_MISSING = _PATHS.error(
+    catches="the module that a job starts, as in `-m package.train`, cannot be imported on a node",
+    message="{python} finds no module {module}, neither in {cwd}, where the job would run, nor among its packages",
+    hint="correct its name, or python= and workdir= in the hostfile; if the module is in this directory: --copy-code",
+)
+PROGRAM_MISSING = _PATHS.error(
+    catches="the program that a job starts under `--engine exec` is not on a node",
+    message="{program} is not on the PATH of a non-interactive shell{elsewhere}",
+    hint="give its path, or extend PATH: --setup 'export PATH=...'",
+)
 NOEXEC = _NOEXEC.warning(
     catches="a temporary directory or cache is mounted noexec: code compiled there cannot be loaded",
     message="{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code from "
@@ -128,7 +143,7 @@ def check_paths(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's inputs exist at the same path on every node."""
     files = job_files(inspection.job, inspection.code)
     copied_or_not = may_be_paths(inspection.job) if inspection.code is not None else ()
-    not_needed = {files.output, files.cache, *copied_or_not} - set(files.needed)
+    not_needed = {files.output, files.cache, *files.named, *copied_or_not} - set(files.needed)
     for node, facts in inspection.known:
         missing = [path.path for path in facts.paths if path.kind == "missing" and path.path not in not_needed]
         for path in missing:
@@ -136,6 +151,29 @@ def check_paths(inspection: Inspection) -> Iterator[CheckFinding]:
             is_known = facts.cwd is not None or path.startswith(("/", "~"))
             if is_known and set(map(PurePosixPath, missing)).isdisjoint(PurePosixPath(path).parents):
                 yield _missing(inspection, node, facts, path)
+
+
+@Check
+def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
+    """Arguments of a script that are paths on the controller are paths on every node."""
+    files, hosts = job_files(inspection.job, inspection.code), hosts_option(inspection.cluster.hosts)
+    for node, facts in inspection.known:
+        for path in files.named:
+            if (there := _path(facts, path)) is not None and there.kind == "missing":
+                yield ARGUMENT_MISSING.found(node.name, path=path, hosts=hosts)
+
+
+@launch_check
+def check_program(inspection: Inspection) -> Iterator[CheckFinding]:
+    """The module or the program that a job starts is found on every node."""
+    files = job_files(inspection.job, inspection.code)
+    for node, facts in inspection.known:
+        if files.module in facts.absent_modules:
+            yield MODULE_MISSING.found(node.name, module=files.module, python=facts.python, cwd=facts.cwd or "~")
+        if files.program is not None and files.program not in facts.tools:
+            other = facts.interactive.get(files.program)
+            elsewhere = f"; an interactive shell finds {other}" if other else ""
+            yield PROGRAM_MISSING.found(node.name, program=files.program, elsewhere=elsewhere)
 
 
 def _missing(inspection: Inspection, node: Node, facts: NodeFacts, path: str) -> CheckFinding:

@@ -24,6 +24,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()  # ports that should be free on node 0
     tools: tuple[str, ...] = ()  # programs of the job, looked up beside its interpreter and on PATH
+    modules: tuple[str, ...] = ()  # modules that the job's interpreter should find, by their dotted names
     packages: bool = True  # whether to read package versions (starts the job's interpreter)
     contents: tuple[str, ...] = ()  # those of `paths` to digest
     datasets: tuple[str, ...] = ()  # datasets in a dataset_info.json of `contents` whose files are digested

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.inputs import read_cluster, read_job
+from multinode.cli.inputs import read_training
 from multinode.cli.live import show_stage
 from multinode.cli.options import (
-    SCRIPT,
     Details,
     Hosts,
     Json,
@@ -47,8 +45,12 @@ def check(
     ctx: typer.Context,
     *,
     job: Annotated[
-        Path | None,
-        typer.Argument(metavar="JOB", help="LLaMA-Factory YAML. Without one, check only what any training needs."),
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB.yaml [KEY=VALUE]...]",
+            help="LLaMA-Factory YAML, and keys to override as with --set; another training goes after --. Without one, "
+            "check only what any training needs.",
+        ),
     ] = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
@@ -73,17 +75,18 @@ def check(
     """Check every node and the network between them for problems that would break a training, with fixes."""
     from multinode import api
 
-    cluster, _ = read_cluster(hosts, nodes)
+    given = read_training(ctx, job, training, hosts=hosts, nodes=nodes, workers_per_node=workers_per_node)
+    cluster = given.nodes.cluster
     if hosts is None and not force and cluster.nodes[0].is_virtual:
         from multinode.lab.cluster import require_idle
 
         require_idle(cluster)
-    options = training.with_environment(LaunchOptions(workers_per_node=workers_per_node))
+    options = training.with_environment(LaunchOptions(workers_per_node=given.workers_per_node), given.env)
     training_job: Job | None = None
-    if job is not None or ctx.meta[SCRIPT] is not None or set_ or synthetic or training.concerns_job:
-        training_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
+    if given.names_job or set_ or synthetic or training.concerns_job:
+        training_job = given.read_job(set_ or [])
         training_job = api.with_synthetic(training_job) if synthetic else training_job
-        training_job, options = training.with_engine(training_job, options)
+        training_job, options = given.with_engine(training_job, options)
     with api.connect(cluster) as context, show_stage() as context.say:
         from multinode.check.screen import check_parts, next_step
 

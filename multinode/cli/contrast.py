@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.inputs import parse_option, read_cluster, read_job
+from multinode.cli.inputs import parse_option, read_training
 from multinode.cli.options import (
-    SCRIPT,
     AveragingOptions,
     Check,
     Details,
     Fresh,
     HangTimeout,
     Hosts,
-    JobFile,
+    JobWords,
     Json,
     OnHang,
     Overrides,
@@ -58,7 +57,7 @@ def register(app: typer.Typer) -> None:
 def contrast(
     ctx: typer.Context,
     *,
-    job: JobFile = None,
+    job: JobWords = None,
     hosts: Hosts = None,
     nodes: Annotated[
         str | None,
@@ -116,20 +115,29 @@ def contrast(
     """
     from multinode import api
 
-    there = read_cluster(hosts)
-    what_job = api.cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set), steps, whole=full_run)
+    counts = parse_option("--nodes", nodes, _parse_numbers) if nodes is not None else ()
+    given = read_training(
+        ctx,
+        job,
+        training,
+        hosts=hosts,
+        nodes=max(counts, default=None),
+        workers_per_node=workers_per_node,
+        limits_nodes=False,
+    )
+    what_job = api.cut_job(given.read_job(set_ or []), steps, whole=full_run)
     if synthetic:
         what_job = api.with_synthetic(what_job)
     request = api.ContrastRequest(
         mode=mode,
-        counts=parse_option("--nodes", nodes, _parse_numbers) if nodes is not None else (),
-        workers=workers_per_node,
+        counts=counts,
+        workers=given.workers_per_node,
         each_node=each_node,
         baseline_gpus=parse_option("--baseline-gpus", baseline_gpus, _parse_numbers) if baseline_gpus else None,
     )
     execute = ExecuteOptions(stall_s=hang_timeout or None, on_stall=on_hang)
     options = LaunchOptions(averaging=averaging.read())
-    launch = training.make_training(there, what_job, options, execute, check=check)
+    launch = given.make_launch(what_job, options, execute, check=check)
     if dry_run:
         _print_plan(launch, request, as_json=as_json)
         return

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from multinode.cli.early_verdict import IfSlower, require_terminal, watch
 from multinode.cli.export import ExportOptions
-from multinode.cli.inputs import parse_option, read_balance, read_change, read_cluster, read_job
+from multinode.cli.inputs import parse_option, read_balance, read_change, read_training
 from multinode.cli.options import (
-    SCRIPT,
     AveragingOptions,
     Balance,
     Check,
@@ -20,6 +18,7 @@ from multinode.cli.options import (
     GracePeriod,
     HangTimeout,
     Hosts,
+    JobWords,
     Json,
     NcclInspector,
     Nodes,
@@ -72,12 +71,7 @@ def register(app: typer.Typer) -> None:
 def launch(
     ctx: typer.Context,
     *,
-    job: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="JOB", help="LLaMA-Factory YAML. Default: the one in the settings, or configs/default.yaml."
-        ),
-    ] = None,
+    job: JobWords = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
     workers_per_node: WorkersPerNode = None,
@@ -138,24 +132,30 @@ def launch(
 
     require_terminal(if_slower, detach=detach)
     change = read_change(with_)
-    there = read_cluster(hosts, nodes or change.nodes)
-    if detach and any(node.slurm_job is not None for node in there.cluster.nodes):
-        raise UsageError(
-            "--detach: Slurm ends processes that a step leaves behind, so a run in an allocation needs its "
-            "controller there",
-            hint="run both in a Slurm batch job: multinode submit -N2 -- launch ...",
-        )
     training = dataclasses.replace(
         training,
         deepspeed_set=[*change.deepspeed, *(training.deepspeed_set or [])],
         grad_compress=training.grad_compress or change.grad_compress,
     )
-    overrides = [*change.overrides, *(set_ or [])]
-    what_job = read_job(job, ctx.meta[SCRIPT], overrides, training.deepspeed_set)
+    given = read_training(
+        ctx,
+        job,
+        training,
+        hosts=hosts,
+        nodes=nodes or change.nodes,
+        workers_per_node=workers_per_node or change.workers_per_node,
+    )
+    if detach and any(node.slurm_job is not None for node in given.nodes.cluster.nodes):
+        raise UsageError(
+            "--detach: Slurm ends processes that a step leaves behind, so a run in an allocation needs its "
+            "controller there",
+            hint="run both in a Slurm batch job: multinode submit -N2 -- launch ...",
+        )
+    what_job = given.read_job([*change.overrides, *(set_ or [])])
     if synthetic:
         what_job = api.with_synthetic(what_job)
     options = LaunchOptions(
-        workers_per_node=workers_per_node or change.workers_per_node,
+        workers_per_node=given.workers_per_node,
         profile=profile,
         trace_steps=trace,
         trace_ranks=tuple(trace_ranks or ()),
@@ -172,7 +172,7 @@ def launch(
         on_stall=on_hang,
         log_limit_bytes=parse_option("--log-limit", log_limit, _parse_log_limit),
     )
-    training_launch = training.make_training(there, what_job, options, execute, check=check)
+    training_launch = given.make_launch(what_job, options, execute, check=check)
     again = restarting.options(detach=detach)
     if exports.are_wanted and detach:
         raise UsageError(

@@ -18,11 +18,15 @@ from multinode.errors import Interrupted, MultinodeError, UsageError
 
 
 class Verb(NamedTuple):
-    """Where a verb is, and how `multinode --help` lists it: nothing of it needs to be imported for that."""
+    """Where a verb is, and how `multinode --help` lists it: nothing of it needs to be imported for that.
+
+    `also` are other names under which it is typed.
+    """
 
     module: str
     panel: str
     summary: str
+    also: tuple[str, ...] = ()
 
 
 # In the order of `multinode --help`; a summary fits a line of 80 columns.
@@ -31,7 +35,7 @@ VERBS = {
     "check": Verb("check", "Prepare", "Find problems that would break a training before it starts."),
     "completion": Verb("completion", "Prepare", "Print the completion script of bash, zsh or fish."),
     "copy": Verb("copy", "Prepare", "Copy a model or dataset to all nodes, from node to node."),
-    "launch": Verb("launch", "Run", "Run a training on every node and follow it to the end."),
+    "launch": Verb("launch", "Run", "Run a training on every node and follow it to the end.", ("run",)),
     "submit": Verb("submit", "Run", "Submit a batch job to Slurm that runs a verb on its nodes."),
     "attach": Verb("attach", "Run", "Follow a run that is still running."),
     "stop": Verb("attach", "Run", "Stop a run on all its nodes."),
@@ -45,8 +49,8 @@ VERBS = {
     "predict": Verb("predict", "Decide", "Predict the speed with other networks, nodes and settings."),
     "advise": Verb("advise", "Decide", "Rank changes that would make a training faster."),
     "import": Verb("table", "Decide", "Import benchmarks measured elsewhere, as a table."),
-    "runs": Verb("runs", "Inspect", "List the runs."),
-    "show": Verb("runs", "Inspect", "Show the results of a run, or the table of a sweep."),
+    "runs": Verb("runs", "Inspect", "List the runs.", ("ps",)),
+    "show": Verb("runs", "Inspect", "Show the results of a run, or the table of a sweep.", ("status", "table")),
     "explain": Verb("explain", "Inspect", "Find the first failure in any run's logs, with a fix."),
     "logs": Verb("runs", "Inspect", "Print a run's logs."),
     "report": Verb("report", "Inspect", "Write a run as an HTML page, Markdown or CSV."),
@@ -59,47 +63,8 @@ _STDOUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTA
 _COMPLETE = "_MULTINODE_COMPLETE"
 # Columns of a help, however wide the terminal is.
 _WIDEST = 100
-# What other launchers call our options.
-_ALIASES = {
-    "hostfile": "hosts",
-    "nnodes": "nodes",
-    "num-nodes": "nodes",
-    "num-machines": "nodes",
-    "nproc-per-node": "workers-per-node",
-    "num-gpus": "workers-per-node",
-    "main-process-port": "master-port",
-    "max-restarts": "restarts",
-}
-
-
-# Verbs of other launchers, and of ours that are part of another.
-_VERBS_ELSEWHERE = {
-    "table": "multinode show RUN --sort COLUMN: show replaces table",
-    "run": "multinode launch train.yaml, or: multinode launch -- train.py",
-    "torchrun": "multinode launch -- train.py",
-    "status": "multinode show for a run, multinode lab status for the lab",
-    "ps": "multinode runs",
-}
+# Of verbs that compute from stored runs.
 _TRIED = "multinode tune --from RUN --candidates N measures the advised changes"
-# What has no option here, by the names that other launchers have for it.
-_ELSEWHERE = {
-    "--include": "use --nodes N for the first N lines of the hostfile; name GPUs there: node1 gpus=0,1",
-    "--exclude": "remove the node's line from the hostfile; to exclude GPUs, name the others there: node1 gpus=0,1",
-    "-H": "use --hosts FILE with one node per line: node1 slots=4",
-    "--host": "use --hosts FILE with one node per line: node1 slots=4",
-    "-np": "use --nodes N and --workers-per-node K, or slots=K in the hostfile",
-    "-n": "use --nodes N and --workers-per-node K, or slots=K in the hostfile",
-    "--num-processes": "use --workers-per-node K for each node; accelerate counts all nodes together",
-    "--gpu-ids": "name GPUs in the hostfile: node1 gpus=0,1",
-    "--master-addr": "the first line of the hostfile is node rank 0; set its address with addr=",
-    "--main-process-ip": "the first line of the hostfile is node rank 0; set its address with addr=",
-    "--node-rank": "the order of lines in the hostfile sets the node rank; run this command on one machine only",
-    "--machine-rank": "the order of lines in the hostfile sets the node rank; run this command on one machine only",
-    "--rdzv-endpoint": "the rendezvous is static, on node 0: set --master-port",
-    "--rdzv-backend": "the rendezvous is static, on node 0: set --master-port",
-    "--rdzv-id": "the rendezvous is static, on node 0: set --master-port",
-    "--standalone": "a hostfile with one line is one node",
-}
 _OF_VERBS = {"advise": dict.fromkeys(("--try", "--pick", "--job", "--repeats", "--steps", "--hosts"), _TRIED)}
 
 
@@ -126,8 +91,16 @@ class _Verbs(PanelGroup):
         Raises:
             UsageError: it is one of another launcher, or has become part of another.
         """
-        if args[0] not in self.commands and (way := _VERBS_ELSEWHERE.get(args[0])) is not None:
-            raise UsageError(f"no such verb: {args[0]}", hint=way)
+        if args[0] not in self.commands:
+            from multinode.job.typed_command import starts_program
+
+            other = next((name for name, verb in VERBS.items() if args[0] in verb.also), None)
+            if other is None and starts_program(args[0]):
+                import shlex
+
+                line = shlex.join(("multinode", "launch", "--", *args))
+                raise UsageError(f"{args[0]} is no verb: a command goes after --", hint=line)
+            args = [other or args[0], *args[1:]]
         name, listed, rest = super().resolve_command(ctx, args)
         if listed is None:
             return name, listed, rest
@@ -139,19 +112,35 @@ class _Verbs(PanelGroup):
 def _answer_others(verb: Any, args: list[str]) -> None:
     """Refuse the options of other launchers that a verb does not have, with what does it here."""
     own = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    elsewhere = _OF_VERBS.get(verb.name, _ELSEWHERE if "--hosts" in own else {})
     # What stands behind -- is the script's.
     given = args[: args.index("--")] if "--" in args else args
     for word in given:
-        name = word.partition("=")[0].replace("_", "-")
-        if name in elsewhere and name not in own:
-            raise UsageError(f"no such option: {word}", hint=elsewhere[name])
+        name = word.partition("=")[0]
+        if not name.startswith("-") or name in own or f"--{usual_name(name.lstrip('-'))}" in own:
+            continue
+        hint = _OF_VERBS.get(verb.name, {}).get(name) or (_hint_elsewhere(name) if "--hosts" in own else None)
+        if hint is not None:
+            raise UsageError(f"no such option: {word}", hint=hint)
 
 
-def _usual_name(name: str) -> str:
-    """The name of an option or verb for one as torchrun, DeepSpeed and accelerate spell it: `nproc_per_node`."""
-    dashed = name.replace("_", "-")
-    return _ALIASES.get(dashed, dashed)
+def _hint_elsewhere(option: str) -> str | None:
+    """What does here what an option of another launcher does."""
+    from multinode.job.launchers import find_meaning, option_name
+
+    meaning = find_meaning(option_name(option))
+    return meaning.hint if meaning is not None else None
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def usual_name(name: str) -> str:
+    """The name of an option for one as torchrun, DeepSpeed and accelerate spell it: `nproc_per_node`."""
+    from multinode.job.launchers import find_meaning
+
+    meaning = find_meaning(_dashed(name))
+    return (meaning.option if meaning is not None else "") or _dashed(name)
 
 
 def load_verb(name: str) -> Any:
@@ -167,6 +156,7 @@ def _add_common(command: Any) -> None:
     for inner in getattr(command, "commands", {}).values():
         _add_common(inner)
     if not hasattr(command, "commands"):
+        command.context_settings["token_normalize_func"] = usual_name
         for option in typer.main.get_group(build_app()).params:
             if option.name in {"quiet", "verbose"} or (option.name == "ssh" and _connects(command)):
                 command.params.append(copy.copy(option))
@@ -243,7 +233,7 @@ def build_app() -> typer.Typer:
         # Inherited by every verb.
         context_settings={
             "help_option_names": ["-h", "--help"],
-            "token_normalize_func": _usual_name,
+            "token_normalize_func": _dashed,
             "max_content_width": _WIDEST,
         },
         help="Launch a training on several nodes over SSH or Slurm, and measure the cost of the network.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.inputs import parse_option, read_job, read_nodes
+from multinode.cli.inputs import parse_option, read_nodes
 from multinode.cli.options import (
     Check,
     Details,
@@ -162,7 +162,7 @@ def nccl_test(
         backend=check_choice("backend", backend, BACKENDS) if backend is not None else None,
     )
     check_reduction(op, dtype)
-    training = read_job(like, None, set_ or []) if like is not None else None
+    training = api.load_job(like, set_ or []) if like is not None else None
     if set_ and training is None:
         raise UsageError("--set changes the job of --like, which is missing", hint="add --like JOB.yaml")
     if local is not None and workers_per_node is not None:

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -15,7 +16,8 @@ import msgspec
 import typer
 
 from multinode.cli.panels import PanelCommand
-from multinode.errors import MultinodeError
+from multinode.errors import MultinodeError, UsageError
+from multinode.secret_values import redact_words
 
 if TYPE_CHECKING:
     from multinode import api
@@ -49,7 +51,14 @@ _NODES, _JOB, _SYNC, _RUN, _MEASURE = "Nodes", "Job", "Slow networks", "Run cont
 # Its value may be left out.
 COPY_CODE = "--copy-code"
 
-JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="LLaMA-Factory YAML. Default: the default job.")]
+JobWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOB.yaml [KEY=VALUE]...]",
+        help="LLaMA-Factory YAML, and keys to override as with --set; another training goes after --. Default: the one "
+        "in the settings, or configs/default.yaml.",
+    ),
+]
 Hosts = Annotated[
     str | None,
     typer.Option(
@@ -357,7 +366,10 @@ SCRIPT = "multinode.script"
 
 
 class ScriptCommand(PanelCommand):
-    """Keeps everything behind the first `--` in `ctx.meta[SCRIPT]`: a tuple, or None where there was no `--`."""
+    """Keeps everything behind the first `--` in `ctx.meta[SCRIPT]`: a tuple, or None where there was no `--`.
+
+    A program in the place of the YAML is answered with the line to type.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Split at `--`, and parse what stands before it, with a directory for --copy-code that names none."""
@@ -366,12 +378,47 @@ class ScriptCommand(PanelCommand):
             at = args.index("--")
             ctx.meta[SCRIPT] = tuple(args[at + 1 :])
             args = args[:at]
+        else:
+            self._refuse_program(ctx, args)
         for at in reversed([at for at, word in enumerate(args) if word == COPY_CODE]):
             following = args[at + 1 : at + 2]
             # A file is the job.
             if not following or following[0].startswith("-") or Path(following[0]).is_file():
                 args = [*args[: at + 1], ".", *args[at + 1 :]]
         return super().parse_args(ctx, args)
+
+    def _refuse_program(self, ctx: Any, args: list[str]) -> None:
+        """Answer `launch train.py` and `launch torchrun train.py` with the line that starts them.
+
+        Raises:
+            UsageError: the first argument starts a program.
+        """
+        from multinode.job.typed_command import starts_program
+
+        options: list[Any] = [option for option in self.params if option.param_type_name == "option"]
+        own = {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
+        front: list[str] = []
+        command: list[str] = []
+        rest = iter(args)
+        for word in rest:
+            option = own.get(_long_name(word, own))
+            if option is None:
+                command.append(word)
+                continue
+            front.append(word)
+            if not option.is_flag and "=" not in word:
+                front += itertools.islice(rest, 1)
+        if command and starts_program(command[0]):
+            line = shlex.join(redact_words(("multinode", ctx.info_name, *front, "--", *command)))
+            raise UsageError(f"{command[0]} is no YAML: a command goes after --", hint=line)
+
+
+def _long_name(word: str, own: Collection[str]) -> str:
+    """The name of an option of ours in a word, also as other launchers spell it."""
+    from multinode.cli.main import usual_name
+
+    name = word.partition("=")[0]
+    return name if name in own or not name.startswith("--") else f"--{usual_name(name[2:])}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -390,20 +437,27 @@ class NodeOptions:
         execute: ExecuteOptions,
         *,
         check: bool,
+        typed: Mapping[str, str] | None = None,
     ) -> Launch:
-        """The launch of a job on the cluster of a hostfile, whose text comes with it."""
+        """The launch of a job on the cluster of a hostfile, whose text comes with it.
+
+        `typed` are variables in front of a command after `--`.
+        """
+        from multinode.cli.inputs import tell_unused_variables
         from multinode.launch.context import Launch
 
-        options = self.with_environment(options)
-        return Launch(
+        options = self.with_environment(options, typed)
+        launch = Launch(
             cluster=nodes.cluster, hostfile=nodes.hostfile, job=job, options=options, execute=execute, check=check
         )
+        tell_unused_variables(launch)
+        return launch
 
-    def with_environment(self, options: LaunchOptions) -> LaunchOptions:
+    def with_environment(self, options: LaunchOptions, typed: Mapping[str, str] | None = None) -> LaunchOptions:
         """With the port, the variables and the setup that were given."""
         from multinode.cli.inputs import read_job_environment
 
-        environment = read_job_environment(self.env, self.setup)
+        environment = read_job_environment(self.env, self.setup, typed)
         return msgspec.structs.replace(options, master_port=self.master_port, environment=environment)
 
 
@@ -421,28 +475,6 @@ class TrainingOptions(NodeOptions):
     def concerns_job(self) -> bool:
         """Whether something was given that changes how a job starts."""
         return any((self.deepspeed_set, self.grad_compress, self.engine, self.accelerate_config, self.copy_code))
-
-    def make_training(
-        self,
-        nodes: api.Nodes,
-        job: Job,
-        options: LaunchOptions,
-        execute: ExecuteOptions,
-        *,
-        check: bool,
-    ) -> Launch:
-        """As of any job, with its engine, the compression of its gradients and the code that is copied."""
-        job, options = self.with_engine(job, options)
-        return self.make_launch(nodes, job, options, execute, check=check)
-
-    def with_engine(self, job: Job, options: LaunchOptions) -> tuple[Job, LaunchOptions]:
-        """With the engine, the compression and the code that were given; and the job with the engine's JSON."""
-        from multinode.cli.inputs import read_copied_code, read_engine
-        from multinode.job.job_files import with_accelerate_json
-
-        engine, code = read_engine(job, self.engine, self.accelerate_config), read_copied_code(self.copy_code)
-        options = msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress, code=code)
-        return with_accelerate_json(job, engine.accelerate), options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -482,10 +514,8 @@ def expand_options(verb: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
-def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
-    """The arguments of the verb as typed, with a leading blank; secrets are redacted."""
-    from multinode.secret_values import redact_words
-
+def given_options(ctx: Any, only: Collection[str] | None = None, *, script: bool = True) -> str:
+    """The arguments of the verb as typed, with a leading blank, and the command behind `--`; secrets are redacted."""
     words: list[str] = []
     arguments: list[str] = []
     for parameter in ctx.command.params:
@@ -499,9 +529,9 @@ def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
             words += parameter.opts[:1] if value else parameter.secondary_opts[:1]
         else:
             words += [word for value in values for word in (parameter.opts[0], str(value))]
-    script = ctx.meta.get(SCRIPT)
+    command = ctx.meta.get(SCRIPT) if script else None
     words += arguments
-    words += ["--", *script] if script is not None else []
+    words += ["--", *command] if command is not None else []
     return "".join(f" {shlex.quote(word)}" for word in redact_words(words))
 
 

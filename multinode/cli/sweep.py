@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+import msgspec
 import typer
 
-from multinode.cli.inputs import read_cluster, read_job
+from multinode.cli.inputs import TrainingInput, read_training
 from multinode.cli.options import (
-    SCRIPT,
     Check,
     Fresh,
     HangTimeout,
     Hosts,
-    JobFile,
+    JobWords,
     Json,
     OnHang,
     Overrides,
@@ -31,6 +31,7 @@ from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import FormOptions, ViewOptions
 from multinode.errors import UsageError
+from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.records.run import Run
@@ -39,7 +40,6 @@ from multinode.records.run_directory import RunDirectory, runs_root
 if TYPE_CHECKING:
     from multinode.experiment.sweep import GridRequest, Swept
     from multinode.job.job import Job
-    from multinode.launch.context import Nodes
     from multinode.launch.grid import Grid, GridCell
     from multinode.launch.series import Resume
 
@@ -89,20 +89,38 @@ class GridOptions:
     ] = True
     synthetic: Synthetic = False
 
-    def read(self, axes: Mapping[str, tuple[Any, ...]], arguments: Mapping[str, str], there: int) -> Grid:
-        """The grid of the axes that have more than one value; without `--nodes` on all nodes that are `there`.
-
-        `arguments` are those of a script, as they are written, by the name of the axis.
-        """
+    @property
+    def node_counts(self) -> tuple[int, ...]:
+        """The numbers of nodes; empty for all nodes."""
         from multinode.experiment.grid_plan import parse_counts
+
+        return parse_counts("--nodes", self.nodes) if self.nodes is not None else ()
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        """The numbers of workers per node; empty for the slots."""
+        from multinode.experiment.grid_plan import parse_counts
+
+        return parse_counts("--workers-per-node", self.workers_per_node) if self.workers_per_node is not None else ()
+
+    def read(
+        self, axes: Mapping[str, tuple[Any, ...]], arguments: Mapping[str, str], there: int, workers: int | None
+    ) -> Grid:
+        """The grid of the axes that have more than one value.
+
+        Args:
+            axes: their values by name.
+            arguments: those of a script, as they are written, by the name of the axis.
+            there: number of nodes without `--nodes`.
+            workers: workers per node without `--workers-per-node`; None is the slots.
+        """
         from multinode.launch.grid import Grid
 
-        workers = self.workers_per_node
         return Grid(
             settings={key: values for key, values in axes.items() if len(values) > 1},
             arguments={name: text for name, text in arguments.items() if len(axes[name]) > 1},
-            nodes=parse_counts("--nodes", self.nodes) if self.nodes is not None else (there,),
-            workers_per_node=parse_counts("--workers-per-node", workers) if workers is not None else (None,),
+            nodes=self.node_counts or (there,),
+            workers_per_node=self.worker_counts or (workers,),
             repeats=self.repeats,
             interleave=self.interleave,
         )
@@ -122,7 +140,7 @@ def register(app: typer.Typer) -> None:
 def sweep(
     ctx: typer.Context,
     *,
-    job: JobFile = None,
+    job: JobWords = None,
     hosts: Hosts = None,
     grid: GridOptions,
     training: TrainingOptions,
@@ -146,7 +164,16 @@ def sweep(
     form.validate(as_json=as_json)
     # Nobody looks on: by default a cell that hangs does not hold up the others.
     execute = ExecuteOptions(kind="sweep", stall_s=hang_timeout or None, on_stall=on_hang)
-    asked_grid = _read_grid(job, ctx.meta[SCRIPT], grid, training, (read_cluster(hosts), execute, check))
+    given = read_training(
+        ctx,
+        job,
+        training,
+        hosts=hosts,
+        nodes=max(grid.node_counts, default=None),
+        workers_per_node=max(grid.worker_counts, default=None),
+        limits_nodes=False,
+    )
+    asked_grid = _read_grid(given, grid, execute, check=check)
     _require_fit(asked_grid, look)
     resume = Resume(anew=fresh, retry_failed=retry_failed)
     if dry_run:
@@ -157,36 +184,34 @@ def sweep(
     _tell_end(swept)
 
 
-def _read_grid(
-    path: Path | None,
-    script: tuple[str, ...] | None,
-    options: GridOptions,
-    training: TrainingOptions,
-    launch: tuple[Nodes, ExecuteOptions, bool],
-) -> GridRequest:
+def _read_grid(given: TrainingInput, options: GridOptions, execute: ExecuteOptions, *, check: bool) -> GridRequest:
     """The grid of a YAML or a script over a cluster, and the job of every cell, before any is measured."""
-    there, execute, check = launch
     from multinode.experiment.grid_plan import plan_grid
     from multinode.experiment.sweep import CellTraining, GridRequest
 
-    (axes, arguments), edits = _read_axes(script, options), training.deepspeed_set or []
+    script = given.command.script
+    settings = [*(options.set_ or ()), *given.settings]
+    axes, arguments = _read_axes(script.argv if script is not None else None, options, settings)
     fixed = [*(options.set_ or ()), *(() if arguments else _fixed(axes))]
     own = [f"{arguments[name]}={values[0]}" for name, values in axes.items() if name in arguments and len(values) == 1]
-    plain = read_job(path, (*script, *own) if script else script, fixed, edits)
-    grid = options.read(axes, arguments, len(there.cluster.nodes))
-    cells = plan_grid(grid, there.cluster)
+    plain = given.read_job(fixed)
+    if isinstance(plain, ScriptJob):
+        plain = _with_arguments(plain, own)
+    cluster = given.nodes.cluster
+    grid = options.read(axes, arguments, len(cluster.nodes), given.workers_per_node)
+    cells = plan_grid(grid, cluster)
     return GridRequest(
-        launch=training.make_training(there, plain, LaunchOptions(), execute, check=check),
+        launch=given.make_launch(plain, LaunchOptions(), execute, check=check),
         job=plain,
         grid=grid,
         cells=cells,
-        jobs=_cell_jobs(plain, grid, cells, fixed, edits),
+        jobs=_cell_jobs(plain, grid, cells, [*fixed, *given.settings], given.training.deepspeed_set or []),
         training=CellTraining(steps=options.steps, minutes=options.minutes, synthetic=options.synthetic),
     )
 
 
 def _read_axes(
-    script: tuple[str, ...] | None, options: GridOptions
+    script: tuple[str, ...] | None, options: GridOptions, settings: Sequence[str]
 ) -> tuple[dict[str, tuple[Any, ...]], dict[str, str]]:
     """Values by key of a YAML, or by name of a script's argument, and those arguments as they are written."""
     from multinode.experiment.grid_plan import parse_arguments, parse_axes
@@ -198,7 +223,7 @@ def _read_axes(
                 hint="to sweep keys of a YAML job: --grid KEY=A,B",
             )
         axes = parse_axes(options.grid or [])
-        twice = next((key for key in axes if any(text.startswith(f"{key}=") for text in options.set_ or ())), None)
+        twice = next((key for key in axes if any(text.startswith(f"{key}=") for text in settings)), None)
         if twice is not None:
             raise UsageError(f"{twice} is in both --set and --grid", hint="use only one of them")
         return axes, {}
@@ -277,18 +302,24 @@ def _cell_jobs(
     """
     from multinode.experiment.grid_plan import cell_arguments, cell_overrides
     from multinode.job.deepspeed import parse_deepspeed_edits
-    from multinode.job.job import ScriptJob
-    from multinode.job.job_files import load_job, load_script
+    from multinode.job.job_files import load_job
 
     if isinstance(plain, ScriptJob):
-        return {cell.label: load_script((*plain.argv, *cell_arguments(grid, cell))) for cell in cells}
+        return {cell.label: _with_arguments(plain, cell_arguments(grid, cell)) for cell in cells}
     path, edits = Path(plain.config_path), parse_deepspeed_edits(deepspeed_edits)
     made: dict[tuple[str, ...], Job] = {}
     for cell in cells:
         settings = cell_overrides(cell)
         if settings not in made:
-            made[settings] = load_job(path, (*fixed, *settings), edits)
+            made[settings] = load_job(path, (*fixed, *settings), edits, plain.text)
     return {cell.label: made[cell_overrides(cell)] for cell in cells}
+
+
+def _with_arguments(script: ScriptJob, arguments: Sequence[str]) -> ScriptJob:
+    """The script with more arguments, one of which may name a file."""
+    from multinode.job.job_files import load_script
+
+    return load_script(msgspec.structs.replace(script, argv=(*script.argv, *arguments)))
 
 
 def _fixed(axes: Mapping[str, Sequence[Any]]) -> list[str]:

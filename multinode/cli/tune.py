@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli.advise import print_recommendations, read_recommendations
-from multinode.cli.inputs import parse_option, read_cluster, read_job
+from multinode.cli.inputs import TrainingInput, parse_option, read_training
 from multinode.cli.options import (
-    SCRIPT,
     Check,
     Fresh,
     HangTimeout,
     Hosts,
-    JobFile,
+    JobWords,
     Json,
     LinkMeasured,
     Nodes,
@@ -42,7 +41,6 @@ from multinode.records.run_directory import runs_root
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
-    from multinode import api
     from multinode.experiment.tune import Tuned
     from multinode.experiment.tuning_request import TuningRequest
     from multinode.job.job import Job
@@ -152,7 +150,7 @@ def register(app: typer.Typer) -> None:
 def tune(
     ctx: typer.Context,
     *,
-    job: JobFile = None,
+    job: JobWords = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
     workers_per_node: WorkersPerNode = None,
@@ -179,19 +177,19 @@ def tune(
     _require_kind(ctx, by_speed=options.from_ is not None)
     if options.from_ is not None:
         execute = ExecuteOptions(kind="advise", stall_s=hang_timeout or None, on_stall=on_hang)
-        there = read_cluster(hosts, nodes)
-        _tune_speed(ctx, (there, job, set_ or []), options, training, (execute, check, fresh), as_json=as_json)
+        given = read_training(ctx, job, training, hosts=hosts, nodes=nodes)
+        _tune_speed(ctx, given, set_ or [], options, (execute, check, fresh), as_json=as_json)
         return
     if options.steps is not None and options.steps < _LEAST_STEPS:
         raise UsageError(f"--steps {options.steps}: a loss needs {_LEAST_STEPS} steps or more", hint="--steps 64")
     if output is not None:
         require_directory(output.parent)
-    there = read_cluster(hosts, nodes)
-    what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
+    given = read_training(ctx, job, training, hosts=hosts, nodes=nodes, workers_per_node=workers_per_node)
+    what_job = given.read_job(set_ or [])
     execute = ExecuteOptions(kind="tuning", stall_s=hang_timeout or None, on_stall=on_hang)
-    launch_options = LaunchOptions(workers_per_node=workers_per_node)
+    launch_options = LaunchOptions(workers_per_node=given.workers_per_node)
     tuning = TuningRequest(
-        launch=training.make_training(there, what_job, launch_options, execute, check=check),
+        launch=given.make_launch(what_job, launch_options, execute, check=check),
         steps=options.steps or _STEPS,
         seeds=options.seeds or _SEEDS,
         budget_s=parse_option("--budget", options.budget, parse_duration),
@@ -233,9 +231,9 @@ def _require_kind(ctx: typer.Context, *, by_speed: bool) -> None:
 
 def _tune_speed(
     ctx: typer.Context,
-    given: tuple[api.Nodes, Path | None, list[str]],
+    given: TrainingInput,
+    settings: list[str],
     options: TuneOptions,
-    training: TrainingOptions,
     how: tuple[ExecuteOptions, bool, bool],
     *,
     as_json: bool,
@@ -246,15 +244,14 @@ def _tune_speed(
     from multinode.predict.try_advice import Trials, try_advice
     from multinode.profile.observed import steps_to_run
 
-    there, job, settings = given
     recommendations = read_recommendations(options.from_, None, options.link_measured)
-    script = ctx.meta[SCRIPT]
     # A script makes as many steps as its own arguments say.
-    steps = [] if script is not None else [f"max_steps={steps_to_run(options.steps or _STEPS_BY_SPEED)}"]
-    what_job = _job(recommendations, (job, script), [*settings, *steps], training.deepspeed_set)
-    grad_compress = training.grad_compress or recommendations.settings.grad_compress
-    training = dataclasses.replace(training, grad_compress=grad_compress)
-    launch = training.make_training(there, what_job, LaunchOptions(), how[0], check=how[1])
+    is_script = given.command.script is not None
+    steps = [] if is_script else [f"max_steps={steps_to_run(options.steps or _STEPS_BY_SPEED)}"]
+    what_job = _job(recommendations, given, [*settings, *steps])
+    grad_compress = given.training.grad_compress or recommendations.settings.grad_compress
+    given = dataclasses.replace(given, training=dataclasses.replace(given.training, grad_compress=grad_compress))
+    launch = given.make_launch(what_job, LaunchOptions(), how[0], check=how[1])
     trials = Trials(count=options.candidates, repeats=options.seeds or 1, picks=tuple(options.pick or ()), fresh=how[2])
     with open_context(launch.cluster) as context:
         attempt = try_advice(launch, context, recommendations, trials)
@@ -266,22 +263,16 @@ def _tune_speed(
     print_directory(attempt.directory)
 
 
-def _job(
-    recommendations: Recommendations,
-    named: tuple[Path | None, tuple[str, ...] | None],
-    overrides: list[str],
-    edits: list[str] | None,
-) -> Job:
+def _job(recommendations: Recommendations, given: TrainingInput, overrides: list[str]) -> Job:
     """The YAML or the script that was named; else the job that was measured, from its stored run."""
     from multinode.job.job_files import Change
     from multinode.predict.advise import measured_job
     from multinode.predict.try_advice import changed_job
 
-    if named != (None, None):
-        return read_job(*named, overrides, edits)
-    return changed_job(
-        measured_job(runs_root(), recommendations), Change(overrides=tuple(overrides), deepspeed=tuple(edits or ()))
-    )
+    if given.names_job:
+        return given.read_job(overrides)
+    edits = tuple(given.training.deepspeed_set or ())
+    return changed_job(measured_job(runs_root(), recommendations), Change(overrides=tuple(overrides), deepspeed=edits))
 
 
 def _print_plan(tuning: TuningRequest, resume: Resume, *, as_json: bool) -> None:

@@ -82,6 +82,9 @@ ACCELERATORS = (
     ),
 )
 
+VISIBLE_DEVICES = tuple(dict.fromkeys(name for accelerator in ACCELERATORS for name in accelerator.visible))
+"""The variables that select devices, of all vendors."""
+
 
 def accelerator_named(kind: str | None) -> Accelerator:
     """The one of this kind; NVIDIA's if a node does not say."""

@@ -218,6 +218,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, int | None] = {}
     container: str | None = None  # `docker`, `podman`, `lxc`, ...; None if none is detected
     port_range: tuple[int, int] | None = None  # the ephemeral ports, first and last
+    absent_modules: tuple[str, ...] = ()  # modules asked for that the job's interpreter does not find
     tools: dict[str, str] = {}  # absolute paths of the programs asked for, on the job's PATH
     interactive: dict[str, str] = {}  # programs found only by an interactive login shell
     nccl_files: dict[str, dict[str, str]] = {}  # values in NCCL's configuration files, by file

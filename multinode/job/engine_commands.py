@@ -51,6 +51,7 @@ _ALONE = frozenset({"NO", "MULTI_CPU"})
 # torchrun, accelerate and DeepSpeed's launcher take a module after `--module`; LLaMA-Factory's launcher trains if a
 # worker runs it.
 _LLAMAFACTORY_WORKER = ("--module", "llamafactory.launcher")
+_TORCHRUN = "torch.distributed.run"
 # From this release on the node's rank is read from NODE_RANK; before, from RANK (LLaMA-Factory's launcher).
 _NODE_RANK_SINCE = (0, 9, 1)
 
@@ -60,6 +61,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     accelerate: dict[str, Any] = {}
+    passes_local_rank: bool = False  # torchrun gives scripts `--local-rank=N`, as torch.distributed.launch does
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +102,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return range(first, first + self.nproc)
 
 
-def choose_engine(job: Job, engine: str | None = None, accelerate: dict[str, Any] | None = None) -> Engine:
+def choose_engine(
+    job: Job,
+    engine: str | None = None,
+    accelerate: dict[str, Any] | None = None,
+    *,
+    passes_local_rank: bool = False,
+) -> Engine:
     """The engine that was asked for, or the job's default: LLaMA-Factory for its YAML, torchrun for a script.
 
     Raises:
@@ -122,7 +130,7 @@ def choose_engine(job: Job, engine: str | None = None, accelerate: dict[str, Any
         )
     if accelerate is not None and name != "accelerate":
         raise UsageError(f"--accelerate-config needs --engine accelerate; the engine is {name}")
-    return Engine(name=name, accelerate=accelerate or {})
+    return Engine(name=name, accelerate=accelerate or {}, passes_local_rank=passes_local_rank)
 
 
 def engine_command(engine: Engine, place: Place, job: Job, env: dict[str, str], cwd: str | None) -> Command:
@@ -131,7 +139,10 @@ def engine_command(engine: Engine, place: Place, job: Job, env: dict[str, str], 
         return _llamafactory(place, env, cwd)
     if engine.name == "accelerate":
         return _accelerate(place, _program(engine, place, job), engine.accelerate, env, cwd)
-    commands = {"torchrun": _torchrun, "deepspeed": _deepspeed, "exec": _any_program}
+    if engine.name == "torchrun":
+        module = "torch.distributed.launch" if engine.passes_local_rank else _TORCHRUN
+        return _torchrun(place, _program(engine, place, job), env, cwd, module)
+    commands = {"deepspeed": _deepspeed, "exec": _any_program}
     return commands[engine.name](place, _program(engine, place, job), env, cwd)
 
 
@@ -175,7 +186,7 @@ def parse_accelerate(text: str, source: str) -> dict[str, Any]:
 
 def _program(engine: Engine, place: Place, job: Job) -> tuple[str, ...]:
     if isinstance(job, ScriptJob):
-        return job.argv
+        return job.argv if engine.name == "exec" else job.words
     worker = (*_LLAMAFACTORY_WORKER, f"{place.run_dir}/{JOB_FILE}")
     # LLaMA-Factory takes its first argument as the YAML.
     return ("--no_local_rank", *worker) if engine.name == "deepspeed" else worker
@@ -244,7 +255,9 @@ def _module(place: Place, name: str, *words: str) -> tuple[str, ...]:
     return (place.python or "python3", "-m", name, *words)
 
 
-def _torchrun(place: Place, program: tuple[str, ...], env: dict[str, str], cwd: str | None) -> Command:
+def _torchrun(
+    place: Place, program: tuple[str, ...], env: dict[str, str], cwd: str | None, module: str = _TORCHRUN
+) -> Command:
     """A script under torch.distributed.run with a static rendezvous.
 
     Static, by IP: c10d with an IP endpoint fails if the hostname resolves to loopback (docs/adr/0005). torchrun joins
@@ -252,7 +265,7 @@ def _torchrun(place: Place, program: tuple[str, ...], env: dict[str, str], cwd: 
     """
     argv = _module(
         place,
-        "torch.distributed.run",
+        module,
         f"--nnodes={place.nnodes}",
         f"--node-rank={place.node_rank}",
         f"--nproc-per-node={place.nproc}",
@@ -362,7 +375,9 @@ def _accelerate_file(place: Place, base: dict[str, Any]) -> PlanFile:
         # The variable of visible devices has already selected them.
         "gpu_ids": "all",
     }
-    if isinstance(config.get("deepspeed_config"), dict):
+    deepspeed = config.get("deepspeed_config")
+    if kind == "DEEPSPEED" or isinstance(deepspeed, dict):
         # Its default is pdsh, from the first node.
-        config["deepspeed_config"] = config["deepspeed_config"] | {"deepspeed_multinode_launcher": "standard"}
+        own = deepspeed if isinstance(deepspeed, dict) else {}
+        config["deepspeed_config"] = own | {"deepspeed_multinode_launcher": "standard"}
     return PlanFile(path=_ACCELERATE_FILE, text=dump_yaml(config))

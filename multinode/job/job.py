@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -130,16 +130,31 @@ class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafacto
         return LlamaFactorySettings.read(self.config)
 
 
+Form = Literal["script", "module", "executable"]
+
+
 class ScriptJob(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
-    """A script under torchrun.
+    """A program of the user's.
 
     Attributes:
-        argv: the script, then its arguments.
+        argv: the program, then its arguments.
+        form: whether the program is a Python script, a module as after `python -m`, or any executable.
+        options: of the engine's launcher, which stand before the program.
+        local_paths: those of its arguments that are paths on the controller.
         deepspeed_text: the DeepSpeed JSON that its options name, where that is on the controller.
     """
 
     argv: tuple[str, ...]
+    form: Form = "script"
+    options: tuple[str, ...] = ()
+    local_paths: tuple[str, ...] = ()
     deepspeed_text: str | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What follows the launcher's name: torchrun, accelerate and DeepSpeed's launcher spell these alike."""
+        forms = {"script": (), "module": ("--module",), "executable": ("--no_python",)}
+        return (*self.options, *forms[self.form], *self.argv)
 
 
 Job = LlamaFactoryJob | ScriptJob
@@ -193,6 +208,12 @@ def is_llamafactory(config: dict[str, Any]) -> bool:
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     """`key=value` pairs; values are YAML (`3` is a number, `true` a boolean). The last one of a key counts."""
     return dict(parse_assignment("--set", override, "max_steps=100") for override in overrides)
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word of a command line is `KEY=VALUE`."""
+    name, equals, _ = word.partition("=")
+    return bool(equals) and _KEY.fullmatch(name) is not None
 
 
 def override_text(key: str, value: Any) -> str:
@@ -252,6 +273,41 @@ def describe_job(job: Job) -> str:
     how = [str(job.config[key]) for key in ("stage", "finetuning_type") if key in job.config]
     synthetic = ", synthetic data" if job.synthetic is not None else ""
     return f"{name} ({' '.join(['LLaMA-Factory', *how])}{synthetic})"
+
+
+COMMAND_LINE = "llamafactory-cli train"
+"""The name of a LLaMA-Factory job whose arguments are options of a command line, in the place of a YAML's path."""
+
+
+def parse_flags(words: Sequence[str]) -> dict[str, Any]:
+    """The keys of a LLaMA-Factory training from options: `--stage sft --bf16 --report_to wandb tensorboard`.
+
+    As Hugging Face's HfArgumentParser reads them: an option alone is true, one with several values is a list.
+
+    Raises:
+        JobError: the first word is no option.
+    """
+    given: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            given[name[2:].replace("-", "_")] = [_flag_value(value)] if equals else []
+        elif not given:
+            raise JobError(
+                f"{word!r} follows {COMMAND_LINE}, which takes a YAML or options such as --stage sft",
+                hint="give the path of a YAML that ends with .yaml, or every argument as --key value",
+            )
+        else:
+            given[next(reversed(given))].append(_flag_value(word))
+    return {key: values if len(values) > 1 else values[0] if values else True for key, values in given.items()}
+
+
+def _flag_value(word: str) -> Any:
+    """A value as YAML has it, so that it means the same in the file that travels; other text is itself."""
+    try:
+        return parse_assignment("", f"value={word}", "")[1]
+    except JobError:
+        return word
 
 
 def argument_keys(job: object, variables: Iterable[str] = ()) -> tuple[str, ...]:

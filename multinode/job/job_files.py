@@ -15,12 +15,14 @@ from msgspec import Meta
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
 from multinode.job.job import (
+    COMMAND_LINE,
     Job,
     LlamaFactoryJob,
     ScriptJob,
     job_paths,
     named_paths,
     override_text,
+    parse_flags,
     parse_llamafactory,
     parse_overrides,
 )
@@ -53,6 +55,9 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The paths of a job, as it names them."""
 
     needed: tuple[str, ...] = ()  # must exist on every node
+    named: tuple[str, ...] = ()  # arguments of a script that are paths on the controller: it may read or write them
+    module: str | None = None  # to be importable on every node
+    program: str | None = None  # to be found on the PATH of every node
     output: str | None = None
     cache: str | None = None
     compared: tuple[str, ...] = ()  # those of `needed` that must be equal on all nodes
@@ -63,7 +68,7 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
     def looked_at(self) -> tuple[str, ...]:
         """All paths that a probe checks."""
         others = (path for path in (self.output, self.cache) if path is not None)
-        return tuple(dict.fromkeys([*self.needed, *others]))
+        return tuple(dict.fromkeys([*self.needed, *self.named, *others]))
 
 
 def job_files(job: Job | Benchmark | None, code: CodeTree | None = None) -> JobFiles:
@@ -71,17 +76,48 @@ def job_files(job: Job | Benchmark | None, code: CodeTree | None = None) -> JobF
     files = JobFiles()
     if isinstance(job, LlamaFactoryJob):
         files = _llamafactory_files(job)
-    elif isinstance(job, ScriptJob) and job.argv and job.argv[0].endswith(".py"):
-        files = JobFiles(needed=job.argv[:1], compared=job.argv[:1])
+    elif isinstance(job, ScriptJob) and job.argv:
+        files = _script_files(job)
     if code is None:
         return files
-    copied = _copied(files.needed, code)
+    copied = _copied((*files.needed, *files.named), code)
     return msgspec.structs.replace(
         files,
         needed=tuple(path for path in files.needed if path not in copied),
+        named=tuple(path for path in files.named if path not in copied),
+        module=None if files.module is None or _holds_module(code, files.module) else files.module,
         compared=tuple(path for path in files.compared if path not in copied),
         model=None if files.model in copied else files.model,
     )
+
+
+def _script_files(job: ScriptJob) -> JobFiles:
+    program = job.argv[0]
+    deepspeed = _deepspeed_path(job) or ""
+    configuration = (deepspeed,) if deepspeed.endswith(".json") or deepspeed in job.local_paths else ()
+    named = tuple(path for path in job.local_paths if path not in configuration)
+    if job.form == "module":
+        return JobFiles(needed=configuration, compared=configuration, named=named, module=program)
+    if job.form == "executable" and "/" not in program:
+        return JobFiles(needed=configuration, compared=configuration, named=named, program=program)
+    # An engine that starts any program may find it on PATH.
+    needed = (*((program,) if "/" in program or program.endswith(".py") else ()), *configuration)
+    return JobFiles(needed=needed, compared=needed, named=named)
+
+
+def _holds_module(code: CodeTree, module: str) -> bool:
+    path = module.replace(".", "/")
+    return code.holds(f"{path}.py") or code.holds(f"{path}/__main__.py")
+
+
+def _deepspeed_path(job: ScriptJob) -> str | None:
+    """What a script's or its launcher's options name as the DeepSpeed JSON."""
+    words = [
+        part
+        for word in (*job.options, *job.argv[1:])
+        for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
+    return next((value for key, value in itertools.pairwise(words) if key in _DEEPSPEED_OPTIONS), None)
 
 
 def may_be_paths(job: Job | Benchmark | None) -> tuple[str, ...]:
@@ -160,30 +196,57 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-# Of the Trainer, and of DeepSpeed's own `add_config_arguments`.
-_DEEPSPEED_OPTIONS = frozenset({"--deepspeed", "--deepspeed_config"})
+# Of the Trainer, of DeepSpeed's own `add_config_arguments`, and of accelerate.
+_DEEPSPEED_OPTIONS = frozenset({"--deepspeed", "--deepspeed_config", "--deepspeed_config_file"})
 
 
 def load_job(
-    path: Path, overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
+    path: Path,
+    overrides: tuple[str, ...] = (),
+    deepspeed_edits: tuple[DeepSpeedEdit, ...] = (),
+    text: str | None = None,
 ) -> LlamaFactoryJob:
     """A LLaMA-Factory job, with the edited DeepSpeed JSON that travels with it; the user's file is unchanged.
+
+    Args:
+        path: the YAML.
+        overrides: `KEY=VALUE` of it.
+        deepspeed_edits: of its DeepSpeed JSON.
+        text: its content, if it has been read; None reads the file.
 
     Raises:
         UsageError: a file cannot be read.
         JobError: a file is invalid, or there is no JSON to edit.
     """
-    text = read_text(path, "the job", "give a LLaMA-Factory YAML; your own script goes after --")
+    if text is None:
+        text = read_text(path, "the job", "give a LLaMA-Factory YAML; your own script goes after --")
     job = parse_llamafactory(text, str(path), overrides)
     local = tuple(named for named in named_paths(job) if _exists(Path(named)))
     return _with_deepspeed(msgspec.structs.replace(job, local_paths=local), path, deepspeed_edits)
 
 
-def load_script(argv: tuple[str, ...]) -> ScriptJob:
-    """A script, with the DeepSpeed JSON that its options name; it stays where it is."""
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    named = next((value for key, value in itertools.pairwise(words) if key in _DEEPSPEED_OPTIONS), None)
-    return _with_named_json(ScriptJob(argv=argv), named)
+def load_flags(
+    words: tuple[str, ...], overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
+) -> LlamaFactoryJob:
+    """A LLaMA-Factory job whose arguments are the options of a command line."""
+    from multinode.strict_yaml import dump_yaml
+
+    return load_job(Path(COMMAND_LINE), overrides, deepspeed_edits, dump_yaml(parse_flags(words)))
+
+
+def load_script(script: ScriptJob) -> ScriptJob:
+    """A script, with the DeepSpeed JSON that its options name, and those of its arguments that are paths here.
+
+    Its files stay where they are.
+    """
+    values = (word.partition("=")[2] if word.startswith("-") else word for word in script.argv[1:])
+    local = tuple(dict.fromkeys(value for value in values if _is_named_path(value)))
+    return _with_named_json(msgspec.structs.replace(script, local_paths=local), _deepspeed_path(script))
+
+
+def _is_named_path(text: str) -> bool:
+    """Whether it names something on this disk; a plain word may do so by chance."""
+    return any(mark in text.strip("./") for mark in "/.") and "://" not in text and _exists(Path(text).expanduser())
 
 
 def with_accelerate_json(job: Job, accelerate: Mapping[str, Any]) -> Job:

@@ -14,7 +14,7 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, local_cluster
 from multinode.cluster.facts import NodeFacts
-from multinode.cluster.hostfile import parse_hostfile
+from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import UsageError
 from multinode.job.job import Job
 from multinode.job.planning import LaunchOptions
@@ -321,6 +321,23 @@ class Nodes(NamedTuple):
 
     cluster: Cluster
     hostfile: str
+
+    def with_python(self, python: str) -> Nodes:
+        """The same nodes with this interpreter.
+
+        Raises:
+            UsageError: the hostfile names another one for a node.
+        """
+        for node in self.cluster.nodes:
+            if node.python not in {None, python}:
+                raise UsageError(
+                    f"the command starts {python}, but {self.cluster.source} has python={node.python}",
+                    node=node.name,
+                    hint="remove one of them",
+                )
+        nodes = tuple(msgspec.structs.replace(node, python=python) for node in self.cluster.nodes)
+        cluster = msgspec.structs.replace(self.cluster, nodes=nodes)
+        return Nodes(cluster, render_hostfile(cluster))
 
 
 def load_nodes(

@@ -142,7 +142,7 @@ def _trained(job: Job | Benchmark) -> Any:
         return job
     # A changed script is another training.
     paths = [Path(word) for word in job.argv if word.endswith((".py", ".sh"))]
-    return job.argv, {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+    return job.words, {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
 
 
 def _with_texts(value: Any) -> Any:

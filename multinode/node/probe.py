@@ -18,6 +18,7 @@ from .facts.nics import list_rdma_ports
 from .facts.software import (
     find_interpreter,
     find_tools,
+    parse_absent,
     parse_packages,
     parse_tools,
     parse_unknown,
@@ -64,7 +65,9 @@ class Probe:
         python = self._place["python"] = self._take_python(readings)
         # Slow answers first, so that everything else is read while they come.
         keys: list[str] = self._request.get("arguments", [])
-        packages = query_packages(python, cwd, keys) if python and (keys or self._request.get("packages")) else None
+        modules: list[str] = self._request.get("modules", [])
+        is_asked = keys or modules or self._request.get("packages")
+        packages = query_packages(python, cwd, keys, modules) if python and is_asked else None
         gpus = self._query_gpus()
         others = self._query_others() if gpus is None else None
         contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
@@ -85,6 +88,7 @@ class Probe:
         if facts["accelerator"] is None:
             self._missing["accelerator"] = self._missing.get("gpus", "no device is listed")
         facts["unknown_arguments"] = self._read_arguments(packages if keys else None)
+        facts["absent_modules"] = self._read_modules(packages if modules else None)
         facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts(), hung_paths=self._hung)
         # The clock last: the controller compares it with its own when the answer comes.
         return {**facts, "missing": self._missing, "time_s": time.time()}
@@ -256,6 +260,12 @@ class Probe:
             self._missing["unknown_arguments"] = self._missing.get("python", _NOT_ASKED)
             return {}
         return self._try("unknown_arguments", lambda: parse_unknown(query.answer())) or {}
+
+    def _read_modules(self, query: Optional[Query]) -> list[str]:
+        if query is None:
+            self._missing["absent_modules"] = self._missing.get("python", _NOT_ASKED)
+            return []
+        return self._try("absent_modules", lambda: parse_absent(query.answer())) or []
 
     def _read_model(self, cwd: str) -> Record:
         model: Optional[str] = self._request.get("model")

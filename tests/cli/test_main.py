@@ -163,8 +163,8 @@ def test_options_have_the_names_of_other_launchers_as_well(runs: Path, words: st
     [
         ("--include node1:0", "node1 gpus=0,1"),
         ("--exclude=node2", "remove the node's line"),
-        ("-H a:2,b:2", "--hosts FILE with one node per line"),
-        ("-np 4", "--nodes N and --workers-per-node K"),
+        ("-np 4", "--workers-per-node K for each node"),
+        ("--num_processes 4", "--workers-per-node K for each node"),
         ("--gpu_ids 0,1", "node1 gpus=0,1"),
         ("--node_rank 1", "the order of lines in the hostfile"),
         ("--rdzv_endpoint=a:29400", "--master-port"),
@@ -178,14 +178,31 @@ def test_an_option_of_another_launcher_is_answered_with_what_does_it_here(words:
 
 
 @pytest.mark.parametrize(
-    ("words", "way"),
-    [("table last", "multinode show RUN --sort"), ("torchrun train.py", "multinode launch -- train.py")],
+    ("words", "usual"), [("ps", "runs"), ("status", "show"), ("table", "show"), ("run --help", "launch --help")]
 )
-def test_a_verb_that_is_called_otherwise_here_is_answered_with_its_name(words: str, way: str) -> None:
+@pytest.mark.usefixtures("runs")
+def test_a_verb_that_is_called_otherwise_elsewhere_is_the_verb(words: str, usual: str) -> None:
+    typed, ours = (CliRunner().invoke(build_app(), line.split()) for line in (words, usual))
+    assert (typed.exit_code, typed.stdout) == (0, ours.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("torchrun --nproc_per_node 2 train.py", "multinode launch -- torchrun --nproc_per_node 2 train.py"),
+        ("train.py --lr 1", "multinode launch -- train.py --lr 1"),
+        ("launch train.py --hosts mine --lr 1", "multinode launch --hosts mine -- train.py --lr 1"),
+        ("launch --nnodes 2 torchrun train.py", "multinode launch --nnodes 2 -- torchrun train.py"),
+        ("check train.sh", "multinode check -- train.sh"),
+        ("contrast --repeats 3 ./a/train.py", "multinode contrast --repeats 3 -- ./a/train.py"),
+        ("launch train.py --token hf_s3cretS3CRETs3cret1234", "multinode launch -- train.py --token '<redacted>'"),
+    ],
+)
+def test_a_command_that_lacks_the_dashes_is_answered_with_the_line_to_type(words: str, line: str) -> None:
     error = CliRunner().invoke(build_app(), words.split()).exception
     assert isinstance(error, UsageError)
-    assert error.message == f"no such verb: {words.split(maxsplit=1)[0]}"
-    assert way in (error.hint or "")
+    assert "a command goes after --" in error.message
+    assert error.hint == line
 
 
 @pytest.mark.parametrize(

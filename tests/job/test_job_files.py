@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from multinode.errors import UsageError
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import LlamaFactoryJob, ScriptJob
-from multinode.job.job_files import JobFiles, job_files, outside_code, require_copied
+from multinode.job.job_files import JobFiles, job_files, load_script, outside_code, require_copied
 from multinode.records.benchmark import CollectiveTest, Message
 
 
@@ -46,7 +47,10 @@ def test_values_of_another_kind_name_nothing() -> None:
     ("job", "needed"),
     [
         (ScriptJob(argv=("train.py", "--data", "x")), ("train.py",)),
-        (ScriptJob(argv=("-m", "mypackage.train")), ()),
+        (ScriptJob(argv=("mypackage.train",), form="module"), ()),
+        (ScriptJob(argv=("./run.sh", "x"), form="executable"), ("./run.sh",)),
+        (ScriptJob(argv=("true",), form="executable"), ()),
+        (ScriptJob(argv=("train.py", "--deepspeed", "ds.json")), ("train.py", "ds.json")),
         (ScriptJob(argv=()), ()),
         (CollectiveTest(messages=(Message(size_bytes=8),)), ()),
         (None, ()),
@@ -121,5 +125,22 @@ def test_the_default_directory_of_datasets_is_the_nodes_own_where_the_copy_has_n
 def test_a_script_that_would_not_be_there_is_refused_and_one_of_the_nodes_is_not() -> None:
     with pytest.raises(UsageError, match=r"ignored.py is not among the copied files of /src"):
         require_copied(ScriptJob(argv=("ignored.py",)), COPIED)
-    for argv in (("train.py",), ("/opt/train.py",), ("-m", "package"), ("run.sh",)):
+    for argv in (("train.py",), ("/opt/train.py",), ("run.sh",)):
         require_copied(ScriptJob(argv=argv), COPIED)
+    require_copied(ScriptJob(argv=("package",), form="module"), COPIED)
+
+
+def test_a_module_that_is_copied_need_not_be_on_the_nodes() -> None:
+    for module, asked in (("train", None), ("more", "more"), ("pkg.train", "pkg.train")):
+        assert job_files(ScriptJob(argv=(module,), form="module"), COPIED).module == asked
+    package = code("pkg/__main__.py")
+    assert job_files(ScriptJob(argv=("pkg",), form="module"), package).module is None
+
+
+def test_arguments_that_are_paths_here_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("c.yaml", "data", "ds.json"):
+        (tmp_path / name).touch()
+    argv = ("train.py", "c.yaml", "--config=./c.yaml", "data", "no.yaml", "--deepspeed", "ds.json", "http://x/c.yaml")
+    found = job_files(load_script(ScriptJob(argv=argv)))
+    assert (found.needed, found.named) == (("train.py", "ds.json"), ("c.yaml", "./c.yaml"))

@@ -134,13 +134,19 @@ def test_a_missing_job_is_told_how_a_script_is_launched(folder: Path) -> None:
 def test_the_deepspeed_json_of_a_script_is_read_where_it_is_here(tmp_path: Path, options: tuple[str, ...]) -> None:
     path = tmp_path / "ds.json"
     argv = ("train.py", *(option.format(path) for option in options))
-    assert load_script(argv) == ScriptJob(argv=argv)
+    assert load_script(ScriptJob(argv=argv)) == ScriptJob(argv=argv)
     path.write_text('{"zero_optimization": {"mics_shard_size": 4}}')
-    job = load_script(argv)
+    job = load_script(ScriptJob(argv=argv))
     assert (job.argv, job.deepspeed_text) == (argv, path.read_text())
     assert node_groups_of(job, {}, {}) == "mics_shard_size: 4"
 
 
 def test_a_script_that_names_no_json_has_none() -> None:
     for argv in (("train.py",), ("train.py", "--deepspeed"), ("train.py", "--deepspeed", "a\0b")):
-        assert load_script(argv).deepspeed_text is None
+        assert load_script(ScriptJob(argv=argv)).deepspeed_text is None
+
+
+def test_the_launchers_options_may_name_the_json(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text("{}")
+    script = ScriptJob(argv=("train.py",), options=("--deepspeed_config_file", str(tmp_path / "ds.json")))
+    assert load_script(script).deepspeed_text == "{}"

@@ -62,7 +62,7 @@ def version(path):
                         break
         except OSError:
             pass
-wanted, keys, found = set(sys.argv[1].split()), sys.argv[2:], {{}}
+wanted, modules, keys, found = set(sys.argv[1].split()), sys.argv[2].split(), sys.argv[3:], {{}}
 for place in sys.path:
     try:
         entries = os.listdir(place)
@@ -110,7 +110,21 @@ if unknown:
     import difflib
     for key in unknown:
         unknown[key] = (difflib.get_close_matches(key, sorted(known), n=1) or [None])[0]
-print("\\n{_MARK}" + json.dumps({{**answer, "unknown": unknown, "trouble": trouble}}))
+# A module is found as `python -m` finds it, first in the working directory, and without running its packages.
+def is_module(name):
+    from importlib.machinery import PathFinder
+    first, *rest = name.split(".")
+    try:
+        spec = PathFinder.find_spec(first, [os.getcwd()]) or find_spec(first)
+        for part in rest:
+            spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or [])
+        if spec and spec.submodule_search_locations is not None:
+            spec = PathFinder.find_spec("__main__", spec.submodule_search_locations)
+    except (AttributeError, ImportError, OSError, TypeError, ValueError):
+        return True
+    return spec is not None
+absent = [name for name in modules if not is_module(name)]
+print("\\n{_MARK}" + json.dumps({{**answer, "unknown": unknown, "trouble": trouble, "absent": absent}}))
 """
 
 
@@ -145,13 +159,14 @@ def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], s
     return program, f"{python} does not exist or is not executable"
 
 
-def query_packages(python: str, cwd: Optional[str], keys: Sequence[str] = ()) -> Query:
+def query_packages(python: str, cwd: Optional[str], keys: Sequence[str] = (), modules: Sequence[str] = ()) -> Query:
     """Ask the interpreter, in the job's environment and without -I, for its version and its packages.
 
-    And which of these keys of a training's YAML its LLaMA-Factory does not know.
+    And which of these keys of a training's YAML its LLaMA-Factory does not know, and which modules it does not find.
     """
     words = " ".join((*_PACKAGES, *_NCCL_WHEELS.values()))
-    return Query([python, "-c", _SCRIPT, words, *keys[:_MOST_KEYS]], deadline_s=_PYTHON_S, cwd=cwd)
+    argv = [python, "-c", _SCRIPT, words, " ".join(modules), *keys[:_MOST_KEYS]]
+    return Query(argv, deadline_s=_PYTHON_S, cwd=cwd)
 
 
 def parse_packages(text: str) -> Installed:
@@ -181,6 +196,18 @@ def parse_unknown(text: str) -> dict[str, Optional[str]]:
     if trouble is not None:
         raise QueryFailed(str(trouble))
     return unknown
+
+
+def parse_absent(text: str) -> list[str]:
+    """Those modules that it does not find.
+
+    Raises:
+        QueryFailed: this is no answer.
+    """
+    try:
+        return [str(name) for name in _answer(text)["absent"]]
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise QueryFailed("the interpreter did not return modules") from error
 
 
 def find_tools(names: list[str], python: Optional[str], path: str) -> dict[str, str]:
