@@ -97,6 +97,7 @@ def _usage(name: str, command: Any, arguments: list[Any], options: list[Any]) ->
     words = [name]
     words += ["[OPTIONS]"] if options else []
     words += [metavar(argument) if argument.required else f"[{metavar(argument)}]" for argument in arguments]
+    words += [command.behind] if hasattr(command, "behind") else []
     words += ["COMMAND"] if hasattr(command, "commands") else []
     return f"    {' '.join(words)}"
 

@@ -57,7 +57,7 @@ MODULE_MISSING = _PATHS.error(
 PROGRAM_MISSING = _PATHS.error(
     catches="the program that a job starts under `--engine exec` is not on a node",
     message="{program} is not on the PATH of a non-interactive shell{elsewhere}",
-    hint="give its path, or extend PATH: --setup 'export PATH=...'",
+    hint="give its path, or extend PATH with --setup",
 )
 NOEXEC = _NOEXEC.warning(
     catches="a temporary directory or cache is mounted noexec: code compiled there cannot be loaded",

@@ -47,9 +47,9 @@ def check(
     job: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[JOB.yaml [KEY=VALUE]...]",
-            help="LLaMA-Factory YAML, and keys to override as with --set; another training goes after --. Without one, "
-            "check only what any training needs.",
+            metavar="JOB.yaml [KEY=VALUE]...",
+            help="LLaMA-Factory YAML, and keys to override as with --set. Any other training goes after --, as you "
+            "start it elsewhere. Without a job, check only what any training needs.",
         ),
     ] = None,
     hosts: Hosts = None,

@@ -218,7 +218,9 @@ def read_training(
     if settled.replaced:
         note(f"the hostfile replaces: {' '.join(redact_words(settled.replaced))}")
     if command.python is not None:
-        there = there.with_python(command.python)
+        # A path in this directory, which the nodes have at the same place.
+        python = command.python
+        there = there.with_python(os.path.normpath(Path.cwd() / python) if "/" in python else python)
     if command.setup is not None and training.setup is None:
         training = dataclasses.replace(training, setup=command.setup)
     return TrainingInput(

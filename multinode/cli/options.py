@@ -54,9 +54,9 @@ COPY_CODE = "--copy-code"
 JobWords = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[JOB.yaml [KEY=VALUE]...]",
-        help="LLaMA-Factory YAML, and keys to override as with --set; another training goes after --. Default: the one "
-        "in the settings, or configs/default.yaml.",
+        metavar="JOB.yaml [KEY=VALUE]...",
+        help="LLaMA-Factory YAML, and keys to override as with --set. Any other training goes after --, as you start "
+        "it elsewhere. Default: the job in the settings, or configs/default.yaml.",
     ),
 ]
 Hosts = Annotated[
@@ -370,6 +370,12 @@ class ScriptCommand(PanelCommand):
 
     A program in the place of the YAML is answered with the line to type.
     """
+
+    behind = "[-- COMMAND...]"
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """`[OPTIONS] [JOB.yaml [KEY=VALUE]...] [-- COMMAND...]`."""
+        return [*super().collect_usage_pieces(ctx), self.behind]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Split at `--`, and parse what stands before it, with a directory for --copy-code that names none."""

@@ -31,6 +31,8 @@ _SUBMITTED = frozenset({"launch", "check", "nccl-test", "bench", "contrast", "sw
 class _SubmitCommand(ScriptCommand):
     """Keeps what stands before `--` and is none of our options in `ctx.meta[_SBATCH]`, for sbatch."""
 
+    behind = "[SBATCH OPTIONS] -- VERB..."
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take out what is sbatch's; the rest is parsed as ever."""
         at = args.index("--") if "--" in args else len(args)
@@ -42,7 +44,6 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=_SubmitCommand,
-        options_metavar="[SBATCH OPTIONS] [OPTIONS] -- VERB ...",
         epilog=examples(
             "submit -N2 -- launch job.yaml",
             note="Options of sbatch go before --: -N2 --gpus-per-node=4 --time=4:00:00.",

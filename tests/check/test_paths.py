@@ -6,11 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.check.paths import (
+    check_arguments,
     check_contents,
     check_hung_paths,
     check_noexec,
     check_output,
     check_paths,
+    check_program,
     check_revisions,
     check_shared,
     check_workdir,
@@ -18,7 +20,7 @@ from multinode.check.paths import (
 from multinode.check.rule import Inspection
 from multinode.cluster.facts import ContentFact, HungPath, PathFact
 from multinode.job.code_tree import CodeFile, CodeTree
-from multinode.job.job import JobEnvironment, LlamaFactoryJob
+from multinode.job.job import JobEnvironment, LlamaFactoryJob, ScriptJob
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
 
@@ -261,3 +263,35 @@ def test_what_is_as_the_job_says_or_cannot_be_told_is_well() -> None:
         check_shared(shared((ROOTLESS, ROOTLESS))),
         check_shared(shared(({}, {}), told=True)),
     )
+
+
+def test_a_module_that_no_node_could_import_is_refused() -> None:
+    module = inspection(job=ScriptJob(argv=("pkg.train",), form="module"))
+    finding = expect(check_program(but(module, "b", absent_modules=("pkg.train",))), "error", "b")
+    assert "/env/bin/python finds no module pkg.train, neither in /work" in finding.message
+    silent(check_program(module), check_program(but(inspection(job=SCRIPT), "b", absent_modules=("pkg.train",))))
+
+
+def test_a_program_that_is_not_on_the_path_is_refused() -> None:
+    program = inspection(job=ScriptJob(argv=("bash", "run.sh"), form="executable"))
+    there = but(program, "ab", tools={"bash": "/bin/bash"})
+    silent(check_program(there))
+    finding = expect(check_program(but(there, "b", tools={}, interactive={"bash": "/x/bash"})), "error", "b")
+    assert "bash is not on the PATH of a non-interactive shell; an interactive shell finds /x/bash" in finding.message
+    silent(check_program(inspection(job=ScriptJob(argv=("./run.sh",), form="executable"))))
+
+
+def test_an_argument_that_is_a_path_here_and_not_on_a_node_is_warned_about() -> None:
+    script = inspection(job=ScriptJob(argv=("train.py", "my config.yaml"), local_paths=("my config.yaml",)))
+    lacking = but(script, "b", paths=(place("train.py", "file"), place("my config.yaml", "missing")))
+    finding = expect(check_arguments(lacking), "warning", "b")
+    assert finding.hint is not None
+    assert finding.hint.endswith("multinode copy 'my config.yaml'")
+    # It is no input that the job is sure to read.
+    silent(check_paths(lacking), check_arguments(but(script, "b", paths=(place("my config.yaml", "file"),))))
+
+
+def test_the_deepspeed_json_of_a_script_is_an_input() -> None:
+    script = inspection(job=ScriptJob(argv=("train.py", "--deepspeed", "ds.json")))
+    lacking = but(script, "b", paths=(place("train.py", "file"), place("ds.json", "missing")))
+    assert "ds.json is missing" in only(check_paths(lacking)).message

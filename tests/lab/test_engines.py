@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -200,6 +201,75 @@ def test_accelerate_trains_a_script_over_four_workers(command: Command, config: 
     document = command.document(*LAUNCH, *options)
     assert_trained_together(command, document, 4)
     assert document["steps"] == 30
+
+
+@pytest.mark.parametrize(
+    ("typed", "engine", "world_size"),
+    [
+        (
+            (
+                "torchrun --nnodes=2 --node_rank=0 --nproc_per_node=2 --master_addr=192.0.2.1 --master_port=1234 "
+                f"{SCRIPT} --steps 6"
+            ),
+            "torchrun",
+            4,
+        ),
+        (f"OMP_NUM_THREADS=1 {sys.executable} -u -m configs.ddp_tiny --steps 6", "torchrun", 4),
+        (
+            (
+                "accelerate launch --cpu --num_processes 4 --num_machines 1 --mixed_precision no "
+                "configs/accelerate_tiny.py --steps 6"
+            ),
+            "accelerate",
+            4,
+        ),
+        ("--workers-per-node 1 -- deepspeed --num_gpus 1 configs/deepspeed_tiny.py --steps 6", "deepspeed", 2),
+        (
+            (
+                "--workers-per-node 1 -- FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 llamafactory-cli train "
+                "configs/tiny_sft.yaml max_steps=6"
+            ),
+            "llamafactory",
+            2,
+        ),
+    ],
+    ids=["torchrun", "python", "accelerate", "deepspeed", "llamafactory-cli"],
+)
+@pytest.mark.usefixtures("tiny")
+def test_a_command_that_was_pasted_trains_on_both_nodes(
+    command: Command, typed: str, engine: str, world_size: int
+) -> None:
+    options, _, pasted = typed.rpartition("-- ") if typed.startswith("--") else ("", "", typed)
+    document = command.document(*LAUNCH, *shlex.split(options), "--json", "--", *shlex.split(pasted))
+    assert_succeeded(document)
+    assert (document["engine"], document["world_size"], document["steps"]) == (engine, world_size, 6)
+    assert_nothing_left(document)
+
+
+def test_torchs_old_launcher_gives_a_script_its_local_rank(command: Command, shared_dir: Path) -> None:
+    path = shared_dir / "argv.py"
+    path.write_text("import sys; print('got', *sys.argv[1:], flush=True)")
+    typed = f"python -m torch.distributed.launch --nproc_per_node 2 --nnodes 1 {path} --lr 1"
+    document = command.document(*LAUNCH, "--json", "--", *typed.split())
+    assert_succeeded(document)
+    for rank in (0, 1):
+        told = re.findall(r"got .*", log(command, document, rank))
+        assert sorted(told) == [f"got --local-rank={local} --lr 1" for local in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("-m configs.no_such_module", "finds no module configs.no_such_module"),
+        ("--engine exec -- no-such-program x", "no-such-program is not on the PATH"),
+        ("torchrun configs/no_such.py", "configs/no_such.py is missing"),
+    ],
+)
+def test_check_looks_at_what_a_command_will_open(typed: str, said: str) -> None:
+    options, _, pasted = typed.rpartition("-- ") if " -- " in typed else ("", "", typed)
+    result = in_process("check", "--hosts", "lab", "--no-bandwidth", *options.split(), "--", *pasted.split())
+    assert result.exit_code == 1, result.stdout
+    assert said in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ SFT = parse_llamafactory(
     "model_name_or_path: /models/m\nstage: sft\ndataset: d\ndataset_dir: data\noutput_dir: out\n", "sft.yaml"
 )
 SCRIPT = ScriptJob(argv=("train.py",))
+PROGRAM = ScriptJob(argv=("train",), form="executable")
 
 
 @pytest.mark.parametrize(
@@ -75,9 +76,9 @@ SCRIPT = ScriptJob(argv=("train.py",))
         (SCRIPT, LaunchOptions(), True, "train.py", "train.py is missing"),
         (SFT, LaunchOptions(), True, None, None),
         (SFT, LaunchOptions(), False, "/models/m", None),
-        # It may bring the files, or be what is looked for along PATH.
+        # The setup may bring the files, and a program is looked for along PATH.
         (SFT, LaunchOptions(environment=JobEnvironment(prelude="mount /models")), True, "/models/m", None),
-        (SCRIPT, LaunchOptions(engine=Engine(name="exec")), True, "train.py", None),
+        (PROGRAM, LaunchOptions(engine=Engine(name="exec")), True, "train", None),
     ],
 )
 def test_a_job_whose_files_are_missing_is_not_started(
@@ -87,7 +88,8 @@ def test_a_job_whose_files_are_missing_is_not_started(
         paths = [
             {"path": path, "kind": "missing" if path == missing else "directory"} for path in json.loads(stdin)["paths"]
         ]
-        return [json.dumps({**FACTS, "paths": paths}).encode() + b"\n"]
+        tools = {name: f"/bin/{name}" for name in json.loads(stdin)["tools"]}
+        return [json.dumps({**FACTS, "paths": paths, "tools": tools}).encode() + b"\n"]
 
     context = RunContext(FakeTransport(answer), tmp_path / "runs")
     what = Launch(cluster=CLUSTER, hostfile="", job=job, options=options, check=checked)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.software import Installed, parse_packages, parse_unknown, query_packages
+from multinode.node.facts.software import Installed, parse_absent, parse_packages, parse_unknown, query_packages
 from multinode.node.programs import QueryFailed
 
 from .localnode import LocalNode
@@ -98,7 +98,7 @@ def test_the_cuda_of_torch_and_its_nccl_or_why_they_are_not_known(
     assert found.packages["torch"] == "2.13.0"
 
 
-@pytest.mark.parametrize("parse", [parse_packages, parse_unknown])
+@pytest.mark.parametrize("parse", [parse_absent, parse_packages, parse_unknown])
 @pytest.mark.parametrize("text", ["", MARK, f"{MARK}[]", MARK + '{"a": 1}'])
 def test_an_answer_that_is_none_is_told(parse: Callable[[str], object], text: str) -> None:
     with pytest.raises(QueryFailed, match="did not return"):
@@ -116,6 +116,25 @@ def test_a_probe_finds_torch_and_unknown_keys_and_imports_nothing(node: LocalNod
     assert not {"cuda_version", "nccl_version", "unknown_arguments", "packages"} & set(record["missing"])
     _, (record,) = node.call("probe", {"python": sys.executable}, env=env)
     assert (record["unknown_arguments"], record["missing"]["unknown_arguments"]) == ({}, "not asked for")
+
+
+def test_a_module_is_found_as_python_finds_it_and_none_of_its_packages_runs(
+    node: LocalNode, site: Path, tmp_path: Path
+) -> None:
+    for path in ("here/train.py", "pkg/__init__.py", "pkg/train.py", "pkg/__main__.py", "empty/__init__.py", "mine.py"):
+        (tmp_path / "work" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "work" / path).write_text("raise SystemExit('run')")
+    asked = {
+        **dict.fromkeys(
+            ("here.train", "pkg.train", "pkg", "mine", "json.tool", "llamafactory.hparams.model_args"), True
+        ),
+        **dict.fromkeys(("there.train", "pkg.other", "empty", "pkg.train.more", "mine.py", "transformers"), False),
+    }
+    request = {"python": sys.executable, "workdir": str(tmp_path / "work"), "modules": list(asked)}
+    _, (record,) = node.call("probe", request, env={"PYTHONPATH": str(site)})
+    assert record["absent_modules"] == [name for name, there in asked.items() if not there]
+    _, (record,) = node.call("probe", {"python": sys.executable}, env={})
+    assert record["missing"]["absent_modules"] == "not asked for"
 
 
 def test_keys_without_an_argument_come_with_what_may_have_been_meant(
