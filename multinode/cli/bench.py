@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from multinode.cli.inputs import read_nodes
+from multinode.cli.inputs import make_launch, read_nodes, with_environment
 from multinode.cli.options import (
     Check,
     Details,
@@ -94,10 +94,11 @@ def bench(
     )
     modes = {"alone": alone, "together": together}
     phases = [phase for phase in PHASES if modes[phase] or not any(modes.values())]
-    launch = common.make_launch(
+    options = LaunchOptions(workers_per_node=local or workers_per_node, sample_interval_s=_SAMPLE_INTERVAL_S)
+    launch = make_launch(
         read_nodes(hosts, nodes, local),
         test,
-        LaunchOptions(workers_per_node=local or workers_per_node, sample_interval_s=_SAMPLE_INTERVAL_S),
+        with_environment(options, common),
         # A device that hangs would hold up all other nodes.
         ExecuteOptions(
             kind="bench",

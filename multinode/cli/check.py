@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.inputs import read_training
+from multinode.cli.inputs import read_training, with_environment
 from multinode.cli.live import show_stage
 from multinode.cli.options import (
     Details,
@@ -81,7 +81,7 @@ def check(
         from multinode.lab.cluster import require_idle
 
         require_idle(cluster)
-    options = training.with_environment(LaunchOptions(workers_per_node=given.workers_per_node), given.env)
+    options = with_environment(LaunchOptions(workers_per_node=given.workers_per_node), training, given.env)
     training_job: Job | None = None
     if given.names_job or set_ or synthetic or training.concerns_job:
         training_job = given.read_job(set_ or [])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import typer
 
-from multinode.cli.options import SCRIPT, TrainingOptions, given_options
+from multinode.cli.options import SCRIPT, NodeOptions, TrainingOptions, given_options
 from multinode.cli.output import note
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.engine_commands import Engine, choose_engine, parse_accelerate
@@ -20,6 +20,7 @@ from multinode.job.job_files import Change, parse_change
 from multinode.job.shell_variables import unused_variables
 from multinode.job.typed_command import TypedCommand, read_command, settle
 from multinode.records.balance import Balance, parse_balance
+from multinode.records.benchmark import Benchmark
 from multinode.records.files import read_text
 from multinode.secret_values import hides, redact_words
 
@@ -153,7 +154,7 @@ class TrainingInput:
 
         training, engine = self.training, self._read_engine(job)
         options = msgspec.structs.replace(
-            training.with_environment(options, self.env),
+            with_environment(options, training, self.env),
             engine=engine,
             grad_compress=training.grad_compress,
             code=read_copied_code(training.copy_code),
@@ -163,7 +164,7 @@ class TrainingInput:
     def make_launch(self, job: Job, options: LaunchOptions, execute: ExecuteOptions, *, check: bool) -> Launch:
         """The launch of the job on these nodes."""
         job, options = self.with_engine(job, options)
-        return self.training.make_launch(self.nodes, job, options, execute, check=check, typed=self.env)
+        return make_launch(self.nodes, job, options, execute, check=check)
 
     def _read_engine(self, job: Job) -> Engine:
         command, path = self.command, self.training.accelerate_config
@@ -257,7 +258,28 @@ def _show_diff(job: LlamaFactoryJob) -> None:
         typer.echo("\t".join(sanitize(part) for part in line.split("\t")), err=True)
 
 
-def tell_unused_variables(launch: Launch) -> None:
+def with_environment(
+    options: LaunchOptions, given: NodeOptions, typed: Mapping[str, str] | None = None
+) -> LaunchOptions:
+    """With the port, the variables and the setup that were given; `typed` are variables in front of a command."""
+    environment = read_job_environment(given.env, given.setup, typed)
+    return msgspec.structs.replace(options, master_port=given.master_port, environment=environment)
+
+
+def make_launch(
+    nodes: Nodes, job: Job | Benchmark, options: LaunchOptions, execute: ExecuteOptions, *, check: bool
+) -> Launch:
+    """The launch of a job on the cluster of a hostfile, whose text comes with it."""
+    from multinode.launch.context import Launch
+
+    launch = Launch(
+        cluster=nodes.cluster, hostfile=nodes.hostfile, job=job, options=options, execute=execute, check=check
+    )
+    _tell_unused_variables(launch)
+    return launch
+
+
+def _tell_unused_variables(launch: Launch) -> None:
     """Tell, on one line, which variables of this shell would change the run and do not reach it."""
     from multinode import api
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.inputs import parse_option, read_nodes
+from multinode.cli.inputs import make_launch, parse_option, read_nodes, with_environment
 from multinode.cli.options import (
     Check,
     Details,
@@ -177,11 +177,12 @@ def nccl_test(
             f"--{'write' if write else 'fresh'} is an option of --tune, which is missing", hint="add --tune"
         )
     choose_form(None, output, {".html": "html", ".htm": "html"})
-    launch = common.make_launch(
+    # A training uses all slots; bare sizes are of the network between the nodes.
+    workers = local or workers_per_node or (None if training is not None else 1)
+    launch = make_launch(
         _cluster(hosts, nodes, local),
         test,
-        # A training uses all slots; bare sizes are of the network between the nodes.
-        LaunchOptions(workers_per_node=local or workers_per_node or (None if training is not None else 1)),
+        with_environment(LaunchOptions(workers_per_node=workers), common),
         ExecuteOptions(lease_s=_LEASE_S, stall_s=hang_timeout or None, on_stall=on_hang),
         check=check,
     )

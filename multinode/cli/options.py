@@ -8,11 +8,10 @@ import functools
 import inspect
 import itertools
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-import msgspec
 import typer
 
 from multinode.cli.panels import PanelCommand
@@ -20,12 +19,7 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.secret_values import redact_words
 
 if TYPE_CHECKING:
-    from multinode import api
-    from multinode.job.job import Job
-    from multinode.job.planning import LaunchOptions
-    from multinode.launch.context import ExecuteOptions, Launch
     from multinode.records.averaging import Averaging
-    from multinode.records.benchmark import Benchmark
 
 
 def complete_runs(incomplete: str) -> list[str]:
@@ -434,37 +428,6 @@ class NodeOptions:
     env: Variables = None
     setup: Setup = None
     master_port: MasterPort = None
-
-    def make_launch(
-        self,
-        nodes: api.Nodes,
-        job: Job | Benchmark,
-        options: LaunchOptions,
-        execute: ExecuteOptions,
-        *,
-        check: bool,
-        typed: Mapping[str, str] | None = None,
-    ) -> Launch:
-        """The launch of a job on the cluster of a hostfile, whose text comes with it.
-
-        `typed` are variables in front of a command after `--`.
-        """
-        from multinode.cli.inputs import tell_unused_variables
-        from multinode.launch.context import Launch
-
-        options = self.with_environment(options, typed)
-        launch = Launch(
-            cluster=nodes.cluster, hostfile=nodes.hostfile, job=job, options=options, execute=execute, check=check
-        )
-        tell_unused_variables(launch)
-        return launch
-
-    def with_environment(self, options: LaunchOptions, typed: Mapping[str, str] | None = None) -> LaunchOptions:
-        """With the port, the variables and the setup that were given."""
-        from multinode.cli.inputs import read_job_environment
-
-        environment = read_job_environment(self.env, self.setup, typed)
-        return msgspec.structs.replace(options, master_port=self.master_port, environment=environment)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -213,7 +213,7 @@ OF_ENGINE = {
 """The launcher whose options stand before the script, by engine."""
 
 
-class Refusal(NamedTuple):
+class NotStarted(NamedTuple):
     """A program that is not started, and what to type instead.
 
     Attributes:
@@ -233,22 +233,24 @@ _NO_TRAINING = "it is no training; run it on one machine, without multinode"
 _ELSEWHERE = "multinode starts no containers: give it nodes that run in them, with their own sshd"
 _ENVIRONMENT = "the environment of the nodes is chosen with --setup, or with python= in the hostfile"
 
-REFUSALS = {
+NOT_STARTED = {
     **dict.fromkeys(
-        ("mpirun", "mpiexec", "orterun", "prterun", "horovodrun", "srun", "torchx", "ray"), Refusal(_STARTS_THEM)
+        ("mpirun", "mpiexec", "orterun", "prterun", "horovodrun", "srun", "torchx", "ray"), NotStarted(_STARTS_THEM)
     ),
-    **dict.fromkeys(("docker", "podman", "nerdctl", "singularity", "apptainer", "enroot"), Refusal(_ELSEWHERE)),
-    "sudo": Refusal("the job runs as the user of the SSH connection: set user= in the hostfile"),
-    "poetry": Refusal(_ENVIRONMENT, option="--setup 'eval \"$(poetry env activate)\"'"),
-    "numactl": Refusal("it would bind the launcher of each node, and not its workers; torchrun has --numa-binding"),
-    "accelerate": Refusal(_NO_TRAINING, ""),
-    "llamafactory-cli": Refusal(_NO_TRAINING, ""),
-    "lmf": Refusal(_NO_TRAINING, ""),
-    "swift": Refusal("its command line starts torchrun itself", "-- -m swift.cli.{verb} {rest}"),
-    "axolotl": Refusal(
+    **dict.fromkeys(("docker", "podman", "nerdctl", "singularity", "apptainer", "enroot"), NotStarted(_ELSEWHERE)),
+    "sudo": NotStarted("the job runs as the user of the SSH connection: set user= in the hostfile"),
+    "poetry": NotStarted(_ENVIRONMENT, option="--setup 'eval \"$(poetry env activate)\"'"),
+    "numactl": NotStarted("it would bind the launcher of each node, and not its workers; torchrun has --numa-binding"),
+    "accelerate": NotStarted(_NO_TRAINING, ""),
+    "llamafactory-cli": NotStarted(_NO_TRAINING, ""),
+    "lmf": NotStarted(_NO_TRAINING, ""),
+    "swift": NotStarted("its command line starts torchrun itself", "-- -m swift.cli.{verb} {rest}"),
+    "axolotl": NotStarted(
         "its command line starts accelerate itself", "--engine accelerate -- -m axolotl.cli.{verb} {rest}"
     ),
-    "trl": Refusal("its command line starts accelerate itself", "--engine accelerate -- -m trl.scripts.{verb} {rest}"),
+    "trl": NotStarted(
+        "its command line starts accelerate itself", "--engine accelerate -- -m trl.scripts.{verb} {rest}"
+    ),
 }
 """By the name of the program."""
 

@@ -254,17 +254,17 @@ class _Reader:
             UsageError: always.
         """
         words = self._words
-        refusal = launchers.REFUSALS.get(program)
-        if refusal is not None:
+        other = launchers.NOT_STARTED.get(program)
+        if other is not None:
             given = {
                 "program": shlex.join(_inner_program(words[1:])),
                 "verb": words[1] if len(words) > 1 else "sft",
                 "rest": shlex.join(words[2:]),
             }
-            shown = f"{program} {words[1]}" if not refusal.line and len(words) > 1 else program
-            line = " ".join(filter(None, (refusal.option, refusal.line.format(**given))))
+            shown = f"{program} {words[1]}" if not other.line and len(words) > 1 else program
+            line = " ".join(filter(None, (other.option, other.line.format(**given))))
             hint = f"{self._line} {line}".strip() if line else None
-            raise UsageError(f"{shown} is not started: {refusal.why}", hint=hint)
+            raise UsageError(f"{shown} is not started: {other.why}", hint=hint)
         as_it_is = f"{self._line} --engine exec -- {shlex.join(redact_words(words))}"
         if program in _SHELLS and words[1:2] == ["-c"]:
             inner = shlex.join(_inner_program(_split(" ".join(words[2:3]))))
@@ -382,7 +382,7 @@ def _split(text: str) -> list[str]:
 def starts_program(word: str) -> bool:
     """Whether a word in the place of a YAML begins a command: a script, a launcher, a shell, a variable in front."""
     program = word.rpartition("/")[2]
-    names = {name.split()[0] for name in (*launchers.LAUNCHERS, *launchers.REFUSALS, *_CONDAS)}
+    names = {name.split()[0] for name in (*launchers.LAUNCHERS, *launchers.NOT_STARTED, *_CONDAS)}
     return (
         program.endswith((".py", ".sh"))
         or _INTERPRETER.fullmatch(program) is not None
