@@ -254,7 +254,7 @@ def _named(
     if len(gpus) != sum(workers):
         raise UsageError(
             f"--baseline-gpus names {len(gpus)} GPUs, but all nodes together have {sum(workers)} workers",
-            hint="name {workers * most} GPUs",
+            hint=f"name {sum(workers)} GPUs of node 0: --baseline-gpus takes one per worker",
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))
     clusters = {1: msgspec.structs.replace(cluster, nodes=(first,)), most: cluster.first(most)}
