@@ -62,6 +62,7 @@ _WIDEST = 100
 # What other launchers call our options.
 _ALIASES = {
     "hostfile": "hosts",
+    "host": "hosts",
     "nnodes": "nodes",
     "num-nodes": "nodes",
     "num-machines": "nodes",
@@ -85,8 +86,6 @@ _TRIED = "multinode tune --from RUN --candidates N measures the advised changes"
 _ELSEWHERE = {
     "--include": "use --nodes N for the first N lines of the hostfile; name GPUs there: node1 gpus=0,1",
     "--exclude": "remove the node's line from the hostfile; to exclude GPUs, name the others there: node1 gpus=0,1",
-    "-H": "use --hosts FILE with one node per line: node1 slots=4",
-    "--host": "use --hosts FILE with one node per line: node1 slots=4",
     "-np": "use --nodes N and --workers-per-node K, or slots=K in the hostfile",
     "-n": "use --nodes N and --workers-per-node K, or slots=K in the hostfile",
     "--num-processes": "use --workers-per-node K for each node; accelerate counts all nodes together",

@@ -106,10 +106,12 @@ class NodeList:
 
     Args:
         source: path of the text, for messages.
+        is_typed: whether it is a list that was typed in place of a path, and the text itself is its source.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, is_typed: bool = False) -> None:
         self._source = source
+        self._is_typed = is_typed
         self._nodes: list[Node] = []
         # By name, by what else a name is the same as, and by `addr=` and the address.
         self._lines: dict[str, tuple[str, Node]] = {}
@@ -124,7 +126,12 @@ class NodeList:
         try:
             yield
         except WrongLine as wrong:
-            raise HostfileError(f"{self._source}:{place}: {wrong}", hint=wrong.hint) from None
+            where, hint = f"{self._source}:{place}", wrong.hint
+            if self._is_typed:
+                where = self._source
+                # A list has no settings.
+                hint = f"{hint}, in a file: --hosts FILE" if hint and "=" in hint else hint
+            raise HostfileError(f"{where}: {wrong}", hint=hint) from None
 
     def add(self, place: int | str, node: Node) -> None:
         """One more, of this line or host.
@@ -132,15 +139,17 @@ class NodeList:
         Raises:
             WrongLine: it exists, or there are too many.
         """
+        once = "write one line per node; for several workers: slots=2"
+        if self._is_typed:
+            once = f"name each node once, with the number of its workers: {node.name}:2"
         if node.name in self._lines:
             where, _ = self._lines[node.name]
-            hint = "write one line per node; for several workers: slots=2"
-            raise WrongLine(f"duplicate node {node.name!r} ({where})", hint)
+            raise WrongLine(f"duplicate node {node.name!r} ({where})", once)
         same = _canonical(node.name)
         if (first := self._lines.get(same)) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
                 f"{node.name!r} is the node {first[1].name!r} of {first[0]} by another name",
-                "write one line per node; for several workers: slots=2",
+                once,
             )
         if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
@@ -149,8 +158,9 @@ class NodeList:
             )
         if len(self._nodes) >= _MAX_NODES:
             raise WrongLine(f"there are more than {_MAX_NODES} nodes")
+        where = "this list" if self._is_typed else f"line {place}" if isinstance(place, int) else place
         for name in (node.name, same, *([f"addr={node.addr}"] if node.addr is not None else [])):
-            self._lines.setdefault(name, (f"line {place}" if isinstance(place, int) else place, node))
+            self._lines.setdefault(name, (where, node))
         self._nodes.append(node)
 
     def cluster(self) -> Cluster:
@@ -165,9 +175,34 @@ class NodeList:
         return Cluster(nodes=tuple(self._nodes), source=self._source)
 
 
-def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
-    """The nodes of a hostfile, in node-rank order. `source` is its path, for messages."""
-    listed = NodeList(source)
+def is_host_list(text: str) -> bool:
+    """Whether a text in place of a hostfile's path names nodes: `a,b`, `node[1-4]`, `a:2`, `[2001:db8::1]`."""
+    name = text.rpartition("@")[2]
+    has_list = "," in text or _BRACKETS.search(text) is not None
+    return "/" not in text and (has_list or _WITH_SLOTS.fullmatch(name) is not None)
+
+
+def parse_host_list(text: str) -> tuple[Cluster, str]:
+    """The nodes of a list as in `is_host_list`, and the hostfile that says the same.
+
+    Blanks around a comma and a comma at the end have no meaning.
+    """
+    line = ",".join(part for part in map(str.strip, text.split(",")) if part) + "\n"
+    return parse_hostfile(line, text, is_typed=True), line
+
+
+def parse_hostfile(text: str, source: str = "hostfile", *, is_typed: bool = False) -> Cluster:
+    """The nodes of a hostfile, in node-rank order.
+
+    Args:
+        text: of the hostfile.
+        source: its path, for messages.
+        is_typed: as for `NodeList`.
+
+    Raises:
+        HostfileError: a line is invalid, or there is none.
+    """
+    listed = NodeList(source, is_typed=is_typed)
     # Not splitlines(), which also splits at form feeds and other characters that editors do not count.
     lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
     counts = count_slots(text)
@@ -183,12 +218,12 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
 
 
 def count_slots(text: str) -> Counter[str] | None:
-    """How often each name occurs in a PBS nodefile, once per slot; None for other hostfiles.
+    """How often each name occurs in a PBS nodefile or a list such as `a,a,b,b`, once per slot; None for others.
 
-    Open MPI reads such a file in the same way. Without repeated names, slots are not specified.
+    Open MPI reads such files and lists in the same way. Without repeated names, slots are not specified.
     """
     lines = text.removeprefix(_BYTE_ORDER_MARK).split("\n")
-    names = [line.strip() for line in lines if line.strip()]
+    names = [name.strip() for line in lines if line.strip() for name in line.split(",")]
     counts = Counter(names)
     return counts if len(counts) < len(names) and all(_NAME.fullmatch(name) for name in counts) else None
 
@@ -205,6 +240,9 @@ def redact_hostfile(text: str) -> str:
 
 def with_variables(text: str, variables: Mapping[str, str]) -> str:
     """The text of a valid hostfile with these variables added to every node's line."""
+    if (counts := count_slots(text)) is not None:
+        # With settings on its lines, a repeated name would be an error.
+        text = "".join(f"{name} slots={count}\n" for name, count in counts.items())
     mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
     lines = text.removeprefix(mark).split("\n")
     return mark + "\n".join(_with_variables(line, variables) for line in lines)
@@ -257,9 +295,16 @@ def fold_ranges(names: Sequence[str]) -> str:
         if not numbered:
             patterns += same
             continue
-        ranges = _fold_numbers([name[len(before) : len(name) - len(after)] for name in same])
+        numbers = [name[len(before) : len(name) - len(after)] for name in same]
+        ranges = ["-".join(ends) for ends in _fold_numbers(numbers)]
         patterns.append(before + (ranges[0] if len(same) == 1 else f"[{','.join(ranges)}]") + after)
     return ",".join(patterns)
+
+
+def fold_numbers(numbers: Sequence[int]) -> str:
+    """Numbers for a sentence, three or more consecutive ones as a range: `0, 1`, `0-127`, `1, 4-6`."""
+    ranges = _fold_numbers([str(number) for number in numbers])
+    return ", ".join(("-" if int(ends[-1]) - int(ends[0]) > 1 else ", ").join(ends) for ends in ranges)
 
 
 def _around_number(name: str) -> tuple[str, str, bool]:
@@ -267,7 +312,8 @@ def _around_number(name: str) -> tuple[str, str, bool]:
     return (match[1], match[3], True) if match is not None else (name, "", False)
 
 
-def _fold_numbers(numbers: Sequence[str]) -> list[str]:
+def _fold_numbers(numbers: Sequence[str]) -> list[list[str]]:
+    """The first and the last of consecutive numbers; one that stands alone is both."""
     ranges: list[list[str]] = []
     for number in numbers:
         # A range keeps the width of its first number.
@@ -275,7 +321,7 @@ def _fold_numbers(numbers: Sequence[str]) -> list[str]:
             ranges[-1][1:] = [number]
         else:
             ranges.append([number])
-    return ["-".join(parts) for parts in ranges]
+    return ranges
 
 
 def _redact_word(word: re.Match[str]) -> str:
@@ -310,14 +356,18 @@ def _read_name(text: str) -> tuple[str, dict[str, str]]:
     if match is None:
         return rest, settings
     if match["slots"] is not None:
-        if int(match["slots"]) == _SSH_PORT or int(match["slots"]) > _MOST_SLOTS:
-            name = f"{user}{at}{match['name']}"
-            raise WrongLine(
-                f"{match['slots']} in {rest!r} may be a port or a number of workers",
-                f"write {name} port={match['slots']}, or {name} slots={match['slots']}",
-            )
+        _refuse_port(f"{user}{at}{match['name']}", match["slots"], rest)
         settings["slots"] = match["slots"]
     return match["name"], settings
+
+
+def _refuse_port(name: str, number: str, text: str) -> None:
+    """Refuse a number behind a name that may be a port."""
+    if int(number) == _SSH_PORT or int(number) > _MOST_SLOTS:
+        raise WrongLine(
+            f"{number} in {text!r} may be a port or a number of workers",
+            f"write {name} port={number}, or {name} slots={number}",
+        )
 
 
 def _refuse_other_forms(line: str, words: list[str]) -> None:
@@ -347,9 +397,36 @@ def _refuse_other_forms(line: str, words: list[str]) -> None:
         raise WrongLine("it is a line of a YAML list", f"write {' '.join(rest)}")
     if name == "ssh" and rest:
         raise WrongLine("it is a command", f"write {_of_ssh(rest)}")
-    bare = [word for word in rest if "=" not in word]
-    if bare and bare == rest and all(map(_NAME.fullmatch, rest)):
-        raise WrongLine(f"{len(words)} names are on one line", f"write one node per line: {name}, then {rest[0]}")
+    settings = list(_joined(rest))
+    bare = list(itertools.takewhile(lambda word: "=" not in word, settings))
+    if bare:
+        _refuse_bare_words(name, bare, settings[len(bare) :])
+
+
+def _refuse_bare_words(name: str, bare: list[str], settings: list[str]) -> None:
+    """Reject words without a key behind a name: a number of workers, other names of one machine, or other machines."""
+    *others, last = bare
+    number = last if _WHOLE.fullmatch(last) else None
+    names = [name, *(bare if number is None else others)]
+    addresses = [word for word in names if _is_address(word)]
+    keys = [shlex.quote(setting) for setting in settings]
+    if number is not None and len(names) == 1:
+        _refuse_port(name, number, f"{name} {number}")
+        keys.insert(0, f"slots={number}")
+        raise WrongLine(f"{number!r} is not key=value", f"write {' '.join([name, *keys])}")
+    if not all(_NAME.fullmatch(word) or _is_address(word) for word in names):
+        return
+    if len(addresses) == 1:
+        (address,) = addresses
+        machine = next(word for word in names if word != address)
+        keys = [f"addr={address}", *([] if number is None else [f"slots={number}"]), *keys]
+        is_local = ipaddress.ip_address(address).is_loopback
+        raise WrongLine(
+            "it has the address and the name of one machine, as in /etc/hosts",
+            "remove it: this address is every machine's own" if is_local else f"write {' '.join([machine, *keys])}",
+        )
+    if not settings:
+        raise WrongLine(f"{len(names)} names are on one line", f"write one node per line: {names[0]}, then {names[1]}")
 
 
 def _of_ssh(words: list[str]) -> str:

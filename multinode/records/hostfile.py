@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
+from multinode.cluster.hostfile import count_slots, is_host_list, parse_host_list, parse_hostfile, render_hostfile
 from multinode.errors import HostfileError, UsageError, printable
 from multinode.node.files import describe_stranger
-from multinode.records.files import MAX_BYTES, read_text
+from multinode.records.files import MAX_BYTES, exists, nearest_path, read_text
+from multinode.records.other_documents import is_inventory, refuse_other_documents
 from multinode.records.settings import Settings
 from multinode.units import format_list
 
@@ -44,40 +45,31 @@ _NO_ANSIBLE = (
 _SHOWN_NODES = 32
 
 
-_SECTION = re.compile(r"\[\s*[A-Za-z_][^\[\]:\s]*\s*(?::\s*\w+\s*)?\]\s*(?:[#;].*)?")
-# The first line that says something, of a YAML document whose keys are groups, or of JSON.
-_KEYS = re.compile(r"(?:---|\{|[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$))")
-_COMMENTS = ("#", ";")
-
-
-def is_inventory(text: str) -> bool:
-    """Whether a text is an Ansible inventory with groups, and not a hostfile."""
-    lines = [line.strip() for line in text.split("\n")]
-    entries = [line for line in lines if line and not line.startswith(_COMMENTS)]
-    return bool(entries) and (_KEYS.match(entries[0]) is not None or any(_SECTION.fullmatch(line) for line in entries))
-
-
 def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
-    """The cluster and the text of its hostfile: verbatim, or made from a group of an inventory.
+    """The cluster and the text of its hostfile: verbatim, or made from a list or a group of an inventory.
 
     Args:
         path: a hostfile, `-` for standard input, or one of these with `:GROUP`, a group of an Ansible inventory, which
-            `ansible-inventory` reads; of standard input, what it has printed.
-        note: is told what of an inventory is ignored.
+            `ansible-inventory` reads; of standard input, what it has printed. Without a file of this name, a list such
+            as `a,b`, `a:2,b:2` or `node[1-4]`.
+        note: is told what of an inventory is ignored, and which names are repeated.
     """
     path, group = _split_group(path)
     source = _STDIN if str(path) == "-" else str(path)
+    if group is None and is_host_list(source) and not exists(path):
+        cluster, text = parse_host_list(source)
+        _note_repeated(text, source, note)
+        return cluster, text
     if source == _STDIN:
         text = _read_stdin(note)
     else:
         # Ansible also reads directories, and programs.
         text = "" if group is not None and path.is_dir() else read_text(path, "the hostfile", _hint(path))
+    refuse_other_documents(text, source)
     if group is None and not is_inventory(text):
         cluster = parse_hostfile(text, source)
         _check_ownership(path, cluster)
-        if (counts := count_slots(text)) is not None:
-            repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
-            note(f"{source} names {repeated}, once for each of its workers")
+        _note_repeated(text, source, note)
         return cluster, text
     listing = text if source == _STDIN or text.lstrip().startswith("{") else _ask_ansible(path)
     from multinode.cluster.allocation import parse_inventory
@@ -87,6 +79,12 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
         note(f"{source}: ignored: {printable(', '.join(ignored))}")
     head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
     return cluster, head + render_hostfile(cluster)
+
+
+def _note_repeated(text: str, source: str, note: Callable[[str], None]) -> None:
+    if (counts := count_slots(text)) is not None:
+        repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
+        note(f"{source} names {repeated}, once for each of its workers")
 
 
 def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> tuple[Cluster, str]:
@@ -145,12 +143,15 @@ def _ask_ansible(path: Path) -> str:
 
 
 def _hint(path: Path) -> str:
-    names = [name.partition(":")[0] for name in str(path).split(",")]
     if str(path) == "slurm":
         return "in an allocation: --hosts auto"
-    if path.exists() or len(names) == 1 or not all(names):
+    if exists(path):
         return _HINT
-    return f"give a file with one node per line: printf '%s\\n' {shlex.join(names)} > hosts.txt"
+    name, colon, group = str(path).partition(":")
+    near = nearest_path(Path(name))
+    if near is not None:
+        return f"did you mean {near}{colon}{group}?"
+    return f"{_HINT}; or name the nodes here: --hosts node1:2,node2:2"
 
 
 def _check_ownership(path: Path, cluster: Cluster) -> None:
@@ -176,7 +177,7 @@ def _programs(node: Node) -> tuple[str, ...]:
 def _split_group(path: Path) -> tuple[Path, str | None]:
     """`FILE:GROUP` split; a file with a colon in its name takes precedence."""
     name, colon, group = str(path).rpartition(":")
-    whole = not colon or path.exists() or not (name == "-" or Path(name).exists())
+    whole = not colon or exists(path) or not (name == "-" or exists(Path(name)))
     return (path, None) if whole else (Path(name), group)
 
 
