@@ -39,7 +39,7 @@ _ONE_CURRENCY = "use a plain number: all nodes have the same currency"
 # In the order of a written hostfile.
 KEYS = {
     "slots": Key("a number of workers, 1 to 1024", "remove the line of a node without workers"),
-    "gpus": Key("distinct GPU ids such as 6,7", "use the numbers of nvidia-smi -L on the node"),
+    "gpus": Key("distinct GPU ids such as 6,7 or 0-7", "use the numbers of nvidia-smi -L on the node"),
     "addr": Key("an IP address", "use this node's address in the training network"),
     "ifname": Key("distinct names of network interfaces such as ens1f0,ens1f1", "use the names of `ip addr`"),
     "hca": Key("distinct names of RDMA devices such as mlx5_0,mlx5_1:1", "use the names of `rdma link`"),
@@ -541,10 +541,17 @@ def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
 
 def _plain(key: str, text: str) -> Any:
     if key == "gpus":
-        return [int(part) if _WHOLE.fullmatch(part) else part for part in text.split(",")]
+        return [number for part in text.split(",") for number in _read_range(part)]
     if key in {"slots", "port", "slurm_job"} and _WHOLE.fullmatch(text):
         return int(text)
     return float(text) if key.startswith("price") and _PRICE.fullmatch(text) else text
+
+
+def _read_range(text: str) -> Sequence[int | str]:
+    """The numbers of `7` or `0-7`; any other text as it is."""
+    match = _PART.fullmatch(text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
+    return range(first, last + 1) if 0 <= last - first < _MOST_SLOTS else [text]
 
 
 def _unexpected(key: str, texts: dict[str, str]) -> WrongLine:

@@ -252,8 +252,9 @@ def _named(
     if len(set(gpus)) != len(gpus):
         raise UsageError("--baseline-gpus names a GPU twice", hint="name each GPU once")
     if len(gpus) != sum(workers):
+        named = format_count(len(gpus), "GPU")
         raise UsageError(
-            f"--baseline-gpus names {len(gpus)} GPUs, but all nodes together have {sum(workers)} workers",
+            f"--baseline-gpus names {named}, but all nodes together have {sum(workers)} workers",
             hint=f"name {sum(workers)} GPUs of node 0: --baseline-gpus takes one per worker",
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))

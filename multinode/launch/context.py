@@ -340,7 +340,7 @@ class Nodes(NamedTuple):
 def load_nodes(
     hosts: str | None = None, count: int | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Nodes:
-    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `FILE:GROUP`, `lab` or `auto`.
+    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `a:2,b:2`, `FILE:GROUP`, `lab` or `auto`.
 
     Args:
         hosts: None takes $MULTINODE_HOSTS, else multinode.toml, else the running lab.

@@ -149,9 +149,11 @@ def _hint(path: Path) -> str:
         return _HINT
     name, colon, group = str(path).partition(":")
     near = nearest_path(Path(name))
-    if near is not None:
-        return f"did you mean {near}{colon}{group}?"
-    return f"{_HINT}; or name the nodes here: --hosts node1:2,node2:2"
+    meant = f"did you mean {near}{colon}{group}?" if near is not None else ""
+    # A file mostly has a suffix or a directory.
+    if path.name == str(path) and not path.suffix and not colon:
+        meant += f"{' ' if meant else ''}for a node of this name: --hosts {shlex.quote(name)}:1"
+    return meant or f"{_HINT}; or name the nodes here: --hosts node1:2,node2:2"
 
 
 def _check_ownership(path: Path, cluster: Cluster) -> None:

@@ -83,7 +83,8 @@ def _refuse_json(text: str, source: str) -> None:
     is_listing = isinstance(document, dict) and ("_meta" in document or any(map(_is_group, document.values())))
     if not (is_range or is_listing):
         raise HostfileError(
-            f"{source}: it is JSON, but not the output of ansible-inventory --list", hint=_hint(document)
+            f"{source}: JSON is read only if ansible-inventory --list printed it; this has no groups with hosts",
+            hint=_hint(document),
         )
 
 

@@ -263,6 +263,7 @@ def test_line_ends_and_byte_order_marks_of_windows_do_no_harm() -> None:
 
 def test_gpus_say_how_many_slots_there_are() -> None:
     assert [node.slots for node in nodes("a gpus=6,7\nb gpus=3,1 slots=2\nc gpus=0")] == [2, 2, 1]
+    assert [node.gpus for node in nodes("a gpus=0-3\nb gpus=7,0-1,5")] == [(0, 1, 2, 3), (7, 0, 1, 5)]
 
 
 @pytest.mark.parametrize(
@@ -271,6 +272,9 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("node1 gpus=6,7 slots=3", "slots=3 contradicts the 2 ids in gpus="),
         ("node1 gpus=6,6", "gpus='6,6': expected distinct GPU ids such as 6,7"),
         ("node1 gpus=6,,7", "gpus='6,,7': expected distinct GPU ids such as 6,7"),
+        ("node1 gpus=0-3,2", "gpus='0-3,2': expected distinct GPU ids"),
+        ("node1 gpus=7-6", "gpus='7-6': expected distinct GPU ids"),
+        ("node1 gpus=0-99999999", "gpus='0-99999999': expected distinct GPU ids"),
         ("node1 gpus=-1", "gpus='-1': expected distinct GPU ids such as 6,7"),
         ("node1 slots=0", "slots='0': expected a number of workers, 1 to 1024"),
         ("node1 slots=two", "slots='two': expected a number of workers, 1 to 1024"),

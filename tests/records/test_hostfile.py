@@ -67,7 +67,7 @@ def test_a_file_wins_over_a_list_and_a_group_of_a_file_too(tmp_path: Path, monke
     [
         ("Host n1\n  HostName 10.0.0.1\n", ":1: it is an SSH configuration"),
         ("name: lab\nhosts:\n- n1\n- n2\n", ": it is YAML, but not an Ansible inventory"),
-        ('{"hosts": ["n1"]}', ": it is JSON, but not the output of ansible-inventory"),
+        ('{"hosts": ["n1"]}', ": JSON is read only if ansible-inventory --list printed it"),
     ],
 )
 @pytest.mark.parametrize("group", ["", ":gpu"])
@@ -209,16 +209,24 @@ def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
     assert caught.value.hint.endswith("or name the nodes here: --hosts node1:2,node2:2")
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("host.txt", "hosts.txt"), ("hostss.txt:gpu", "hosts.txt:gpu")])
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("host.txt", "did you mean hosts.txt?"),
+        ("hostss.txt:gpu", "did you mean hosts.txt:gpu?"),
+        ("tra", "for a node of this name: --hosts tra:1"),
+        ("hosts", "did you mean hosts.txt? for a node of this name: --hosts hosts:1"),
+    ],
+)
 def test_the_file_with_the_nearest_name_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, meant: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, hint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("hosts.txt", "train.yaml"):
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match=f"the hostfile {typed} does not exist") as caught:
         load_hostfile(Path(typed))
-    assert caught.value.hint == f"did you mean {meant}?"
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(

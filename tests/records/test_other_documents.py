@@ -87,7 +87,9 @@ def test_other_yaml_is_no_inventory(text: str, hint: str) -> None:
 )
 def test_other_json_is_not_read(text: str, hint: str) -> None:
     error = complaint(text)
-    assert str(error) == "given: it is JSON, but not the output of ansible-inventory --list"
+    assert str(error) == (
+        "given: JSON is read only if ansible-inventory --list printed it; this has no groups with hosts"
+    )
     assert error.hint == hint
 
 
