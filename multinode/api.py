@@ -252,7 +252,7 @@ def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
     Raises:
         UsageError: what `connect` and `launch` refuse before they ask a node.
     """
-    from multinode.launch.launch import plan_offline
+    from multinode.launch.offline import plan_offline
 
     return plan_offline(launch, restarts)
 

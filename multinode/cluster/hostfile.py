@@ -14,7 +14,7 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,254}")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 _MOST_CHARACTERS = 1 << 16
-_BYTE_ORDER_MARK = "\ufeff"
+BYTE_ORDER_MARK = "\ufeff"
 
 # Open MPI's names.
 _ALIASES = {"count": "slots", "cpu": "slots", "username": "user", "user_name": "user", "user-name": "user"}
@@ -204,7 +204,7 @@ def parse_hostfile(text: str, source: str = "hostfile", *, is_typed: bool = Fals
     """
     listed = NodeList(source, is_typed=is_typed)
     # Not splitlines(), which also splits at form feeds and other characters that editors do not count.
-    lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
+    lines = [line.removesuffix("\r") for line in text.removeprefix(BYTE_ORDER_MARK).split("\n")]
     counts = count_slots(text)
     for number, line in enumerate(lines, start=1):
         with listed.line(number):
@@ -222,7 +222,7 @@ def count_slots(text: str) -> Counter[str] | None:
 
     Open MPI reads such files and lists in the same way. Without repeated names, slots are not specified.
     """
-    lines = text.removeprefix(_BYTE_ORDER_MARK).split("\n")
+    lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
     names = [name.strip() for line in lines if line.strip() for name in line.split(",")]
     counts = Counter(names)
     return counts if len(counts) < len(names) and all(_NAME.fullmatch(name) for name in counts) else None
@@ -236,31 +236,6 @@ def render_hostfile(cluster: Cluster) -> str:
 def redact_hostfile(text: str) -> str:
     """The text of a hostfile with secret values replaced."""
     return "\n".join(redact_text(_WORD.sub(_redact_word, line)) for line in text.split("\n"))
-
-
-def with_variables(text: str, variables: Mapping[str, str]) -> str:
-    """The text of a valid hostfile with these variables added to every node's line."""
-    if (counts := count_slots(text)) is not None:
-        # With settings on its lines, a repeated name would be an error.
-        text = "".join(f"{name} slots={count}\n" for name, count in counts.items())
-    mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
-    lines = text.removeprefix(mark).split("\n")
-    return mark + "\n".join(_with_variables(line, variables) for line in lines)
-
-
-def _with_variables(line: str, variables: Mapping[str, str]) -> str:
-    words = list(_words(line.removesuffix("\r")))
-    if not words:
-        return line
-    end = words[-1].end()
-    for word in reversed(words):
-        key = "".join(shlex.split(word[0])).partition("=")[0]
-        if key.startswith("env.") and key.removeprefix("env.") in variables:
-            before = line[: word.start()].rstrip()
-            end -= word.end() - len(before)
-            line = before + line[word.end() :]
-    added = "".join(f" env.{name}={shlex.quote(value)}" for name, value in variables.items())
-    return line[:end] + added + line[end:]
 
 
 def check_variable(name: str) -> bool:
@@ -333,7 +308,21 @@ def _parse_line(line: str) -> Iterator[Node]:
     words = _split_words(line)
     if not words:
         return
-    _refuse_other_forms(line, words)
+    raw = next(raw_words(line))[0]
+    if "\\" in raw:
+        user = raw.rpartition("@")[0]
+        hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "a host name, an address or an alias"
+        raise WrongLine(f"the name {raw!r} contains a backslash, which a shell would drop", hint)
+    try:
+        yield from _read_nodes(words)
+    except WrongLine:
+        from multinode.cluster.other_lines import refuse_other_forms
+
+        refuse_other_forms(words)
+        raise
+
+
+def _read_nodes(words: list[str]) -> Iterator[Node]:
     texts, env = _read_settings(words[1:])
     for name in _COMMA.split(words[0]):
         pattern, settings_text = _read_name(name.strip())
@@ -356,85 +345,22 @@ def _read_name(text: str) -> tuple[str, dict[str, str]]:
     if match is None:
         return rest, settings
     if match["slots"] is not None:
-        _refuse_port(f"{user}{at}{match['name']}", match["slots"], rest)
+        refuse_port(f"{user}{at}{match['name']}", match["slots"], rest)
         settings["slots"] = match["slots"]
     return match["name"], settings
 
 
-def _refuse_port(name: str, number: str, text: str) -> None:
-    """Refuse a number behind a name that may be a port."""
+def refuse_port(name: str, number: str, text: str) -> None:
+    """Refuse a number behind a name, as they stand in the text, that may be a port.
+
+    Raises:
+        WrongLine: it may be.
+    """
     if int(number) == _SSH_PORT or int(number) > _MOST_SLOTS:
         raise WrongLine(
             f"{number} in {text!r} may be a port or a number of workers",
             f"write {name} port={number}, or {name} slots={number}",
         )
-
-
-def _refuse_other_forms(line: str, words: list[str]) -> None:
-    """Reject lines of other files that would be misread, with the form to use here."""
-    name, *rest = words
-    raw = next(_words(line))[0]
-    if "=" in name:
-        raise WrongLine(f"it starts with {name!r} instead of a node's name", "for example: node1 slots=2")
-    if "\\" in raw:
-        user = raw.rpartition("@")[0]
-        hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "a host name, an address or an alias"
-        raise WrongLine(f"the name {raw!r} contains a backslash, which a shell would drop", hint)
-    if name.startswith((";", "/*")):
-        raise WrongLine(f"it starts with {name!r}, which is not a node", "comments start with #")
-    if name.startswith("^"):
-        raise WrongLine(
-            f"{name!r} excludes a node in other programs", "remove its line, or choose the others with --nodes"
-        )
-    if name.startswith("+"):
-        raise WrongLine(f"{name!r} means a node of an allocation in other programs", "write its name")
-    if name == "rank" and rest and "=" in rest[0]:
-        node = rest[0].partition("=")[2]
-        raise WrongLine(
-            "it is a line of an Open MPI rankfile", (f"write one line per node, in rank order: {node} slots=N")
-        )
-    if name == "-" and rest:
-        raise WrongLine("it is a line of a YAML list", f"write {' '.join(rest)}")
-    if name == "ssh" and rest:
-        raise WrongLine("it is a command", f"write {_of_ssh(rest)}")
-    settings = list(_joined(rest))
-    bare = list(itertools.takewhile(lambda word: "=" not in word, settings))
-    if bare:
-        _refuse_bare_words(name, bare, settings[len(bare) :])
-
-
-def _refuse_bare_words(name: str, bare: list[str], settings: list[str]) -> None:
-    """Reject words without a key behind a name: a number of workers, other names of one machine, or other machines."""
-    *others, last = bare
-    number = last if _WHOLE.fullmatch(last) else None
-    names = [name, *(bare if number is None else others)]
-    addresses = [word for word in names if _is_address(word)]
-    keys = [shlex.quote(setting) for setting in settings]
-    if number is not None and len(names) == 1:
-        _refuse_port(name, number, f"{name} {number}")
-        keys.insert(0, f"slots={number}")
-        raise WrongLine(f"{number!r} is not key=value", f"write {' '.join([name, *keys])}")
-    if not all(_NAME.fullmatch(word) or _is_address(word) for word in names):
-        return
-    if len(addresses) == 1:
-        (address,) = addresses
-        machine = next(word for word in names if word != address)
-        keys = [f"addr={address}", *([] if number is None else [f"slots={number}"]), *keys]
-        is_local = ipaddress.ip_address(address).is_loopback
-        raise WrongLine(
-            "it has the address and the name of one machine, as in /etc/hosts",
-            "remove it: this address is every machine's own" if is_local else f"write {' '.join([machine, *keys])}",
-        )
-    if not settings:
-        raise WrongLine(f"{len(names)} names are on one line", f"write one node per line: {names[0]}, then {names[1]}")
-
-
-def _of_ssh(words: list[str]) -> str:
-    keys = {"-p": "port", "-l": "user", "-i": "key", "-J": "jump", "-F": "ssh_config"}
-    given = [f"{keys[option]}={value}" for option, value in itertools.pairwise(words) if option in keys]
-    values = {value for option, value in itertools.pairwise(words) if option.startswith("-")}
-    name = next((word for word in words if not word.startswith("-") and word not in values), "node1")
-    return " ".join([name, *given])
 
 
 def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
@@ -452,11 +378,15 @@ def _split_words(line: str) -> list[str]:
         blank = unicodedata.category(odd) == "Zs"
         hint = "a non-breaking space: write a space" if blank else "only printable characters, spaces and tabs"
         raise WrongLine(f"invalid character U+{ord(odd):04X}", hint)
-    return [part for word in _words(line) for part in shlex.split(word[0])]
+    return [part for word in raw_words(line) for part in shlex.split(word[0])]
 
 
-def _words(line: str) -> Iterator[re.Match[str]]:
-    """The raw words of a line before its comment."""
+def raw_words(line: str) -> Iterator[re.Match[str]]:
+    """The words of a line before its comment, with their quotes.
+
+    Raises:
+        WrongLine: a quote is not closed.
+    """
     at = _skip_blanks(line, 0)
     while at < len(line) and line[at] != "#" and not line.startswith("//", at):
         match = _WORD.match(line, at)
@@ -477,7 +407,7 @@ def _skip_blanks(line: str, at: int) -> int:
 def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     texts: dict[str, str] = {}
     env: dict[str, str] = {}
-    for setting in _joined(settings):
+    for setting in join_settings(settings):
         key, equals, text = setting.partition("=")
         if not equals:
             raise WrongLine(f"{setting!r} is not key=value", "write one node per line; quote values with spaces")
@@ -507,8 +437,8 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
     return texts, env
 
 
-def _joined(settings: list[str]) -> Iterator[str]:
-    """Settings without spaces around the `=` of a key; a variable may be empty, and stays one word."""
+def join_settings(settings: list[str]) -> Iterator[str]:
+    """The settings of a line without spaces around the `=` of a key; a variable may be empty, and stays one word."""
     keys = {*KEYS, *_ALIASES, *_PASSED_OVER}
     at = 0
     while at < len(settings):
@@ -560,7 +490,7 @@ def _unexpected(key: str, texts: dict[str, str]) -> WrongLine:
 
 def _check_name(name: str) -> None:
     if ":" in name:
-        if not _is_address(name):
+        if not is_address(name):
             raise WrongLine(
                 f"{name!r} is neither a name nor an IPv6 address", ("set a port with port=, workers with slots=")
             )
@@ -568,12 +498,12 @@ def _check_name(name: str) -> None:
         raise WrongLine(
             f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
         )
-    elif _NUMERIC.fullmatch(name) and not _is_address(name):
+    elif _NUMERIC.fullmatch(name) and not is_address(name):
         raise WrongLine(f"{name!r} is not an IPv4 address", "four numbers from 0 to 255, without leading zeros")
 
 
 def _canonical(name: str) -> str:
-    if not _is_address(name):
+    if not is_address(name):
         return _LOCAL if name.lower() == _LOCAL else f"host {name.lower()}"
     address = ipaddress.ip_address(name)
     return _LOCAL if address.is_loopback else f"host {address}"
@@ -583,7 +513,13 @@ def _share_nothing(node: Node, other: Node) -> bool:
     return node.gpus is not None and other.gpus is not None and not set(node.gpus) & set(other.gpus)
 
 
-def _is_address(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether a node may have this name, an IPv4 address included."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_address(text: str) -> bool:
+    """Whether a name is an IP address of one machine."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -610,7 +546,7 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
             "use a range of the same length, as in node[1-2] addr=10.0.0.[11-12]",
         )
     for address in addresses:
-        if not _is_address(address):
+        if not is_address(address):
             raise _unexpected("addr", {"addr": address})
     # The canonical form of an IPv6 address, as nodes report it.
     return [str(ipaddress.ip_address(address)) for address in addresses]

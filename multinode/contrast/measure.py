@@ -22,12 +22,12 @@ from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridR
 from multinode.launch.launch import (
     benchmark_mode,
     launch,
-    plan_offline,
     probe_nodes,
     require_success,
     same_threads,
 )
 from multinode.launch.node_runs import PLAN_FILE, cleanup_nodes
+from multinode.launch.offline import plan_offline
 from multinode.launch.series import Resume, Series, take_up
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest

@@ -38,13 +38,13 @@ from multinode.launch.grid import (
 )
 from multinode.launch.launch import (
     benchmark_mode,
-    plan_offline,
     prepare,
     probe_nodes,
     run_prepared,
     same_threads,
 )
 from multinode.launch.node_runs import cleanup_nodes
+from multinode.launch.offline import plan_offline
 from multinode.launch.series import (
     GRID_FILE,
     PATIENCE_S,

@@ -29,7 +29,7 @@ from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import JobSettings, global_batch, read_settings
 from multinode.launch.context import Launch
 from multinode.launch.grid import CellRecord, GridRecord, due_turns, fingerprint
-from multinode.launch.launch import plan_offline
+from multinode.launch.offline import plan_offline
 from multinode.launch.series import Resume, find_series
 from multinode.predict.advice import rank_options
 from multinode.predict.advise import training_today

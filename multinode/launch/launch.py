@@ -17,7 +17,7 @@ from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
 from multinode.job.workload import read_workload
-from multinode.launch.context import ExecuteOptions, Launch, Launched, Prepared, RunContext, require_connectable
+from multinode.launch.context import ExecuteOptions, Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
 from multinode.profile.summary import import_analyses, summarise_run
 from multinode.profile.throughput import read_model_work
@@ -31,7 +31,6 @@ from multinode.units import format_count
 
 if TYPE_CHECKING:
     from multinode.check.rule import CheckFinding
-    from multinode.launch.restart import RestartOptions
 
 # Compared packages are shown with their versions.
 _COMPARED = frozenset({"contrast", "sweep", "tuning"})
@@ -153,20 +152,6 @@ def benchmark_mode(launch: Launch) -> Launch:
     if not isinstance(launch.job, LlamaFactoryJob):
         return launch
     return msgspec.structs.replace(launch, job=benchmark_job(launch.job))
-
-
-def plan_offline(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
-    """The plan from the hostfile alone; what a probe would have found is marked as assumed.
-
-    Raises:
-        UsageError: what `connect`, `launch` and `launch_with_restarts` refuse before they ask a node.
-    """
-    require_connectable(launch.cluster)
-    if restarts is not None:
-        from multinode.launch.restart import require_restartable
-
-        require_restartable(launch.job, launch.cluster, launch.options, restarts)
-    return plan_launch(launch.cluster, launch.job, {}, launch.run_id or make_run_id(), launch.options)
 
 
 def create_parent(runs: Path, launch: Launch) -> RunDirectory:

@@ -16,25 +16,16 @@ import msgspec
 from multinode.cluster.hostfile import KEYS
 from multinode.decoding import decode_json
 from multinode.errors import HostfileError, printable_line
+from multinode.records.hostfile import has_keys
 
 _HOST = re.compile(r"[ \t]*Host[ \t]+(?P<names>\S.*)", re.IGNORECASE)
 # What OpenSSH says of a host, below its Host line.
 _OF_HOST = re.compile(r"[ \t]*(?:HostName|User|Port|IdentityFile|ProxyJump|ProxyCommand)[ \t]+\S", re.IGNORECASE)
-# The first entry of a YAML document whose keys are groups, or of JSON.
-_KEYS = re.compile(r"(?:---|\{|[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$))")
-_SECTION = re.compile(r"\[\s*[A-Za-z_][^\[\]:\s]*\s*(?::\s*\w+\s*)?\]\s*(?:[#;].*)?")
-_COMMENTS = ("#", ";")
 # Of a group in an Ansible inventory.
 _GROUP = frozenset({"hosts", "children", "vars"})
 # PyYAML reads some hundred kB a second; larger documents are Ansible's to judge.
 _MOST_CHARACTERS = 1 << 19
 _SHOWN = 2
-
-
-def is_inventory(text: str) -> bool:
-    """Whether a text is an Ansible inventory with groups, and not a hostfile."""
-    entries = _entries(text)
-    return bool(entries) and (_KEYS.match(entries[0]) is not None or any(map(_SECTION.fullmatch, entries)))
 
 
 def refuse_other_documents(text: str, source: str) -> None:
@@ -50,13 +41,8 @@ def refuse_other_documents(text: str, source: str) -> None:
     _refuse_ssh_configuration(text, source)
     if text.lstrip().startswith(("{", "[")):
         _refuse_json(text, source)
-    elif (entries := _entries(text)) and _KEYS.match(entries[0]) and len(text) <= _MOST_CHARACTERS:
+    elif has_keys(text) and len(text) <= _MOST_CHARACTERS:
         _refuse_yaml(text, source)
-
-
-def _entries(text: str) -> list[str]:
-    lines = (line.strip() for line in text.split("\n"))
-    return [line for line in lines if line and not line.startswith(_COMMENTS)]
 
 
 def _refuse_ssh_configuration(text: str, source: str) -> None:

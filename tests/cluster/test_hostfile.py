@@ -20,8 +20,8 @@ from multinode.cluster.hostfile import (
     parse_host_list,
     parse_hostfile,
     render_hostfile,
-    with_variables,
 )
+from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import HostfileError
 
 ROOT = Path(__file__).parents[2]

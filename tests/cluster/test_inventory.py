@@ -13,7 +13,7 @@ from multinode.cluster.allocation import parse_inventory
 from multinode.cluster.cluster import Node
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import UsageError
-from multinode.records.other_documents import is_inventory
+from multinode.records.hostfile import is_inventory
 
 INI = (Path(__file__).parent / "inventory.ini").read_text()
 LISTING = (Path(__file__).parent / "inventory.json").read_text()

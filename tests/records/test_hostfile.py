@@ -9,7 +9,8 @@ import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.errors import HostfileError, UsageError
-from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile, load_prices
+from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile
+from multinode.records.prices import load_prices
 from multinode.records.settings import Defaults, Settings
 
 NOTHING = Settings()
