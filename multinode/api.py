@@ -240,18 +240,21 @@ def copy(
     return copy_paths(context, cluster, request, observe)
 
 
-def plan(launch: Launch) -> LaunchPlan:
+def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
     """The command and place of every node as far as the hostfile gives them, as `multinode launch --dry-run`.
 
     No node is asked: what a probe would have said is marked as assumed.
 
-    Raises:
-        UsageError: the job cannot be laid out over these nodes.
-    """
-    from multinode.job.planning import plan_launch
-    from multinode.records.run import make_run_id
+    Args:
+        launch: the job, the nodes, and how it is run.
+        restarts: as for `launch`.
 
-    return plan_launch(launch.cluster, launch.job, {}, launch.run_id or make_run_id(), launch.options)
+    Raises:
+        UsageError: what `connect` and `launch` refuse before they ask a node.
+    """
+    from multinode.launch.offline import plan_offline
+
+    return plan_offline(launch, restarts)
 
 
 def launch(launch: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:

@@ -76,6 +76,75 @@ def test_a_run_is_listed_under_the_verb_that_made_it(verb: str, tmp_path: Path) 
     assert set(kinds) == {verb.replace("_", "-")}
 
 
+YAML = "model_name_or_path: m\nstage: sft\noutput_dir: out\n"
+
+
+@pytest.mark.parametrize(
+    ("yaml", "restarts", "said"),
+    [
+        (f"{YAML}save_only_model: true\n", {}, "--restarts: save_only_model: true does not save the optimizer state"),
+        (f"{YAML}save_strategy: 'no'\n", {}, "--restarts: save_strategy: no saves no checkpoint"),
+        ("model_name_or_path: m\nstage: sft\n", {}, "--restarts: it has no output_dir"),
+        (YAML.replace("sft", "rm"), {}, "--restarts: LLaMA-Factory does not resume stage rm"),
+        (YAML, {"min_nodes": 3}, "--min-nodes 3: there are only 2 nodes"),
+        (f"{YAML}gradient_accumulation_steps: 1\n", {"min_nodes": 1}, ""),
+    ],
+)
+def test_a_plan_refuses_what_a_launch_refuses_before_it_asks_a_node(
+    tmp_path: Path, yaml: str, restarts: dict[str, int], said: str
+) -> None:
+    (tmp_path / "sft.yaml").write_text(yaml)
+    nodes = api.parse_nodes("a addr=192.0.2.1 slots=2\nb addr=192.0.2.2 slots=2\n")
+    launch = api.Launch(cluster=nodes.cluster, hostfile="", job=api.load_job(tmp_path / "sft.yaml"))
+    options = api.RestartOptions(restarts=3, **restarts)  # type: ignore[arg-type]  # names and values are the tests' own
+    if not said:
+        assert api.plan(launch, options).world_size == 4
+        return
+    # Of a launch without restarts.
+    assert api.plan(launch).world_size == 4
+    asked = list[str]()
+
+    def answer(node: Node, _command: str, _stdin: bytes) -> list[bytes]:
+        asked.append(node.name)
+        return []
+
+    context = RunContext(FakeTransport(answer), tmp_path / "runs")
+    for refused in (lambda: api.plan(launch, options), lambda: api.launch(launch, context, options)):
+        with pytest.raises(api.UsageError) as caught:
+            refused()
+        assert str(caught.value) == said
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("hostfile", "name", "value", "said"),
+    [
+        ("a slurm_job=7\nb\n", "ANY", "", "the text: slurm_job= must be on the lines of all nodes or of none"),
+        ("a\nb\n", "MULTINODE_SSH", "putty", "$MULTINODE_SSH is 'putty': expected openssh or fabric"),
+        ("a\nb\n", "MULTINODE_FAN_OUT", "0", "$MULTINODE_FAN_OUT is '0': expected a number of nodes, 1 to 1024"),
+    ],
+)
+def test_a_plan_refuses_what_no_connection_could_be_made_with(
+    monkeypatch: pytest.MonkeyPatch, hostfile: str, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    nodes = api.parse_nodes(hostfile)
+    launch = api.Launch(cluster=nodes.cluster, hostfile=hostfile, job=api.ScriptJob(argv=("train.py",)))
+    with pytest.raises(api.UsageError) as planned:
+        api.plan(launch)
+    with pytest.raises(api.UsageError) as connected, api.connect(nodes.cluster):
+        pass
+    assert str(planned.value) == str(connected.value) == said
+
+
+def test_a_benchmark_is_not_restarted() -> None:
+    nodes = api.parse_nodes("a slots=2\nb slots=2\n")
+    test = api.CollectiveTest(messages=(api.Message(size_bytes=1024),), backend="gloo")
+    launch = api.Launch(cluster=nodes.cluster, hostfile="", job=test)
+    with pytest.raises(api.UsageError, match="--restarts does not apply to a benchmark"):
+        api.plan(launch, api.RestartOptions(restarts=1))
+
+
 def test_a_document_is_what_the_command_prints_and_has_no_secrets() -> None:
     class Found(msgspec.Struct):
         token: str = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"

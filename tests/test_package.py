@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import json
 import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
+from collections.abc import Iterator
 from email.parser import Parser
 from pathlib import Path
 
@@ -57,6 +61,35 @@ def test_what_is_large_is_an_extra(wheel: Path) -> None:
     assert not [text for text in needed if text.startswith(("plotly", "torch", "llamafactory"))]
     assert "plotly<8,>=6.0.0; extra == 'report'" in metadata.get_all("Requires-Dist", [])
     assert metadata["Requires-Python"] == ">=3.11"
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """The top-level modules that a source file imports by their full names."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).partition(".")[0]
+
+
+def normal_name(text: str) -> str:
+    return re.split(r"[^\w.-]", text)[0].lower().replace("_", "-")
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [need for name, needs in project["optional-dependencies"].items() if name != "dev" for need in needs]
+    declared = {normal_name(need) for need in [*project["dependencies"], *extras]}
+    sources = [path.read_text() for path in (ROOT / "multinode").rglob("*.py")]
+    modules = {module for source in sources for module in imported_modules(source)}
+    distributions = importlib.metadata.packages_distributions()
+    # A module whose distribution is not installed here has its name.
+    undeclared = {
+        module
+        for module in modules - sys.stdlib_module_names - {"multinode"}
+        if not declared & {normal_name(name) for name in distributions.get(module, [module])}
+    }
+    assert undeclared == set()
 
 
 def test_the_samples_come_out_of_the_wheel_as_they_are_here(wheel: Path, tmp_path: Path) -> None:

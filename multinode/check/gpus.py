@@ -13,6 +13,7 @@ from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGrou
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
+from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.records.benchmark import CollectiveTest
@@ -173,7 +174,7 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
         there = {gpu.index for gpu in facts.gpus}
         lacking = [str(gpu) for gpu in node.gpus or () if gpu not in there]
         if lacking and (there or True not in some):
-            has = f"GPU {', '.join(map(str, sorted(there)))}" if there else f"none ({_why_none(facts)})"
+            has = f"GPU {fold_numbers(sorted(there))}" if there else f"none ({_why_none(facts)})"
             yield NO_SUCH_GPU.found(node.name, ids=" and ".join(lacking), there=has)
         wanted = node.slots or workers.get(node.name) or 1
         count = len(facts.visible_gpus)

@@ -17,6 +17,7 @@ from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:
+    from multinode.export.target import Target
     from multinode.launch.context import RunContext
     from multinode.records.progress import RunProgress
 
@@ -76,6 +77,11 @@ class ExportOptions:
     export: ExportTo = None
     metrics_port: MetricsPort = None
 
+    def __post_init__(self) -> None:
+        """Refuse a wrong target before anything is done."""
+        if self.are_wanted:
+            self._targets()
+
     @property
     def are_wanted(self) -> bool:
         """Whether it is exported at all."""
@@ -88,10 +94,8 @@ class ExportOptions:
             yield
             return
         from multinode.export.followers import Followers
-        from multinode.export.target import parse_targets
 
-        targets = parse_targets(self.export or (), self.metrics_port)
-        followers = Followers(targets, context.runs, functools.partial(typer.echo, err=True))
+        followers = Followers(self._targets(), context.runs, functools.partial(typer.echo, err=True))
         observe = context.observe
 
         def observe_and_follow(progress: RunProgress) -> None:
@@ -103,3 +107,8 @@ class ExportOptions:
             yield
         finally:
             followers.close()
+
+    def _targets(self) -> tuple[Target, ...]:
+        from multinode.export.target import parse_targets
+
+        return parse_targets(self.export or (), self.metrics_port)

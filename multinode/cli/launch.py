@@ -46,6 +46,7 @@ from multinode.units import parse_size
 
 if TYPE_CHECKING:
     from multinode.launch.context import Launch
+    from multinode.launch.restart import RestartOptions
 
 _LEAST_LOG_BYTES = 1 << 20
 _FOR_CONTRAST = {
@@ -180,7 +181,7 @@ def launch(
             hint="remove --detach, or attach with --export",
         )
     if dry_run:
-        _print_plan(training_launch, as_json=as_json)
+        _print_plan(training_launch, again, as_json=as_json)
         return
     with (
         open_context(training_launch.cluster) as context,
@@ -205,11 +206,11 @@ def contrast_command(ctx: typer.Context) -> str:
     return f"multinode contrast{both}{given_options(ctx, _FOR_CONTRAST)}"
 
 
-def _print_plan(launch: Launch, *, as_json: bool) -> None:
+def _print_plan(launch: Launch, restarts: RestartOptions | None, *, as_json: bool) -> None:
     from multinode import api
     from multinode.records.plan import plan_text, redact_plan
 
-    plan = api.plan(launch)
+    plan = api.plan(launch, restarts)
     if as_json:
         print_document(redact_plan(plan))
     else:

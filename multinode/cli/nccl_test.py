@@ -24,7 +24,7 @@ from multinode.cli.options import (
 from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
-from multinode.cluster.hostfile import with_variables
+from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import ExecuteOptions

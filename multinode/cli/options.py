@@ -56,12 +56,15 @@ JobWords = Annotated[
 Hosts = Annotated[
     str | None,
     typer.Option(
+        "--hosts",
+        "-H",
         autocompletion=complete_hosts,
         rich_help_panel=_NODES,
         metavar="HOSTS",
         help=(
-            "Hostfile, Ansible INVENTORY:GROUP, `-` for stdin, `lab`, or `auto` for the nodes from Slurm, dstack, "
-            "SkyPilot, Kubeflow, PBS or OAR. Default: $MULTINODE_HOSTS, multinode.toml, a running lab."
+            "Hostfile, list such as a:8,b:8 or node[1-4], Ansible INVENTORY:GROUP, `-` for stdin, `lab`, or `auto` for "
+            "the nodes from Slurm, dstack, SkyPilot, Kubeflow, PBS or OAR. Default: $MULTINODE_HOSTS, multinode.toml, "
+            "a running lab."
         ),
     ),
 ]

@@ -212,6 +212,13 @@ class NoticeOptions:
     on_end: OnEnd = None
     notify: Notify = None
 
+    def __post_init__(self) -> None:
+        """Refuse a wrong URL before anything is done."""
+        if self.notify is not None:
+            from multinode.launch.notice import check_url
+
+            check_url(self.notify)
+
     @property
     def are_wanted(self) -> bool:
         """Whether anyone is told."""
@@ -226,7 +233,6 @@ class NoticeOptions:
         from multinode.launch.notice import (
             LOG,
             Notifier,
-            check_url,
             end_notice,
             interrupted_notice,
             new_notices,
@@ -234,7 +240,7 @@ class NoticeOptions:
             notice_environment,
         )
 
-        notifier = Notifier(self.on_end, check_url(self.notify) if self.notify is not None else None)
+        notifier = Notifier(self.on_end, self.notify)
         observe = context.observe
         latest: RunProgress | None = None
 

@@ -56,7 +56,7 @@ class ViewOptions:
     def read(self, *, beside: bool = True) -> Look:
         """What is asked for; `beside` a baseline, where one is named."""
         from multinode.experiment.cell_table import Look
-        from multinode.records.hostfile import load_prices
+        from multinode.records.prices import load_prices
 
         return Look(
             baseline=self.baseline if beside else None,

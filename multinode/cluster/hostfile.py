@@ -14,7 +14,7 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ _ONE_CURRENCY = "use a plain number: all nodes have the same currency"
 # In the order of a written hostfile.
 KEYS = {
     "slots": Key("a number of workers, 1 to 1024", "remove the line of a node without workers"),
-    "gpus": Key("distinct GPU ids such as 6,7", "use the numbers of nvidia-smi -L on the node"),
+    "gpus": Key("distinct GPU ids such as 6,7 or 0-7", "use the numbers of nvidia-smi -L on the node"),
     "addr": Key("an IP address", "use this node's address in the training network"),
     "ifname": Key("distinct names of network interfaces such as ens1f0,ens1f1", "use the names of `ip addr`"),
     "hca": Key("distinct names of RDMA devices such as mlx5_0,mlx5_1:1", "use the names of `rdma link`"),
@@ -64,7 +64,7 @@ _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,254}")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 _MOST_CHARACTERS = 1 << 16
-_BYTE_ORDER_MARK = "\ufeff"
+BYTE_ORDER_MARK = "\ufeff"
 
 # Open MPI's names.
 _ALIASES = {"count": "slots", "cpu": "slots", "username": "user", "user_name": "user", "user-name": "user"}
@@ -106,10 +106,12 @@ class NodeList:
 
     Args:
         source: path of the text, for messages.
+        is_typed: whether it is a list that was typed in place of a path, and the text itself is its source.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, is_typed: bool = False) -> None:
         self._source = source
+        self._is_typed = is_typed
         self._nodes: list[Node] = []
         # By name, by what else a name is the same as, and by `addr=` and the address.
         self._lines: dict[str, tuple[str, Node]] = {}
@@ -124,7 +126,12 @@ class NodeList:
         try:
             yield
         except WrongLine as wrong:
-            raise HostfileError(f"{self._source}:{place}: {wrong}", hint=wrong.hint) from None
+            where, hint = f"{self._source}:{place}", wrong.hint
+            if self._is_typed:
+                where = self._source
+                # A list has no settings.
+                hint = f"{hint}, in a file: --hosts FILE" if hint and "=" in hint else hint
+            raise HostfileError(f"{where}: {wrong}", hint=hint) from None
 
     def add(self, place: int | str, node: Node) -> None:
         """One more, of this line or host.
@@ -132,15 +139,17 @@ class NodeList:
         Raises:
             WrongLine: it exists, or there are too many.
         """
+        once = "write one line per node; for several workers: slots=2"
+        if self._is_typed:
+            once = f"name each node once, with the number of its workers: {node.name}:2"
         if node.name in self._lines:
             where, _ = self._lines[node.name]
-            hint = "write one line per node; for several workers: slots=2"
-            raise WrongLine(f"duplicate node {node.name!r} ({where})", hint)
+            raise WrongLine(f"duplicate node {node.name!r} ({where})", once)
         same = _canonical(node.name)
         if (first := self._lines.get(same)) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
                 f"{node.name!r} is the node {first[1].name!r} of {first[0]} by another name",
-                "write one line per node; for several workers: slots=2",
+                once,
             )
         if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
@@ -149,8 +158,9 @@ class NodeList:
             )
         if len(self._nodes) >= _MAX_NODES:
             raise WrongLine(f"there are more than {_MAX_NODES} nodes")
+        where = "this list" if self._is_typed else f"line {place}" if isinstance(place, int) else place
         for name in (node.name, same, *([f"addr={node.addr}"] if node.addr is not None else [])):
-            self._lines.setdefault(name, (f"line {place}" if isinstance(place, int) else place, node))
+            self._lines.setdefault(name, (where, node))
         self._nodes.append(node)
 
     def cluster(self) -> Cluster:
@@ -165,11 +175,36 @@ class NodeList:
         return Cluster(nodes=tuple(self._nodes), source=self._source)
 
 
-def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
-    """The nodes of a hostfile, in node-rank order. `source` is its path, for messages."""
-    listed = NodeList(source)
+def is_host_list(text: str) -> bool:
+    """Whether a text in place of a hostfile's path names nodes: `a,b`, `node[1-4]`, `a:2`, `[2001:db8::1]`."""
+    name = text.rpartition("@")[2]
+    has_list = "," in text or _BRACKETS.search(text) is not None
+    return "/" not in text and (has_list or _WITH_SLOTS.fullmatch(name) is not None)
+
+
+def parse_host_list(text: str) -> tuple[Cluster, str]:
+    """The nodes of a list as in `is_host_list`, and the hostfile that says the same.
+
+    Blanks around a comma and a comma at the end have no meaning.
+    """
+    line = ",".join(part for part in map(str.strip, text.split(",")) if part) + "\n"
+    return parse_hostfile(line, text, is_typed=True), line
+
+
+def parse_hostfile(text: str, source: str = "hostfile", *, is_typed: bool = False) -> Cluster:
+    """The nodes of a hostfile, in node-rank order.
+
+    Args:
+        text: of the hostfile.
+        source: its path, for messages.
+        is_typed: as for `NodeList`.
+
+    Raises:
+        HostfileError: a line is invalid, or there is none.
+    """
+    listed = NodeList(source, is_typed=is_typed)
     # Not splitlines(), which also splits at form feeds and other characters that editors do not count.
-    lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
+    lines = [line.removesuffix("\r") for line in text.removeprefix(BYTE_ORDER_MARK).split("\n")]
     counts = count_slots(text)
     for number, line in enumerate(lines, start=1):
         with listed.line(number):
@@ -183,12 +218,12 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
 
 
 def count_slots(text: str) -> Counter[str] | None:
-    """How often each name occurs in a PBS nodefile, once per slot; None for other hostfiles.
+    """How often each name occurs in a PBS nodefile or a list such as `a,a,b,b`, once per slot; None for others.
 
-    Open MPI reads such a file in the same way. Without repeated names, slots are not specified.
+    Open MPI reads such files and lists in the same way. Without repeated names, slots are not specified.
     """
-    lines = text.removeprefix(_BYTE_ORDER_MARK).split("\n")
-    names = [line.strip() for line in lines if line.strip()]
+    lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
+    names = [name.strip() for line in lines if line.strip() for name in line.split(",")]
     counts = Counter(names)
     return counts if len(counts) < len(names) and all(_NAME.fullmatch(name) for name in counts) else None
 
@@ -201,28 +236,6 @@ def render_hostfile(cluster: Cluster) -> str:
 def redact_hostfile(text: str) -> str:
     """The text of a hostfile with secret values replaced."""
     return "\n".join(redact_text(_WORD.sub(_redact_word, line)) for line in text.split("\n"))
-
-
-def with_variables(text: str, variables: Mapping[str, str]) -> str:
-    """The text of a valid hostfile with these variables added to every node's line."""
-    mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
-    lines = text.removeprefix(mark).split("\n")
-    return mark + "\n".join(_with_variables(line, variables) for line in lines)
-
-
-def _with_variables(line: str, variables: Mapping[str, str]) -> str:
-    words = list(_words(line.removesuffix("\r")))
-    if not words:
-        return line
-    end = words[-1].end()
-    for word in reversed(words):
-        key = "".join(shlex.split(word[0])).partition("=")[0]
-        if key.startswith("env.") and key.removeprefix("env.") in variables:
-            before = line[: word.start()].rstrip()
-            end -= word.end() - len(before)
-            line = before + line[word.end() :]
-    added = "".join(f" env.{name}={shlex.quote(value)}" for name, value in variables.items())
-    return line[:end] + added + line[end:]
 
 
 def check_variable(name: str) -> bool:
@@ -257,9 +270,16 @@ def fold_ranges(names: Sequence[str]) -> str:
         if not numbered:
             patterns += same
             continue
-        ranges = _fold_numbers([name[len(before) : len(name) - len(after)] for name in same])
+        numbers = [name[len(before) : len(name) - len(after)] for name in same]
+        ranges = ["-".join(ends) for ends in _fold_numbers(numbers)]
         patterns.append(before + (ranges[0] if len(same) == 1 else f"[{','.join(ranges)}]") + after)
     return ",".join(patterns)
+
+
+def fold_numbers(numbers: Sequence[int]) -> str:
+    """Numbers for a sentence, three or more consecutive ones as a range: `0, 1`, `0-127`, `1, 4-6`."""
+    ranges = _fold_numbers([str(number) for number in numbers])
+    return ", ".join(("-" if int(ends[-1]) - int(ends[0]) > 1 else ", ").join(ends) for ends in ranges)
 
 
 def _around_number(name: str) -> tuple[str, str, bool]:
@@ -267,7 +287,8 @@ def _around_number(name: str) -> tuple[str, str, bool]:
     return (match[1], match[3], True) if match is not None else (name, "", False)
 
 
-def _fold_numbers(numbers: Sequence[str]) -> list[str]:
+def _fold_numbers(numbers: Sequence[str]) -> list[list[str]]:
+    """The first and the last of consecutive numbers; one that stands alone is both."""
     ranges: list[list[str]] = []
     for number in numbers:
         # A range keeps the width of its first number.
@@ -275,7 +296,7 @@ def _fold_numbers(numbers: Sequence[str]) -> list[str]:
             ranges[-1][1:] = [number]
         else:
             ranges.append([number])
-    return ["-".join(parts) for parts in ranges]
+    return ranges
 
 
 def _redact_word(word: re.Match[str]) -> str:
@@ -287,7 +308,21 @@ def _parse_line(line: str) -> Iterator[Node]:
     words = _split_words(line)
     if not words:
         return
-    _refuse_other_forms(line, words)
+    raw = next(raw_words(line))[0]
+    if "\\" in raw:
+        user = raw.rpartition("@")[0]
+        hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "a host name, an address or an alias"
+        raise WrongLine(f"the name {raw!r} contains a backslash, which a shell would drop", hint)
+    try:
+        yield from _read_nodes(words)
+    except WrongLine:
+        from multinode.cluster.other_lines import refuse_other_forms
+
+        refuse_other_forms(words)
+        raise
+
+
+def _read_nodes(words: list[str]) -> Iterator[Node]:
     texts, env = _read_settings(words[1:])
     for name in _COMMA.split(words[0]):
         pattern, settings_text = _read_name(name.strip())
@@ -310,54 +345,22 @@ def _read_name(text: str) -> tuple[str, dict[str, str]]:
     if match is None:
         return rest, settings
     if match["slots"] is not None:
-        if int(match["slots"]) == _SSH_PORT or int(match["slots"]) > _MOST_SLOTS:
-            name = f"{user}{at}{match['name']}"
-            raise WrongLine(
-                f"{match['slots']} in {rest!r} may be a port or a number of workers",
-                f"write {name} port={match['slots']}, or {name} slots={match['slots']}",
-            )
+        refuse_port(f"{user}{at}{match['name']}", match["slots"], rest)
         settings["slots"] = match["slots"]
     return match["name"], settings
 
 
-def _refuse_other_forms(line: str, words: list[str]) -> None:
-    """Reject lines of other files that would be misread, with the form to use here."""
-    name, *rest = words
-    raw = next(_words(line))[0]
-    if "=" in name:
-        raise WrongLine(f"it starts with {name!r} instead of a node's name", "for example: node1 slots=2")
-    if "\\" in raw:
-        user = raw.rpartition("@")[0]
-        hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "a host name, an address or an alias"
-        raise WrongLine(f"the name {raw!r} contains a backslash, which a shell would drop", hint)
-    if name.startswith((";", "/*")):
-        raise WrongLine(f"it starts with {name!r}, which is not a node", "comments start with #")
-    if name.startswith("^"):
-        raise WrongLine(
-            f"{name!r} excludes a node in other programs", "remove its line, or choose the others with --nodes"
-        )
-    if name.startswith("+"):
-        raise WrongLine(f"{name!r} means a node of an allocation in other programs", "write its name")
-    if name == "rank" and rest and "=" in rest[0]:
-        node = rest[0].partition("=")[2]
-        raise WrongLine(
-            "it is a line of an Open MPI rankfile", (f"write one line per node, in rank order: {node} slots=N")
-        )
-    if name == "-" and rest:
-        raise WrongLine("it is a line of a YAML list", f"write {' '.join(rest)}")
-    if name == "ssh" and rest:
-        raise WrongLine("it is a command", f"write {_of_ssh(rest)}")
-    bare = [word for word in rest if "=" not in word]
-    if bare and bare == rest and all(map(_NAME.fullmatch, rest)):
-        raise WrongLine(f"{len(words)} names are on one line", f"write one node per line: {name}, then {rest[0]}")
+def refuse_port(name: str, number: str, text: str) -> None:
+    """Refuse a number behind a name, as they stand in the text, that may be a port.
 
-
-def _of_ssh(words: list[str]) -> str:
-    keys = {"-p": "port", "-l": "user", "-i": "key", "-J": "jump", "-F": "ssh_config"}
-    given = [f"{keys[option]}={value}" for option, value in itertools.pairwise(words) if option in keys]
-    values = {value for option, value in itertools.pairwise(words) if option.startswith("-")}
-    name = next((word for word in words if not word.startswith("-") and word not in values), "node1")
-    return " ".join([name, *given])
+    Raises:
+        WrongLine: it may be.
+    """
+    if int(number) == _SSH_PORT or int(number) > _MOST_SLOTS:
+        raise WrongLine(
+            f"{number} in {text!r} may be a port or a number of workers",
+            f"write {name} port={number}, or {name} slots={number}",
+        )
 
 
 def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
@@ -375,11 +378,15 @@ def _split_words(line: str) -> list[str]:
         blank = unicodedata.category(odd) == "Zs"
         hint = "a non-breaking space: write a space" if blank else "only printable characters, spaces and tabs"
         raise WrongLine(f"invalid character U+{ord(odd):04X}", hint)
-    return [part for word in _words(line) for part in shlex.split(word[0])]
+    return [part for word in raw_words(line) for part in shlex.split(word[0])]
 
 
-def _words(line: str) -> Iterator[re.Match[str]]:
-    """The raw words of a line before its comment."""
+def raw_words(line: str) -> Iterator[re.Match[str]]:
+    """The words of a line before its comment, with their quotes.
+
+    Raises:
+        WrongLine: a quote is not closed.
+    """
     at = _skip_blanks(line, 0)
     while at < len(line) and line[at] != "#" and not line.startswith("//", at):
         match = _WORD.match(line, at)
@@ -400,7 +407,7 @@ def _skip_blanks(line: str, at: int) -> int:
 def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     texts: dict[str, str] = {}
     env: dict[str, str] = {}
-    for setting in _joined(settings):
+    for setting in join_settings(settings):
         key, equals, text = setting.partition("=")
         if not equals:
             raise WrongLine(f"{setting!r} is not key=value", "write one node per line; quote values with spaces")
@@ -430,8 +437,8 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
     return texts, env
 
 
-def _joined(settings: list[str]) -> Iterator[str]:
-    """Settings without spaces around the `=` of a key; a variable may be empty, and stays one word."""
+def join_settings(settings: list[str]) -> Iterator[str]:
+    """The settings of a line without spaces around the `=` of a key; a variable may be empty, and stays one word."""
     keys = {*KEYS, *_ALIASES, *_PASSED_OVER}
     at = 0
     while at < len(settings):
@@ -464,10 +471,17 @@ def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
 
 def _plain(key: str, text: str) -> Any:
     if key == "gpus":
-        return [int(part) if _WHOLE.fullmatch(part) else part for part in text.split(",")]
+        return [number for part in text.split(",") for number in _read_range(part)]
     if key in {"slots", "port", "slurm_job"} and _WHOLE.fullmatch(text):
         return int(text)
     return float(text) if key.startswith("price") and _PRICE.fullmatch(text) else text
+
+
+def _read_range(text: str) -> Sequence[int | str]:
+    """The numbers of `7` or `0-7`; any other text as it is."""
+    match = _PART.fullmatch(text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
+    return range(first, last + 1) if 0 <= last - first < _MOST_SLOTS else [text]
 
 
 def _unexpected(key: str, texts: dict[str, str]) -> WrongLine:
@@ -476,7 +490,7 @@ def _unexpected(key: str, texts: dict[str, str]) -> WrongLine:
 
 def _check_name(name: str) -> None:
     if ":" in name:
-        if not _is_address(name):
+        if not is_address(name):
             raise WrongLine(
                 f"{name!r} is neither a name nor an IPv6 address", ("set a port with port=, workers with slots=")
             )
@@ -484,12 +498,12 @@ def _check_name(name: str) -> None:
         raise WrongLine(
             f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
         )
-    elif _NUMERIC.fullmatch(name) and not _is_address(name):
+    elif _NUMERIC.fullmatch(name) and not is_address(name):
         raise WrongLine(f"{name!r} is not an IPv4 address", "four numbers from 0 to 255, without leading zeros")
 
 
 def _canonical(name: str) -> str:
-    if not _is_address(name):
+    if not is_address(name):
         return _LOCAL if name.lower() == _LOCAL else f"host {name.lower()}"
     address = ipaddress.ip_address(name)
     return _LOCAL if address.is_loopback else f"host {address}"
@@ -499,7 +513,13 @@ def _share_nothing(node: Node, other: Node) -> bool:
     return node.gpus is not None and other.gpus is not None and not set(node.gpus) & set(other.gpus)
 
 
-def _is_address(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether a node may have this name, an IPv4 address included."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_address(text: str) -> bool:
+    """Whether a name is an IP address of one machine."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -526,7 +546,7 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
             "use a range of the same length, as in node[1-2] addr=10.0.0.[11-12]",
         )
     for address in addresses:
-        if not _is_address(address):
+        if not is_address(address):
             raise _unexpected("addr", {"addr": address})
     # The canonical form of an IPv6 address, as nodes report it.
     return [str(ipaddress.ip_address(address)) for address in addresses]

@@ -22,12 +22,12 @@ from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridR
 from multinode.launch.launch import (
     benchmark_mode,
     launch,
-    plan_offline,
     probe_nodes,
     require_success,
     same_threads,
 )
 from multinode.launch.node_runs import PLAN_FILE, cleanup_nodes
+from multinode.launch.offline import plan_offline
 from multinode.launch.series import Resume, Series, take_up
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
@@ -252,9 +252,10 @@ def _named(
     if len(set(gpus)) != len(gpus):
         raise UsageError("--baseline-gpus names a GPU twice", hint="name each GPU once")
     if len(gpus) != sum(workers):
+        named = format_count(len(gpus), "GPU")
         raise UsageError(
-            f"--baseline-gpus names {len(gpus)} GPUs, but all nodes together have {sum(workers)} workers",
-            hint="name {workers * most} GPUs",
+            f"--baseline-gpus names {named}, but all nodes together have {sum(workers)} workers",
+            hint=f"name {sum(workers)} GPUs of node 0: --baseline-gpus takes one per worker",
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))
     clusters = {1: msgspec.structs.replace(cluster, nodes=(first,)), most: cluster.first(most)}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from multinode.cluster.hostfile import fold_numbers
 from multinode.diagnose.failure import told_by_nccl
 from multinode.records.run import NodeDiagnosis, ProcessDiagnosis, Stall
 
@@ -428,7 +429,7 @@ def _unexplained(run: _Hanging) -> Stall:
 def _names(ranks: _Ranks) -> str:
     """`rank 3 on node1`, `ranks 2, 3 on node1`, `ranks 1, 3 (node0, node1)`."""
     nodes = list(dict.fromkeys(rank.node.node for rank in ranks))
-    numbers = ", ".join(str(rank.rank) for rank in ranks)
+    numbers = fold_numbers([rank.rank for rank in ranks])
     names = f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
     return f"{names} on {nodes[0]}" if len(nodes) == 1 else f"{names} ({', '.join(nodes)})"
 

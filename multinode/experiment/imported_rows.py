@@ -28,7 +28,7 @@ from multinode.experiment.sweep import TABLE_FILE
 from multinode.job.workload import JobSettings
 from multinode.predict.rounded import Rounded, product
 from multinode.records.files import read_text
-from multinode.records.hostfile import load_prices
+from multinode.records.prices import load_prices
 from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import plausible_count

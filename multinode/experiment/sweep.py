@@ -44,6 +44,7 @@ from multinode.launch.launch import (
     same_threads,
 )
 from multinode.launch.node_runs import cleanup_nodes
+from multinode.launch.offline import plan_offline
 from multinode.launch.series import (
     GRID_FILE,
     PATIENCE_S,
@@ -329,9 +330,23 @@ def sweep(
 
 
 def require_plannable(request: GridRequest) -> None:
-    """Check that every cell can be laid out, from the hostfile only."""
-    for cell in request.cells:
-        cell_launch(request, cell, cell_workers(request, cell, {}))
+    """Refuse what `sweep` refuses before a node is asked, from the hostfile only.
+
+    Raises:
+        UsageError: a cell cannot be laid out, or the first cells cannot be planned, all for the same reason.
+    """
+    launches = {cell.label: cell_launch(request, cell, cell_workers(request, cell, {})) for cell in request.cells}
+    order = dict.fromkeys(turn.cell for turn in measuring_order(request.grid, request.cells))
+    errors: list[UsageError] = []
+    for index in list(order)[:_MOST_REFUSED]:
+        try:
+            plan_offline(launches[request.cells[index].label])
+        except UsageError as error:
+            errors.append(error)
+        else:
+            return
+    if len({str(error) for error in errors}) == 1:
+        raise errors[0]
 
 
 def _launches(request: GridRequest, context: RunContext) -> tuple[dict[str, Launch], int]:

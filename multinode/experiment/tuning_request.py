@@ -29,6 +29,7 @@ from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import JobSettings, global_batch, read_settings
 from multinode.launch.context import Launch
 from multinode.launch.grid import CellRecord, GridRecord, due_turns, fingerprint
+from multinode.launch.offline import plan_offline
 from multinode.launch.series import Resume, find_series
 from multinode.predict.advice import rank_options
 from multinode.predict.advise import training_today
@@ -249,8 +250,13 @@ def fingerprint_of(request: TuningRequest) -> str:
 
 
 def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
-    """What would be tried, as far as stored runs tell: of this very tuning, or of the same training."""
+    """What would be tried, as far as stored runs tell: of this very tuning, or of the same training.
+
+    Raises:
+        UsageError: it cannot be tuned, or the unchanged training cannot be planned.
+    """
     require_tunable(request)
+    plan_offline(request.launch)
     cluster = request.launch.cluster
     layout = Layout.of(workers_of_nodes(cluster, {}, request.launch.options.workers_per_node))
     series = None if resume.anew else find_series(runs, fingerprint_of(request))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import shlex
 from collections.abc import Collection, Iterable, Mapping
@@ -29,7 +28,7 @@ from multinode.job.job import (
 from multinode.records.averaging import Averaging, read_averaging
 from multinode.records.balance import Balance, parse_balance
 from multinode.records.benchmark import Benchmark
-from multinode.records.files import read_text
+from multinode.records.files import exists, nearest_path, read_text
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
@@ -221,7 +220,7 @@ def load_job(
     if text is None:
         text = read_text(path, "the job", "give a LLaMA-Factory YAML; your own script goes after --")
     job = parse_llamafactory(text, str(path), overrides)
-    local = tuple(named for named in named_paths(job) if _exists(Path(named)))
+    local = tuple(named for named in named_paths(job) if exists(Path(named)))
     return _with_deepspeed(msgspec.structs.replace(job, local_paths=local), path, deepspeed_edits)
 
 
@@ -305,7 +304,7 @@ def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
 def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
     """The JSON named by `deepspeed:`, relative to the working directory, as in LLaMA-Factory, or to the YAML."""
     candidates = [Path(named), path.parent / named]
-    chosen = next((candidate for candidate in candidates if _exists(candidate)), candidates[0])
+    chosen = next((candidate for candidate in candidates if exists(candidate)), candidates[0])
     hint = f"`deepspeed:` in {path} names it; multinode looks for it here, then next to {path}"
     text = read_text(chosen, "the DeepSpeed configuration", hint)
     try:
@@ -319,23 +318,7 @@ def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
 
 def absent_files(paths: Iterable[str]) -> dict[str, str | None]:
     """Those of a job's paths that do not exist on this machine, each with the most similar name there, if any."""
-    return {path: _nearest(Path(path)) for path in paths if not _exists(Path(path).expanduser())}
-
-
-def _nearest(path: Path) -> str | None:
-    try:
-        names = [beside.name for beside in path.parent.iterdir()]
-    except (OSError, ValueError):
-        return None
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return str(path.with_name(near[0])) if near else None
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+    return {path: nearest_path(Path(path)) for path in paths if not exists(Path(path).expanduser())}
 
 
 _Count = Annotated[int, Meta(ge=1, le=1_000_000)]

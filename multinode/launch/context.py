@@ -257,6 +257,8 @@ def connect(
     Raises:
         UsageError: only some nodes are in a Slurm job, or $MULTINODE_FAN_OUT or $MULTINODE_SSH is invalid.
     """
+    if not local:
+        require_connectable(cluster)
     most = find_fan_out(os.environ, load_settings(Path.cwd()))
     if most is not None:
         set_fan_out(most)
@@ -294,14 +296,26 @@ def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
         from multinode.transport.local import LocalTransport
 
         return LocalTransport()
-    in_slurm = {node.slurm_job is not None for node in cluster.nodes}
-    if len(in_slurm) > 1:
-        raise UsageError(f"{cluster.source}: slurm_job= must be on the lines of all nodes or of none")
-    if in_slurm == {True}:
+    if cluster.nodes[0].slurm_job is not None:
         from multinode.transport.slurm import SlurmTransport
 
         return SlurmTransport()
     return _open_ssh()
+
+
+def require_connectable(cluster: Cluster) -> None:
+    """Refuse what says how to reach nodes and cannot be right, before any of them is asked.
+
+    Raises:
+        UsageError: only some nodes are in a Slurm job, or $MULTINODE_FAN_OUT or $MULTINODE_SSH is invalid.
+    """
+    settings = load_settings(Path.cwd())
+    find_fan_out(os.environ, settings)
+    in_slurm = {node.slurm_job is not None for node in cluster.nodes}
+    if len(in_slurm) > 1:
+        raise UsageError(f"{cluster.source}: slurm_job= must be on the lines of all nodes or of none")
+    if in_slurm == {False}:
+        find_ssh_client(os.environ, settings)
 
 
 def _open_ssh() -> OpensshTransport | FabricTransport:
@@ -343,7 +357,7 @@ class Nodes(NamedTuple):
 def load_nodes(
     hosts: str | None = None, count: int | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Nodes:
-    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `FILE:GROUP`, `lab` or `auto`.
+    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `a:2,b:2`, `FILE:GROUP`, `lab` or `auto`.
 
     Args:
         hosts: None takes $MULTINODE_HOSTS, else multinode.toml, else the running lab.

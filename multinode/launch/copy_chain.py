@@ -64,10 +64,7 @@ class CopyCredentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_credentials() -> CopyCredentials:
-    """New ones. The certificate has no end, as clocks of nodes may be wrong: its key is gone after the copy.
-
-    `cryptography` comes with the SSH library.
-    """
+    """New ones. The certificate has no end, as clocks of nodes may be wrong: its key is gone after the copy."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "multinode copy")])
     certificate = (

@@ -154,11 +154,6 @@ def benchmark_mode(launch: Launch) -> Launch:
     return msgspec.structs.replace(launch, job=benchmark_job(launch.job))
 
 
-def plan_offline(launch: Launch) -> LaunchPlan:
-    """The plan from the hostfile alone; what a probe would have found is marked as assumed."""
-    return plan_launch(launch.cluster, launch.job, {}, launch.run_id or make_run_id(), launch.options)
-
-
 def create_parent(runs: Path, launch: Launch) -> RunDirectory:
     """A directory for the result of several runs, so that it is listed with them."""
     directory = RunDirectory.create(runs, launch.run_id or make_run_id())

@@ -9,10 +9,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from multinode.cluster.cluster import Cluster
+from multinode.errors import UsageError
 from multinode.job.engine_commands import Engine, choose_engine
 from multinode.job.job import Job, LlamaFactoryJob, override_job
-from multinode.job.planning import LaunchOptions
+from multinode.job.planning import LaunchOptions, workers_of_nodes
 from multinode.job.restrictions import gradient_sender
+from multinode.records.benchmark import Benchmark
 from multinode.records.run import Attempt
 from multinode.units import format_count
 
@@ -127,6 +130,24 @@ class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
     after_oom: bool = False
     min_nodes: int | None = None
     scale_batch: bool = False
+
+
+def require_restartable(job: Job | Benchmark, cluster: Cluster, launch: LaunchOptions, options: RestartOptions) -> Job:
+    """The job, if it can be restarted as asked for, as far as this is known before a node is asked.
+
+    Raises:
+        UsageError: it is a benchmark, or cannot resume from a checkpoint, or not on fewer nodes.
+    """
+    if isinstance(job, Benchmark):
+        raise UsageError("--restarts does not apply to a benchmark", hint="launch it without --restarts")
+    reason = why_no_resume(job, launch.engine)
+    if reason is not None:
+        raise UsageError(f"--restarts: {reason}", hint="launch it without --restarts")
+    workers = workers_of_nodes(cluster, {}, launch.workers_per_node)
+    reason = why_no_fewer_nodes(job, launch, workers, options)
+    if reason is not None:
+        raise UsageError(f"--min-nodes {options.min_nodes}: {reason}", hint="launch it without --min-nodes")
+    return job
 
 
 def why_no_resume(job: Job, engine: Engine | None = None) -> str | None:

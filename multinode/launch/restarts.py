@@ -14,7 +14,7 @@ from multinode.check.paths import is_network
 from multinode.cluster.cluster import Node
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, NodeGone, UsageError
 from multinode.job.job import Job, LlamaFactoryJob
-from multinode.job.planning import plan_launch, workers_of_nodes
+from multinode.job.planning import plan_launch
 from multinode.launch.context import STOP_FILE, Launch, Launched, Prepared, RunContext, StopOrder
 from multinode.launch.launch import create_parent, prepare, probe_nodes, probe_workers, run_prepared
 from multinode.launch.node_runs import stop_on_node
@@ -26,13 +26,11 @@ from multinode.launch.restart import (
     batch_words,
     choose_checkpoint,
     global_batch,
+    require_restartable,
     resume_job,
     says_resume,
-    why_no_fewer_nodes,
-    why_no_resume,
     why_not_restarted,
 )
-from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import VERDICT_FILE, Attempt, Run, make_run_id, new_run, node_run_id
@@ -62,16 +60,7 @@ def launch_with_restarts(launch: Launch, context: RunContext, options: RestartOp
         UsageError: the job cannot resume from a checkpoint, or not on fewer nodes.
         MultinodeError: as for `launch`, from the first attempt.
     """
-    job = launch.job
-    if isinstance(job, Benchmark):
-        raise UsageError("--restarts does not apply to a benchmark", hint="launch it without --restarts")
-    reason = why_no_resume(job, launch.options.engine)
-    if reason is not None:
-        raise UsageError(f"--restarts: {reason}", hint="launch it without --restarts")
-    workers = workers_of_nodes(launch.cluster, {}, launch.options.workers_per_node)
-    reason = why_no_fewer_nodes(job, launch.options, workers, options)
-    if reason is not None:
-        raise UsageError(f"--min-nodes {options.min_nodes}: {reason}", hint="launch it without --min-nodes")
+    job = require_restartable(launch.job, launch.cluster, launch.options, options)
     launch = msgspec.structs.replace(launch, run_id=launch.run_id or make_run_id())
     return _Attempts(launch, job, context, options).run()
 

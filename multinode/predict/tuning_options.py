@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
+from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.job.job_files import Change
@@ -455,7 +456,7 @@ def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
     if lacking_nodes(state, placed):
         person = f"add a similar node to the hostfile ({placed.nodes} in total)"
     elif short:
-        which = f"node {short[0]}" if len(short) == 1 else f"nodes {', '.join(map(str, short))}"
+        which = f"node {short[0]}" if len(short) == 1 else f"nodes {fold_numbers(short)}"
         person = f"set {workers} ids in gpus=, or slots={workers}, in the hostfile for {which}; then {change.options}"
     is_full = placed.nodes == layout.nodes and placed.workers > layout.workers
     return TuningOption(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
+from multinode.cluster.hostfile import fold_numbers
 from multinode.profile.exposure import Exposure, WorkerStep
 from multinode.profile.figures import LikelyCause, Peers, Straggler, Waiting
 from multinode.profile.likely_causes import Beside, compare_machines
@@ -289,7 +290,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> str:
         """The late workers, as `2, 3`."""
-        return ", ".join(str(worker.rank) for worker in self.mine)
+        return fold_numbers([worker.rank for worker in self.mine])
 
     @property
     def workers(self) -> str:

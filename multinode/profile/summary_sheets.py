@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+from multinode.cluster.hostfile import fold_numbers
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import PARTS, WorkerSplit
@@ -197,7 +198,7 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.bottleneck is not None and summary.bottleneck.sentence:
         yield "bottleneck", summary.bottleneck.sentence
     for late in summary.stragglers:
-        ranks = ", ".join(map(str, late.ranks))
+        ranks = fold_numbers(late.ranks)
         cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
         waits = f"the others wait {late.late_ms:.1f} ms per step for it ({percent(late.share)})"
         text = f"{late.cost} (rank {ranks})" if late.cost else f"{late.node} (rank {ranks}): {waits}"

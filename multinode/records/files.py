@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import shlex
 from collections.abc import Iterator
@@ -78,6 +79,24 @@ def read_text(path: Path, noun: str, hint: str | None = None) -> str:
         raise UsageError(f"{noun} {str(path)!r} is not a valid path", hint=hint) from None
     except OSError as error:
         raise UsageError(f"{noun} {path} cannot be read: {error.strerror}", hint=hint) from None
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something at a path, which may be no valid path at all."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def nearest_path(path: Path) -> str | None:
+    """What in its directory has the most similar name; None if nothing there is similar."""
+    try:
+        names = [beside.name for beside in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return str(path.with_name(near[0])) if near else None
 
 
 def load_yaml(path: Path, noun: str, kind: type[T], hint: str) -> T:

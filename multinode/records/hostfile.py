@@ -1,26 +1,20 @@
-"""What the user or a scheduler says of the nodes: the hostfile or inventory, found and read, and the file of prices."""
+"""What the user or a scheduler says of the nodes: the hostfile or inventory, found and read."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
+from multinode.cluster.hostfile import count_slots, is_host_list, parse_host_list, parse_hostfile, render_hostfile
 from multinode.errors import HostfileError, UsageError, printable
 from multinode.node.files import describe_stranger
-from multinode.records.files import MAX_BYTES, read_text
+from multinode.records.files import MAX_BYTES, exists, nearest_path, read_text
 from multinode.records.settings import Settings
 from multinode.units import format_list
-
-if TYPE_CHECKING:
-    from multinode.cluster.prices import Prices
 
 _HINT = (
     "write one node per line, such as node1 slots=2; the first is node rank 0; for sample files: multinode init "
@@ -36,57 +30,81 @@ _RUNS_PROGRAMS = re.compile(
 
 # Files of these names are still found, as ./lab and ./auto.
 _LAB, _AUTO = "lab", "auto"
-_ANSIBLE_S = 60.0
-_NO_ANSIBLE = (
-    "pip install ansible-core; or, where it is installed: ansible-inventory -i INVENTORY --list > listing.json"
-)
 # More would push away what follows; a run keeps them all.
 _SHOWN_NODES = 32
 
 
 _SECTION = re.compile(r"\[\s*[A-Za-z_][^\[\]:\s]*\s*(?::\s*\w+\s*)?\]\s*(?:[#;].*)?")
-# The first line that says something, of a YAML document whose keys are groups, or of JSON.
 _KEYS = re.compile(r"(?:---|\{|[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$))")
 _COMMENTS = ("#", ";")
 
 
 def is_inventory(text: str) -> bool:
     """Whether a text is an Ansible inventory with groups, and not a hostfile."""
-    lines = [line.strip() for line in text.split("\n")]
-    entries = [line for line in lines if line and not line.startswith(_COMMENTS)]
-    return bool(entries) and (_KEYS.match(entries[0]) is not None or any(_SECTION.fullmatch(line) for line in entries))
+    return has_keys(text) or any(_SECTION.fullmatch(entry) for entry in _entries(text))
+
+
+def has_keys(text: str) -> bool:
+    """Whether the first line that says something begins a YAML document whose keys are groups, or JSON."""
+    return _KEYS.match(next(iter(_entries(text)), "")) is not None
+
+
+def _entries(text: str) -> list[str]:
+    lines = (line.strip() for line in text.split("\n"))
+    return [line for line in lines if line and not line.startswith(_COMMENTS)]
 
 
 def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
-    """The cluster and the text of its hostfile: verbatim, or made from a group of an inventory.
+    """The cluster and the text of its hostfile: verbatim, or made from a list or a group of an inventory.
 
     Args:
         path: a hostfile, `-` for standard input, or one of these with `:GROUP`, a group of an Ansible inventory, which
-            `ansible-inventory` reads; of standard input, what it has printed.
-        note: is told what of an inventory is ignored.
+            `ansible-inventory` reads; of standard input, what it has printed. Without a file of this name, a list such
+            as `a,b`, `a:2,b:2` or `node[1-4]`.
+        note: is told what of an inventory is ignored, and which names are repeated.
     """
     path, group = _split_group(path)
     source = _STDIN if str(path) == "-" else str(path)
+    if group is None and is_host_list(source) and not exists(path):
+        cluster, text = parse_host_list(source)
+        _note_repeated(text, source, note)
+        return cluster, text
     if source == _STDIN:
         text = _read_stdin(note)
     else:
         # Ansible also reads directories, and programs.
         text = "" if group is not None and path.is_dir() else read_text(path, "the hostfile", _hint(path))
     if group is None and not is_inventory(text):
-        cluster = parse_hostfile(text, source)
+        try:
+            cluster = parse_hostfile(text, source)
+        except HostfileError:
+            _refuse_other(text, source)
+            raise
         _check_ownership(path, cluster)
-        if (counts := count_slots(text)) is not None:
-            repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
-            note(f"{source} names {repeated}, once for each of its workers")
+        _note_repeated(text, source, note)
         return cluster, text
-    listing = text if source == _STDIN or text.lstrip().startswith("{") else _ask_ansible(path)
+    _refuse_other(text, source)
     from multinode.cluster.allocation import parse_inventory
+    from multinode.records.ansible import ask_ansible
 
+    listing = text if source == _STDIN or text.lstrip().startswith("{") else ask_ansible(path, _copy(path))
     cluster, ignored = parse_inventory(listing, group, source)
     if ignored:
         note(f"{source}: ignored: {printable(', '.join(ignored))}")
     head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
     return cluster, head + render_hostfile(cluster)
+
+
+def _refuse_other(text: str, source: str) -> None:
+    from multinode.records.other_documents import refuse_other_documents
+
+    refuse_other_documents(text, source)
+
+
+def _note_repeated(text: str, source: str, note: Callable[[str], None]) -> None:
+    if (counts := count_slots(text)) is not None:
+        repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
+        note(f"{source} names {repeated}, once for each of its workers")
 
 
 def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> tuple[Cluster, str]:
@@ -122,35 +140,18 @@ def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> 
     return cluster, text
 
 
-def _ask_ansible(path: Path) -> str:
-    """What Ansible makes of an inventory."""
-    stranger = describe_stranger(path)
-    if stranger is not None:
-        raise HostfileError(f"{path} {stranger}, and Ansible runs programs named in an inventory", hint=_copy(path))
-    argv = ("ansible-inventory", f"--inventory={path}", "--list")
-    ran = shlex.join(argv)
-    environ = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true", "ANSIBLE_NOCOLOR": "true"}
-    from multinode.transport.local import ask_program
-
-    try:
-        done = ask_program(argv, environ, deadline_s=_ANSIBLE_S)
-    except OSError as error:
-        why = f"{path} is an Ansible inventory, but ansible-inventory could not be run: {error.strerror}"
-        raise UsageError(why, hint=_NO_ANSIBLE) from error
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"ansible-inventory did not answer within {_ANSIBLE_S:.0f} s", ran=ran) from None
-    if done.returncode:
-        raise UsageError(f"Ansible cannot read the inventory {path}", ran=ran, detail=printable(done.stderr))
-    return done.stdout
-
-
 def _hint(path: Path) -> str:
-    names = [name.partition(":")[0] for name in str(path).split(",")]
     if str(path) == "slurm":
         return "in an allocation: --hosts auto"
-    if path.exists() or len(names) == 1 or not all(names):
+    if exists(path):
         return _HINT
-    return f"give a file with one node per line: printf '%s\\n' {shlex.join(names)} > hosts.txt"
+    name, colon, group = str(path).partition(":")
+    near = nearest_path(Path(name))
+    meant = f"did you mean {near}{colon}{group}?" if near is not None else ""
+    # A file mostly has a suffix or a directory.
+    if path.name == str(path) and not path.suffix and not colon:
+        meant += f"{' ' if meant else ''}for a node of this name: --hosts {shlex.quote(name)}:1"
+    return meant or f"{_HINT}; or name the nodes here: --hosts node1:2,node2:2"
 
 
 def _check_ownership(path: Path, cluster: Cluster) -> None:
@@ -176,7 +177,7 @@ def _programs(node: Node) -> tuple[str, ...]:
 def _split_group(path: Path) -> tuple[Path, str | None]:
     """`FILE:GROUP` split; a file with a colon in its name takes precedence."""
     name, colon, group = str(path).rpartition(":")
-    whole = not colon or path.exists() or not (name == "-" or Path(name).exists())
+    whole = not colon or exists(path) or not (name == "-" or exists(Path(name)))
     return (path, None) if whole else (Path(name), group)
 
 
@@ -226,15 +227,3 @@ def find_hosts(
         "no hostfile was given, and no lab is running",
         hint="use --hosts FILE, $MULTINODE_HOSTS, hosts= under [defaults] in multinode.toml, or: multinode lab up",
     )
-
-
-def load_prices(path: Path) -> tuple[Prices, str]:
-    """The prices and the file's text, verbatim."""
-    text = read_text(
-        path,
-        "the prices file",
-        "start from configs/figures/gpu_prices.yaml, which multinode init --example writes",
-    )
-    from multinode.cluster.prices import parse_prices
-
-    return parse_prices(text, str(path)), text

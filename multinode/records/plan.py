@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from multinode.cluster.hostfile import fold_numbers
 from multinode.cluster.quoting import Command, bracketed, render_command, shown_environment
 from multinode.decoding import convert
 from multinode.errors import printable_line
@@ -161,7 +162,7 @@ def _describe_workers(plan: LaunchPlan) -> str:
 
 
 def _node_text(node: NodePlan) -> str:
-    ranks = ", ".join(str(rank) for rank in node.ranks)
+    ranks = fold_numbers(node.ranks)
     lines = [
         "",
         f"# --- {node.node}: node rank {node.node_rank}, ranks {ranks}, {node.addr} on {node.ifname or 'unknown'}",

@@ -50,3 +50,16 @@ def test_more_workers_than_slots_are_refused() -> None:
     result = dry_run("sft.yaml", "--workers-per-node", "5")
     assert isinstance(result.exception, UsageError)
     assert str(result.exception) == "a: 5 workers are requested, but it has 4 slots"
+
+
+def test_a_dry_run_refuses_what_no_side_could_be_started_with() -> None:
+    Path("hosts").write_text("a slots=4 slurm_job=7\nb slots=4\n")
+    result = dry_run("sft.yaml")
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception) == "hosts: slurm_job= must be on the lines of all nodes or of none"
+
+
+def test_a_wrong_number_of_baseline_gpus_says_how_many_to_name() -> None:
+    error = dry_run("sft.yaml", "--baseline-gpus", "0,1,2").exception
+    assert isinstance(error, UsageError)
+    assert error.hint == "name 8 GPUs of node 0: --baseline-gpus takes one per worker"

@@ -144,6 +144,24 @@ def test_options_of_a_restart_that_do_not_go_together_are_refused(options: tuple
     assert str(result.exception).startswith(message)
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--restarts", "3", "sft.yaml"), "--restarts: it is unknown which DeepSpeed checkpoint is complete"),
+        (("--restarts", "3", "--min-nodes", "5", "--", "train.py"), "--min-nodes 5: there are only 2 nodes"),
+        (("--notify", "http://example.com/x", "--", "train.py"), "--notify needs an https URL"),
+        (("--export", "floppy:a", "--", "train.py"), "not an export target: 'floppy:a'"),
+        (("--metrics-port", "9", "--export", "prometheus:metrics", "--", "train.py"), "prometheus:metrics: node_exp"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_launch_refuses_without_asking_a_node(options: tuple[str, ...], message: str) -> None:
+    result = dry_run(*options)
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).startswith(message)
+    assert result.stdout == ""
+
+
 def test_a_file_of_options_is_launched_with_and_what_is_typed_counts_before_it(folder: Path) -> None:
     (folder / "plain.yaml").write_text("model_name_or_path: m\nstage: sft\nlearning_rate: 0.1\n")
     (folder / "tuned.yaml").write_text(

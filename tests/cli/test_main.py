@@ -142,6 +142,9 @@ def test_a_misspelt_verb_is_told_its_neighbours() -> None:
         ("--hostfile mine --nnodes 1 --nproc-per-node 2", "--hosts mine --nodes 1 --workers-per-node 2"),
         ("--hostfile=mine --num_nodes=1 --num_gpus=2", "--hosts mine --nodes 1 --workers-per-node 2"),
         ("--hosts mine --nproc_per_node 2 --master_port 4000", "--hosts mine --workers-per-node 2 --master-port 4000"),
+        ("-H mine --nodes 1 --workers-per-node 2", "--hosts mine --nodes 1 --workers-per-node 2"),
+        ("-H a:2,b:2", "--hosts a:2,b:2"),
+        ("--host a:2,b:2 --nnodes 1", "--hosts a:2,b:2 --nodes 1"),
         ("--hosts mine --num_machines 1 --main_process_port 4000", "--hosts mine --nodes 1 --master-port 4000"),
     ],
 )
@@ -276,6 +279,21 @@ def test_a_hostfile_that_was_not_named_is_told_and_what_named_it(runs: Path, mon
     assert CliRunner().invoke(build_app(), ["launch", "--hosts", "mine", *dry_run[1:]]).stderr == ""
     # The next command has --hosts where this one had.
     assert (load_nodes("mine").cluster.hosts, load_nodes().cluster.hosts) == ("mine", "")
+
+
+@pytest.mark.parametrize("by", ["--hosts", "$MULTINODE_HOSTS", "multinode.toml"])
+def test_a_list_of_nodes_stands_wherever_a_hostfile_does(runs: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    if by == "$MULTINODE_HOSTS":
+        monkeypatch.setenv("MULTINODE_HOSTS", "n[1-2]:2")
+    elif by == "multinode.toml":
+        (runs / "multinode.toml").write_text('[defaults]\nhosts = "n[1-2]:2"\n')
+    named = ["--hosts", "n[1-2]:2"] if by == "--hosts" else []
+    result = CliRunner().invoke(build_app(), ["launch", "--dry-run", *named, "--", "train.py"])
+    assert (result.exit_code, result.stderr) == (0, "" if named else f"hostfile: n[1-2]:2 ({by})\n")
+    assert "4 workers, 2 on each of 2 nodes" in result.stdout
+    nodes = load_nodes("n[1-2]:2" if named else None)
+    # What a hint repeats, and what a run keeps.
+    assert (nodes.cluster.hosts, nodes.hostfile) == ("n[1-2]:2" if named else "", "n[1-2]:2\n")
 
 
 def test_without_runs_that_is_what_is_said(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

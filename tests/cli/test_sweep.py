@@ -215,3 +215,15 @@ def test_a_finished_sweep_is_shown_again_and_no_node_is_asked(folder: Path) -> N
     assert f"sweep {path.parent.name} has already measured this, until {when};" in result.stderr
     document = json.loads(run("sft.yaml", "--grid", f"{BATCH}=1,4", "--json").stdout)
     assert [cell["state"] for cell in document["cells"]] == ["out_of_memory", "skipped"]
+
+
+@pytest.mark.parametrize("grid", [METHODS, ("--grid", f"{BATCH}=1")])
+def test_a_dry_run_refuses_what_no_cell_could_be_started_with(folder: Path, grid: tuple[str, ...]) -> None:
+    (folder / "hosts").write_text("a slots=2 slurm_job=7\nb slots=2\n")
+    assert str(refusal("sft.yaml", *grid)) == "hosts: slurm_job= must be on the lines of all nodes or of none"
+    (folder / "hosts").write_text("a slots=2\nb slots=2\n")
+    said = str(refusal("sft.yaml", *grid, "--grad-compress", "fp16", "--set", "deepspeed=z2.json"))
+    assert said.startswith("--grad-compress")
+    # A cell that fails alone is a result of the sweep.
+    engines = ("--grid", "deepspeed=z2.json,null", "--grad-compress", "fp16")
+    assert len(dry_run("sft.yaml", *engines)["cells"]) == 2

@@ -92,6 +92,13 @@ def test_a_plan_counts_what_is_left(folder: Path) -> None:
     assert len(list((folder / "runs").glob("*/tuning.json"))) == 1
 
 
+def test_a_dry_run_refuses_what_could_not_be_started(folder: Path) -> None:
+    (folder / "hosts").write_text("a slots=2 slurm_job=7\nb slots=2\n")
+    for more in ((), ("--dry-run",)):
+        error = run(*SHAPE, *more).exception
+        assert str(error) == "hosts: slurm_job= must be on the lines of all nodes or of none"
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("arguments", "message"),

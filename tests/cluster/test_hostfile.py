@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,14 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import (
     KEYS,
     expand_ranges,
+    fold_numbers,
     fold_ranges,
+    is_host_list,
+    parse_host_list,
     parse_hostfile,
     render_hostfile,
-    with_variables,
 )
+from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import HostfileError
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +37,60 @@ def complaint(text: str) -> HostfileError:
     with pytest.raises(HostfileError) as caught:
         parse_hostfile(text, "hosts.txt")
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a,b", [("a", None), ("b", None)]),
+        ("a:2,b:2", [("a", 2), ("b", 2)]),
+        ("a:4", [("a", 4)]),
+        ("node[1-2]", [("node1", None), ("node2", None)]),
+        ("node[1,3]:8,x", [("node1", 8), ("node3", 8), ("x", None)]),
+        ("bob@a:2", [("a", 2)]),
+        ("10.0.0.1,10.0.0.2", [("10.0.0.1", None), ("10.0.0.2", None)]),
+        ("[2001:db8::1]:2,2001:db8::2", [("2001:db8::1", 2), ("2001:db8::2", None)]),
+        # As in Open MPI, a name for each worker.
+        ("a,a,b", [("a", 2), ("b", 1)]),
+        # As Ansible and people write it.
+        ("a, b ,", [("a", None), ("b", None)]),
+    ],
+)
+def test_a_list_in_place_of_a_path_names_nodes(text: str, found: list[tuple[str, int | None]]) -> None:
+    assert is_host_list(text)
+    cluster, written = parse_host_list(text)
+    assert [(node.name, node.slots) for node in cluster.nodes] == found
+    assert cluster.source == text
+    assert parse_hostfile(written).nodes == cluster.nodes
+
+
+@pytest.mark.parametrize(
+    "text", ["hosts.txt", "node1", "alice@node1", "dir/a,b", "inventory.ini:gpu", "fd00::1", "-", "./node[1-2]", ""]
+)
+def test_other_names_are_those_of_files(text: str) -> None:
+    assert not is_host_list(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (
+            "a,b:22",
+            "a,b:22: 22 in 'b:22' may be a port or a number of workers",
+            "write b port=22, or b slots=22, in a file: --hosts FILE",
+        ),
+        (
+            "a:2,a:2",
+            "a:2,a:2: duplicate node 'a' (this list)",
+            "name each node once, with the number of its workers: a:2",
+        ),
+        ("n[3-1]", "n[3-1]: 'n[3-1]': the range '3-1' ends before it starts", None),
+    ],
+)
+def test_an_error_in_a_list_has_no_line(text: str, message: str, hint: str | None) -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse_host_list(text)
+    assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
 def test_every_key_lands_where_it_belongs() -> None:
@@ -112,6 +170,17 @@ def test_a_user_and_an_address_are_read_in_the_forms_of_other_launchers() -> Non
         ("- node1 slots=2", "write node1 slots=2"),
         ("node1 node2", "write one node per line: node1, then node2"),
         ("rank 0=node1 slot=0", "write one line per node, in rank order: node1 slots=N"),
+        ("IP1 4", "write IP1 slots=4"),
+        ("gpu[1-4]\t8  # of each", "write gpu[1-4] slots=8"),
+        ("alice@node1 4 key='~/a b'", "write alice@node1 slots=4 'key=~/a b'"),
+        ("node1 22", "write node1 port=22, or node1 slots=22"),
+        ("172.20.20.20 worker0", "write worker0 addr=172.20.20.20"),
+        ("172.20.20.20  worker0.lan worker0 w0 # rack 1", "write worker0.lan addr=172.20.20.20"),
+        ("2001:db8::7 worker0 slots = 2", "write worker0 addr=2001:db8::7 slots=2"),
+        ("worker0 172.20.20.20 8", "write worker0 addr=172.20.20.20 slots=8"),
+        ("127.0.0.1 localhost", "remove it: this address is every machine's own"),
+        ("::1 ip6-localhost ip6-loopback", "remove it: this address is every machine's own"),
+        ("10.0.0.1 10.0.0.2", "write one node per line: 10.0.0.1, then 10.0.0.2"),
     ],
 )
 def test_a_form_that_is_refused_says_how_it_is_written(line: str, way: str) -> None:
@@ -121,6 +190,8 @@ def test_a_form_that_is_refused_says_how_it_is_written(line: str, way: str) -> N
 def test_what_a_hint_says_to_write_is_read() -> None:
     assert nodes("node1 user='CORP\\alice'")[0].user == "CORP\\alice"
     assert nodes("alice@node1 port=2222 key=~/k")[0].port == 2222
+    assert nodes("alice@node1 slots=4 'key=~/a b'") == (Node(name="node1", user="alice", slots=4, key="~/a b"),)
+    assert nodes("worker0 addr=2001:db8::7 slots=2") == (Node(name="worker0", addr="2001:db8::7", slots=2),)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +263,7 @@ def test_line_ends_and_byte_order_marks_of_windows_do_no_harm() -> None:
 
 def test_gpus_say_how_many_slots_there_are() -> None:
     assert [node.slots for node in nodes("a gpus=6,7\nb gpus=3,1 slots=2\nc gpus=0")] == [2, 2, 1]
+    assert [node.gpus for node in nodes("a gpus=0-3\nb gpus=7,0-1,5")] == [(0, 1, 2, 3), (7, 0, 1, 5)]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +272,9 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("node1 gpus=6,7 slots=3", "slots=3 contradicts the 2 ids in gpus="),
         ("node1 gpus=6,6", "gpus='6,6': expected distinct GPU ids such as 6,7"),
         ("node1 gpus=6,,7", "gpus='6,,7': expected distinct GPU ids such as 6,7"),
+        ("node1 gpus=0-3,2", "gpus='0-3,2': expected distinct GPU ids"),
+        ("node1 gpus=7-6", "gpus='7-6': expected distinct GPU ids"),
+        ("node1 gpus=0-99999999", "gpus='0-99999999': expected distinct GPU ids"),
         ("node1 gpus=-1", "gpus='-1': expected distinct GPU ids such as 6,7"),
         ("node1 slots=0", "slots='0': expected a number of workers, 1 to 1024"),
         ("node1 slots=two", "slots='two': expected a number of workers, 1 to 1024"),
@@ -500,6 +575,28 @@ def test_variables_are_put_on_the_line_of_a_node_and_all_else_stays(line: str, w
     assert found == f"{written}\nnode2 env.A=1 env.B='x y'\n"
     for node in parse_hostfile(found).nodes:
         assert (node.env["A"], node.env["B"]) == ("1", "x y")
+
+
+def test_variables_on_the_lines_of_a_pbs_nodefile_leave_its_slots() -> None:
+    found = parse_hostfile(with_variables("n2\nn2\nn1\n", {"A": "1"})).nodes
+    assert found == (Node(name="n2", slots=2, env={"A": "1"}), Node(name="n1", slots=1, env={"A": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ([], ""),
+        ([0], "0"),
+        ([0, 1], "0, 1"),
+        ([0, 1, 2], "0-2"),
+        (range(128), "0-127"),
+        ([1, 3, 4, 6, 7, 8], "1, 3, 4, 6-8"),
+        ([9, 10, 11], "9-11"),
+        ([2, 1, 0], "2, 1, 0"),
+    ],
+)
+def test_consecutive_numbers_are_a_range(numbers: Sequence[int], words: str) -> None:
+    assert fold_numbers(numbers) == words
 
 
 def test_the_limit_itself_is_allowed() -> None:

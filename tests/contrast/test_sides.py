@@ -161,6 +161,12 @@ def test_what_cannot_be_contrasted(slots: list[int], wish: dict[str, object], sa
         plan(slots, **wish)
 
 
+def test_a_wrong_number_of_baseline_gpus_says_how_many_to_name() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan([2, 3], baseline_gpus=(0, 1, 2))
+    assert caught.value.hint == "name 5 GPUs of node 0: --baseline-gpus takes one per worker"
+
+
 def test_one_node_cannot_be_contrasted() -> None:
     with pytest.raises(UsageError, match="needs two or more nodes"):
         plan_sides(TWO.first(1), [2], ContrastRequest())

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from multinode.cluster.quoting import Command
@@ -70,6 +71,12 @@ def test_all_that_is_not_a_command_is_a_comment_and_everything_is_said(plan: Lau
     ):
         assert line in text.splitlines()
     assert "s3cret" not in text
+
+
+def test_many_ranks_are_a_range(plan: LaunchPlan) -> None:
+    many = msgspec.structs.replace(plan.nodes[0], ranks=tuple(range(128)))
+    text = plan_text(msgspec.structs.replace(plan, nodes=(many,)))
+    assert "# --- box1: node rank 0, ranks 0-127, 10.0.0.1 on ens1f0" in text.splitlines()
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

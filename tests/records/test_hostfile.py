@@ -9,7 +9,8 @@ import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.errors import HostfileError, UsageError
-from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile, load_prices
+from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile
+from multinode.records.prices import load_prices
 from multinode.records.settings import Defaults, Settings
 
 NOTHING = Settings()
@@ -42,10 +43,40 @@ def test_a_name_that_stands_twice_is_told(tmp_path: Path) -> None:
     assert notes == [f"{path} names node1 2 times, once for each of its workers"]
 
 
-def test_nodes_that_are_named_in_place_of_a_file_are_put_into_one() -> None:
-    with pytest.raises(UsageError, match="the hostfile node1,node2:4 does not exist") as caught:
-        load_hostfile(Path("node1,node2:4"))
-    assert caught.value.hint == "give a file with one node per line: printf '%s\\n' node1 node2 > hosts.txt"
+def test_nodes_may_be_named_in_place_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster, text = load_hostfile(Path("node1,node2:4"))
+    assert cluster.nodes == (Node(name="node1"), Node(name="node2", slots=4))
+    assert (cluster.source, text) == ("node1,node2:4", "node1,node2:4\n")
+    # Longer than the name of a file may be.
+    assert len(load_hostfile(Path(",".join(f"node{number}" for number in range(1000))))[0].nodes) == 1000
+    notes = list[str]()
+    assert load_hostfile(Path("a,a,b"), notes.append)[0].nodes == (Node(name="a", slots=2), Node(name="b", slots=1))
+    assert notes == ["a,a,b names a 2 times, once for each of its workers"]
+
+
+def test_a_file_wins_over_a_list_and_a_group_of_a_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b").write_text("node1\n")
+    (tmp_path / "gpu").write_text(json.dumps({"_meta": {"hostvars": {}}, "4": {"hosts": ["node2"]}}))
+    assert load_hostfile(Path("a,b"))[0].nodes == (Node(name="node1"),)
+    assert load_hostfile(Path("gpu:4"))[0].nodes == (Node(name="node2"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Host n1\n  HostName 10.0.0.1\n", ":1: it is an SSH configuration"),
+        ("name: lab\nhosts:\n- n1\n- n2\n", ": it is YAML, but not an Ansible inventory"),
+        ('{"hosts": ["n1"]}', ": JSON is read only if ansible-inventory --list printed it"),
+    ],
+)
+@pytest.mark.parametrize("group", ["", ":gpu"])
+def test_a_file_of_another_program_is_named(tmp_path: Path, text: str, message: str, group: str) -> None:
+    path = _written(tmp_path / "given", text)
+    with pytest.raises(HostfileError) as caught:
+        load_hostfile(Path(f"{path}{group}"))
+    assert str(caught.value).startswith(f"{path}{message}")
 
 
 def test_brackets_of_an_ipv6_address_begin_no_inventory(tmp_path: Path) -> None:
@@ -176,6 +207,27 @@ def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
         load_hostfile(tmp_path / "gone.txt")
     assert caught.value.hint is not None
     assert "one node per line" in caught.value.hint
+    assert caught.value.hint.endswith("or name the nodes here: --hosts node1:2,node2:2")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("host.txt", "did you mean hosts.txt?"),
+        ("hostss.txt:gpu", "did you mean hosts.txt:gpu?"),
+        ("tra", "for a node of this name: --hosts tra:1"),
+        ("hosts", "did you mean hosts.txt? for a node of this name: --hosts hosts:1"),
+    ],
+)
+def test_the_file_with_the_nearest_name_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("hosts.txt", "train.yaml"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=f"the hostfile {typed} does not exist") as caught:
+        load_hostfile(Path(typed))
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(
