@@ -128,7 +128,6 @@ class TrainingInput:
             overrides: of `--set`; those that follow the YAML win.
         """
         from multinode import api
-        from multinode.job.deepspeed import parse_deepspeed_edits
         from multinode.job.job_files import load_flags, load_script
         from multinode.records.settings import default_job, load_settings
 
@@ -142,6 +141,8 @@ class TrainingInput:
             return load_script(command.script)
         settings = (*overrides, *self.settings)
         if command.flags:
+            from multinode.job.deepspeed import parse_deepspeed_edits
+
             job = load_flags(command.flags, settings, parse_deepspeed_edits(edits))
         else:
             job = api.load_job(self.path or default_job(load_settings(Path.cwd()), Path.cwd()), settings, edits)

@@ -245,7 +245,7 @@ def load_script(script: ScriptJob) -> ScriptJob:
 
 def _is_named_path(text: str) -> bool:
     """Whether it names something on this disk; a plain word may do so by chance."""
-    return any(mark in text.strip("./") for mark in "/.") and "://" not in text and _exists(Path(text).expanduser())
+    return any(mark in text.strip("./") for mark in "/.") and "://" not in text and exists(Path(text).expanduser())
 
 
 def with_accelerate_json(job: Job, accelerate: Mapping[str, Any]) -> Job:
