@@ -55,10 +55,10 @@ def check_parts(
     yield footer("Details", f"--details: {notes}table of nodes and checks")
 
 
-def next_step(failures: Sequence[CheckFinding], given: str, for_launch: str) -> str:
-    """The next command: check again after fixing, or launch, with the options given to `check`."""
+def next_step(failures: Sequence[CheckFinding], given: str, launch: str) -> str:
+    """The next command: check again after fixing, with the options given to `check`, or the launch."""
     if not failures:
-        return footer("Next", f"multinode launch{for_launch}")
+        return footer("Next", launch)
     severities = Counter(alike[0].severity for alike in _alike(failures))
     named = format_list([format_count(severities[name], name) for name in SEVERITIES if severities[name]])
     return footer("Next", f"fix the {named} above, then: multinode check{given}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +10,9 @@ from multinode.cli.inputs import parse_option
 from multinode.cli.options import Details, Json, LinkMeasured, RunIds, given_options
 from multinode.cli.output import is_quiet, print_document, print_screen
 from multinode.cli.panels import examples
-from multinode.cluster.quoting import hosts_option
 from multinode.errors import UsageError
-from multinode.records.run_directory import runs_root
+from multinode.records.invocation import Invocation
+from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.units import parse_rate
 
 if TYPE_CHECKING:
@@ -57,9 +56,16 @@ def advise(
     paying = [advice for advice in recommendations.advice if advice.change is not None and pays(advice)]
     following = ""
     if paying and link is None:
-        runs = "".join(f" --from {shlex.quote(run_id)}" for run_id in run_ids or ["last"])
-        measured = given_options(ctx, {"link_measured"})
-        following = f"multinode tune{runs}{measured} --candidates 2{hosts_option(recommendations.hosts)}"
+        from multinode.cli.contrast import stored_command, tune_command
+
+        measured = ("--link-measured", link_measured) if link_measured is not None else ()
+        commands = (stored_command(RunDirectory.open(runs_root(), name)) for name in recommendations.runs)
+        command = next(filter(None, commands), None)
+        if command is None and recommendations.job:
+            # A YAML is kept with its runs, whoever started them.
+            hosts = (("--hosts", recommendations.hosts),) if recommendations.hosts else ()
+            command = Invocation(verb="launch", options=hosts)
+        following = tune_command(command, run_ids or ["last"], measured)
     if paying and paying[0] is recommendations.advice[0] and recommendations.job and is_one_node(paying[0]):
         following = launch_command(recommendations.job, recommendations.hosts, paying[0].command)
     print_recommendations(recommendations, top, details=details, as_json=as_json, more=again, next_command=following)

@@ -116,7 +116,7 @@ def bench(
         from multinode.bench.screen import bench_parts, next_step
 
         print_screen(bench_parts(report, details=details))
-        typer.echo(next_step(report, given_options(ctx, {"hosts", "nodes"})))
+        typer.echo(next_step(report, given_options(ctx, {"--hosts", "--nodes"})))
     raise typer.Exit(1 if any(node.failures or not node.is_measured for node in report.nodes) else 0)
 
 

@@ -20,6 +20,7 @@ from multinode.cli.options import (
     WorkersPerNode,
     expand_options,
     given_options,
+    propose,
 )
 from multinode.cli.output import fail_gate, print_document, print_screen
 from multinode.cli.panels import examples
@@ -28,9 +29,6 @@ from multinode.units import format_count
 
 if TYPE_CHECKING:
     from multinode.job.job import Job
-
-# What `launch` does not take.
-_OWN = frozenset({"bandwidth", "force", "strict", "details", "as_json"})
 
 
 def register(app: typer.Typer) -> None:
@@ -98,7 +96,7 @@ def check(
     else:
         reached = [(node.name, node.reached) for node in report.nodes]
         print_screen(check_parts(reached, report.checks, report.findings, details=details))
-        typer.echo(next_step(failures, given_options(ctx), given_options(ctx, ctx.params.keys() - _OWN)))
+        typer.echo(next_step(failures, given_options(ctx), propose(given.invocation, "launch")))
     if strict and report.ok and failures:
         fail_gate(f"{format_count(len(failures), 'warning')}; --strict allows none")
     raise typer.Exit(3 if report.unreached else 1 if failures else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -26,6 +26,8 @@ from multinode.cli.options import (
     complete_runs,
     expand_options,
     given_options,
+    propose,
+    read_invocation,
 )
 from multinode.cli.output import fail_gate, is_quiet, note, print_directory, print_document, print_screen
 from multinode.cli.panels import examples
@@ -33,16 +35,17 @@ from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import ExecuteOptions
-from multinode.records.run_directory import runs_root
+from multinode.records.invocation import Invocation
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory, runs_root
+
+# Of the runs that were measured, and not of those that follow.
+_OF_RUNS = ("--nodes", "--workers-per-node", "--steps")
 
 if TYPE_CHECKING:
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import ContrastRequest
     from multinode.launch.context import Launch
-
-_RUNS = {"run_a", "run_b"}
-_FOR_LAUNCH = {"job", "hosts", "set_", *(field.name for field in dataclasses.fields(TrainingOptions))}
-_FOR_TUNE = {"hosts", *(field.name for field in dataclasses.fields(TrainingOptions))}
 
 
 def register(app: typer.Typer) -> None:
@@ -144,10 +147,7 @@ def contrast(
     with open_context(launch.cluster) as context:
         contrasted = api.contrast(launch, context, request, repeats=repeats, fresh=fresh)
     name = contrasted.directory.name
-    tune = f"multinode tune --from {name} --candidates 2{given_options(ctx, _FOR_TUNE)}"
-    following = tune if contrasted.contrast.advice else f"multinode report {name}"
-    if (one_node := one_node_command(contrasted.contrast, given_options(ctx, _FOR_LAUNCH))) is not None:
-        following = one_node
+    following = next_command(contrasted.contrast, name, given.invocation) or f"multinode report {name}"
     if as_json:
         print_document(contrasted)
         note(f"Next        {following}")
@@ -161,13 +161,39 @@ def contrast(
         fail_gate(f"the efficiency is {contrasted.contrast.efficiency:.3f}, below --min-efficiency {min_efficiency:g}")
 
 
-def one_node_command(contrast: Contrast, given: str) -> str | None:
-    """The launch on one node if it was measured to be faster; `given` are the job and the hostfile."""
+def next_command(contrast: Contrast, name: str, invocation: Invocation | None) -> str:
+    """The launch on one node if it was measured to be faster, else the changes to try; empty if nothing follows.
+
+    Args:
+        contrast: the result.
+        name: its run.
+        invocation: the command line that measured it; None if none did.
+    """
     from multinode.contrast.judge import prefers_one_node
 
-    if not prefers_one_node(contrast) or not given:
-        return None
-    return f"multinode launch --nodes 1 --workers-per-node {contrast.baseline.workers_per_node}{given}"
+    if prefers_one_node(contrast):
+        workers = str(contrast.baseline.workers_per_node)
+        first, places = ("--nodes", "1", "--workers-per-node", workers), ("--nodes", "--workers-per-node")
+        return propose(invocation, "launch", first=first, without=places) if invocation is not None else ""
+    return tune_command(invocation, [name]) if contrast.advice else ""
+
+
+def stored_command(directory: RunDirectory) -> Invocation | None:
+    """The command line of a stored run; None if none started it."""
+    run = directory.read("run.json", Run)
+    return run.command if run is not None else None
+
+
+def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Sequence[str] = ()) -> str:
+    """The measurement of changes that are advised for these runs; empty if nobody typed what it would train."""
+    if invocation is None:
+        return ""
+    first = (*(word for run in runs for word in ("--from", run)), "--candidates", "2", *more)
+    engine = next((option[1] for option in invocation.options if option[0] == "--engine"), "llamafactory")
+    if invocation.is_script or engine != "llamafactory":
+        return propose(invocation, "tune", first=first, without=_OF_RUNS)
+    # Otherwise the YAML is kept with its runs, with what was set in it.
+    return propose(invocation, "tune", first=first, without=(*_OF_RUNS, "--set", "--synthetic"), job=())
 
 
 def _print_plan(launch: Launch, request: ContrastRequest, *, as_json: bool) -> None:
@@ -219,9 +245,7 @@ def compare(
     if as_json:
         print_document(comparison)
     elif isinstance(comparison, Contrast):
-        print_contrast(
-            comparison, details=details, more=again, next_command=f"multinode report{given_options(ctx, _RUNS)}"
-        )
+        print_contrast(comparison, details=details, more=again, next_command=propose(read_invocation(ctx), "report"))
     elif isinstance(comparison, ScanReport):
         print_screen(scan_parts(comparison, details=details))
     elif isinstance(comparison, ComparedRecords):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import typer
 
-from multinode.cli.options import SCRIPT, NodeOptions, TrainingOptions, given_options
+from multinode.cli.options import SCRIPT, NodeOptions, TrainingOptions, read_invocation
 from multinode.cli.output import note
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.engine_commands import Engine, choose_engine, parse_accelerate
@@ -22,6 +22,7 @@ from multinode.job.typed_command import TypedCommand, read_command, settle
 from multinode.records.balance import Balance, parse_balance
 from multinode.records.benchmark import Benchmark
 from multinode.records.files import read_text
+from multinode.records.invocation import Invocation
 from multinode.secret_values import hides, redact_words
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class TrainingInput:
         command: the command behind `--`; empty without one.
         env: the command's variables.
         training: the options.
+        invocation: the command line itself.
         workers_per_node: of `--workers-per-node`, or of the command if the hostfile is silent; None leaves it to the
             hostfile.
     """
@@ -112,6 +114,7 @@ class TrainingInput:
     command: TypedCommand
     env: dict[str, str]
     training: TrainingOptions
+    invocation: Invocation
     workers_per_node: int | None
 
     @property
@@ -159,6 +162,7 @@ class TrainingInput:
             engine=engine,
             grad_compress=training.grad_compress,
             code=read_copied_code(training.copy_code),
+            command=self.invocation,
         )
         return with_accelerate_json(job, engine.accelerate), options
 
@@ -204,12 +208,13 @@ def read_training(
     Raises:
         UsageError: something is missing, wrong, or contradicts something else.
     """
-    typed = ctx.meta[SCRIPT]
+    typed, invocation = ctx.meta[SCRIPT], read_invocation(ctx)
     command = TypedCommand()
     if typed is not None:
         if words:
             raise UsageError(f"both a job ({words[0]}) and a script after -- are given", hint="use only one of them")
-        command = read_command(typed, training.engine, f"multinode {ctx.info_name}{given_options(ctx, script=False)}")
+        front = msgspec.structs.replace(invocation, job=()).arguments
+        command = read_command(typed, training.engine, f"multinode {ctx.info_name}{front}")
     for text in command.notes:
         note(text)
     path, settings = _split_job(words or ())
@@ -232,6 +237,7 @@ def read_training(
         command=command,
         env=settled.env,
         training=training,
+        invocation=invocation,
         workers_per_node=settled.workers_per_node,
     )
 

@@ -34,7 +34,6 @@ from multinode.cli.options import (
     With,
     WorkersPerNode,
     expand_options,
-    given_options,
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
@@ -49,10 +48,6 @@ if TYPE_CHECKING:
     from multinode.launch.restart import RestartOptions
 
 _LEAST_LOG_BYTES = 1 << 20
-_FOR_CONTRAST = {
-    *("job", "hosts", "workers_per_node", "set_", "synthetic"),
-    *(field.name for group in (TrainingOptions, AveragingOptions) for field in dataclasses.fields(group)),
-}
 
 
 def register(app: typer.Typer) -> None:
@@ -194,16 +189,7 @@ def launch(
         tell_end(launched.run)
     if detach and notices.are_wanted:
         note("to be notified of its end, follow it with the same options: multinode attach")
-    tell_result(launched, as_json=as_json, not_fetched=not_fetched, contrast=contrast_command(ctx))
-
-
-def contrast_command(ctx: typer.Context) -> str:
-    """The contrast with one node for the arguments of this `launch`; empty if contrast does not take them."""
-    if ctx.params["with_"] is not None:
-        return ""
-    nodes = ctx.params["nodes"]
-    both = f" --nodes 1,{nodes}" if nodes is not None else ""
-    return f"multinode contrast{both}{given_options(ctx, _FOR_CONTRAST)}"
+    tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
 def _print_plan(launch: Launch, restarts: RestartOptions | None, *, as_json: bool) -> None:

@@ -197,7 +197,7 @@ def nccl_test(
     if as_json:
         print_document(report)
     else:
-        _print_report(report, form, details=details, given=given_options(ctx, {"hosts", "nodes"}))
+        _print_report(report, form, like, details=details, given=given_options(ctx, {"--hosts", "--nodes"}))
     for collective in dict.fromkeys(row.collective for row in report.rows):
         best = max(row.busbw_gb_per_s for row in report.rows if row.collective == collective)
         if min_busbw is not None and best < min_busbw:
@@ -238,18 +238,29 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nod
         raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
 
 
-def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -> None:
+def _print_report(report: ScanReport, form: str, like: Path | None, *, details: bool, given: str) -> None:
     from multinode.network.screen import nccl_tests_text, next_step, pair_table, scan_lines, scan_parts
 
     if form != "nccl-tests":
         print_screen(scan_parts(report, details=details))
-        typer.echo(next_step(report, given))
+        typer.echo(next_step(report, given, str(like) if like is not None else _default_job()))
         return
     typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
     if report.tcp.pairs:
         print_table(pair_table(report.tcp.pairs, report.odd, nodes=report.nodes), prefix="# ")
     for line in scan_lines(report):
         typer.echo(f"# {line}")
+
+
+def _default_job() -> str | None:
+    """Empty, as the default job need not be named; None if there is none."""
+    from multinode.records.settings import default_job, load_settings
+
+    try:
+        default_job(load_settings(Path.cwd()), Path.cwd())
+    except UsageError:
+        return None
+    return ""
 
 
 def _write_page(report: ScanReport, path: Path) -> None:

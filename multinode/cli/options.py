@@ -8,7 +8,7 @@ import functools
 import inspect
 import itertools
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -16,6 +16,7 @@ import typer
 
 from multinode.cli.panels import PanelCommand
 from multinode.errors import MultinodeError, UsageError
+from multinode.records.invocation import Invocation
 from multinode.secret_values import redact_words
 
 if TYPE_CHECKING:
@@ -486,25 +487,57 @@ def expand_options(verb: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
-def given_options(ctx: Any, only: Collection[str] | None = None, *, script: bool = True) -> str:
-    """The arguments of the verb as typed, with a leading blank, and the command behind `--`; secrets are redacted."""
-    words: list[str] = []
+def read_invocation(ctx: Any) -> Invocation:
+    """The command line of a verb as typed; a secret is left to the shell's variable of its name, or redacted."""
+    options: list[tuple[str, ...]] = []
     arguments: list[str] = []
+    alike: list[str] = []
     for parameter in ctx.command.params:
         source, value = ctx.get_parameter_source(parameter.name), ctx.params.get(parameter.name)
-        if source is None or source.name != "COMMANDLINE" or (only is not None and parameter.name not in only):
+        if source is None or source.name != "COMMANDLINE":
             continue
-        values = value if isinstance(value, list | tuple) else [value]
+        values = [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
         if parameter.param_type_name == "argument":
-            arguments += map(str, values)
-        elif parameter.is_flag:
-            words += parameter.opts[:1] if value else parameter.secondary_opts[:1]
+            arguments += values
+            continue
+        if parameter.is_flag:
+            options.append(tuple(parameter.opts[:1] if value else parameter.secondary_opts[:1]))
         else:
-            words += [word for value in values for word in (parameter.opts[0], str(value))]
-    command = ctx.meta.get(SCRIPT) if script else None
-    words += arguments
-    words += ["--", *command] if command is not None else []
-    return "".join(f" {shlex.quote(word)}" for word in redact_words(words))
+            options += [redact_words((parameter.opts[0], _without_secret(parameter.opts[0], each))) for each in values]
+        if getattr(parameter, "rich_help_panel", None) in {_JOB, _SYNC}:
+            alike.append(options[-1][0])
+    command = ctx.meta.get(SCRIPT)
+    job = (*arguments, *(("--", *command) if command is not None else ()))
+    return Invocation(verb=ctx.info_name, options=tuple(options), job=redact_words(job), alike=tuple(alike))
+
+
+def _without_secret(option: str, value: str) -> str:
+    name = value.partition("=")[0]
+    return name if option == "--env" and redact_words((value,)) != (value,) else value
+
+
+def propose(
+    invocation: Invocation,
+    verb: str,
+    *,
+    first: Sequence[str] = (),
+    without: Collection[str] = (),
+    job: tuple[str, ...] | None = None,
+) -> str:
+    """The command line of another verb for the training of this one; see `Invocation.line`."""
+    from multinode.cli.main import load_verb
+
+    known = {name for option in load_verb(verb).params for name in (*option.opts, *option.secondary_opts)}
+    return invocation.line(verb, known, first=first, without=without, job=job)
+
+
+def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
+    """The arguments of the verb as typed, with a leading blank, or those options of them; secrets are redacted."""
+    invocation = read_invocation(ctx)
+    if only is None:
+        return invocation.arguments
+    options = tuple(option for option in invocation.options if option[0] in only)
+    return Invocation(verb=invocation.verb, options=options, job=invocation.job).arguments
 
 
 def _own_first(group: type) -> list[inspect.Parameter]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from multinode.cli.inputs import parse_option
-from multinode.cli.options import Details, Json, LinkMeasured, complete_runs, given_options
+from multinode.cli.options import Details, Json, LinkMeasured, complete_runs, given_options, propose, read_invocation
 from multinode.cli.output import is_quiet, print_document, print_screen
 from multinode.cli.panels import examples
 from multinode.errors import UsageError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from multinode.traffic.step_calls import Strategy
 
 T = TypeVar("T")
-_FOR_ADVISE = {"run_ids", "link_measured"}
 _SWITCH = {"on": True, "off": False}
 
 
@@ -127,7 +126,7 @@ def predict(
     from multinode.predict.screen import forecast_parts
 
     # Published figures name no run whose settings could be changed.
-    advise = "" if benchmarks is not None or is_quiet() else f"multinode advise{given_options(ctx, _FOR_ADVISE)}"
+    advise = "" if benchmarks is not None or is_quiet() else propose(read_invocation(ctx), "advise")
     again = f"multinode predict{given_options(ctx)} --details"
     print_screen(forecast_parts(forecast, details=details, more=again, next_command=advise))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from multinode.cli.options import Notify, OnEnd
+from multinode.cli.options import Notify, OnEnd, propose
 from multinode.cli.output import OF_RUNS, OF_STOPS, note, print_directory, print_document, print_failure, print_screen
 from multinode.errors import ContactLost, Interrupted, MultinodeError, UsageError
 from multinode.launch.context import StopRequest
@@ -154,13 +154,12 @@ def tell_result(
     as_json: bool,
     codes: dict[str, int] | None = None,
     not_fetched: MultinodeError | None = None,
-    contrast: str | None = None,
 ) -> NoReturn:
     """Print the outcome of the run, or that it continues, and exit; `codes` overrides exit codes of states."""
     if as_json:
         print_document(launched)
     else:
-        _print_result(launched, contrast)
+        _print_result(launched)
     if not_fetched is not None:
         if launched.run.status == "succeeded":
             raise not_fetched
@@ -169,7 +168,7 @@ def tell_result(
     raise typer.Exit((codes or {}).get(launched.run.status, usual))
 
 
-def _print_result(launched: Launched, contrast: str | None) -> None:
+def _print_result(launched: Launched) -> None:
     from multinode.launch.outcome import run_parts
 
     run = launched.run
@@ -177,23 +176,23 @@ def _print_result(launched: Launched, contrast: str | None) -> None:
         print_failure(run.first_failure, str(launched.directory))
     print_screen(run_parts(run, launched.summary, failure=False))
     directory = launched.directory
-    print_next_step(run, launched.summary, directory, contrast)
+    print_next_step(run, launched.summary, directory)
     if run.status == "running":
         note(f"still running; follow it: multinode attach {run.run_id}; stop it: multinode stop {run.run_id}")
     print_directory(directory)
 
 
-def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, contrast: str | None = None) -> None:
-    """The next command after a run, if any; `contrast` as for `tell_result`."""
-    from multinode.launch.outcome import next_step
+def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory) -> None:
+    """The next command after a run, if any."""
+    from multinode.launch.outcome import lacks_one_node, next_step
 
-    if len(run.nodes) == 1:
-        contrast = ""
-    elif run.status == "succeeded" and run.kind == "launch" and contrast != "":
-        from multinode.launch.outcome import contrast_of_launch, lacks_one_node
-
-        contrast = (contrast or contrast_of_launch(directory)) if lacks_one_node(directory) else ""
-    step = next_step(run, summary, hosts=directory.read_hosts(), contrast=contrast or "")
+    contrast = one_node = ""
+    if run.command is not None and run.command.verb == "launch" and len(run.nodes) > 1:
+        without = ("--nodes",)
+        one_node = propose(run.command, "launch", first=("--nodes", "1"), without=without)
+        if run.status == "succeeded" and lacks_one_node(directory):
+            contrast = propose(run.command, "contrast", first=("--nodes", f"1,{len(run.nodes)}"), without=without)
+    step = next_step(run, summary, hosts=directory.read_hosts(), contrast=contrast, one_node=one_node)
     if step is not None:
         typer.echo(step)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated
@@ -18,7 +17,6 @@ from multinode.cli.output import note, print_directory, print_document, print_sc
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context, print_next_step
 from multinode.cli.table import FormOptions, ViewOptions, print_cells, show_tables
-from multinode.cluster.quoting import hosts_option
 from multinode.records.log import LogPiece, LogReader
 from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.secret_values import redact_text
@@ -191,7 +189,7 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
 def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     from multinode.bench.measure import load_bench
     from multinode.bench.screen import bench_parts
-    from multinode.cli.contrast import one_node_command, print_contrast
+    from multinode.cli.contrast import next_command, print_contrast, stored_command
     from multinode.contrast.side import load_contrast
     from multinode.experiment.sweep import load_table
     from multinode.network.measure import load_scan
@@ -202,9 +200,7 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
         return True
     contrast, unread = load_contrast(directory)
     if contrast is not None:
-        job = contrast.forecast.job if contrast.forecast is not None else ""
-        given = f"{hosts_option(directory.read_hosts())} {shlex.quote(job)}" if job else ""
-        following = one_node_command(contrast, given)
+        following = next_command(contrast, directory.run_id, stored_command(directory))
         following = following or (f"multinode advise {directory.run_id}" if contrast.advice else "")
         again = f"multinode show {directory.run_id} --details"
         print_contrast(contrast, details=details, more=again, next_command=following)
@@ -231,8 +227,10 @@ def _show_tuning(directory: RunDirectory) -> bool:
     tuning = directory.read(TUNING_FILE, Tuning)
     if tuning is None:
         return False
-    following = f"multinode launch --with {shlex.quote(tuning.file)}" if tuning.file else ""
-    print_screen(tuning_parts(tuning, next_command=following))
+    from multinode.cli.contrast import stored_command
+    from multinode.cli.tune import winner_command
+
+    print_screen(tuning_parts(tuning, next_command=winner_command(tuning, stored_command(directory))))
     return True
 
 

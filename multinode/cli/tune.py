@@ -27,7 +27,7 @@ from multinode.cli.options import (
     WorkersPerNode,
     complete_runs,
     expand_options,
-    given_options,
+    propose,
 )
 from multinode.cli.output import is_quiet, note, print_directory, print_document, print_screen
 from multinode.cli.panels import examples
@@ -42,10 +42,12 @@ from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode.experiment.tune import Tuned
+    from multinode.experiment.tuning import Tuning
     from multinode.experiment.tuning_request import TuningRequest
     from multinode.job.job import Job
     from multinode.launch.series import Resume
     from multinode.predict.advice import Recommendations
+    from multinode.records.invocation import Invocation
 
 # Judged by speed there is no loss to wait for: fewer steps of one run each.
 _SEEDS, _STEPS, _LEAST_STEPS = 3, 64, 8
@@ -60,8 +62,8 @@ _BY_LOSS = (
     "dry_run",
 )
 _BY_SPEED = ("pick", "link_measured")
-# Of the nodes and the workers the file has its own; seeds, steps and the like are the tuning's.
-_FOR_LAUNCH = {"job", "hosts", "set_", *(field.name for field in dataclasses.fields(TrainingOptions))}
+# Of nodes and workers the file of the winner has its own.
+_OF_RUNS = frozenset({"--nodes", "--workers-per-node"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,7 +180,7 @@ def tune(
     if options.from_ is not None:
         execute = ExecuteOptions(kind="advise", stall_s=hang_timeout or None, on_stall=on_hang)
         given = read_training(ctx, job, training, hosts=hosts, nodes=nodes)
-        _tune_speed(ctx, given, set_ or [], options, (execute, check, fresh), as_json=as_json)
+        _tune_speed(given, set_ or [], options, (execute, check, fresh), as_json=as_json)
         return
     if options.steps is not None and options.steps < _LEAST_STEPS:
         raise UsageError(f"--steps {options.steps}: a loss needs {_LEAST_STEPS} steps or more", hint="--steps 64")
@@ -205,9 +207,7 @@ def tune(
         _print_plan(tuning, resume, as_json=as_json)
         return
     tuned = _carry_out(tuning, resume)
-    following = ""
-    if tuned.tuning.file and not is_quiet():
-        following = f"multinode launch --with {shlex.quote(tuned.tuning.file)}{given_options(ctx, _FOR_LAUNCH)}"
+    following = "" if is_quiet() else winner_command(tuned.tuning, given.invocation)
     if as_json:
         print_document(tuned)
     else:
@@ -217,20 +217,25 @@ def tune(
     print_directory(tuned.directory)
 
 
+def winner_command(tuning: Tuning, invocation: Invocation | None) -> str:
+    """The launch with the best change; empty if none was found, or if nobody typed what it would train."""
+    if not tuning.file or invocation is None:
+        return ""
+    return propose(invocation, "launch", first=("--with", tuning.file), without=_OF_RUNS)
+
+
 def _require_kind(ctx: typer.Context, *, by_speed: bool) -> None:
     """Refuse what says nothing of how changes are judged here."""
     sources = ((name, ctx.get_parameter_source(name)) for name in (_BY_LOSS if by_speed else _BY_SPEED))
     names = [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
     if names:
         option = f"--{names[0].replace('_', '-')}"
-        raise UsageError(
-            f"{option} applies to changes judged {'by the loss' if by_speed else 'by speed'}",
-            hint="remove one of them" if by_speed else "add --from RUN with a measured run",
-        )
+        if by_speed:
+            raise UsageError(f"{option} does not work with --from", hint=f"remove {option}")
+        raise UsageError(f"{option} needs --from RUN", hint=f"add --from with a measured run, or remove {option}")
 
 
 def _tune_speed(
-    ctx: typer.Context,
     given: TrainingInput,
     settings: list[str],
     options: TuneOptions,
@@ -257,8 +262,8 @@ def _tune_speed(
         attempt = try_advice(launch, context, recommendations, trials)
     following = ""
     if (best := best_tried(attempt.recommendations.advice)) is not None:
-        path = f" {shlex.quote(what_job.config_path)}" if isinstance(what_job, LlamaFactoryJob) else ""
-        following = f"multinode launch{path} {best.command}{given_options(ctx, _FOR_LAUNCH - {'job'} | {'nodes'})}"
+        path = (what_job.config_path,) if isinstance(what_job, LlamaFactoryJob) else None
+        following = propose(given.invocation, "launch", first=shlex.split(best.command), without=_OF_RUNS, job=path)
     print_recommendations(attempt.recommendations, as_json=as_json, next_command=following)
     print_directory(attempt.directory)
 

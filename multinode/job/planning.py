@@ -29,6 +29,7 @@ from multinode.job.job_files import outside_code, require_copied
 from multinode.records.averaging import Averaging, averaging_environment
 from multinode.records.balance import Balance, balance_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
+from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id
 
@@ -78,6 +79,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         engine: what starts the workers; None takes the job's default.
         nccl_inspector: whether NCCL's Inspector plugin records each operation.
         code: files that are copied to every node, in which the job runs there; None runs it in the node's directory.
+        command: the command line that asks for it, kept with the run; None without one.
     """
 
     workers_per_node: int | None = None
@@ -94,6 +96,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     environment: JobEnvironment = JobEnvironment()
     nccl_inspector: bool = False
     code: CodeTree | None = None
+    command: Invocation | None = None
 
 
 def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: LaunchOptions) -> tuple[str, ...]:
@@ -182,6 +185,7 @@ def plan_launch(
         balance=task.balance,
         test=job if isinstance(job, Benchmark) else None,
         code=task.code.copy() if task.code is not None else None,
+        command=options.command,
         nodes=tuple(nodes),
         notes=(*route_notes(cluster, endpoints, facts), *_lever_notes(task, options, cluster, workers)),
     )

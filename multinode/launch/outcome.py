@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 from rich.table import Table
@@ -14,8 +12,6 @@ from rich.text import Text
 
 from multinode.cluster.quoting import hosts_option
 from multinode.errors import MultinodeError
-from multinode.job.engine_commands import JOB_FILE
-from multinode.job.job import override_text
 from multinode.job.workload import Workload, differing_setting
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
@@ -35,7 +31,6 @@ from multinode.records.run import (
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.render.sheet import PLUS_MINUS, Column, Sheet, percent, plus_minus, sanitize
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
-from multinode.secret_values import redact_words
 from multinode.stats.estimate import Estimate, Spread
 from multinode.units import format_count, format_duration
 
@@ -170,14 +165,20 @@ def run_verdict(run: Run, summary: Summary) -> str:
     return ", ".join(words) + (f"; {limit}" if limit else "")
 
 
-def next_step(run: Run, summary: Summary | None, *, hosts: str = "", contrast: str = "") -> str | None:
+def next_step(
+    run: Run, summary: Summary | None, *, hosts: str = "", contrast: str = "", one_node: str = ""
+) -> str | None:
     """The next command; None if there is none.
 
-    `hosts` is its `--hosts` argument; empty if the nodes came from elsewhere. `contrast` is the command that compares
-    its nodes with one, unless done; may be empty.
+    Args:
+        run: that ended, or goes on.
+        summary: what was measured.
+        hosts: its `--hosts` argument; empty if the nodes came from elsewhere.
+        contrast: the command that compares its nodes with one; empty if that is done, or cannot be.
+        one_node: the command that starts it on one node; empty if nobody typed one.
     """
     if run.stop_reason == SLOWER_THAN_ONE_NODE:
-        return footer("Next", "the same command with --nodes 1")
+        return footer("Next", one_node or "the same training on one node")
     if run.first_failure is not None:
         return footer("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
@@ -330,70 +331,3 @@ def _could_be_single(directory: RunDirectory, several: _MeasuredTraining) -> boo
     return single.plan.nodes[0].node in names and not differing_setting(
         single.workload.settings, several.workload.settings
     )
-
-
-# The first line of a YAML by `render_job`.
-_CHANGED = re.compile(r"# .* with these keys changed by multinode: (.*)")
-
-
-class _NodeSlots(msgspec.Struct, frozen=True):
-    slots: int | None = None
-
-
-class _ClusterSlots(msgspec.Struct, frozen=True):
-    """The fields read from a run's nodes."""
-
-    nodes: tuple[_NodeSlots, ...] = ()
-
-
-def contrast_of_launch(directory: RunDirectory) -> str:
-    """The command that compares its nodes with one; empty if the launch cannot be reproduced.
-
-    Variables of --env, and edits of the DeepSpeed JSON, are not stored with a launch.
-    """
-    plan, cluster = directory.read("plan.json", LaunchPlan), directory.read("cluster.json", _ClusterSlots)
-    job = _launched_job(plan) if plan is not None else None
-    if plan is None or job is None:
-        return ""
-    slots = cluster.nodes[0].slots if cluster is not None and cluster.nodes else None
-    is_asked = len(set(plan.workers)) == 1 and slots not in {None, plan.nproc_per_node}
-    workers = ["--workers-per-node", str(plan.nproc_per_node)] if is_asked else []
-    compress = ["--grad-compress", plan.grad_compress] if plan.grad_compress is not None else []
-    averaging = plan.averaging.options if plan.averaging is not None else ()
-    code = ["--copy-code", plan.code.source] if plan.code is not None else []
-    words = "".join(f" {shlex.quote(word)}" for word in redact_words([*workers, *compress, *averaging, *code, *job]))
-    return f"multinode contrast --nodes 1,{len(plan.nodes)}{hosts_option(directory.read_hosts())}{words}"
-
-
-def _launched_job(plan: LaunchPlan) -> list[str] | None:
-    """The engine, the changes of `--set`, and the job; None if the plan lacks one."""
-    first = plan.nodes[0]
-    synthetic = plan.job.endswith(", synthetic data)")
-    if plan.engine == "accelerate" or first.command.prelude is not None or synthetic:
-        return None
-    usual = "llamafactory" if plan.config_path else "torchrun"
-    engine = ["--engine", plan.engine] if plan.engine != usual else []
-    if not plan.config_path:
-        argv = first.command.argv
-        return [*engine, "--", *argv[argv.index(plan.job) :]] if plan.job in argv else None
-    text = next((file.text for file in first.files if file.path == JOB_FILE), "")
-    # Of paths that are no part of the copied code, the plan has the whole one.
-    own = f"{(first.output_cwd or '~').rstrip('/')}/" if plan.code is not None else ""
-    from multinode.strict_yaml import YamlError, parse_yaml
-
-    try:
-        return [*engine, *_settings(text, parse_yaml(text), first.run_dir, own), plan.config_path]
-    except YamlError:
-        return None
-
-
-def _settings(text: str, config: dict[str, Any], run_dir: str, own: str) -> Iterator[str]:
-    """What `--set` changed: less the keys that name what lies in the run's own directory, and less the node's `own`."""
-    changed = _CHANGED.match(text)
-    for key in changed[1].split(", ") if changed is not None else ():
-        value = config.get(key)
-        if not str(value).startswith(run_dir):
-            yield from (
-                "--set",
-                override_text(key, value.replace(own, "") if isinstance(value, str) and own else value),
-            )

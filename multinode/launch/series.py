@@ -122,6 +122,7 @@ def take_up(
         world_size=workers,
         nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(launch.cluster.nodes)),
         kind=launch.execute.kind,
+        command=launch.options.command,
     )
     directory.write("run.json", run)
     directory.write(GRID_FILE, record)

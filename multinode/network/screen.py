@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -205,13 +206,20 @@ def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
         yield footer("Details", f"multinode show {report.run_id} --details")
 
 
-def next_step(report: ScanReport, given: str) -> str:
-    """The next command; `given` are the options as typed."""
+def next_step(report: ScanReport, given: str, job: str | None = None) -> str:
+    """The next command.
+
+    Args:
+        report: what was measured.
+        given: the options as typed.
+        job: a training's YAML; empty for the default job, None if there is none.
+    """
     if len(report.nodes) == 1:
         return footer("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
     if report.verdict.causes:
         return footer("Next", f"multinode check{given} --bandwidth")
-    return footer("Next", f"multinode contrast{given}")
+    words = " JOB.yaml (or your script after --)" if job is None else job and f" {shlex.quote(job)}"
+    return footer("Next", f"multinode contrast{given}{words}")
 
 
 def scan_lines(report: ScanReport) -> list[str]:

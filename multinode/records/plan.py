@@ -14,6 +14,7 @@ from multinode.errors import printable_line
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance
 from multinode.records.benchmark import Benchmark
+from multinode.records.invocation import Invocation
 from multinode.secret_values import redact, redact_file
 from multinode.units import format_count, format_size
 
@@ -88,6 +89,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         balance: how fast the nodes are by which samples are dealt out; None deals out as many to each worker.
         test: what a benchmark measures; None of any other job.
         code: the files that the job runs in, where they are copied to the nodes first.
+        command: the command line that asked for it; None if none did, as from Python.
     """
 
     schema: str = "multinode.plan/1"
@@ -107,6 +109,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     balance: Balance | None = None
     test: Benchmark | None = None
     code: CodeCopy | None = None
+    command: Invocation | None = None
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()
 

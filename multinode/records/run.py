@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from multinode.records.finding import Finding
+from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
 from multinode.units import format_count
 
@@ -189,6 +190,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         detached: whether it continues without a controller.
         attempts: of a run with restarts, oldest first; otherwise empty.
         stop_reason: of a stopped run: a signal's name, `stop` (the command), or SLOWER_THAN_ONE_NODE.
+        command: the command line that started it; None if none did, as from Python.
         missing_bytes: of logs and samples that could not be written here; `multinode attach` fetches them.
     """
 
@@ -208,6 +210,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stalls: tuple[Stall, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     stop_reason: str = ""
+    command: Invocation | None = None
     missing_bytes: int = 0
 
     @property
@@ -226,6 +229,7 @@ def new_run(plan: LaunchPlan, started_s: float) -> Run:
         started_s=started_s,
         world_size=plan.world_size,
         nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in plan.nodes),
+        command=plan.command,
     )
 
 

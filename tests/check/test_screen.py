@@ -109,4 +109,4 @@ def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
     ],
 )
 def test_the_next_command_has_the_options_that_were_given(failures: tuple[CheckFinding, ...], expected: str) -> None:
-    assert next_step(failures, " --hosts h --strict train.yaml", " --hosts h train.yaml") == expected
+    assert next_step(failures, " --hosts h --strict train.yaml", "multinode launch --hosts h train.yaml") == expected

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from multinode.cli.launch import contrast_command
-from multinode.cli.main import build_app, load_verb
+from multinode.cli.main import build_app
 from multinode.errors import UsageError
 from multinode.profile.figures import BalanceOutlook, NodePace
 from multinode.profile.summary import Summary
@@ -188,30 +186,6 @@ def test_a_file_of_options_is_launched_with_and_what_is_typed_counts_before_it(f
     refused = dry_run("plain.yaml", "--with", "wrong.yaml").exception
     assert isinstance(refused, UsageError)
     assert str(refused).startswith("wrong.yaml:2: 'gradient': ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("--hosts lab sft.yaml", "--hosts lab sft.yaml"),
-        (
-            "sft.yaml --hosts 'my nodes' --nodes 3 --restarts 2 --detach --synthetic --set max_steps=5 --sync-every 4",
-            "--nodes 1,3 --hosts 'my nodes' --set max_steps=5 --synthetic --sync-every 4 sft.yaml",
-        ),
-        (
-            "--workers-per-node 2 --env A=b -- train.py --nodes 7",
-            "--workers-per-node 2 --env A=b -- train.py --nodes 7",
-        ),
-    ],
-)
-def test_the_contrast_that_follows_has_what_was_given_and_it_takes(arguments: str, expected: str) -> None:
-    found = contrast_command(load_verb("launch").make_context("launch", shlex.split(arguments)))
-    assert found == f"multinode contrast {expected}"
-    load_verb("contrast").make_context("contrast", shlex.split(found)[2:])
-
-
-def test_no_contrast_follows_where_it_could_not_be_given_the_same() -> None:
-    assert contrast_command(load_verb("launch").make_context("launch", ["--with", "tuned.yaml"])) == ""
 
 
 @pytest.mark.parametrize("words", [("--copy-code",), ("--copy-code", "."), ("--copy-code=.",)])

@@ -1,7 +1,8 @@
-"""What `show` and `attach` say comes after a stored launch: the contrast with one node, as the launch itself said."""
+"""The commands that a verb proposes are made of the one that was typed, and the real command line takes them."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -10,73 +11,111 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from multinode.cli.main import build_app, load_verb
+from multinode.cli.contrast import tune_command
+from multinode.cli.main import VERBS, build_app, load_verb
+from multinode.cli.options import propose, read_invocation
 from multinode.cli.running import tell_result
 from multinode.decoding import decode_json
 from multinode.job.workload import Workload
 from multinode.launch.context import Launched
-from multinode.launch.outcome import contrast_of_launch
+from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from tests.predict.stored import training_record
 
-HOSTS = "a slots=2 addr=10.0.0.1 ifname=eth0\nb slots=2 addr=10.0.0.2 ifname=eth0\n"
+SECRET = "hf_s3cretS3CRETs3cret1"
+TESTS = Path(__file__).parents[1]
+
+
+def invocation(text: str) -> Invocation:
+    """The command line of a verb, as it is kept."""
+    verb, *words = shlex.split(text)
+    return read_invocation(load_verb(verb).make_context(verb, words))
+
+
+def require_parsed(line: str) -> None:
+    """The real command line takes a proposed command."""
+    program, verb, *words = shlex.split(line)
+    assert program == "multinode"
+    load_verb(verb).make_context(verb, words)
+
+
+@pytest.mark.parametrize(
+    ("typed", "verb", "line"),
+    [
+        ("launch --hosts 'my hosts' sft.yaml", "contrast", "--hosts 'my hosts' sft.yaml"),
+        ("launch --detach --restarts 2 sft.yaml lr=1", "contrast", "sft.yaml lr=1"),
+        (
+            "launch --env A=b --setup 'a b' -- torchrun t.py --nodes 7",
+            "contrast",
+            "--env A=b --setup 'a b' -- torchrun t.py --nodes 7",
+        ),
+        ("launch --sync-every 4 --synthetic sft.yaml", "contrast", "--synthetic --sync-every 4 sft.yaml"),
+        ("launch --copy-code . --engine deepspeed -- t.py", "contrast", "--engine deepspeed --copy-code . -- t.py"),
+        ("check --hosts h --strict --bandwidth --details sft.yaml", "launch", "--hosts h sft.yaml"),
+        ("contrast --hosts h --steps 9 --repeats 3 --json -- t.py", "launch", "--hosts h -- t.py"),
+        # A change of the training that the other verb cannot make.
+        ("launch --with tuned.yaml sft.yaml", "contrast", None),
+        ("launch --balance a=1,b=2 sft.yaml", "contrast", None),
+    ],
+)
+def test_a_proposed_command_is_the_one_that_was_typed(typed: str, verb: str, line: str | None) -> None:
+    proposed = propose(invocation(typed), verb)
+    assert proposed == (f"multinode {verb} {line}" if line is not None else "")
+    if proposed:
+        require_parsed(proposed)
+
+
+def test_no_secret_is_kept_and_the_shells_variable_stands_for_one() -> None:
+    kept = invocation(f"launch --env HF_TOKEN={SECRET} --env A=1 -- HF_TOKEN={SECRET} t.py --token {SECRET}")
+    assert SECRET not in msgspec.json.encode(kept).decode()
+    assert ("--env", "HF_TOKEN") in kept.options
+    assert propose(kept, "contrast").startswith("multinode contrast --env HF_TOKEN --env A=1 -- ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("contrast --hosts h --steps 20 --set max_steps=9 sft.yaml", "--hosts h"),
+        ("contrast --hosts h --steps 20 -- t.py --lr 1", "--hosts h -- t.py --lr 1"),
+        ("launch --hosts h --workers-per-node 2 --env A=b -- torchrun t.py", "--hosts h --env A=b -- torchrun t.py"),
+        # Of a YAML under another engine nothing is kept that could be trained again.
+        ("launch --engine deepspeed --set a=1 sft.yaml", "--set a=1 --engine deepspeed sft.yaml"),
+    ],
+)
+def test_changes_are_tried_with_the_job_that_was_measured(typed: str, line: str) -> None:
+    proposed = tune_command(invocation(typed), ["last"])
+    assert proposed == f"multinode tune --from last --candidates 2 {line}"
+    require_parsed(proposed)
+
+
+def test_nothing_is_proposed_where_nobody_typed_a_command() -> None:
+    assert tune_command(None, ["last"]) == ""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a hostfile, a job that names a DeepSpeed JSON, and a script."""
+    """The working directory, with a hostfile and a job."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MULTINODE_RUNS", raising=False)
-    (tmp_path / "my hosts").write_text(HOSTS)
-    (tmp_path / "sft.yaml").write_text("model_name_or_path: m\nstage: sft\ncutoff_len: 128\nmax_steps: 9\n")
-    (tmp_path / "zero.yaml").write_text("model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\n")
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "my hosts").write_text("a slots=2 addr=10.0.0.1\nb slots=2 addr=10.0.0.2\n")
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: m\nstage: sft\n")
     return tmp_path
 
 
-def stored_launch(folder: Path, arguments: str) -> RunDirectory:
-    """A launch that was planned, and is kept."""
-    words = ["launch", "--hosts", "my hosts", "--dry-run", "--json", *shlex.split(arguments)]
+@pytest.mark.usefixtures("folder")
+def test_a_plan_keeps_the_command() -> None:
+    words = ["launch", "--hosts", "my hosts", "--dry-run", "--json", "sft.yaml", "max_steps=5"]
     planned = CliRunner().invoke(build_app(), words)
-    assert planned.exit_code == 0, planned.exception
-    directory = RunDirectory.create(folder / "runs", "20260102-030405-abcd")
-    directory.write("plan.json", decode_json(planned.stdout.encode(), LaunchPlan))
-    directory.write("cluster.json", {"hosts": "my hosts", "nodes": [{"name": "a", "slots": 2}], "of": "later"})
-    return directory
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("sft.yaml", "sft.yaml"),
-        ("zero.yaml --detach", "zero.yaml"),
-        ("sft.yaml --set max_steps=5 --set 'run_name=a b'", "--set max_steps=5 --set 'run_name=a b' sft.yaml"),
-        ("zero.yaml --set deepspeed=null", "--set deepspeed=null zero.yaml"),
-        ("sft.yaml --workers-per-node 1 --grad-compress fp16", "--workers-per-node 1 --grad-compress fp16 sft.yaml"),
-        ("sft.yaml --sync-every 4 --sync-dtype bf16", "--sync-every 4 --sync-dtype bf16 sft.yaml"),
-        ("zero.yaml --engine deepspeed", "--engine deepspeed zero.yaml"),
-        ("-- train.py --nodes 'a b'", "-- train.py --nodes 'a b'"),
-        ("--copy-code -- train.py", "--copy-code FOLDER -- train.py"),
-        ("sft.yaml --copy-code --set output_dir=o", "--copy-code FOLDER --set output_dir=o sft.yaml"),
-    ],
-)
-def test_the_contrast_of_a_stored_launch_is_of_what_was_launched(folder: Path, arguments: str, expected: str) -> None:
-    found = contrast_of_launch(stored_launch(folder, arguments))
-    assert found == f"multinode contrast --nodes 1,2 --hosts 'my hosts' {expected.replace('FOLDER', str(folder))}"
-    load_verb("contrast").make_context("contrast", shlex.split(found)[2:])
-
-
-@pytest.mark.parametrize("arguments", ["sft.yaml --synthetic", "--setup 'module load cuda' -- train.py"])
-def test_there_is_none_where_what_was_launched_is_not_stored(folder: Path, arguments: str) -> None:
-    assert contrast_of_launch(stored_launch(folder, arguments)) == ""
+    plan = decode_json(planned.stdout.encode(), LaunchPlan)
+    assert plan.command is not None
+    assert propose(plan.command, "contrast") == "multinode contrast --hosts 'my hosts' sft.yaml max_steps=5"
 
 
 def test_one_node_is_next_until_it_was_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = store(folder, 2)
-    following = "Next        multinode contrast --nodes 1,2 sft.yaml"
+    following = "Next        multinode contrast --nodes 1,2 --set max_steps=5 sft.yaml"
     assert following in said_by_show()
     with pytest.raises(typer.Exit):
         tell_result(measured, as_json=False)
@@ -103,9 +142,26 @@ def store(folder: Path, nodes: int) -> Launched:
         ended_s=1.0,
         world_size=nodes,
         nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in plan.nodes),
+        command=invocation(f"launch --nodes {nodes} --detach --set max_steps=5 sft.yaml"),
     )
     directory = RunDirectory.create(folder / "runs", record.run_id)
     workload = Workload(settings=record.settings)
     for name, noun in (("plan", plan), ("summary", record.summary), ("run", run), ("workload", workload)):
         directory.write(f"{name}.json", noun)
     return Launched(run=run, summary=record.summary, plan=plan, directory=directory)
+
+
+_LABELS = "Next|Launch it|Details|fix|hint"
+_PROPOSED = re.compile(rf"^ *(?:{_LABELS})\W+(?:.*?: )?(multinode (?:{'|'.join(VERBS)})\b.*)$")
+_REMARK = re.compile(r" \([^()]*\)$")
+
+
+def test_every_command_that_a_golden_screen_proposes_is_one() -> None:
+    seen = 0
+    for path in sorted(TESTS.glob("*/golden/**/*.txt")):
+        for line in path.read_text().splitlines():
+            found = _PROPOSED.match(line)
+            if found is not None and not found[1].endswith("..."):
+                require_parsed(_REMARK.sub("", found[1]).rstrip("."))
+                seen += 1
+    assert seen > 20

@@ -105,9 +105,9 @@ def test_a_dry_run_refuses_what_could_not_be_started(folder: Path) -> None:
     [
         (
             ("--hosts", "hosts", "--from", "last", "--budget", "1h"),
-            "--budget applies to changes judged by the loss",
+            "--budget does not work with --from",
         ),
-        ((*SHAPE, "--pick", "fp16"), "--pick applies to changes judged by speed"),
+        ((*SHAPE, "--pick", "fp16"), "--pick needs --from RUN"),
         ((*SHAPE, "--steps", "7"), "--steps 7: a loss needs 8 steps or more"),
         ((*SHAPE, "--nodes", "1"), "tune compares several nodes with one; there is only one"),
         (("--hosts", "hosts", "--", "train.py"), "this is a script"),

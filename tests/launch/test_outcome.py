@@ -168,13 +168,16 @@ def test_a_loss_of_zero_is_a_loss() -> None:
         (RUN, SUMMARY, (None, CONTRAST)),
         (RUN, NO_SYNCHRONISATION, (None, None)),
         (msgspec.structs.replace(RUN, status="running"), TRAINING_SUMMARY, (None, None)),
-        (STOPPED, TRAINING_SUMMARY, ("the same command with --nodes 1",) * 2),
+        (STOPPED, TRAINING_SUMMARY, ("multinode launch --nodes 1 sft.yaml",) * 2),
     ],
 )
 def test_the_next_command_follows_from_how_it_went_and_whether_one_node_was_measured(
     run: Run, summary: Summary, expected: tuple[str | None, str | None]
 ) -> None:
-    found = tuple(next_step(run, summary, hosts="my nodes", contrast=contrast) for contrast in ("", CONTRAST))
+    one_node = "multinode launch --nodes 1 sft.yaml"
+    found = tuple(
+        next_step(run, summary, hosts="my nodes", contrast=contrast, one_node=one_node) for contrast in ("", CONTRAST)
+    )
     assert found == tuple(None if one is None else f"Next        {one}" for one in expected)
 
 

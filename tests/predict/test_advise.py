@@ -18,8 +18,9 @@ from multinode.profile.figures import Straggler
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
+from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
-from multinode.records.run import Run
+from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Spread
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
@@ -250,11 +251,16 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     shown = advise_on_the_command_line(tmp_path, "one", "two")
     rows = [line[3:].split("  ")[0] for line in shown.splitlines() if line[:1].isdigit()]
     assert rows == best
-    assert "Next        multinode tune --from one --from two --candidates 2\n" in shown
-    for hosts in ("hosts.txt", ""):
-        two.write("cluster.json", msgspec.structs.replace(parse_hostfile("a\nb\n", "hosts.txt"), hosts=hosts))
-        said = " --hosts hosts.txt" if hosts else ""
-        assert f" --candidates 2{said}\n" in advise_on_the_command_line(tmp_path, "one", "two")
+    # Of a script nobody knows how it was started, unless its command line was kept.
+    assert "multinode tune" not in shown
+    typed = Invocation(verb="launch", options=(("--hosts", "h"), ("--detach",)), job=("--", "train.py", "--lr", "1"))
+    plan = two.read("plan.json", LaunchPlan)
+    assert plan is not None
+    two.write("run.json", changed(new_run(plan, 0.0), command=typed))
+    assert (
+        "Next        multinode tune --from one --from two --candidates 2 --hosts h -- train.py --lr 1\n"
+        in advise_on_the_command_line(tmp_path, "one", "two")
+    )
     shown = advise_on_the_command_line(tmp_path, "one", "two", "--top", "50")
     assert "--set gradient_accumulation_steps=8" in shown
     document = json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json"))
