@@ -382,13 +382,13 @@ class ScriptCommand(PanelCommand):
             at = args.index("--")
             ctx.meta[SCRIPT] = tuple(args[at + 1 :])
             args = args[:at]
-        else:
-            self._refuse_program(ctx, args)
         for at in reversed([at for at, word in enumerate(args) if word == COPY_CODE]):
             following = args[at + 1 : at + 2]
             # A file is the job.
             if not following or following[0].startswith("-") or Path(following[0]).is_file():
                 args = [*args[: at + 1], ".", *args[at + 1 :]]
+        if ctx.meta[SCRIPT] is None:
+            self._refuse_program(ctx, args)
         return super().parse_args(ctx, args)
 
     def _refuse_program(self, ctx: Any, args: list[str]) -> None:

@@ -122,6 +122,7 @@ class _Reader:
         self._words = list(words)
         self._engine = engine
         self._front = front
+        self._form: Form = "script"
         self._env: dict[str, str] = {}
         self._stated: list[Stated] = []
         self._notes: list[str] = []
@@ -204,7 +205,11 @@ class _Reader:
         if _INTERPRETER.fullmatch(program):
             self._take_interpreter(word)
             if self._words[:1] == ["-m"]:
-                return self._find_launcher("python -m ", self._words[1:], skip=1) or (self._own_launcher(), "python")
+                self._words.pop(0)
+                found = self._find_launcher("python -m ", self._words)
+                if found is not None:
+                    return found
+                self._form = "module"
             return self._own_launcher(), "python"
         found = self._find_launcher("", [program, *self._words[1:]])
         if found is not None:
@@ -215,7 +220,7 @@ class _Reader:
             self._refuse_program(program)
         return self._own_launcher(), ""
 
-    def _find_launcher(self, begin: str, words: list[str], skip: int = 0) -> tuple[Launcher, str] | None:
+    def _find_launcher(self, begin: str, words: list[str]) -> tuple[Launcher, str] | None:
         for count in (2, 1):
             name = begin + " ".join(words[:count])
             launcher = launchers.LAUNCHERS.get(name)
@@ -225,7 +230,7 @@ class _Reader:
                         f"--engine {self._engine}, but the command starts {name}",
                         hint=f"remove --engine, or {name}",
                     )
-                del self._words[: count + skip]
+                del self._words[:count]
                 return launcher, name
         return None
 
@@ -253,7 +258,7 @@ class _Reader:
         Raises:
             UsageError: always.
         """
-        words = self._words
+        words = list(redact_words(self._words))
         other = launchers.NOT_STARTED.get(program)
         if other is not None:
             given = {
@@ -265,7 +270,7 @@ class _Reader:
             line = " ".join(filter(None, (other.option, other.line.format(**given))))
             hint = f"{self._line} {line}".strip() if line else None
             raise UsageError(f"{shown} is not started: {other.why}", hint=hint)
-        as_it_is = f"{self._line} --engine exec -- {shlex.join(redact_words(words))}"
+        as_it_is = f"{self._line} --engine exec -- {shlex.join(words)}"
         if program in _SHELLS and words[1:2] == ["-c"]:
             inner = shlex.join(_inner_program(_split(" ".join(words[2:3]))))
             raise UsageError(
@@ -292,11 +297,11 @@ class _Reader:
         """The launcher's options, then the program or the YAML."""
         if name and name != "python":
             self._engine = launcher.engine
-        options, form = self._read_options(launcher, name or launcher.engine)
+        options = self._read_options(launcher, name or launcher.engine)
         if not self._words:
             raise UsageError(f"no program follows {shlex.join(self._all)}", hint=f"{self._front} -- train.py")
         first, *rest = self._words
-        if form == "script" and first.endswith(_CONFIGS):
+        if self._form == "script" and first.endswith(_CONFIGS):
             wrong = next((word for word in rest if not is_setting(word)), None)
             if wrong is not None:
                 raise UsageError(f"{wrong!r} after {first} is not KEY=VALUE", hint=f"{self._front} {first} max_steps=9")
@@ -304,12 +309,11 @@ class _Reader:
         elif launcher.engine == "llamafactory":
             self._found["flags"] = tuple(self._words)
         else:
-            self._found["script"] = ScriptJob(argv=tuple(self._words), options=tuple(options), form=form)
+            self._found["script"] = ScriptJob(argv=tuple(self._words), options=tuple(options), form=self._form)
 
-    def _read_options(self, launcher: Launcher, name: str) -> tuple[list[str], Form]:
-        """The options that are the launcher's own, and the form of the program behind them."""
+    def _read_options(self, launcher: Launcher, name: str) -> list[str]:
+        """The options that are the launcher's own; the others are taken."""
         own: list[str] = []
-        form: Form = "script"
         self._found["passes_local_rank"] = launcher.passes_local_rank
         # LLaMA-Factory has none: what stands there are arguments of the training.
         while launcher.options and self._words and self._words[0].startswith("-"):
@@ -326,9 +330,9 @@ class _Reader:
             if known is None or known.meaning.is_passed:
                 own += words
             else:
-                form = known.meaning.form or form
+                self._form = known.meaning.form or self._form
                 self._take_option(known.meaning, words, value, name)
-        return own, form
+        return own
 
     def _take_option(self, meaning: Meaning, words: list[str], value: str, launcher: str) -> None:
         if meaning.kind == "refused":
@@ -362,13 +366,13 @@ def _may_be_program(word: str) -> bool:
     return word.startswith("-") or word.endswith((".py", *_CONFIGS))
 
 
-def _inner_program(words: list[str]) -> list[str]:
+def _inner_program(words: Sequence[str]) -> list[str]:
     """The training behind another launcher's words: from the first word on that multinode could start."""
     for at, word in enumerate(words):
         program = word.rpartition("/")[2]
         two = " ".join((program, *words[at + 1 : at + 2]))
         if _INTERPRETER.fullmatch(program) or program.endswith(".py") or {program, two} & launchers.LAUNCHERS.keys():
-            return words[at:]
+            return list(words[at:])
     return ["train.py"]
 
 

@@ -197,6 +197,7 @@ def test_a_verb_that_is_called_otherwise_elsewhere_is_the_verb(words: str, usual
         ("launch train.py --hosts mine --lr 1", "multinode launch --hosts mine -- train.py --lr 1"),
         ("launch --nnodes 2 torchrun train.py", "multinode launch --nnodes 2 -- torchrun train.py"),
         ("check train.sh", "multinode check -- train.sh"),
+        ("launch --copy-code tests/warm.py", "multinode launch --copy-code . -- tests/warm.py"),
         ("contrast --repeats 3 ./a/train.py", "multinode contrast --repeats 3 -- ./a/train.py"),
         ("launch train.py --token hf_s3cretS3CRETs3cret1234", "multinode launch -- train.py --token '<redacted>'"),
     ],

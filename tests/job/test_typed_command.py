@@ -129,6 +129,13 @@ def test_options_of_accelerate_that_a_configuration_would_undo_become_keys_of_it
     assert command.script == ScriptJob(argv=("t.py",), options=("--zero_stage", "2"))
 
 
+def test_a_module_of_the_interpreter_is_one_under_every_engine() -> None:
+    script = ScriptJob(argv=("pkg", "-m"), form="module")
+    assert {read("python -m pkg -m", engine).script for engine in (None, "torchrun", "deepspeed", "accelerate")} == {
+        script
+    }
+
+
 def test_the_exec_engine_reads_nothing() -> None:
     words = ("torchrun", "--nnodes", "3", "t.py")
     assert read_command(words, "exec").script == ScriptJob(argv=words, form="executable")
@@ -153,6 +160,7 @@ def test_the_exec_engine_reads_nothing() -> None:
             "swift",
             "--env HF_TOKEN --workers-per-node 4",
         ),
+        ("srun python t.py --token hf_s3cretS3CRETs3cret1", "srun", "-- python t.py --token '<redacted>'"),
         ("numactl --membind 0 python t.py", "numactl is not started", "multinode launch -- python t.py"),
         ("swift sft --model m", "swift is not started", "multinode launch -- -m swift.cli.sft --model m"),
         (
