@@ -189,7 +189,7 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     shares = [nic.share for node in summary.nodes for nic in node.nics if nic.share is not None]
     figures = (
         ("step time (ms)", figure(summary.step_time_ms.median if summary.step_time_ms else None)),
-        ("samples/s", figure(summary.samples_per_s)),
+        ("samples/s", format_sig(summary.samples_per_s)),
         ("TGS (tokens/s per worker)", figure(summary.tgs, ",.1f")),
         ("exposed communication", percent(summary.comm.exposed_share)),
         ("of the busiest link", percent(max(shares, default=None))),

@@ -216,7 +216,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
         spread = summary.step_time_ms
         yield "step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"
     if summary.samples_per_s is not None:
-        yield "samples/s", f"{summary.samples_per_s:.1f} (all workers)"
+        yield "samples/s", f"{format_sig(summary.samples_per_s)} (all workers)"
     if summary.tokens_per_s is not None or summary.effective_tokens_per_s is not None:
         yield "tokens/s", _padded(summary, summary.tokens_per_s, summary.effective_tokens_per_s) + " (all workers)"
     if summary.tgs is not None or summary.effective_tgs is not None:
