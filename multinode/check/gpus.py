@@ -73,8 +73,10 @@ DRIVERS_DIFFER = _GPUS.warning(
 NO_PEER_TO_PEER = _GPUS.warning(
     catches="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
     message="{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access "
-    "that these GPUs do not have, and NCCL may hang",
-    hint="set env.NCCL_P2P_DISABLE=1 for {nodes!s} in the hostfile, or install driver 550.40.07 or later",
+    "that these GPUs do not have: NCCL may hang, and Accelerate (the Hugging Face Trainer, LLaMA-Factory) does not "
+    "start unless both NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
+    hint="set env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1 (=0 if NCCL shall use RDMA) for {nodes!s} in the "
+    "hostfile, or install driver 550.40.07 or later",
 )
 SLOW_NVIDIA_SMI = _GPUS.note(
     catches="nvidia-smi takes seconds: the driver is reloaded for each program, including every training",
@@ -273,7 +275,9 @@ def check_drivers(inspection: Inspection) -> Iterator[CheckFinding]:
         if facts.gpu_query_s is not None and facts.gpu_query_s > _SLOW_QUERY_S:
             yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(facts.gpu_query_s))
         gpus = used.get(node.name, ())
-        if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in inspection.env(node):
+        # Accelerate counts all GPUs of the node, and asks only whether the variables are there.
+        several = len(facts.gpus) > 1 and bool(gpus) and _lacks_peer_to_peer(gpus[0])
+        if several and not inspection.env(node).keys() >= {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"}:
             yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
 
 

@@ -170,8 +170,17 @@ def test_old_drivers_offer_peer_to_peer_that_geforce_ada_has_not(name: str, driv
 
 def test_peer_to_peer_that_is_switched_off_is_no_finding() -> None:
     old = gpus(0, 1, driver="535.129.03")
-    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"})), "ab", gpus=old)
+    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0"})), "ab", gpus=old)
     assert only(check_drivers(known)).node == "a"
+
+
+def test_half_of_what_accelerate_asks_for_is_not_enough() -> None:
+    # accelerate 1.11 state.py asks whether both variables are set, and counts all GPUs of the node.
+    old = gpus(0, 1, driver="535.129.03")
+    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"}, slots=1)), "b", gpus=old)
+    finding = only(check_drivers(but(known, "a", gpus=gpus(0, driver="535.129.03"))))
+    assert finding.node == "b"
+    assert "env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1" in str(finding.hint)
 
 
 def test_different_nccl_is_an_error_with_the_way_to_the_same() -> None:
