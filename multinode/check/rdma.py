@@ -157,7 +157,7 @@ def check_rdma_ports(inspection: Inspection) -> Iterator[CheckFinding]:
 
 
 def _judge_slot(node: Node, port: RdmaPort, facts: NodeFacts, slot: float, rate: float) -> Iterator[CheckFinding]:
-    """A slot that carries less than the link; all PCIe connections of the port count, whether NCCL may use them or not."""
+    """A slot that carries less than the link; all PCIe connections of the port count, even if NCCL uses one alone."""
     twins = [other for other in facts.rdma if other.state == "ACTIVE" and port.shares_port(other)]
     if slot + sum(twin.pcie_gbit_per_s or 0.0 for twin in twins) < rate:
         most = port.pcie_max_gbit_per_s or slot

@@ -214,6 +214,9 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     source: str  # what counts its steps: `trainer`, `deepspeed` or `optimizer`
     versions: dict[str, str] = {}  # of torch and, if imported, transformers and deepspeed
     begun_mono_ns: Count | None = None  # the node's monotonic clock at the start of this worker's interpreter
+    # the kernel's boot id and the number of the network namespace: where they are equal, interfaces of one name are one
+    network: str | None = None
+    nccl_proto: str | None = None  # the value of NCCL_PROTO; None if it is not set
 
 
 class NicBytes(msgspec.Struct, frozen=True, kw_only=True):

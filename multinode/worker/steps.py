@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, List, Optional
 
+from ..node.processes import boot_id
 from .guard import Guard
 from .phases import PhaseClock
 from .recorder import Recorder
@@ -144,7 +145,16 @@ def _worker_fields(source: str) -> Dict[str, Any]:
         "time_s": time.time(),
         "source": source,
         "versions": versions,
+        "network": _network(),
+        "nccl_proto": os.environ.get("NCCL_PROTO"),
     }
+
+
+def _network() -> Optional[str]:
+    try:
+        return "%s/%d" % (boot_id(), os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        return None
 
 
 def _peak_bytes() -> Dict[str, Any]:

@@ -95,6 +95,14 @@ def test_the_calls_of_zero_2_and_the_interface_agree_on_the_bytes() -> None:
     assert found.nic / 2 == pytest.approx(found.expected, rel=0.002)
 
 
+@pytest.mark.parametrize("run", ["pair", "zero2", "zero3", "compiled"])
+def test_two_ranks_on_one_interface_need_no_protocol_to_explain_their_bytes(run: str) -> None:
+    told = " ".join(summarise(observed(f"{run}-rank-0", f"{run}-rank-1")).comm.explained)
+    assert "gpu0 and gpu1 share the interface lo" in told
+    assert "protocol" not in told
+    assert "unexplained" not in told
+
+
 def test_the_gpu_s_samples_are_read_whole() -> None:
     samples = parse_samples((RECORDS / "pair-gpu.jsonl").read_bytes().splitlines())
     gpus = [sample for sample in samples if isinstance(sample, GpuSample)]
