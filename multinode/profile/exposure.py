@@ -24,6 +24,8 @@ _LONG = 3
 _RARE = 20
 # Counters and step times are read at different moments: only a larger excess over the step is implausible.
 _CREDIBLE_EXCESS = 1.1
+# In so many iterations torch reads DDP's timers whatever rate it is told (logger.cpp, set_runtime_stats_and_log).
+_WAITED_FOR = 10
 _TRACE_TELLS = "a trace shows it (--trace)"
 
 
@@ -115,7 +117,7 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) 
         device=evidence.device,
         accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
         reason=reasons.get("source", ""),
-        rule=_rule(observed, len(whole) - len(usual), len(means)),
+        rule=_rule(observed, len(whole) - len(usual), len(means)) + _about_counters(evidence, source, means),
     )
 
 
@@ -157,10 +159,7 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
     if evidence.has("wait"):
         exposed = _tell(steps, lambda worker: evidence.exposed_us("device", worker))
         if not exposed:
-            raise UnknownError(
-                "too few of its collectives were timed: they run on separate streams, where waits are not visible, "
-                f"or records are lost; {_TRACE_TELLS}"
-            )
+            raise UnknownError(f"{_why_untimed(evidence)}; {_TRACE_TELLS}")
         return "device", exposed
     if evidence.device == "cpu":
         exposed = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
@@ -170,6 +169,24 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
     if evidence.device == "cuda":
         raise UnknownError(f"the host's clock does not show how long a GPU waits; {_TRACE_TELLS}")
     raise UnknownError("it is unknown whether the workers train on CPUs or GPUs")
+
+
+def _why_untimed(evidence: _Evidence) -> str:
+    waits = [records.wait for records in evidence.records.values() if records.wait is not None]
+    if dropped := [wait for wait in waits if wait.dropped]:
+        most = max(dropped, key=lambda wait: wait.dropped)
+        return (
+            f"step {most.step} of rank {most.rank} had more waits than are timed: {most.calls} of its {most.of_calls} "
+            "collectives were"
+        )
+    untimed = [wait for wait in waits if wait.calls < wait.of_calls]
+    if not untimed:
+        return "records of its steps are lost"
+    most = max(untimed, key=lambda wait: wait.of_calls - wait.calls)
+    return (
+        f"{most.calls} of the {most.of_calls} collectives of step {most.step} of rank {most.rank} were timed: what "
+        "waits for the others is not Python, or not in their step"
+    )
 
 
 def _timed_alone(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
@@ -230,6 +247,22 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
         exposed_us=sum(max(0.0, backward.comm_us - backward.overlap_us) for backward in backwards),
     )
     return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
+
+
+def _about_counters(evidence: _Evidence, source: str | None, steps: Sequence[_Step]) -> str:
+    """That DDP's counters are only of iterations in which reading them made the host wait for the GPU."""
+    if evidence.device == "cpu" or source not in {"ddp", "alone"}:
+        return ""
+    read = [
+        backward.iteration
+        for step in steps
+        for worker in step.values()
+        if worker.ddp is not None
+        for backward in evidence.records[worker.record.rank, worker.record.step].ddp
+    ]
+    if not read or max(read) > _WAITED_FOR:
+        return ""
+    return f"; all of them among DDP's first {_WAITED_FOR} iterations, in which torch makes the host wait for the GPU"
 
 
 def _rule(observed: Observed, rare: int, measured: int) -> str:

@@ -150,6 +150,7 @@ class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     wait_us: Us  # in total
     calls: Count  # number of timed calls, out of `of_calls`
     of_calls: Count
+    dropped: Count = 0  # waits that were not timed because too many were not over yet
 
 
 class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="trace"):

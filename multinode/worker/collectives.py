@@ -6,7 +6,8 @@ reduce-scatter and an all-to-all what one worker puts in, of all else the tensor
 On the CPU the host waits, in the phase `comm`. On a GPU the computing stream does, timed by pairs of CUDA events, and
 nothing is synchronised: events are asked at later steps whether they have come to pass. FSDP and DeepSpeed call
 collectives on streams of their own, which the computing stream waits for by events, or the host, which then gives it
-nothing to compute: that wait is timed in their place. What waits elsewhere is not seen: DDP's reducer waits in C++.
+nothing to compute: that wait is timed in their place, as far as the calls themselves took so long: a loop may compute
+on such a stream, too. What waits elsewhere is not seen: DDP's reducer waits in C++.
 """
 
 from __future__ import annotations
@@ -16,14 +17,21 @@ import functools
 import inspect
 import sys
 import threading
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import compiler
 from .guard import Guard, Hooks
-from .steps import Steps
+from .steps import Steps, is_capturing
 
-_MOST_PAIRS = 512
-# The host is never so far ahead of the device; were a device stuck, nothing would pile up.
+# So many waits of a step are kept; those that are over by then are added up. The host is never further ahead of the
+# device than the driver's queue of launches lets it be, which is shorter than the second number.
+_KEPT_PAIRS = 512
+_MOST_PAIRS = 16384
+# Calls on another stream that nobody waits for.
+_MOST_SPANS = 4096
+# So many of them are asked about at once.
+_ADDED = 64
+# The host is never so many steps ahead of the device; were a device stuck, nothing would pile up.
 _MOST_PENDING = 64
 # Of an event: the stream that it was recorded on, and how many calls had gone there; None where none had.
 _MARK = "_multinode_mark"
@@ -134,7 +142,7 @@ class CollectiveHooks:
             ("torch.distributed._functional_collectives", self._hook_functional),
             ("torch.cuda.streams", self._hook_events),
             ("torch.cuda", self._hook_device),
-            ("torch.accelerator", self._hook_device),
+            ("torch.accelerator", self._hook_accelerator),
         ]
 
     def _hook_process_groups(self, module: Any) -> None:
@@ -187,6 +195,24 @@ class CollectiveHooks:
 
     def _hook_device(self, module: Any) -> None:
         self._time_waits(module, "synchronize", self._device.begin_device_on_host)
+
+    def _hook_accelerator(self, module: Any) -> None:
+        """Its streams are C++ alone, whose waits nobody sees: those of torch.cuda are streams of its kind."""
+        self._hook_device(module)
+        current, device = getattr(module, "current_stream", None), self._device
+        torch = sys.modules["torch"]
+        cuda = getattr(torch, "cuda", None)
+        streams = [getattr(owner, "Stream", None) for owner in (torch, cuda)]
+        if current is None or not all(streams) or not set(_public(streams[0])) <= set(_public(streams[1])):
+            return
+
+        @functools.wraps(current)
+        def current_stream(*args: Any) -> Any:
+            if compiler.is_compiling() or not device.in_use():
+                return current(*args)
+            return sys.modules["torch"].cuda.current_stream(*args)
+
+        module.current_stream = current_stream
 
     def _time_waits(self, owner: Any, name: str, begin: Callable[..., Optional[_Ended]]) -> None:
         """Time a function by which the host waits for streams, where nobody has waited for calls on them."""
@@ -283,7 +309,7 @@ class CollectiveHooks:
         # another stream waits, the host does not.
         try:
             device_ended = self._device.begin()
-            if device_ended is _on_another_stream or not self._phases.enter("comm"):
+            if _is_elsewhere(device_ended) or not self._phases.enter("comm"):
                 return device_ended
             if device_ended is None:
                 return self._phases.leave
@@ -342,7 +368,10 @@ class CudaStream:
         return stream
 
     def event(self) -> Any:
-        """A new event that keeps the time, and whose `record` is of this stream, whichever is the current one."""
+        """A new event that keeps the time. Its `record` is of this stream, whichever is the current one.
+
+        And its `record_on` of the stream that it is given.
+        """
         if self._event is None:
             self._event = _event_of_computing(sys.modules["torch"])
         return self._event()
@@ -382,7 +411,7 @@ def _event_of_computing(torch: Any) -> Callable[[], Any]:
             stream = streams[index] = cuda.default_stream()
         record(self, stream)
 
-    methods = {"record": record_on_computing}
+    methods = {"record": record_on_computing, "record_on": record}
     if below is not None:
         methods.update(query=below.query, elapsed_time=below.elapsed_time)
     return functools.partial(type("ComputingEvent", (event,), methods), enable_timing=True)
@@ -393,40 +422,94 @@ class _OtherStream:
 
     Attributes:
         issued: calls so far; `awaited` of them are waited for, and `before` of them were called in an earlier step.
+        spans: of those that nobody has waited for yet, in their order; None where one was not timed.
     """
 
-    __slots__ = ("awaited", "before", "handle", "issued")
+    __slots__ = ("awaited", "before", "handle", "issued", "spans")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.issued = self.awaited = self.before = 0
+        self.spans: Deque[Optional[_Span]] = collections.deque()
+
+
+class _Span:
+    """A pair of events around a call on another stream than the computing one, recorded there."""
+
+    __slots__ = ("_stream", "end", "start")
+
+    def __init__(self, start: Any, end: Any) -> None:
+        self.start = start
+        self.end = end
+        self._stream: Any = None
+
+    def begin(self, stream: Any) -> None:
+        """The call begins, on this stream."""
+        self._stream = stream
+        self.start.record_on(stream)
+
+    def over(self) -> None:
+        """What follows it on that stream begins."""
+        self.end.record_on(self._stream)
+
+
+def _is_elsewhere(ended: Optional[_Ended]) -> bool:
+    """Whether what this ends delays no computation on the computing stream."""
+    return ended is _on_another_stream or isinstance(getattr(ended, "__self__", None), _Span)
+
+
+def _public(owner: Any) -> List[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]
 
 
 class _Wait:
-    """A pair of events around a wait, and how many calls of the step it times."""
+    """A pair of events around a wait, and how many calls of the step it times.
 
-    __slots__ = ("_waits", "calls", "end", "start")
+    Attributes:
+        spans: of calls on other streams, which alone were waited for: None is the whole wait.
+    """
+
+    __slots__ = ("_waits", "calls", "end", "spans", "start")
 
     def __init__(self, waits: DeviceWaits, start: Any, end: Any) -> None:
         self._waits = waits
         self.start = start
         self.end = end
         self.calls = 0
+        self.spans: Optional[List[_Span]] = None
 
     def over(self) -> None:
         """The wait ends."""
         self._waits.end(self)
+
+    def took_ms(self) -> float:
+        """What the calls took of it; both events have come to pass, and so have those of the calls."""
+        whole_ms = float(self.start.elapsed_time(self.end))
+        if self.spans is None or whole_ms <= 0:
+            return whole_ms
+        # Calls on several streams may overlap.
+        ends = sorted(
+            (max(0.0, self.start.elapsed_time(span.start)), min(whole_ms, self.start.elapsed_time(span.end)))
+            for span in self.spans
+        )
+        took_ms = reached_ms = 0.0
+        for start_ms, end_ms in ends:
+            took_ms += max(0.0, end_ms - max(start_ms, reached_ms))
+            reached_ms = max(reached_ms, end_ms)
+        return took_ms
 
 
 class _StepWaits(NamedTuple):
     """What the computing stream waited for in a step."""
 
     step: int
+    added_ms: float  # by waits that were over while it went on
     pairs: List[_Wait]
     # calls of the step whose waits the pairs time. One of an earlier step is none of them: who waits for it may have
     # waited before, where it was not seen.
     calls: int
     of_calls: int  # all of this step
+    dropped: int  # waits beyond the most that are kept
 
 
 def _on_another_stream() -> None:
@@ -447,12 +530,19 @@ class DeviceWaits:
         self._stream = stream
         self._lock = threading.Lock()
         self._pairs: List[_Wait] = []
+        self._added_ms = 0.0
         self._calls = 0
         self._of_calls = 0
+        self._dropped = 0
         self._others: Dict[int, _OtherStream] = {}
         self._unused: List[_Wait] = []
+        self._unused_spans: List[_Span] = []
         self._pending: Deque[_StepWaits] = collections.deque(maxlen=_MOST_PENDING)
         steps.meters.append(self.close)
+
+    def in_use(self) -> bool:
+        """Whether this worker uses a GPU at all."""
+        return bool(self._stream.in_use())
 
     def begin(self) -> Optional[_Ended]:
         """A wait begins; returns what ends it, or None where it is not timed.
@@ -465,8 +555,9 @@ class DeviceWaits:
         with self._lock:
             self._of_calls += 1
             if current:
-                self._issue(current, 1)
-                return _on_another_stream
+                span = self._begin_span()
+                self._issue(current, [span])
+                return _on_another_stream if span is None else span.over
         return self._begin_pair(1)
 
     def mark(self, event: Any, stream: Any) -> None:
@@ -492,11 +583,11 @@ class DeviceWaits:
         if handle == other.handle:
             return None
         with self._lock:
-            calls, late = self._take(other, issued)
+            calls, late, spans = self._take(other, issued)
             if handle:
-                self._issue(handle, calls + late, late)
+                self._issue(handle, spans, late)
                 return None
-        return self._begin_pair(calls)
+        return self._begin_pair(calls, spans)
 
     def begin_event_on_host(self, event: Any) -> Optional[_Ended]:
         """The host begins to wait for an event, and gives the computing stream nothing to do; returns as `begin`."""
@@ -515,42 +606,80 @@ class DeviceWaits:
     def _begin_on_host(self, awaited: List[Tuple[_OtherStream, int]]) -> Optional[_Ended]:
         with self._lock:
             taken = [self._take(other, issued) for other, issued in awaited if issued > other.awaited]
-        return self._begin_pair(sum(calls for calls, _late in taken)) if taken else None
+        if not taken:
+            return None
+        return self._begin_pair(sum(calls for calls, _, _ in taken), [span for *_, spans in taken for span in spans])
 
-    def _issue(self, handle: int, calls: int, late: int = 0) -> None:
+    def _begin_span(self) -> Optional[_Span]:
+        """A call begins on the current stream, which is not the computing one; None where it cannot be timed."""
+        if self.outstanding >= _MOST_SPANS or is_capturing():
+            return None
+        span = self._unused_spans.pop() if self._unused_spans else _Span(self._stream.event(), self._stream.event())
+        span.begin(self._stream.here(None))
+        return span
+
+    def _issue(self, handle: int, spans: Sequence[Optional[_Span]], late: int = 0) -> None:
         other = self._others.get(handle)
         if other is None:
             other = self._others[handle] = _OtherStream(handle)
-        other.issued += calls
+        other.issued += len(spans)
         other.before += late
-        self.outstanding += calls
+        other.spans.extend(spans)
+        self.outstanding += len(spans)
 
-    def _take(self, other: _OtherStream, issued: int) -> Tuple[int, int]:
-        """Calls on a stream, up to so many, are waited for: how many of this step, and of earlier ones."""
+    def _take(self, other: _OtherStream, issued: int) -> Tuple[int, int, List[Optional[_Span]]]:
+        """Calls on a stream, up to so many, are waited for: how many of this step, of earlier ones, and their spans."""
         calls = issued - other.awaited
         late = min(calls, max(0, other.before - other.awaited))
         other.awaited = issued
         self.outstanding -= calls
-        return calls - late, late
+        return calls - late, late, [other.spans.popleft() for _ in range(calls)]
 
     def _handle(self, stream: Any) -> int:
         return self._stream.current() if stream is None else int(stream.cuda_stream)
 
-    def _begin_pair(self, calls: int) -> Optional[_Ended]:
+    def _begin_pair(self, calls: int, spans: Optional[Sequence[Optional[_Span]]] = None) -> Optional[_Ended]:
+        """A wait for so many calls begins, of which those on other streams have spans."""
+        timed = [span for span in spans or () if span is not None]
         with self._lock:
+            if len(self._pairs) >= _KEPT_PAIRS:
+                self._add_up()
             if len(self._pairs) >= _MOST_PAIRS:
+                self._dropped += 1
                 return None
             wait = self._unused.pop() if self._unused else None
         wait = wait or _Wait(self, self._stream.event(), self._stream.event())
-        wait.calls = calls
+        # A call without a span was not timed.
+        wait.calls = calls if spans is None else max(0, calls - (len(spans) - len(timed)))
+        wait.spans = timed if spans is not None else None
         wait.start.record()
         return wait.over
+
+    def _add_up(self) -> None:
+        """Add up the waits of this step that are over, so that their events can be used again."""
+        if is_capturing():
+            return
+        over = 0
+        # In the order of the stream: where the last of some is over, all of them are.
+        while over < len(self._pairs) and self._pairs[min(over + _ADDED, len(self._pairs)) - 1].end.query():
+            over = min(over + _ADDED, len(self._pairs))
+        done, self._pairs = self._pairs[:over], self._pairs[over:]
+        self._added_ms += self._sum_ms(done)
+
+    def _sum_ms(self, pairs: Sequence[_Wait]) -> float:
+        """The time that these waits took, all of them over; their events are free then."""
+        sum_ms = sum(wait.took_ms() for wait in pairs)
+        for wait in pairs:
+            self._unused_spans.extend(wait.spans or ())
+            wait.spans = None
+        self._unused.extend(pairs)
+        return sum_ms
 
     def close(self, step: int) -> Dict[str, Any]:
         """A step ends: those before it whose waits are over by now are recorded."""
         with self._lock:
-            ended = _StepWaits(step, self._pairs, self._calls, self._of_calls)
-            self._pairs, self._calls, self._of_calls = [], 0, 0
+            ended = _StepWaits(step, self._added_ms, self._pairs, self._calls, self._of_calls, self._dropped)
+            self._pairs, self._added_ms, self._calls, self._of_calls, self._dropped = [], 0.0, 0, 0, 0
             for other in self._others.values():
                 other.before = other.issued
         # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
@@ -569,11 +698,12 @@ class DeviceWaits:
             self._calls += wait.calls
 
     def _record(self, waits: _StepWaits) -> None:
-        wait_ms = sum(wait.start.elapsed_time(wait.end) for wait in waits.pairs)
-        calls, of_calls = waits.calls, waits.of_calls
-        self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, calls=calls, of_calls=of_calls)
         with self._lock:
-            self._unused.extend(waits.pairs)
+            wait_ms = waits.added_ms + self._sum_ms(waits.pairs)
+        fields = {"calls": waits.calls, "of_calls": waits.of_calls}
+        if waits.dropped:
+            fields["dropped"] = waits.dropped
+        self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, **fields)
 
 
 class _Call:

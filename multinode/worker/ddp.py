@@ -18,6 +18,9 @@ from .steps import Steps
 
 # While these run, torch collects whatever rate it is told.
 _ALWAYS_COLLECTED = 10
+# Of a loop that the device never catches up with, one iteration of so many is read all the same: waiting for it costs
+# one bubble.
+_READ_EVERY = 64
 _INT32_BYTES = 4
 # Python hooks that have the reducer's C++ send the bucket, as torch names them: that call is not seen either.
 _OPTIMIZER_IN_BACKWARD = "_apply_optim_in_backward_hook.<locals>.apply_optim_in_backward_hook"
@@ -225,8 +228,8 @@ def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
     Torch reads the timers of iteration i, and starts those of i + 1, where the rate divides that number. On a CPU both
     cost nothing. On a GPU starting is an event, and reading first waits for the last event of iteration i
     (reducer_cuda.cpp): the host could no longer run ahead of the device. So every iteration is timed there, and it is
-    read only if the device is past it already, as it is where a loop looks at its loss. Whatever was captured in a CUDA
-    graph cannot be read at all.
+    read if the device is past it already, as it is where a loop looks at its loss, and else once in a while. Whatever
+    was captured in a CUDA graph cannot be read at all.
     """
     begun = reduced.iterations
     if module.device_type == "cpu":
@@ -235,7 +238,7 @@ def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
         return None
     if sys.modules["torch"].cuda.is_current_stream_capturing():
         return begun + 2
-    if reduced.done_iteration == begun and reduced.done.query():
+    if reduced.done_iteration == begun and (begun % _READ_EVERY == 0 or reduced.done.query()):
         return 1
     return begun + 1
 

@@ -61,7 +61,7 @@ class Steps:
         A step that was only captured in a CUDA graph is not counted: nothing was trained, and meters that ask events
         would end the capture. `samples` are those of a whole step; an epoch's last, which is smaller, gets fewer.
         """
-        if _is_capturing() or not self.begin(source):
+        if is_capturing() or not self.begin(source):
             return
         now = time.monotonic_ns()
         self.count += 1
@@ -128,7 +128,8 @@ def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:
     return peak_memory
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
+    """Whether what is called now goes into a CUDA graph; asking an event would end that."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
 

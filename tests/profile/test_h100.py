@@ -68,6 +68,14 @@ RUNS = {
 }
 
 
+def test_counters_of_the_first_iterations_alone_are_said_to_be_such() -> None:
+    assert (
+        "4 of the 10 measured steps; all of them among DDP's first 10 iterations"
+        in split("compiled-rank-0", "compiled-rank-1").rule
+    )
+    assert "first 10 iterations" not in split("pair-rank-0", "pair-rank-1").rule
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_llamafactory_deepspeed_and_torch_compile_are_seen_for_what_they_are(run: str) -> None:
     *is_trained, source, exposed_ms, step_ms = RUNS[run]
