@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.profile.figures import Straggler, Waiting
-from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.step_split import Passes, StepSplit, WorkerSplit
 
 WORTH = 0.05
 """Fraction of the step below which nothing noticeable can be gained."""
@@ -24,8 +24,8 @@ _THREE_DIGITS = 100
 class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
     """The main limit of a training."""
 
-    # `network`, `straggler`, `data`, `host`; `compute`: compute-bound; `no_communication`: each worker trains alone; or
-    # `unknown`
+    # `network`, `straggler`, `data`, `host`; `launch`: the GPU waits for the host in what is called compute; `compute`:
+    # compute-bound; `no_communication`: each worker trains alone; or `unknown`
     kind: str
     share: float | None = None  # of the step
     take_turns: bool = False  # whether stragglers alternate, so that no single node is the cause
@@ -55,6 +55,11 @@ def find_bottleneck(
     }
     kind = max(lost_ms, key=lambda name: lost_ms[name])
     share = lost_ms[kind] / mean.step_ms
+    passes = split.passes
+    own_ms = None if mean.compute_ms is None else mean.compute_ms + (mean.optimizer_ms or 0.0)
+    if passes is not None and own_ms is not None and passes.host_sets_pace and (kind == "host" or share <= WORTH):
+        paced_ms = own_ms + (mean.host_ms or 0.0)
+        return Bottleneck(kind="launch", share=paced_ms / mean.step_ms, sentence=_launch_bound(passes))
     if share > WORTH:
         take_turns = kind == "straggler" and not stragglers and waiting.take_turns
         takes = _share(lost_ms[kind], mean)
@@ -67,11 +72,18 @@ def find_bottleneck(
         else:
             sentence = f"{_TAKES[kind]} takes {takes}"
         return Bottleneck(kind=kind, share=share, take_turns=take_turns, sentence=sentence)
-    own_ms = None if mean.compute_ms is None else mean.compute_ms + (mean.optimizer_ms or 0.0)
     return Bottleneck(
         kind="compute",
         share=None if own_ms is None else own_ms / mean.step_ms,
         sentence=_compute_bound(own_ms, split, mean),
+    )
+
+
+def _launch_bound(passes: Passes) -> str:
+    return (
+        f"launch-bound: forward and backward take the host {_ms(passes.host_ms)} and the GPU {_ms(passes.gpu_ms)}, so "
+        "in what is called compute the GPU waits for the host, which launches many small kernels or waits itself "
+        "(.item())"
     )
 
 

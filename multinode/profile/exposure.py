@@ -17,6 +17,7 @@ from multinode.profile.observed import Observed
 from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
 from multinode.stats.estimate import UnknownError, attempt
+from multinode.worker.ddp import READ_EVERY
 
 # Occasional checkpoints are not typical of a step. Events in more than one step of twenty belong to the training's
 # rhythm (a loader that refills its queue), and stay.
@@ -37,6 +38,8 @@ class DdpTimes(msgspec.Struct, frozen=True, kw_only=True):
     # from the first bucket to the last; `exposed_us` is the part that the backward computation did not overlap
     comm_us: float
     exposed_us: float
+    # whether the GPU was done with the step before the host began the next, without torch making it wait
+    host_free: bool
 
 
 class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +248,7 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
         compute_us=sum(backward.forward_us + backward.backward_us for backward in backwards),
         comm_us=sum(backward.comm_us for backward in backwards),
         exposed_us=sum(max(0.0, backward.comm_us - backward.overlap_us) for backward in backwards),
+        host_free=all(backward.iteration > _WAITED_FOR and backward.iteration % READ_EVERY for backward in backwards),
     )
     return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
 

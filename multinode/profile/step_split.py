@@ -14,6 +14,8 @@ import msgspec
 from multinode.profile.exposure import Exposure, WorkerStep
 from multinode.stats.estimate import known_mean
 
+# Of the host's time for both passes the GPU's, where it follows the host kernel by kernel.
+_FOLLOWS = 0.85
 _SOURCES = {
     "ddp": "communication is exposed if DDP's counters show that the backward pass did not overlap it",
     "device": "communication is exposed while the GPU's compute stream waited for it, by CUDA events",
@@ -41,6 +43,18 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
     core_wait_ms: float | None = None
 
 
+class Passes(msgspec.Struct, frozen=True, kw_only=True):
+    """Forward and backward pass of a step on the host and on the GPU, in ms: means over workers and steps."""
+
+    host_ms: float  # to launch them, and to wait in them
+    gpu_ms: float  # from their first to their last kernel, by DDP's counters
+
+    @property
+    def host_sets_pace(self) -> bool:
+        """Whether the GPU is done no later than the host, so that it has waited for its kernels."""
+        return self.host_ms >= _FOLLOWS * self.gpu_ms
+
+
 class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The split of all workers."""
 
@@ -54,6 +68,9 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     comm_ms: float | None = None
     # minimum over steps and workers of calls other than DDP's reducer; None if only the sum is known
     beside_ms: float | None = None
+    # of the steps that the host began when the GPU had nothing left to do, and in which torch did not make it wait;
+    # None if there are none
+    passes: Passes | None = None
     missing: dict[str, str] = {}  # reason by name of every None part
     rule: str = ""  # the method, in words
 
@@ -89,6 +106,7 @@ def split_steps(exposure: Exposure) -> StepSplit:
         workers=workers,
         comm_ms=comm_ms,
         beside_ms=_beside_ms(exposure),
+        passes=_passes(exposure),
         missing=_missing(exposure, mean, comm_ms),
         rule=_rule(exposure, mean),
     )
@@ -159,6 +177,24 @@ def _compute(worker: WorkerStep, exposure: Exposure, seen: Collection[str]) -> f
         return None
     # The counters cover reduced micro-batches, usually the last one: all of a step are about as long.
     return worker.ddp.compute_us * max(1.0, micro_steps / worker.ddp.iterations)
+
+
+def _passes(exposure: Exposure) -> Passes | None:
+    if exposure.device == "cpu":
+        return None
+    both = [
+        (_phase(worker, "forward") + _phase(worker, "backward"), gpu_us)
+        for step in exposure.steps
+        for worker in step.values()
+        if worker.ddp is not None
+        and worker.ddp.host_free
+        and {"forward", "backward"} <= set(worker.record.phases_us or {})
+        if (gpu_us := _compute(worker, exposure, ()))
+    ]
+    if not both:
+        return None
+    host_us, gpu_us = (statistics.fmean(each) for each in zip(*both, strict=True))
+    return Passes(host_ms=host_us / 1000, gpu_ms=gpu_us / 1000)
 
 
 def _phase(worker: WorkerStep, phase: str) -> float:

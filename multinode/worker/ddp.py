@@ -20,7 +20,7 @@ from .steps import Steps
 _ALWAYS_COLLECTED = 10
 # Of a loop that the device never catches up with, one iteration of so many is read all the same: waiting for it costs
 # one bubble.
-_READ_EVERY = 64
+READ_EVERY = 64
 _INT32_BYTES = 4
 # Python hooks that have the reducer's C++ send the bucket, as torch names them: that call is not seen either.
 _OPTIMIZER_IN_BACKWARD = "_apply_optim_in_backward_hook.<locals>.apply_optim_in_backward_hook"
@@ -238,7 +238,7 @@ def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
         return None
     if sys.modules["torch"].cuda.is_current_stream_capturing():
         return begun + 2
-    if reduced.done_iteration == begun and (begun % _READ_EVERY == 0 or reduced.done.query()):
+    if reduced.done_iteration == begun and (begun % READ_EVERY == 0 or reduced.done.query()):
         return 1
     return begun + 1
 

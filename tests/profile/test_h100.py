@@ -48,6 +48,23 @@ def test_one_rank_alone_computes_for_as_long_as_ddp_s_counters_say() -> None:
     assert alone.mean.host_ms == pytest.approx(1.006, abs=0.001)
 
 
+def test_a_rank_alone_whose_gpu_follows_the_host_is_launch_bound() -> None:
+    # 25.8 GFLOP are 0.49 ms at the 52.1 TFLOP/s of a bench of this GPU, and compute is 1.745 ms.
+    passes = split("alone-rank-0").passes
+    assert passes is not None
+    assert (passes.host_ms, passes.gpu_ms) == pytest.approx((2.02, 1.79), abs=0.01)
+    bottleneck = summarise(observed("alone-rank-0")).bottleneck
+    assert bottleneck is not None
+    assert bottleneck.kind == "launch"
+    assert bottleneck.sentence.startswith(
+        "launch-bound: forward and backward take the host 2.02 ms and the GPU 1.79 ms"
+    )
+    # Where the network takes most of the step, that is said.
+    pair = summarise(observed("pair-rank-0", "pair-rank-1")).bottleneck
+    assert pair is not None
+    assert pair.kind == "network"
+
+
 def test_two_ranks_over_sockets_wait_for_the_network() -> None:
     pair = split("pair-rank-0", "pair-rank-1")
     assert pair.mean is not None
