@@ -137,6 +137,9 @@ def step_sheet(summary: Summary) -> Sheet:
             if mean is not None and part_ms is not None and mean.step_ms > 0:
                 figures = measured(summary, field, part_ms)
                 rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
+                if field == "exposed_ms" and mean.local_ms:
+                    inside = percent(mean.local_ms / mean.step_ms, ".0f")
+                    rows.append(("    of it inside a node", measured(summary, "local_ms", mean.local_ms), inside))
     if summary.first_loss is not None and summary.last_loss is not None:
         rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
     columns = (Column("", words=True), Column("measured"), Column("of the step"))
@@ -197,6 +200,7 @@ def _limit(summary: Summary) -> str:
     worst = max(summary.stragglers, key=lambda straggler: straggler.late_ms, default=None)
     return {
         "network": f"network-bound: {share} is exposed communication",
+        "local": f"{share} is exposed communication between the workers of a node",
         "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
         "data": f"input-bound: {share} is waiting for data",
         "host": f"host-bound: {share} is neither compute nor communication nor data",

@@ -50,6 +50,7 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     exposed_us: float | None = None  # wait in exposed communication, at most the step; None if unknown
     ddp: DdpTimes | None = None  # its DDP counters, if the source is `ddp`
     beside_us: float | None = None  # the part of `exposed_us` in calls other than DDP's reducer; likewise
+    local_us: float = 0.0  # the part of `exposed_us` in groups inside a node, as far as a GPU's waits tell it
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,10 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def exposed_us(self, source: str, worker: WorkerStep) -> float | None:
         records = self.records[worker.record.rank, worker.record.step]
         return records.exposed_us(source, host_waits=self.device == "cpu")
+
+    def local_us(self, worker: WorkerStep) -> float:
+        """The part of it in groups inside a node."""
+        return self.records[worker.record.rank, worker.record.step].local_us
 
     def has(self, kind: str) -> bool:
         return any(getattr(records, kind) for records in self.records.values())
@@ -160,7 +165,7 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
     if evidence.has("ddp") or evidence.wrapped_by_ddp:
         return "ddp", _tell_ddp(steps, evidence)
     if evidence.has("wait"):
-        exposed = _tell(steps, lambda worker: evidence.exposed_us("device", worker))
+        exposed = _tell(steps, lambda worker: evidence.exposed_us("device", worker), evidence.local_us)
         if not exposed:
             raise UnknownError(f"{_why_untimed(evidence)}; {_TRACE_TELLS}")
         return "device", exposed
@@ -204,7 +209,9 @@ def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     if not evidence.has("ddp"):
         raise UnknownError(f"DDP's counters were not recorded, and nothing else shows its reducer; {_TRACE_TELLS}")
     counted = [_counted_step(step, evidence) for step in steps]
-    exposed = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
+    exposed = _tell(
+        counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None, evidence.local_us
+    )
     if exposed:
         return exposed
     if _tell(counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None):
@@ -212,7 +219,11 @@ def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     raise UnknownError(f"no measured step has plausible DDP counters of all workers; {_TRACE_TELLS}")
 
 
-def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None]) -> list[_Step]:
+def _tell(
+    steps: Iterable[_Step],
+    exposed: Callable[[WorkerStep], float | None],
+    local: Callable[[WorkerStep], float] = lambda _: 0.0,
+) -> list[_Step]:
     rows = []
     for step in steps:
         values = {rank: exposed(worker) for rank, worker in step.items()}
@@ -222,7 +233,9 @@ def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None])
         ):
             rows.append(
                 {
-                    rank: msgspec.structs.replace(worker, exposed_us=min(measured[rank], worker.step_us))
+                    rank: msgspec.structs.replace(
+                        worker, exposed_us=min(measured[rank], worker.step_us), local_us=local(worker)
+                    )
                     for rank, worker in step.items()
                 }
             )

@@ -37,6 +37,8 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
     data_ms: float | None = None
     optimizer_ms: float | None = None
     host_ms: float | None = None  # the rest
+    # of `exposed_ms`, in groups of workers inside a node, of several nodes; None if exposed communication is unknown
+    local_ms: float | None = None
     overlap: float | None = None  # share of the communication hidden by computation; None if unknown
     # on a CPU, wait for a core during compute, optimizer and host; the share in the backward pass, which also waits for
     # communication, is taken from outside of it. None if unknown.
@@ -86,6 +88,10 @@ PARTS = {
 }
 
 
+# Figures that lie in others.
+_BESIDE_PARTS = ("core_wait_ms", "local_ms")
+
+
 def transfers_us(exposure: Exposure) -> list[float | None]:
     """Minimum wait of all workers in each step, in microseconds; None if one is unknown."""
     return [_transfer(step) for step in exposure.steps]
@@ -120,7 +126,7 @@ def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: i
         rank=rank,
         step_ms=statistics.fmean(worker.step_us for worker in steps) / 1000,
         overlap=_overlap(steps) if exposure.source == "ddp" else None,
-        **{name: _mean_ms(part[name] for part in parts) for name in (*PARTS, "core_wait_ms")},
+        **{name: _mean_ms(part[name] for part in parts) for name in (*PARTS, *_BESIDE_PARTS)},
     )
 
 
@@ -136,6 +142,7 @@ def _parts(
     parts: dict[str, float | None] = {
         "exposed_ms": transfer,
         "wait_ms": None if transfer is None or worker.exposed_us is None else worker.exposed_us - transfer,
+        "local_ms": None if transfer is None else min(worker.local_us, transfer),
     }
     wanted = {
         "compute_ms": _compute(worker, exposure, seen),
@@ -218,7 +225,7 @@ def _mean(exposure: Exposure, workers: Sequence[WorkerSplit]) -> WorkerSplit:
         rank=-1,
         step_ms=statistics.fmean(worker.step_ms for worker in workers),
         overlap=_overlap(everything) if exposure.source == "ddp" else None,
-        **{name: known_mean(getattr(worker, name) for worker in workers) for name in (*PARTS, "core_wait_ms")},
+        **{name: known_mean(getattr(worker, name) for worker in workers) for name in (*PARTS, *_BESIDE_PARTS)},
     )
 
 

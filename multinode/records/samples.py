@@ -148,6 +148,7 @@ class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     rank: Count  # global rank
     step: Count
     wait_us: Us  # in total
+    local_us: Us = 0.0  # of it, in groups whose workers are all on this node, of several
     calls: Count  # number of timed calls, out of `of_calls`
     of_calls: Count
     dropped: Count = 0  # waits that were not timed because too many were not over yet

@@ -15,8 +15,10 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import os
 import sys
 import threading
+import weakref
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import compiler
@@ -129,6 +131,9 @@ class CollectiveHooks:
         self._count = count
         self._device = device
         self._nesting = _Nesting()
+        # by group, whether it is inside this node; and of such groups what is waited for later
+        self._local: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._results: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def hooks(self) -> Hooks:
         """Modules to wait for, and what is then done with each.
@@ -257,16 +262,17 @@ class CollectiveHooks:
             ended = None
             try:
                 tensors = call.tensors(args, kwargs)
-                ended = self._begin(call, tensors, args, kwargs)
+                group = self._group(call, group_of, args, kwargs)
+                local = self._is_local(group)
+                ended = self._begin(call, tensors, args, kwargs, local=local)
                 result = function(*args, **kwargs)
             finally:
                 nesting.inside = False
                 if ended is not None:
                     self._end(ended)
             try:
-                group = call.group(args, kwargs)
-                if group_of is not None:
-                    group = group_of(group, call.tag(args, kwargs))
+                if local and result is not None:
+                    self._remember(result)
                 size_bytes = _size_bytes(tensors)
                 self._count(call.op, group, size_bytes * _workers(group) if call.shared else size_bytes)
             except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
@@ -274,6 +280,33 @@ class CollectiveHooks:
             return result
 
         return counted
+
+    def _group(self, call: _Call, group_of: Optional[_GroupOf], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        group = call.group(args, kwargs)
+        try:
+            return group if group_of is None else group_of(group, call.tag(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("reading a collective's group", error)
+            return None
+
+    def _is_local(self, group: Any) -> bool:
+        """Whether all of a group's workers are on this node, of several nodes."""
+        # The default group spans all nodes, and for one without this worker a number stands.
+        if group is None or isinstance(group, int):
+            return False
+        try:
+            known = self._local.get(group)
+            if known is None:
+                known = self._local[group] = _is_local(group)
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("placing a group", error)
+            return False
+        return known
+
+    def _remember(self, result: Any) -> None:
+        """What is waited for later: a Work, or what a functional collective hands on."""
+        result = getattr(result, "elem", result)
+        self._results[id(result)] = result
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function that waits for a collective, timed unless a collective that is timed already calls it."""
@@ -283,7 +316,8 @@ class CollectiveHooks:
         def timed(*args: Any, **kwargs: Any) -> Any:
             if compiler.is_compiling() or nesting.inside:
                 return function(*args, **kwargs)
-            ended = self._begin_wait()
+            result = args[0] if args else None
+            ended = self._begin_wait(local=self._results.get(id(result)) is result and result is not None)
             try:
                 return function(*args, **kwargs)
             finally:
@@ -292,23 +326,25 @@ class CollectiveHooks:
 
         return timed
 
-    def _begin(self, call: _Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[_Ended]:
+    def _begin(
+        self, call: _Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], *, local: bool
+    ) -> Optional[_Ended]:
         try:
             while isinstance(tensors, (list, tuple)) and tensors:
                 tensors = tensors[0]
             # On a GPU the host goes on at once, and its time says nothing.
             if getattr(tensors, "is_cuda", False):
-                return self._device.begin() if call.waits(args, kwargs) else None
+                return self._device.begin(local=local) if call.waits(args, kwargs) else None
             return self._phases.leave if self._phases.enter("comm") else None
         except Exception as error:  # noqa: BLE001 - see _counted
             self._guard.tell("timing a collective", error)
             return None
 
-    def _begin_wait(self) -> Optional[_Ended]:
+    def _begin_wait(self, *, local: bool) -> Optional[_Ended]:
         # A Work does not say which device it is of: both are timed, and one of the two waits for next to nothing. Where
         # another stream waits, the host does not.
         try:
-            device_ended = self._device.begin()
+            device_ended = self._device.begin(local=local)
             if _is_elsewhere(device_ended) or not self._phases.enter("comm"):
                 return device_ended
             if device_ended is None:
@@ -436,11 +472,12 @@ class _OtherStream:
 class _Span:
     """A pair of events around a call on another stream than the computing one, recorded there."""
 
-    __slots__ = ("_stream", "end", "start")
+    __slots__ = ("_stream", "end", "local", "start")
 
     def __init__(self, start: Any, end: Any) -> None:
         self.start = start
         self.end = end
+        self.local = False  # whether it was in a group inside the node
         self._stream: Any = None
 
     def begin(self, stream: Any) -> None:
@@ -469,7 +506,7 @@ class _Wait:
         spans: of calls on other streams, which alone were waited for: None is the whole wait.
     """
 
-    __slots__ = ("_waits", "calls", "end", "spans", "start")
+    __slots__ = ("_waits", "calls", "end", "local", "spans", "start")
 
     def __init__(self, waits: DeviceWaits, start: Any, end: Any) -> None:
         self._waits = waits
@@ -477,20 +514,29 @@ class _Wait:
         self.end = end
         self.calls = 0
         self.spans: Optional[List[_Span]] = None
+        self.local = False  # whether it was in a group inside the node
 
     def over(self) -> None:
         """The wait ends."""
         self._waits.end(self)
 
-    def took_ms(self) -> float:
-        """What the calls took of it; both events have come to pass, and so have those of the calls."""
+    def took_ms(self) -> Tuple[float, float]:
+        """What the calls took of it, and of that those inside the node; all events have come to pass."""
         whole_ms = float(self.start.elapsed_time(self.end))
         if self.spans is None or whole_ms <= 0:
-            return whole_ms
+            return whole_ms, whole_ms if self.local else 0.0
+        took_ms = self._covered_ms(self.spans, whole_ms)
+        between = [span for span in self.spans if not span.local]
+        if len(between) == len(self.spans):
+            return took_ms, 0.0
+        # What passes beside a call between nodes makes nothing longer.
+        return took_ms, took_ms - self._covered_ms(between, whole_ms)
+
+    def _covered_ms(self, spans: Sequence[_Span], whole_ms: float) -> float:
         # Calls on several streams may overlap.
         ends = sorted(
             (max(0.0, self.start.elapsed_time(span.start)), min(whole_ms, self.start.elapsed_time(span.end)))
-            for span in self.spans
+            for span in spans
         )
         took_ms = reached_ms = 0.0
         for start_ms, end_ms in ends:
@@ -503,7 +549,7 @@ class _StepWaits(NamedTuple):
     """What the computing stream waited for in a step."""
 
     step: int
-    added_ms: float  # by waits that were over while it went on
+    added_ms: Tuple[float, float]  # by waits that were over while it went on; of that inside the node
     pairs: List[_Wait]
     # calls of the step whose waits the pairs time. One of an earlier step is none of them: who waits for it may have
     # waited before, where it was not seen.
@@ -530,7 +576,7 @@ class DeviceWaits:
         self._stream = stream
         self._lock = threading.Lock()
         self._pairs: List[_Wait] = []
-        self._added_ms = 0.0
+        self._added_ms = (0.0, 0.0)
         self._calls = 0
         self._of_calls = 0
         self._dropped = 0
@@ -544,7 +590,7 @@ class DeviceWaits:
         """Whether this worker uses a GPU at all."""
         return bool(self._stream.in_use())
 
-    def begin(self) -> Optional[_Ended]:
+    def begin(self, *, local: bool = False) -> Optional[_Ended]:
         """A wait begins; returns what ends it, or None where it is not timed.
 
         On another stream than the computing one it delays no computation until that, or the host, waits for the other.
@@ -555,10 +601,10 @@ class DeviceWaits:
         with self._lock:
             self._of_calls += 1
             if current:
-                span = self._begin_span()
+                span = self._begin_span(local=local)
                 self._issue(current, [span])
                 return _on_another_stream if span is None else span.over
-        return self._begin_pair(1)
+        return self._begin_pair(1, local=local)
 
     def mark(self, event: Any, stream: Any) -> None:
         """An event was recorded on a stream (None: the current one), after the calls that went there so far."""
@@ -610,11 +656,12 @@ class DeviceWaits:
             return None
         return self._begin_pair(sum(calls for calls, _, _ in taken), [span for *_, spans in taken for span in spans])
 
-    def _begin_span(self) -> Optional[_Span]:
+    def _begin_span(self, *, local: bool) -> Optional[_Span]:
         """A call begins on the current stream, which is not the computing one; None where it cannot be timed."""
         if self.outstanding >= _MOST_SPANS or is_capturing():
             return None
         span = self._unused_spans.pop() if self._unused_spans else _Span(self._stream.event(), self._stream.event())
+        span.local = local
         span.begin(self._stream.here(None))
         return span
 
@@ -638,7 +685,9 @@ class DeviceWaits:
     def _handle(self, stream: Any) -> int:
         return self._stream.current() if stream is None else int(stream.cuda_stream)
 
-    def _begin_pair(self, calls: int, spans: Optional[Sequence[Optional[_Span]]] = None) -> Optional[_Ended]:
+    def _begin_pair(
+        self, calls: int, spans: Optional[Sequence[Optional[_Span]]] = None, *, local: bool = False
+    ) -> Optional[_Ended]:
         """A wait for so many calls begins, of which those on other streams have spans."""
         timed = [span for span in spans or () if span is not None]
         with self._lock:
@@ -652,6 +701,7 @@ class DeviceWaits:
         # A call without a span was not timed.
         wait.calls = calls if spans is None else max(0, calls - (len(spans) - len(timed)))
         wait.spans = timed if spans is not None else None
+        wait.local = local
         wait.start.record()
         return wait.over
 
@@ -664,11 +714,12 @@ class DeviceWaits:
         while over < len(self._pairs) and self._pairs[min(over + _ADDED, len(self._pairs)) - 1].end.query():
             over = min(over + _ADDED, len(self._pairs))
         done, self._pairs = self._pairs[:over], self._pairs[over:]
-        self._added_ms += self._sum_ms(done)
+        self._added_ms = self._sum_ms(self._added_ms, done)
 
-    def _sum_ms(self, pairs: Sequence[_Wait]) -> float:
-        """The time that these waits took, all of them over; their events are free then."""
-        sum_ms = sum(wait.took_ms() for wait in pairs)
+    def _sum_ms(self, before: Tuple[float, float], pairs: Sequence[_Wait]) -> Tuple[float, float]:
+        """With the time that these waits took, all of them over; their events are free then."""
+        took_ms = [before, *(wait.took_ms() for wait in pairs)]
+        sum_ms = (sum(whole for whole, _ in took_ms), sum(local for _, local in took_ms))
         for wait in pairs:
             self._unused_spans.extend(wait.spans or ())
             wait.spans = None
@@ -679,7 +730,7 @@ class DeviceWaits:
         """A step ends: those before it whose waits are over by now are recorded."""
         with self._lock:
             ended = _StepWaits(step, self._added_ms, self._pairs, self._calls, self._of_calls, self._dropped)
-            self._pairs, self._added_ms, self._calls, self._of_calls, self._dropped = [], 0.0, 0, 0, 0
+            self._pairs, self._added_ms, self._calls, self._of_calls, self._dropped = [], (0.0, 0.0), 0, 0, 0
             for other in self._others.values():
                 other.before = other.issued
         # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
@@ -699,11 +750,12 @@ class DeviceWaits:
 
     def _record(self, waits: _StepWaits) -> None:
         with self._lock:
-            wait_ms = waits.added_ms + self._sum_ms(waits.pairs)
+            wait_ms, local_ms = self._sum_ms(waits.added_ms, waits.pairs)
         fields = {"calls": waits.calls, "of_calls": waits.of_calls}
         if waits.dropped:
             fields["dropped"] = waits.dropped
-        self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, **fields)
+        times = {"wait_us": wait_ms * 1000, **({"local_us": local_ms * 1000} if local_ms else {})}
+        self._steps.note("device_wait", step=waits.step, **times, **fields)
 
 
 class _Call:
@@ -768,6 +820,16 @@ def _size_bytes(tensors: Any) -> int:
     if isinstance(tensors, (list, tuple)):
         return sum(map(_size_bytes, tensors))
     return 0 if tensors is None else tensors.nbytes
+
+
+def _is_local(group: Any) -> bool:
+    """Whether all workers of a group are on this node, of several: the launcher numbers those of a node in a row."""
+    first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK", "0"))
+    count, world = (int(os.environ.get(name, "0")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    if not 1 < count < world or not isinstance(group, c10d.ProcessGroup):
+        return False
+    return all(first <= rank < first + count for rank in c10d.get_process_group_ranks(group))
 
 
 def _workers(group: Any) -> int:

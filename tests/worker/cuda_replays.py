@@ -413,6 +413,23 @@ def accumulated(micro_step: Step, micro_batches: int) -> Step:
     return step
 
 
+def tensor_parallel(layers: int, local_ms: float, between_ms: float) -> Step:
+    """Tensor-parallel layers in a node, whose sums the next layer waits for, and gradients between the nodes."""
+    group = dist.new_group([0])
+
+    def step() -> None:
+        for layer in range(layers):
+            gpu.compute(3.0)
+            if layer % 2:
+                dist.all_reduce(tensor_of(local_ms), group=group)
+            else:
+                dist.all_reduce(tensor_of(local_ms), group=group, async_op=True).wait()
+        dist.all_reduce(tensor_of(between_ms))
+        gpu.await_on_host(gpu.ends_ms[0])
+
+    return step
+
+
 def unseen(compute_ms: float, send_ms: float) -> Step:
     """What C++ waits for: a collective on a stream of its own, for which no Python waits before the next step."""
     sending = torch.cuda.Stream()

@@ -150,6 +150,15 @@ def test_exposed_communication_is_what_the_step_would_be_shorter_without_it(
     assert told_ms == pytest.approx([truth_ms] * (STEPS - 3), rel=0.02, abs=0.05)
 
 
+def test_waits_inside_a_node_and_between_nodes_are_two_figures(tmp_path: Path) -> None:
+    of_four = 'import os\nos.environ |= {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}\n'
+    truth_ms, found = replay(tmp_path / "run", "tensor_parallel(8, 1.0, 33.0)", of_four + WATCHED)
+    assert truth_ms == pytest.approx(41.0, rel=0.01)
+    waits = [one.wait for one in found.values() if one.wait is not None]
+    assert [wait.wait_us / 1000 for wait in waits] == pytest.approx([truth_ms] * (STEPS - 3), rel=0.02)
+    assert [wait.local_us / 1000 for wait in waits] == pytest.approx([8.0] * (STEPS - 3), rel=0.02)
+
+
 def test_ddp_s_counters_are_read_in_one_iteration_of_64_where_a_loop_never_looks_at_its_loss(tmp_path: Path) -> None:
     script = WATCHED.replace(f"range({STEPS})", "range(200)").replace(f"/ {STEPS}", "/ 200")
     truth_ms, found = replay(tmp_path / "run", "ddp([5.0] * 4, [8.0] * 4, looks=False)", script, last=201)
