@@ -60,6 +60,18 @@ MIXED_MODELS = _GPUS.warning(
     message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest GPU",
     hint="train on identical nodes; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
 )
+MIG_ON_SOME = _GPUS.warning(
+    catches="some of the job's GPUs are divided by MIG: a part is slower than a whole one",
+    message="MIG divides GPU {index} here, and {peer} has a whole GPU: the job gets a part here, and every step waits "
+    "for the worker on it",
+    hint="use divided GPUs on all nodes or on none; gpus= in the hostfile selects GPUs. List the parts on {node}:\n"
+    "nvidia-smi -L",
+)
+GPU_LOST = _GPUS.error(
+    catches="a GPU that fell off the bus: nvidia-smi lists it with an error in place of its name",
+    message="GPU {index} does not answer ({error}): the job would find no device, or hang",
+    hint="reboot {node}; if it happens again, look for Xid errors there:\nsudo dmesg | grep -i xid",
+)
 MIXED_MEMORY = _GPUS.warning(
     catches="GPUs of one model with different amounts of memory: the smallest sets the batch size",
     message="a GPU has {memory} of memory here and {expected} on {peer}: a batch that fits one may not fit the other",
@@ -244,6 +256,15 @@ def check_vendors(inspection: Inspection) -> Iterator[CheckFinding]:
             )
 
 
+@launch_check
+def check_lost_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
+    """Every GPU that the job would use answers."""
+    for node, facts in inspection.known:
+        for gpu in used_gpus(inspection, node, facts):
+            if gpu.is_lost:
+                yield GPU_LOST.found(node.name, index=gpu.index, error=gpu.name.strip("[]"))
+
+
 @Check
 def check_models(inspection: Inspection) -> Iterator[CheckFinding]:
     """The workers use GPUs of one model and memory size."""
@@ -252,6 +273,11 @@ def check_models(inspection: Inspection) -> Iterator[CheckFinding]:
         first = next(iter(used))
         expected = used[first][0]
         peer = "its first worker" if name == first else first
+        divided = [gpu for gpu in gpus if gpu.mig]
+        whole = next((other for other, others in used.items() if not all(gpu.mig for gpu in others)), None)
+        if divided and whole is not None:
+            index = " and ".join(str(gpu.index) for gpu in divided)
+            yield MIG_ON_SOME.found(name, index=index, peer="another worker here" if whole == name else whole)
         models = list(dict.fromkeys(gpu.name for gpu in gpus))
         if models != [expected.name]:
             yield MIXED_MODELS.found(name, models=" and ".join(models), peer=peer, expected=expected.name)
@@ -413,7 +439,11 @@ def used_gpus(inspection: Inspection, node: Node, facts: NodeFacts) -> tuple[Gpu
 
 
 def _used(inspection: Inspection) -> dict[str, tuple[Gpu, ...]]:
-    used = {node.name: used_gpus(inspection, node, facts) for node, facts in inspection.known}
+    """By node, without lost ones, of which nothing else is known."""
+    used = {
+        node.name: tuple(gpu for gpu in used_gpus(inspection, node, facts) if not gpu.is_lost)
+        for node, facts in inspection.known
+    }
     return {name: gpus for name, gpus in used.items() if gpus}
 
 

@@ -118,7 +118,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_mib: float | None = None
     driver: str | None = None
     uuid: str | None = None
+    mig: bool = False  # whether it is divided (MIG): the job gets a part of it
     processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nvidia-smi has an error in place of its name."""
+        return self.name.startswith(("[", "ERR"))
 
 
 def common_backend(nodes: Iterable[NodeFacts]) -> str:

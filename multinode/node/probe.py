@@ -12,7 +12,15 @@ from typing import Any, Optional
 from .channel import Channel, Record
 from .facts.aside import READ_S, LateError, Readings
 from .facts.files import ContentReader, find_mount, find_noexec, look_at, read_model
-from .facts.gpus import TOOLS, join_processes, parse_gpus, parse_processes, query_gpus, query_processes
+from .facts.gpus import (
+    TOOLS,
+    find_nvidia_smi,
+    join_processes,
+    parse_gpus,
+    parse_processes,
+    query_gpus,
+    query_processes,
+)
 from .facts.network import find_port_users, find_routes, is_port_taken, list_interfaces, read_port_range
 from .facts.nics import list_rdma_ports
 from .facts.software import (
@@ -220,7 +228,7 @@ class Probe:
         return {str(port): user for port, user in find_port_users(taken).items()} if taken else {}
 
     def _query_gpus(self) -> Optional[tuple[Query, Query]]:
-        program = find_program("nvidia-smi", self._path)
+        program = find_nvidia_smi(self._path)
         if program is None:
             self._missing["gpus"] = "nvidia-smi not found"
             return None

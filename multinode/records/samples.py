@@ -62,6 +62,7 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     dataset_samples: Count | None = None  # samples in the training set, over all workers, if the Trainer reports it
     device: str | None = None  # `cpu` or `cuda`; `device_name` is the GPU's name
     device_name: str | None = None
+    device_uuid: str | None = None  # the GPU's own id; workers that share it tell the same
     # of accelerate (`bf16`, `fp16` or `fp8`), else of torch.autocast; None without either
     mixed_precision: str | None = None
     tf32: bool | None = None  # whether a GPU multiplies fp32 matrices as tf32; None if unknown

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from multinode.check.gpus import (
     check_counts,
     check_drivers,
+    check_lost_gpus,
     check_models,
     check_presence,
     check_torch_builds,
@@ -119,6 +120,21 @@ def test_different_models_are_named() -> None:
     mixed = gpus(0) + gpus(1, name="NVIDIA TITAN V")
     first = only(check_models(but(well(), "a", gpus=mixed)))
     assert (first.node, "and its first worker on" in first.message) == ("a", True)
+
+
+def test_a_lost_gpu_is_an_error_and_no_model() -> None:
+    lost = gpus(0) + gpus(1, name="[GPU is lost]")
+    known = but(well(), "b", gpus=lost)
+    expect(check_lost_gpus(known), "error", "b", "GPU 1 does not answer (GPU is lost)", hint="reboot b")
+    silent(check_models(known), check_lost_gpus(well()))
+
+
+def test_a_divided_gpu_beside_a_whole_one_is_a_warning() -> None:
+    divided = gpus(0, 1, mig=True)
+    expect(
+        check_models(but(well(), "b", gpus=divided)), "warning", "b", "MIG divides GPU 0 and 1 here", "a has a whole"
+    )
+    silent(check_models(but(well(), "ab", gpus=divided)))
 
 
 def test_a_gpu_that_the_job_does_not_use_does_not_matter() -> None:

@@ -108,7 +108,7 @@ def test_why_there_are_no_packages(node: LocalNode) -> None:
 
 def test_gpus_and_what_runs_on_them_come_from_nvidia_smi(node: LocalNode) -> None:
     line = "NVIDIA GeForce RTX 4090, 24564"
-    table = f"6, {line}, 20311, 550.54.15, GPU-6f\\n7, {line}, [N/A], 550.54.15, GPU-7a\\n"
+    table = f"6, {line}, 20311, 550.54.15, GPU-6f, Enabled\\n7, {line}, [N/A], 550.54.15, GPU-7a, Disabled\\n"
     answers = f"case $1 in --query-gpu=*) printf '{table}';; *) printf 'GPU-6f, {os.getpid()}, 20293\\n';; esac"
     program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\n{answers}\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:{node.env['PATH']}"})
@@ -121,7 +121,7 @@ def test_gpus_and_what_runs_on_them_come_from_nvidia_smi(node: LocalNode) -> Non
 
 
 def test_gpus_are_there_where_their_processes_are_not_told(node: LocalNode) -> None:
-    table = "0, NVIDIA GeForce RTX 4090, 24564, 18, 550.54.15, GPU-6f\\n"
+    table = "0, NVIDIA GeForce RTX 4090, 24564, 18, 550.54.15, GPU-6f, [N/A]\\n"
     answers = f"case $1 in --query-gpu=*) printf '{table}';; *) echo 'Insufficient Permissions'; exit 4;; esac"
     program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\n{answers}\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:{node.env['PATH']}"})
@@ -202,7 +202,7 @@ with open(os.environ["HOME"] + "/imports", "a") as file:
 
 
 def test_torch_is_asked_for_its_gpus_once_for_each_environment(node: LocalNode) -> None:
-    table = "0, NVIDIA GB10, [N/A], [N/A], 580.95.05, GPU-6f\\n"
+    table = "0, NVIDIA GB10, [N/A], [N/A], 580.95.05, GPU-6f, [N/A]\\n"
     program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\ncase $1 in --query-gpu=*) printf '{table}';; esac\n")
     torch = node.home / "site" / "torch"
     torch.mkdir(parents=True)
