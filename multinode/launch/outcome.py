@@ -21,6 +21,7 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
 from multinode.profile.step_split import PARTS
 from multinode.profile.summary import Summary
+from multinode.profile.summary_sheets import unused_gpus
 from multinode.records.plan import CodeCopy, LaunchPlan
 from multinode.records.run import (
     SLOWER_THAN_ONE_NODE,
@@ -225,6 +226,8 @@ def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
 
 def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     bottleneck = summary.bottleneck
+    if (unused := unused_gpus(summary)) is not None:
+        yield "GPUs", unused
     if bottleneck is not None and (
         bottleneck.kind == "no_communication" or (bottleneck.kind == "straggler" and not summary.stragglers)
     ):

@@ -13,6 +13,7 @@ from multinode.profile.summary import Rounds, Summary
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.stats.estimate import known_max
 from multinode.traffic.step_calls import SMALL_BYTES
+from multinode.units import format_count
 
 _NODE = Column("node", words=True)
 
@@ -101,12 +102,25 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     )
 
 
+def unused_gpus(summary: Summary) -> str | None:
+    """A sentence, if workers trained on the CPUs of nodes with GPUs."""
+    gpus = sum(len(node.gpus) for node in summary.nodes)
+    if summary.split.device != "cpu" or not gpus:
+        return None
+    return (
+        f"the workers trained on the CPUs, although the nodes have {format_count(gpus, 'GPU')}: see what torch finds "
+        "with multinode check"
+    )
+
+
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+    silent = any(gpu.peak_memory_gib is None and gpu.memory_total_gib is None for node in nodes for gpu in node.gpus)
+    unified = ("a GPU without memory here shares its node's (unified memory): see free above",) if silent else ()
     return Sheet(
         title="GPUs",
         columns=(_NODE, *_columns(_GPUS), Column("PCIe", words=True), Column("throttled by", words=True)),
         rows=tuple((node.node, *_cells(_GPUS, gpu), *_words_of(gpu)) for node in nodes for gpu in node.gpus),
-        notes=("medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use",),
+        notes=("medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use", *unified),
     )
 
 
@@ -196,6 +210,8 @@ def _calls_sheet(summary: Summary) -> Sheet:
 def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.bottleneck is not None and summary.bottleneck.sentence:
         yield "bottleneck", summary.bottleneck.sentence
+    if (unused := unused_gpus(summary)) is not None:
+        yield "GPUs", unused
     for late in summary.stragglers:
         ranks = ", ".join(map(str, late.ranks))
         cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
