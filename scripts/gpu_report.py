@@ -27,6 +27,21 @@ _TEST_S = 180
 _TAIL_LINES = 40
 
 
+# What has a truth to be held against, most trust per minute first.
+_DAY = {
+    "allows": "What the machine allows",
+    "truth": "Known truth",
+    "bytes": "Bytes of each node",
+    "network": "The network against raw TCP",
+    "main": "LLaMA-Factory, predicted and measured",
+    "overhead": "What the hooks cost",
+    "windows": "Counters and traces",
+    "launch-bound": "Where the host sets the pace",
+    "clock": "Bench, with clock and power",
+    "new-failures": "Failures on a shaped link",
+}
+
+
 class Part(NamedTuple):
     """One part of the report."""
 
@@ -44,10 +59,11 @@ def main() -> int:
     parser.add_argument(
         "--part", action="append", choices=list(parts), metavar="NAME", help=f"this part alone: {', '.join(parts)}"
     )
+    parser.add_argument("--rehearse", action="store_true", help="the parts with known truth alone, also without a GPU")
     options = parser.parse_args()
     # What ends a job ends the part that runs, too, and the page stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return report(parts, options.part or list(parts), options.output)
+    return report(parts, options.part or list(_DAY if options.rehearse else parts), options.output)
 
 
 def report(parts: dict[str, Part], names: Sequence[str], output: Path) -> int:
@@ -73,7 +89,13 @@ def _run(part: Part, log: Path) -> str:
     """The section: what the part wrote for it, else the end of its output."""
     section = log.with_suffix(".section")
     section.unlink(missing_ok=True)
-    env = os.environ | {"SECTION": str(section), "PYTHONUNBUFFERED": "1"}
+    page = log.name.removesuffix(".log").rpartition(".")
+    env = os.environ | {
+        "SECTION": str(section),
+        "KEEP": str(log.with_name(f"{page[0]}.records")),
+        "PART": page[2],
+        "PYTHONUNBUFFERED": "1",
+    }
     began = time.monotonic()
     with (
         log.open("wb") as file,
@@ -170,8 +192,9 @@ def _say(text: str) -> None:
 
 def _parts() -> dict[str, Part]:
     """By name, in the order in which they run: the short ones that explain the others first."""
-    own = (sys.executable, str(Path(__file__).with_name("gpu_parts.py")))
+    own = (sys.executable, str(_ROOT / "benchmarks" / "gpu_parts.py"))
     return {
+        **{name: Part(title, (*own, name)) for name, title in _DAY.items()},
         "machine": Part("The machine", (*own, "machine")),
         "train": Part("Trainings of two ranks", _pytest("tests/gpu/test_train.py", "-k", "not sleeps")),
         "hang": Part("A rank that sleeps", _pytest("tests/gpu/test_train.py", "-k", "sleeps")),
@@ -179,7 +202,8 @@ def _parts() -> dict[str, Part]:
         "zero": Part("DeepSpeed's ZeRO", _pytest("tests/gpu/test_zero.py")),
         "bench": Part("Bench", (*own, "bench")),
         "oom": Part("Out of memory", (*own, "oom")),
-        "contrast": Part("One rank alone and two over sockets on the same GPU", (*own, "contrast")),
+        "llamafactory": Part("LLaMA-Factory", (*own, "llamafactory")),
+        "failures": Part("Provoked failures", (*own, "failures")),
     }
 
 

@@ -103,6 +103,18 @@ class StreamBase:
         return hash(self.cuda_stream)
 
 
+# The real one is a subclass of torch.Stream, and so has all of its names.
+for _name in set(dir(torch.Stream)) - set(dir(StreamBase)):
+    setattr(StreamBase, _name, None)
+
+
+class CoreStream:
+    """As torch.Stream, of the current one: what is C++ alone, and waits where no Python sees it."""
+
+    def wait_event(self, event: Any) -> None:
+        gpu.await_on(gpu.current, event.at_ms or 0.0)
+
+
 class EventBase:
     """As torch._C._CudaEventBase."""
 
@@ -178,6 +190,8 @@ def install() -> Gpu:
         "_cuda_getCurrentRawStream": lambda _index: gpu.current,
         "_cuda_setStream": _set_stream,
         "_cuda_synchronize": _synchronize,
+        "_accelerator_getDeviceIndex": lambda: 0,
+        "_accelerator_getStream": lambda _index: CoreStream(),
     }.items():
         setattr(core, name, value)
     cuda = torch.cuda

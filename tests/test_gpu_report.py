@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -18,6 +19,11 @@ import pytest
 from tests.gpu import test_train as gpu_trainings
 
 ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "scripts")]
+from gpu_lab import Run, truth_row  # noqa: E402 - they are no package
+from gpu_report import _DAY, _parts  # noqa: E402
+from provoked import PROVOKED  # noqa: E402
+
 DEADLINE_S = 100.0
 REQUIREMENTS = ROOT / "tests" / "gpu" / "requirements.txt"
 # What a machine with a GPU may have beside torch, and what is carried there.
@@ -222,3 +228,37 @@ def test_the_test_of_exposed_communication_looks_at_the_trace(shown_ms: float, *
 
     with contextlib.nullcontext() if agrees else pytest.raises(AssertionError):
         gpu_trainings.test_exposed_communication_is_what_a_trace_shows(train, "ddp")
+
+
+def test_every_kept_failure_has_what_provokes_it() -> None:
+    kept = (ROOT / "tests" / "gpu" / "h100" / "failures.jsonl").read_text().splitlines()
+    assert {json.loads(line)["case"] for line in kept} == PROVOKED.keys()
+    for name, script in PROVOKED.items():
+        compile(script, name, "exec")
+
+
+def test_the_day_is_rehearsed_without_a_gpu(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    command = [sys.executable, str(ROOT / "scripts" / "gpu_report.py"), "--rehearse", "--part", "allows"]
+    # An empty PATH has neither nvidia-smi nor what would make an interface.
+    environ = os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--output", str(page)], env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| GPU | no: nvidia-smi is not here |" in page.read_text()
+    assert "Computation: a sleeping host (rehearsal)." in page.read_text()
+    names = {name: part.title for name, part in _parts().items()}
+    assert list(names)[:10] == list(_DAY)
+    assert {"llamafactory", "failures"} <= names.keys()
+
+
+def test_a_row_of_known_truth_is_what_the_step_would_be_shorter_without_the_network() -> None:
+    def run(step_ms: float, exposed_ms: float | None, wait_ms: float) -> Run:
+        mean = {"exposed_ms": exposed_ms, "wait_ms": wait_ms, "compute_ms": 60.0}
+        return Run("r", {"step_time_ms": {"median": step_ms}, "split": {"mean": mean}})
+
+    row = truth_row("ddp", run(100.0, 36.0, 2.0), run(65.0, 4.0, 1.0))
+    assert row.cells == ["ddp", "100.0", "60.0", "38.0", "40.0", "-5.0%"]
+    assert row.error == pytest.approx(-0.05)
+    assert truth_row("ddp", run(100.0, None, 2.0), run(65.0, 4.0, 1.0)).error == 1.0

@@ -26,6 +26,8 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     slow: bool = False  # whether that share is too low, and its interval excludes 1
     # whether launching a call from Python takes as long as the call: the figure is then a lower bound
     launch_bound: bool = False
+    clock_mhz: float | None = None  # of the GPU while it was timed, median of its samples; likewise `power_w`
+    power_w: float | None = None
 
 
 class BenchTest(msgspec.Struct, frozen=True, kw_only=True):

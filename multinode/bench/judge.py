@@ -18,9 +18,11 @@ from multinode.bench.figures import (
     DeviceSpeed,
     Drop,
     Slow,
+    WorkerUse,
 )
 from multinode.bench.nodes import BenchPart, bench_nodes
 from multinode.profile.figures import LikelyCause, Peers
+from multinode.profile.likely_causes import THROTTLES
 from multinode.records.benchmark import PHASES, DeviceTest
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_list
@@ -33,6 +35,8 @@ _LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
 # For smaller matrices, start-up takes as long as the product.
 _LARGE_ROWS = 4096
 _MOST_NAMED = 4
+# Share of the time from which on a power limit is told.
+_LIMITED = 0.05
 # Median share of the peers' speed, by phase and kind of test.
 _Ratios = dict[str, dict[str, float]]
 
@@ -334,12 +338,25 @@ def _failures(report: BenchReport) -> Iterator[str]:
             yield f"{node.node} could not be measured {phase}: {reason}"
 
 
+def _power_limited(whose: str, phase: str, use: WorkerUse) -> Iterator[str]:
+    """That a sound GPU is slowed by its own power limit, as data centre GPUs are in long products."""
+    throttle = next(each for each in THROTTLES if each.cause == "gpu_power")
+    share = throttle.share(use.gpu) if use.gpu is not None else 0.0
+    if use.gpu is not None and share >= _LIMITED:
+        power = f" of {use.gpu.power_limit_w:.0f} W" if use.gpu.power_limit_w is not None else ""
+        yield f"{whose} {phase}: the power limit{power} held the clock back for {share:.0%} of the time"
+
+
 def _notes(report: BenchReport, test: DeviceTest) -> Iterator[str]:
     repeated = f", repeated {test.repeats} times" if test.repeats > 1 else ""
     yield (
         f"median of the timings over {test.seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
         "read and written, copy 2 and triad 3 buffers"
     )
+    for node in report.nodes:
+        for worker in node.workers:
+            for phase, use in worker.use.items():
+                yield from _power_limited(f"{node.node}/{worker.rank}", phase, use)
     workers = report.workers
     sizes = {test.size for worker in workers for test in worker.tests if test.kind == "layers"}
     if sizes:

@@ -26,9 +26,9 @@ from multinode.cluster.facts import NodeFacts
 from multinode.profile.machine_use import figures_in, use_of_gpus
 from multinode.profile.observed import ObservedNode
 from multinode.records.benchmark import LAUNCH_US
-from multinode.records.samples import DeviceSample, Sample, SpeedSample
+from multinode.records.samples import DeviceSample, GpuSample, Sample, SpeedSample
 from multinode.stats.counter_rates import Span
-from multinode.stats.estimate import estimate_median, of_repeats, spread_of
+from multinode.stats.estimate import estimate_median, known_median, of_repeats, spread_of
 from multinode.units import MIB
 
 _Kind = TypeVar("_Kind")
@@ -96,6 +96,7 @@ def _worker(rank: int, parts: Sequence[BenchPart]) -> BenchWorker | None:
     place = part.ranks.index(rank)
     gpu = part.gpus[place] if about.device == "cuda" and part.gpus and place < len(part.gpus) else None
     timed = {part.phase: [speed for speed in _of(part, SpeedSample) if speed.rank == rank] for part in parts}
+    sensed = {part.phase: [sample for sample in _of(part, GpuSample) if sample.index == gpu] for part in parts}
     return BenchWorker(
         rank=rank,
         device=about.device,
@@ -107,7 +108,7 @@ def _worker(rank: int, parts: Sequence[BenchPart]) -> BenchWorker | None:
         capability=_text(about.capability),
         torch=_text(about.torch),
         cuda=_text(about.cuda),
-        tests=_tests(about, timed),
+        tests=_tests(about, timed, sensed),
         use=_uses(parts, timed, gpu),
         gpu_holders=_find_holders(part.facts, gpu),
     )
@@ -121,21 +122,30 @@ def _text(value: str | None) -> str | None:
     return value[:_LONGEST_TEXT] if value is not None else None
 
 
-def _tests(about: DeviceSample, timed: Mapping[str, Sequence[SpeedSample]]) -> tuple[BenchTest, ...]:
+def _tests(
+    about: DeviceSample, timed: Mapping[str, Sequence[SpeedSample]], sensed: Mapping[str, Sequence[GpuSample]]
+) -> tuple[BenchTest, ...]:
     by_key: dict[TestKey, dict[str, list[SpeedSample]]] = {}
     for phase, samples in timed.items():
         for sample in samples:
             key = key_of(sample)
             if key is not None and (key in by_key or len(by_key) < _MOST_TESTS):
                 by_key.setdefault(key, {}).setdefault(phase, []).append(sample)
-    return tuple(_test(about, key, phases) for key, phases in by_key.items())
+    return tuple(_test(about, key, phases, sensed) for key, phases in by_key.items())
 
 
-def _test(about: DeviceSample, key: TestKey, phases: Mapping[str, Sequence[SpeedSample]]) -> BenchTest:
+def _test(
+    about: DeviceSample,
+    key: TestKey,
+    phases: Mapping[str, Sequence[SpeedSample]],
+    sensed: Mapping[str, Sequence[GpuSample]],
+) -> BenchTest:
     sheet = sheet_of(about.device, about.name, key)
     samples = [sample for phase in phases.values() for sample in phase]
     work = work_of(samples[0])
-    speeds = {phase: _speed(medians, about.device, sheet.peak) for phase, medians in phases.items()}
+    speeds = {
+        phase: _speed(medians, about.device, sheet.peak, sensed.get(phase, ())) for phase, medians in phases.items()
+    }
     errors = [sample.error for sample in samples if sample.error]
     named = msgspec.structs.asdict(key) | {"size": key.size or _buffer(samples[0])}
     return BenchTest(
@@ -152,13 +162,16 @@ def _buffer(sample: SpeedSample) -> str:
     return f"{(sample.size or 0) * (sample.width_bytes or 0) / MIB:.0f} MiB"
 
 
-def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> DeviceSpeed | None:
+def _speed(
+    samples: Sequence[SpeedSample], device: str, peak: float | None, sensed: Sequence[GpuSample]
+) -> DeviceSpeed | None:
     repeats = [rates for sample in samples if (rates := _rates(sample))]
     if not repeats:
         return None
     medians = [estimate_median(rates) for rates in repeats]
     estimate = of_repeats([median.value for median in medians]) if len(medians) > 1 else medians[0]
     timings = [rate for rates in repeats for rate in rates]
+    during = _during(samples, sensed)
     return DeviceSpeed(
         value=estimate.value,
         interval=(estimate.low, estimate.high),
@@ -166,7 +179,14 @@ def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> D
         timings=len(timings),
         of_peak=estimate.value / peak if peak is not None else None,
         launch_bound=device == "cuda" and any(_is_launch_bound(sample) for sample in samples),
+        clock_mhz=known_median(gpu.sm_clock_mhz for gpu in during),
+        power_w=known_median(gpu.power_w for gpu in during),
     )
+
+
+def _during(samples: Sequence[SpeedSample], sensed: Sequence[GpuSample]) -> list[GpuSample]:
+    spans = [span for sample in samples if (span := _span([sample])) is not None]
+    return [gpu for gpu in sensed if any(span.start_ns <= gpu.mono_ns <= span.end_ns for span in spans)]
 
 
 def _is_launch_bound(sample: SpeedSample) -> bool:

@@ -10,9 +10,9 @@ import msgspec
 from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, DeviceSpeed
 from multinode.bench.judge import because, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
-from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent, plus_minus
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
-from multinode.stats.estimate import Estimate
+from multinode.stats.estimate import Estimate, known_median
 
 # Above this number, only the slowest rows are shown.
 _MOST_ROWS = 32
@@ -22,6 +22,7 @@ _SMALL = 0.1
 _SLOW_NOTE = "! slow: below 90% of its peers, and the 95% confidence interval of that share excludes 1"
 _LAUNCH_NOTE = f"~ lower bound: a call takes less than {LAUNCH_US:.0f} us, the time to launch it from Python"
 _WAYS = (" forward", " forward + backward")
+_SENSORS = (Column("at", "MHz/W"),)
 _WHERE = (Column("node", words=True), Column("worker"), Column("phase", words=True))
 
 # Columns: the fastest of the tests that each includes, separated by a slash.
@@ -231,20 +232,25 @@ def _speed_sheet(
     marked = any(speed.slow for row in shown for speed in row.speeds)
     bound = any(speed.launch_bound for row in shown for speed in row.speeds)
     left_out = f"the slowest {len(shown)} of {len(rows)} rows" if len(rows) > len(shown) else ""
+    sensed = any(speed.clock_mhz is not None for row in rows for speed in row.speeds)
     cells = [
         (
             row.node,
             str(row.rank),
             row.phase,
             *(" / ".join(_cell(estimate, shares=bool(unit)) for estimate in cell) for cell in row.cells),
+            *(_sensor_cells(row.speeds) if sensed else ()),
         )
         for row in shown
     ]
     extremes: dict[str, Callable[[list[float]], float]] = {"best": max, "worst": min} if len(rows) > 1 else {}
     return Sheet(
         title=title,
-        columns=(*_WHERE, *(Column(name, unit) for name in columns)),
-        rows=(*cells, *((name, "", "", *_extreme(rows, choose)) for name, choose in extremes.items())),
+        columns=(*_WHERE, *(Column(name, unit) for name in columns), *(_SENSORS if sensed else ())),
+        rows=(
+            *cells,
+            *((name, "", "", *_extreme(rows, choose), *(("",) if sensed else ())) for name, choose in extremes.items()),
+        ),
         notes=tuple(filter(None, (_SLOW_NOTE if marked else "", _LAUNCH_NOTE if bound else "", note, left_out))),
     )
 
@@ -281,6 +287,9 @@ def _size_sheet(report: BenchReport) -> Sheet:
         if test.kind == "matmul":
             by_label.setdefault(test.label, []).append((whose, test))
     bound = any(speed.launch_bound for tests in by_label.values() for _, test in tests for speed in test.speeds)
+    sensed = any(
+        speed.clock_mhz is not None for tests in by_label.values() for _, test in tests for speed in test.speeds
+    )
     return Sheet(
         title="matrix products by type and size",
         columns=(
@@ -294,11 +303,18 @@ def _size_sheet(report: BenchReport) -> Sheet:
             Column("whose", words=True),
             Column("of sheet"),
             Column("cv"),
+            *(_SENSORS if sensed else ()),
         ),
-        rows=tuple(row for tests in by_label.values() for phase in report.phases for row in _size_row(tests, phase)),
+        rows=tuple(
+            (*row, *(sensors if sensed else ()))
+            for tests in by_label.values()
+            for phase in report.phases
+            for row, sensors in _size_row(tests, phase)
+        ),
         notes=(
             *((_LAUNCH_NOTE,) if bound else ()),
             "of sheet: best, as a share of the data sheet's figure; cv: of the timings, median over workers",
+            *(("at: clock and power of the GPU while it was timed, medians",) if sensed else ()),
         ),
     )
 
@@ -324,13 +340,14 @@ def _first_of(workers: Sequence[str]) -> str:
     return workers[0] + (f" and {len(workers) - 1} others" if len(workers) > 1 else "")
 
 
-def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tuple[str, ...]]:
+def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The cells, and those of the sensors of the best."""
     test = tests[0][1]
     timed = [(who, speed) for who, test in tests if (speed := test.speed(phase)) is not None]
     if not timed:
         return
     best, worst = (choose(timed, key=lambda entry: entry[1].value) for choose in (max, min))
-    yield (
+    row = (
         test.dtype,
         test.size,
         phase,
@@ -342,3 +359,10 @@ def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tu
         percent(best[1].of_peak, ".0f"),
         percent(statistics.median(speed.cv for _, speed in timed), ".1f"),
     )
+    yield row, _sensor_cells([best[1]])
+
+
+def _sensor_cells(speeds: Sequence[DeviceSpeed]) -> tuple[str, ...]:
+    """Clock and power while they were timed, medians, in one cell."""
+    both = (known_median(getattr(speed, name) for speed in speeds) for name in ("clock_mhz", "power_w"))
+    return ("/".join(figure(value, ".0f") for value in both),)

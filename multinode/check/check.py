@@ -5,6 +5,7 @@ A launch runs those checks whose failure would make it hang or fail.
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from multinode.check import gpus, interfaces, link, machine, paths, ports, rdma,
 from multinode.check.connectivity import ConnectivityPlan, choose_pairs, launch_pairs, run_connectivity_test
 from multinode.check.link import least_speeds
 from multinode.check.machine import needed_tools
-from multinode.check.probe import Questions, peer_addresses, probe
+from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
 from multinode.check.rule import SEVERITIES, Check, CheckFinding, Inspection, Rule, RuleGroup, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints
@@ -110,14 +111,20 @@ def _fill_in(node: Node, facts: NodeFacts, place: Endpoint | None) -> Node:
     gpus = node.gpus
     if gpus is None and node.slots is None and facts.visible_gpus:
         gpus = tuple(gpu.index for gpu in facts.visible_gpus)
+    # A link-local address may change at every boot: the interface alone finds it.
+    found = place.addr if place is not None and not _is_link_local(place) else None
     return msgspec.structs.replace(
         node,
         gpus=gpus,
         slots=node.slots or (len(gpus) if gpus else 1),
-        addr=node.addr or (place.addr if place else None),
+        addr=node.addr or found,
         ifname=node.ifname or (place.ifname if place else None),
         python=node.python or (facts.python if "torch" in facts.packages else facts.interactive.get("python3")),
     )
+
+
+def _is_link_local(place: Endpoint) -> bool:
+    return place.addr is not None and place.ifname is not None and ipaddress.ip_address(place.addr).is_link_local
 
 
 def _one_line(text: str) -> str:
@@ -345,6 +352,7 @@ def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: 
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,
+        torch_env=torch_environment(job, options.launch),
         arguments=argument_names(job, cluster, options.launch),
     )
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGroup, disagreements, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.cluster.cluster import Node
-from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
+from multinode.cluster.facts import WITHOUT_CUDA, Gpu, GpuProcess, NodeFacts, RunProcess, select_gpus
 from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
@@ -61,6 +61,18 @@ MIXED_MODELS = _GPUS.warning(
     message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest GPU",
     hint="train on identical nodes; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
 )
+MIG_ON_SOME = _GPUS.warning(
+    catches="some of the job's GPUs are divided by MIG: a part is slower than a whole one",
+    message="MIG divides GPU {index} here, and {peer} has a whole GPU: the job gets a part here, and every step waits "
+    "for the worker on it",
+    hint="use divided GPUs on all nodes or on none; gpus= in the hostfile selects GPUs. List the parts on {node}:\n"
+    "nvidia-smi -L",
+)
+GPU_LOST = _GPUS.error(
+    catches="a GPU that fell off the bus: nvidia-smi lists it with an error in place of its name",
+    message="GPU {index} does not answer ({error}): the job would find no device, or hang",
+    hint="reboot {node}; if it happens again, look for Xid errors there:\nsudo dmesg | grep -i xid",
+)
 MIXED_MEMORY = _GPUS.warning(
     catches="GPUs of one model with different amounts of memory: the smallest sets the batch size",
     message="a GPU has {memory} of memory here and {expected} on {peer}: a batch that fits one may not fit the other",
@@ -74,8 +86,10 @@ DRIVERS_DIFFER = _GPUS.warning(
 NO_PEER_TO_PEER = _GPUS.warning(
     catches="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
     message="{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access "
-    "that these GPUs do not have, and NCCL may hang",
-    hint="set env.NCCL_P2P_DISABLE=1 for {nodes!s} in the hostfile, or install driver 550.40.07 or later",
+    "that these GPUs do not have: NCCL may hang, and Accelerate (the Hugging Face Trainer, LLaMA-Factory) does not "
+    "start unless both NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
+    hint="set env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1 (=0 if NCCL shall use RDMA) for {nodes!s} in the "
+    "hostfile, or install driver 550.40.07 or later",
 )
 SLOW_NVIDIA_SMI = _GPUS.note(
     catches="nvidia-smi takes seconds: the driver is reloaded for each program, including every training",
@@ -92,6 +106,42 @@ CUDA_DIFFERS = _VERSIONS.warning(
     message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
     hint="install torch on both from the same package index; on {node}:\n"
     "{python} -m pip install --force-reinstall {package}",
+)
+
+_TO_CPUS = "To train on the CPUs on purpose: --env CUDA_VISIBLE_DEVICES="
+TORCH_WITHOUT_CUDA = _VERSIONS.error(
+    catches="torch was built without CUDA on a node whose NVIDIA GPUs the job uses: it would train on the CPUs. On "
+    "aarch64, `pip install torch` may install such a build",
+    message="{nodes}: torch {version} was built without CUDA{pip}, and the job would train on the CPUs in place of "
+    "{gpus}",
+    hint="install a build with CUDA on {nodes!s}. " + _TO_CPUS + "\n{python} -m pip install --force-reinstall "
+    "{package} --index-url {index}",
+)
+TORCH_TOO_NEW = _VERSIONS.error(
+    catches="torch finds no GPU because its CUDA is newer than the driver",
+    message="{nodes}: torch finds no GPU. It was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, "
+    "and the driver is {driver}: the job would train on the CPUs",
+    hint="install driver {needed} or later on {nodes!s}, or a torch for this driver. " + _TO_CPUS + "\n{python} -m pip "
+    "install --force-reinstall {package} --index-url {index}",
+)
+MAY_BE_TOO_NEW = _VERSIONS.warning(
+    catches="torch's CUDA is newer than the driver, and torch could not be asked whether it finds a GPU",
+    message="{nodes}: torch was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, and the driver is "
+    "{driver}: torch may find no GPU ({reason})",
+    hint="see what torch finds on {nodes!s}; with CUDA's forward-compatibility libraries it works:\n{python} -c "
+    "'import torch; torch.cuda.init()'",
+)
+TORCH_FINDS_NO_GPU = _VERSIONS.error(
+    catches="nvidia-smi lists GPUs, and the job's torch finds none",
+    message="{nodes}: torch finds no GPU ({reason}), and the job would train on the CPUs in place of {gpus}",
+    hint="see why on {nodes!s}. " + _TO_CPUS + "\n{python} -c 'import torch; torch.cuda.init()'",
+)
+NO_KERNELS = _VERSIONS.error(
+    catches="torch has no kernels for the architecture of a GPU: the first one fails",
+    message="{nodes}: torch {version} has no kernels for {model} (compute capability {capability}), only for {built}: "
+    "the first kernel would fail with `no kernel image is available`",
+    hint="install a build for this GPU on {nodes!s}:\n{python} -m pip install --force-reinstall {package} --index-url "
+    "{index}",
 )
 
 GPU_HELD = _GPUS.warning(
@@ -130,6 +180,14 @@ RUN_ON_GPU = _LEFTOVERS.warning(
     "HOSTFILE if another machine launched it):\nmultinode stop {run}",
 )
 
+_WHEELS = "https://download.pytorch.org/whl/"
+# First driver of each major version of CUDA ("CUDA Compatibility", minor version compatibility): a hint, no judgement,
+# as forward-compatibility libraries run a newer CUDA.
+_FIRST_DRIVERS = {"13": 580, "12": 525, "11": 450}
+# The newest of PyTorch's indices that a driver can run: Blackwell's kernels begin with CUDA 12.8 and driver 570.
+_INDICES = ((580, "cu130"), (570, "cu128"), (0, "cu126"))
+# The last index with kernels for GPUs before Turing.
+_OLDEST_INDEX = "cu126"
 _ADA_GEFORCE = re.compile(r"GeForce RTX 40\d0")
 _P2P_DRIVER = (550, 40, 7)
 _ALIKE = 0.05
@@ -199,6 +257,15 @@ def check_vendors(inspection: Inspection) -> Iterator[CheckFinding]:
             )
 
 
+@launch_check
+def check_lost_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
+    """Every GPU that the job would use answers."""
+    for node, facts in inspection.known:
+        for gpu in used_gpus(inspection, node, facts):
+            if gpu.is_lost:
+                yield GPU_LOST.found(node.name, index=gpu.index, error=gpu.name.strip("[]"))
+
+
 @Check
 def check_models(inspection: Inspection) -> Iterator[CheckFinding]:
     """The workers use GPUs of one model and memory size."""
@@ -207,6 +274,11 @@ def check_models(inspection: Inspection) -> Iterator[CheckFinding]:
         first = next(iter(used))
         expected = used[first][0]
         peer = "its first worker" if name == first else first
+        divided = [gpu for gpu in gpus if gpu.mig]
+        whole = next((other for other, others in used.items() if not all(gpu.mig for gpu in others)), None)
+        if divided and whole is not None:
+            index = " and ".join(str(gpu.index) for gpu in divided)
+            yield MIG_ON_SOME.found(name, index=index, peer="another worker here" if whole == name else whole)
         models = list(dict.fromkeys(gpu.name for gpu in gpus))
         if models != [expected.name]:
             yield MIXED_MODELS.found(name, models=" and ".join(models), peer=peer, expected=expected.name)
@@ -230,7 +302,9 @@ def check_drivers(inspection: Inspection) -> Iterator[CheckFinding]:
         if facts.gpu_query_s is not None and facts.gpu_query_s > _SLOW_QUERY_S:
             yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(facts.gpu_query_s))
         gpus = used.get(node.name, ())
-        if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in inspection.env(node):
+        # Accelerate counts all GPUs of the node, and asks only whether the variables are there.
+        several = len(facts.gpus) > 1 and bool(gpus) and _lacks_peer_to_peer(gpus[0])
+        if several and not inspection.env(node).keys() >= {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"}:
             yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
 
 
@@ -249,6 +323,64 @@ def check_torch_builds(inspection: Inspection) -> Iterator[CheckFinding]:
                 package = f"nvidia-nccl-cu{(model.cuda_version or '12').partition('.')[0]}=={expected}"
             python = software.python or "python3"
             yield rule.found(name, version=version, peer=peer, expected=expected, python=python, package=package)
+
+
+@launch_check
+def check_torch_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
+    """The job's torch finds the GPUs that it would use, and has kernels for them."""
+    for node, facts in inspection.known:
+        gpus = used_gpus(inspection, node, facts)
+        if not gpus or "torch" not in facts.packages or _hides_gpus(inspection, node, facts):
+            continue
+        is_nvidia = accelerator_named(facts.accelerator) is NVIDIA
+        torch = facts.packages["torch"]
+        driver = gpus[0].driver or ""
+        texts = {
+            "version": torch,
+            "python": facts.python or "python3",
+            "package": f"torch=={torch.partition('+')[0]}",
+            "gpus": f"{len(gpus)} x {gpus[0].name}",
+            "driver": driver,
+            "cuda": facts.cuda_version,
+            "index": _WHEELS + next(index for first, index in _INDICES if _major(driver) >= first),
+        }
+        devices = facts.torch_devices
+        needed = _FIRST_DRIVERS.get((facts.cuda_version or "").partition(".")[0], 0) if is_nvidia else 0
+        is_old = bool(driver) and _major(driver) < needed
+        if is_nvidia and facts.missing.get("cuda_version") == WITHOUT_CUDA:
+            pip = ", as `pip install torch` installs it on aarch64" if facts.architecture == "aarch64" else ""
+            yield TORCH_WITHOUT_CUDA.found(node.name, pip=pip, **texts)
+        elif devices is None and is_old:
+            reason = facts.missing.get("torch_devices", "it was not asked")
+            yield MAY_BE_TOO_NEW.found(node.name, needed=needed, reason=reason, **texts)
+        elif devices is not None and not devices.available:
+            reason = devices.reason or "it gave no reason"
+            rule = TORCH_TOO_NEW if is_old else TORCH_FINDS_NO_GPU
+            yield rule.found(node.name, needed=needed, reason=reason, **texts)
+        elif devices is not None:
+            # torch and nvidia-smi name a GPU alike, and may number it differently.
+            used = {gpu.name for gpu in gpus}
+            for gpu in dict.fromkeys(gpu for gpu in devices.gpus if gpu.name in used):
+                if not devices.has_kernels_for(gpu):
+                    index = texts["index"] if devices.is_older_than(gpu) else _WHEELS + _OLDEST_INDEX
+                    yield NO_KERNELS.found(
+                        node.name,
+                        **texts | {"index": index},
+                        model=gpu.name,
+                        capability=".".join(map(str, gpu.capability)),
+                        built=", ".join(devices.kernels),
+                    )
+
+
+def _hides_gpus(inspection: Inspection, node: Node, facts: NodeFacts) -> bool:
+    """Whether the job's own variables leave it no GPU, as of one that shall train on CPUs."""
+    values = map(inspection.env(node).get, accelerator_named(facts.accelerator).visible)
+    return any(value is not None and not select_gpus(value, facts.gpus) for value in values)
+
+
+def _major(driver: str) -> int:
+    found = re.match(r"\d+", driver)
+    return int(found[0]) if found is not None else 0
 
 
 @Check
@@ -308,7 +440,11 @@ def used_gpus(inspection: Inspection, node: Node, facts: NodeFacts) -> tuple[Gpu
 
 
 def _used(inspection: Inspection) -> dict[str, tuple[Gpu, ...]]:
-    used = {node.name: used_gpus(inspection, node, facts) for node, facts in inspection.known}
+    """By node, without lost ones, of which nothing else is known."""
+    used = {
+        node.name: tuple(gpu for gpu in used_gpus(inspection, node, facts) if not gpu.is_lost)
+        for node, facts in inspection.known
+    }
     return {name: gpus for name, gpus in used.items() if gpus}
 
 

@@ -9,6 +9,9 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
+from multinode.job.job import Job
+from multinode.job.planning import LaunchOptions
+from multinode.records.benchmark import Benchmark, CollectiveTest
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
 
@@ -29,6 +32,8 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     contents: tuple[str, ...] = ()  # those of `paths` to digest
     datasets: tuple[str, ...] = ()  # datasets in a dataset_info.json of `contents` whose files are digested
     model: str | None = None  # directory of the model, whose config.json is read
+    # the job's variables on every node, under which its torch is asked for its GPUs; None does not ask
+    torch_env: dict[str, str] | None = None
     arguments: tuple[str, ...] = ()  # keys of a LLaMA-Factory YAML to look up among its arguments
 
 
@@ -43,9 +48,22 @@ def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:
     return tuple(node.addr for node in nodes if node.addr is not None)
 
 
+def torch_environment(job: Job | Benchmark | None, options: LaunchOptions) -> dict[str, str] | None:
+    """The variables under which the job's torch is asked for its GPUs; None if the job uses none, or none is known.
+
+    A setup command may select another installation, or libraries without which torch finds no GPU.
+    """
+    is_program = options.engine is not None and options.engine.name == "exec"
+    on_cpus = isinstance(job, CollectiveTest) and job.backend == "gloo"
+    return None if is_program or on_cpus or options.environment.prelude is not None else options.environment.env
+
+
 def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> NodeFacts:
     request = {"schema": 1, "python": node.python, "workdir": node.workdir, **msgspec.to_builtins(questions)}
     asked_s = time.time()
+    if questions.torch_env is not None:
+        # Only its own variables count: what the session has, the node adds.
+        request["torch_env"] = node.env | questions.torch_env
     facts = agent.call(node, "probe", request, NodeFacts, deadline_s=PROBE_DEADLINE_S)
     offset_s = _clock_offset(facts.time_s, asked_s, time.time())
     return msgspec.structs.replace(facts, node=node.name, clock_offset_s=offset_s)

@@ -45,6 +45,12 @@ RDMA_SLOT = _RDMA.warning(
     hint="use another slot, set the slot's width in the BIOS, or connect both halves of a two-part NIC; compare LnkCap "
     "and LnkSta on {node}:\nlspci -vv",
 )
+RDMA_HALF_A_PORT = _RDMA.note(
+    catches="hca= names one of the PCIe connections that share a cable, as each port of a DGX Spark has two",
+    message="{port} has negotiated {rate:g} Gbit/s, but its PCIe connection carries {slot:g}; the port's other "
+    "connections ({others}) are not in hca=",
+    hint="to use the whole port, name all of its connections in the hostfile: hca={devices}",
+)
 RDMA_NAMED_IDLE = _RDMA.warning(
     catches="a port that hca= in the hostfile names is not active",
     message="hca= in the hostfile names {port}, which is {state}: NCCL ignores it, and without another port the "
@@ -52,9 +58,9 @@ RDMA_NAMED_IDLE = _RDMA.warning(
     hint="check the cable, switch port and, for InfiniBand, the subnet manager of {port}; or remove it from hca=",
 )
 RDMA_WITHOUT_ADDRESS = _RDMA.warning(
-    catches="one of two active RoCE ports has no IP address and stays idle",
-    message="{port} is active with {rate:g} Gbit/s, but its interface {ifname} has no IP address, which RoCE needs: "
-    "NCCL leaves the port idle or fails, and {other} carries all traffic",
+    catches="one of two active RoCE ports has no IP address and may stay idle",
+    message="{port} is active with {rate:g} Gbit/s, but its interface {ifname} has no IP address: NCCL may "
+    "leave the port idle or fail, and {other} may carry all traffic",
     hint="give {ifname} an address in its own network on every node; or name the ports for NCCL in the hostfile: "
     "hca={device}",
 )
@@ -144,11 +150,29 @@ def check_rdma_ports(inspection: Inspection) -> Iterator[CheckFinding]:
         for port in ports:
             slot, rate = port.pcie_gbit_per_s, port.rate_gbit_per_s
             if slot is not None and rate is not None and slot < rate:
-                most = port.pcie_max_gbit_per_s or slot
-                yield RDMA_SLOT.found(node.name, port=_name(port), rate=rate, slot=slot, most=most)
+                yield from _judge_slot(node, port, inspection.facts[node.name], slot, rate)
         for port in ports:
             if port.link_layer == "Ethernet":
                 yield from _judge_roce(node, facts, port, nodes)
+
+
+def _judge_slot(node: Node, port: RdmaPort, facts: NodeFacts, slot: float, rate: float) -> Iterator[CheckFinding]:
+    """A slot that carries less than the link; all PCIe connections of the port count, even if NCCL uses one alone."""
+    twins = [other for other in facts.rdma if other.state == "ACTIVE" and port.shares_port(other)]
+    if slot + sum(twin.pcie_gbit_per_s or 0.0 for twin in twins) < rate:
+        most = port.pcie_max_gbit_per_s or slot
+        yield RDMA_SLOT.found(node.name, port=_name(port), rate=rate, slot=slot, most=most)
+        return
+    unused = [twin for twin in twins if not node.may_use(twin.device, twin.port)]
+    if unused:
+        yield RDMA_HALF_A_PORT.found(
+            node.name,
+            port=_name(port),
+            rate=rate,
+            slot=slot,
+            others=listed(map(_name, unused), _SHOWN),
+            devices=",".join((*node.hcas, *(twin.device for twin in unused))),
+        )
 
 
 def _judge_roce(

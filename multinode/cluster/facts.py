@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ from msgspec import Meta
 
 from multinode.cluster.accelerators import accelerator_named
 
+# Why a probe knows no CUDA of an installed torch.
+WITHOUT_CUDA = "torch was built without CUDA"
 # A node's answers end up in commands that people paste: values with a format must match it.
 Version = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}\Z")]
 InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")]
@@ -22,6 +25,7 @@ Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,64}\Z")]
 _ADDRESS = r"[0-9A-Fa-f.:]{2,45}"
 Address = Annotated[str, Meta(pattern=rf"\A{_ADDRESS}(?:%[A-Za-z0-9_.:@+-]{{1,15}})?\Z")]
 Network = Annotated[str, Meta(pattern=rf"\A{_ADDRESS}(?:/[0-9]{{1,3}})?\Z")]
+_KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)[af]?$")
 Argument = Annotated[str, Meta(pattern=r"\A[A-Za-z_]\w{0,199}\Z")]
 
 
@@ -66,6 +70,7 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     # PCIe bridges between it and a GPU on its switch whose access control redirects their traffic to the CPU
     acs: tuple[PciAddress, ...] = ()
     iommu: str | None = None  # the unit that translates its addresses: `dmar1` (Intel), `ivhd0` (AMD), `smmu3...` (Arm)
+    pci: PciAddress | None = None  # of the device, with its function
     pcie_gbit_per_s: float | None = None  # rate of its slot in each direction
     pcie_max_gbit_per_s: float | None = None  # maximum rate of its slot
 
@@ -74,6 +79,15 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
         """Its rate, or that of its slot if lower: half of a split NIC may report the rate of the whole."""
         rate = self.rate_gbit_per_s
         return min(rate, self.pcie_gbit_per_s or rate) if rate is not None else None
+
+    def shares_port(self, other: RdmaPort) -> bool:
+        """Whether another device is a second PCIe connection of the same NIC to the same cable, as on NVIDIA's GB10.
+
+        Two ports of one NIC are functions of one device; a second connection is another device with the same function.
+        """
+        mine, theirs = ((port.pci or "").rpartition(".") for port in (self, other))
+        same = all(getattr(self, name) == getattr(other, name) for name in ("port", "board", "firmware", "link_layer"))
+        return bool(self.board) and same and bool(mine[0]) and mine[0] != theirs[0] and mine[2] == theirs[2]
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +118,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_mib: float | None = None
     driver: str | None = None
     uuid: str | None = None
+    mig: bool = False  # whether it is divided (MIG): the job gets a part of it
     processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nvidia-smi has an error in place of its name."""
+        return self.name.startswith(("[", "ERR"))
 
 
 def common_backend(nodes: Iterable[NodeFacts]) -> str:
@@ -132,6 +152,42 @@ def select_gpus(visible: str, gpus: Sequence[Gpu], *, by_place: bool = False) ->
 
 def _is_named(entry: str, gpu: Gpu, number: int) -> bool:
     return entry == str(number) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
+
+
+class TorchGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as torch lists it."""
+
+    name: str
+    capability: tuple[int, int]  # CUDA's compute capability
+
+
+class TorchDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job's torch finds on the node, asked under the job's variables."""
+
+    available: bool  # torch.cuda.is_available()
+    reason: str | None = None  # what torch said about it
+    kernels: tuple[str, ...] = ()  # torch.cuda.get_arch_list(): `sm_90`, `sm_90a`, `compute_90` (PTX)
+    gpus: tuple[TorchGpu, ...] = ()
+
+    def has_kernels_for(self, gpu: TorchGpu) -> bool:
+        """Whether torch would run there: it has code for the same major version, or PTX that the driver compiles.
+
+        True if it names no architecture of CUDA's, as on ROCm. torch/cuda/__init__.py `_check_cubins`; CUDA C++
+        Programming Guide, "Application Compatibility".
+        """
+        built = self._built
+        return not built or any(
+            version[0] == gpu.capability[0] if kind == "sm" else version <= gpu.capability for kind, version in built
+        )
+
+    def is_older_than(self, gpu: TorchGpu) -> bool:
+        """Whether all of its code is for GPUs before this one: a newer build may have it."""
+        return all(version < gpu.capability for _, version in self._built)
+
+    @property
+    def _built(self) -> list[tuple[str, tuple[int, int]]]:
+        matches = filter(None, map(_KERNELS.match, self.kernels))
+        return [(match[1], (int(match[2]), int(match[3]))) for match in matches]
 
 
 class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +237,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str | None = None  # the kernel's boot id; equal ids mean the same machine
     time_s: float | None = None  # the node's wall clock when it answered, seconds since the epoch
     cores: int | None = None  # CPUs that a job may use
+    architecture: str | None = None  # the kernel's name of the instruction set, `x86_64`, `aarch64`
     processor: str | None = None  # the kernel's name of the CPU, `AMD EPYC 9B14 96-Core Processor`; Arm CPUs have none
     memory_total_gib: float | None = None  # physical memory
     disk_free_gib: float | None = None  # free space in the directory of runs
@@ -226,6 +283,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     nccl_version: Version | None = None  # NCCL of the job's torch
     nccl_inspector: str | None = None  # path of NCCL's Inspector plugin; None if not found
     cuda_version: Version | None = None  # CUDA version of the job's torch
+    torch_devices: TorchDevices | None = None  # what the job's torch finds; asked only if it was built for the GPUs
     rdma: tuple[RdmaPort, ...] = ()
     run_processes: tuple[RunProcess, ...] = ()
     contents: tuple[ContentFact, ...] = ()

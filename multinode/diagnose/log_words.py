@@ -111,9 +111,10 @@ def rate(error: KnownError | None, word: LogWord | None = None) -> int:
     return 1 if error.is_general else 0
 
 
-# Stack frames, and what torchrun does to the other workers.
+# Stack frames, what torchrun does to the other workers, and what torch says of one that left without a word.
 _NO_WORDS = re.compile(
-    r"\s*(?:frame #\d|#\d{1,3} |.*Sending process \d{1,9} closing signal|.*\bclosing signal SIGTERM)"
+    r"\s*(?:frame #\d|#\d{1,3} |.*Sending process \d{1,9} closing signal|.*\bclosing signal SIGTERM"
+    r"|.*\bdestroy_process_group\(\) was not called\b)"
 )
 # What a program that goes on with less says of memory.
 _SURVIVED = re.compile(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.check.probe import Questions, peer_addresses, probe
+from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import NodeFacts
@@ -181,6 +181,7 @@ def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = 
         modules=tuple(filter(None, (files.module,))) if launch.check else (),
         packages=launch.check or launch.execute.kind in _COMPARED,
         model=files.model if launch.options.profile else None,
+        torch_env=torch_environment(launch.job, launch.options) if launch.check else None,
         arguments=argument_names(launch.job, launch.cluster, launch.options) if launch.check else (),
     )
     return {facts.node: facts for facts in probe(agent, launch.cluster, questions).require()}

@@ -15,6 +15,7 @@ from multinode.errors import MultinodeError
 from multinode.job.workload import Workload, differing_setting
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
+from multinode.profile.machine_use import unused_gpus
 from multinode.profile.step_split import PARTS
 from multinode.profile.summary import Summary
 from multinode.records.plan import CodeCopy, LaunchPlan
@@ -132,6 +133,9 @@ def step_sheet(summary: Summary) -> Sheet:
             if mean is not None and part_ms is not None and mean.step_ms > 0:
                 figures = measured(summary, field, part_ms)
                 rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
+                if field == "exposed_ms" and mean.local_ms:
+                    inside = percent(mean.local_ms / mean.step_ms, ".0f")
+                    rows.append(("    of it inside a node", measured(summary, "local_ms", mean.local_ms), inside))
     if summary.first_loss is not None and summary.last_loss is not None:
         rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
     columns = (Column("", words=True), Column("measured"), Column("of the step"))
@@ -198,9 +202,11 @@ def _limit(summary: Summary) -> str:
     worst = max(summary.stragglers, key=lambda straggler: straggler.late_ms, default=None)
     return {
         "network": f"network-bound: {share} is exposed communication",
+        "local": f"{share} is exposed communication between the workers of a node",
         "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
         "data": f"input-bound: {share} is waiting for data",
         "host": f"host-bound: {share} is neither compute nor communication nor data",
+        "launch": f"launch-bound: in {share} the GPU waits for the host's kernels, or the host does something else",
         "compute": f"compute-bound: {share} is compute" if bottleneck.share is not None else "no bottleneck found",
         "no_communication": "no gradient synchronization detected: each worker trains a model of its own",
     }.get(bottleneck.kind, "")
@@ -221,6 +227,8 @@ def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
 
 def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     bottleneck = summary.bottleneck
+    if (unused := unused_gpus(summary.split.device, summary.nodes)) is not None:
+        yield "GPUs", unused
     if bottleneck is not None and (
         bottleneck.kind == "no_communication" or (bottleneck.kind == "straggler" and not summary.stragglers)
     ):

@@ -15,7 +15,8 @@ from enum import StrEnum
 
 import msgspec
 
-from multinode.profile.nics import LEAST_BYTES_A_WORKER, LOOPBACK, Carried, find_carrier, is_rdma, payload
+from multinode.profile.nics import LEAST_BYTES_A_WORKER, Carried, find_carrier, is_rdma, payload
+from multinode.profile.observed import LOOPBACK
 from multinode.records.samples import CollectiveSample
 from multinode.traffic.algorithms import Layout, NodeFlow, algorithms_of, node_flows, protocols_of
 from multinode.units import MIB, format_list, format_size

@@ -12,10 +12,19 @@ from typing import Any, Optional
 from .channel import Channel, Record
 from .facts.aside import READ_S, LateError, Readings
 from .facts.files import ContentReader, find_mount, find_noexec, look_at, read_model
-from .facts.gpus import TOOLS, join_processes, parse_gpus, parse_processes, query_gpus, query_processes
+from .facts.gpus import (
+    TOOLS,
+    find_nvidia_smi,
+    join_processes,
+    parse_gpus,
+    parse_processes,
+    query_gpus,
+    query_processes,
+)
 from .facts.network import find_port_users, find_routes, is_port_taken, list_interfaces, read_port_range
 from .facts.nics import list_rdma_ports
 from .facts.software import (
+    Installed,
     find_interpreter,
     find_tools,
     parse_absent,
@@ -29,6 +38,7 @@ from .facts.software import (
     read_nccl_files,
     select_variables,
 )
+from .facts.torch_devices import DeviceCache, parse_devices, query_devices
 from .files import Mount, read_mounts
 from .nccl_files import find_inspector
 from .programs import Query, QueryFailed, find_program
@@ -37,9 +47,14 @@ from .run.runs import find_run_processes
 _RESOLVE_S = 3.0
 # As nvidia-smi has.
 _TOOL_S = 30.0
+# Importing torch from a cold disk; and all of a probe, of which the controller waits for 45 s.
+_TORCH_S = 20.0
+_PROBE_S = 40.0
 _LATE = {"hostname_address": f"the resolver did not answer within {_RESOLVE_S:.0f} s"}
 _NOT_ASKED = "not asked for"
 _INSTALLED = ("python_version", "cuda_version", "nccl_version")
+# Kinds of accelerator that torch calls cuda.
+_TORCH_CUDA = ("cuda", "rocm")
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -55,6 +70,7 @@ class Probe:
         self._path = os.environ.get("PATH", os.defpath)
         self._missing: dict[str, str] = {}
         self._hung: list[Record] = []
+        self._began = time.monotonic()
         # The job's directory and interpreter, once they are known.
         self._place: dict[str, Optional[str]] = {"cwd": None, "python": None}
 
@@ -81,12 +97,16 @@ class Probe:
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._take(readings, "hostname_address")
         readings.close()
-        facts.update(self._read_gpus(gpus), **self._read_packages(packages if self._request.get("packages") else None))
+        facts.update(self._read_gpus(gpus))
+        installed = self._read_packages(packages if self._request.get("packages") else None)
+        facts.update({name: getattr(installed, name, None) for name in _INSTALLED})
+        facts["packages"] = installed.packages if installed is not None else {}
         facts["accelerator"] = "cuda" if facts["gpus"] else None
         if others is not None:
             facts.update(self._read_others(*others))
         if facts["accelerator"] is None:
             self._missing["accelerator"] = self._missing.get("gpus", "no device is listed")
+        facts["torch_devices"] = self._read_devices(installed, facts)
         facts["unknown_arguments"] = self._read_arguments(packages if keys else None)
         facts["absent_modules"] = self._read_modules(packages if modules else None)
         facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts(), hung_paths=self._hung)
@@ -212,7 +232,7 @@ class Probe:
         return {str(port): user for port, user in find_port_users(taken).items()} if taken else {}
 
     def _query_gpus(self) -> Optional[tuple[Query, Query]]:
-        program = find_program("nvidia-smi", self._path)
+        program = find_nvidia_smi(self._path)
         if program is None:
             self._missing["gpus"] = "nvidia-smi not found"
             return None
@@ -244,16 +264,41 @@ class Probe:
             self._missing["gpu_query_s"] = "nvidia-smi was not waited for"
         return {"gpus": gpus, "gpu_query_s": waited_s, "run_processes": ours, "rdma": list_rdma_ports()}
 
-    def _read_packages(self, query: Optional[Query]) -> Record:
+    def _read_packages(self, query: Optional[Query]) -> Optional[Installed]:
         packages = None if query is None else self._try("packages", lambda: parse_packages(query.answer()))
         if packages is None:
             reason = self._missing.get("python", _NOT_ASKED)
             self._missing.setdefault("packages", reason)
-            unread = dict.fromkeys(_INSTALLED, self._missing["packages"])
-            self._missing.update(unread)
-            return {**dict.fromkeys(unread), "packages": {}}
-        self._missing.update(packages.missing)
-        return {**{name: getattr(packages, name) for name in _INSTALLED}, "packages": packages.packages}
+            self._missing.update(dict.fromkeys(_INSTALLED, self._missing["packages"]))
+        else:
+            self._missing.update(packages.missing)
+        return packages
+
+    def _read_devices(self, installed: Optional[Installed], facts: Record) -> Optional[Record]:
+        """Only torch's own answer tells whether it can use these GPUs."""
+        env: Optional[dict[str, str]] = self._request.get("torch_env")
+        python, kind = self._place["python"], facts["accelerator"]
+        if env is None or installed is None or python is None:
+            self._missing["torch_devices"] = self._missing.get("packages", _NOT_ASKED)
+        elif kind not in _TORCH_CUDA:
+            self._missing["torch_devices"] = self._missing.get("accelerator", f"not asked of {kind} devices")
+        elif installed.torch_build is None:
+            self._missing["torch_devices"] = "torch is not installed"
+        elif kind == "cuda" and installed.cuda_version is None:
+            self._missing["torch_devices"] = installed.missing["cuda_version"]
+        else:
+            cache = DeviceCache(os.path.expanduser("~"))
+            gpus = [[gpu["uuid"], gpu["driver"]] for gpu in facts["gpus"]]
+            key = cache.key(env, python, installed.torch_build, facts["boot_id"], gpus)
+            devices = cache.get(key)
+            if devices is None:
+                left_s = min(_TORCH_S, _PROBE_S - (time.monotonic() - self._began))
+                query = query_devices(python, self._place["cwd"], env, left_s)
+                devices = self._try("torch_devices", lambda: parse_devices(query.answer()))
+                if devices is not None and devices["available"]:
+                    cache.put(key, devices)
+            return devices
+        return None
 
     def _read_arguments(self, query: Optional[Query]) -> dict[str, Optional[str]]:
         if query is None:

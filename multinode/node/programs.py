@@ -36,7 +36,15 @@ class QueryFailed(Exception):
 class Query:
     """One program that has been started; it reads `stdin`."""
 
-    def __init__(self, argv: list[str], *, deadline_s: float, cwd: Optional[str] = None, stdin: str = "") -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        *,
+        deadline_s: float,
+        cwd: Optional[str] = None,
+        stdin: str = "",
+        env: Optional[dict[str, str]] = None,
+    ) -> None:
         self._name = os.path.basename(argv[0])
         self._deadline_s = deadline_s
         self._deadline = time.monotonic() + deadline_s
@@ -50,6 +58,7 @@ class Query:
             self._process = subprocess.Popen(
                 argv,
                 cwd=cwd,
+                env=env,
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

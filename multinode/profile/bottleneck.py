@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.profile.figures import Straggler, Waiting
-from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.step_split import Passes, StepSplit, WorkerSplit
 
 WORTH = 0.05
 """Fraction of the step below which nothing noticeable can be gained."""
 _TAKES = {
     "network": "exposed communication",
+    "local": "exposed communication between the workers of a node",
     "data": "waiting for batches",
     "host": "time outside compute, communication, data and optimizer",
 }
@@ -24,8 +25,9 @@ _THREE_DIGITS = 100
 class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
     """The main limit of a training."""
 
-    # `network`, `straggler`, `data`, `host`; `compute`: compute-bound; `no_communication`: each worker trains alone; or
-    # `unknown`
+    # `network`; `local`: communication between the workers of a node; `straggler`, `data`, `host`; `launch`: the GPU
+    # waits for the host in what is called compute; `compute`: compute-bound; `no_communication`: each worker trains
+    # alone; or `unknown`
     kind: str
     share: float | None = None  # of the step
     take_turns: bool = False  # whether stragglers alternate, so that no single node is the cause
@@ -33,7 +35,7 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_bottleneck(
-    split: StepSplit, stragglers: Sequence[Straggler] = (), waiting: Waiting | None = None
+    split: StepSplit, stragglers: Sequence[Straggler] = (), waiting: Waiting | None = None, *, nodes: int = 2
 ) -> Bottleneck:
     """The largest part above 5% of a step; of equal ones the network, then stragglers, then data.
 
@@ -41,20 +43,28 @@ def find_bottleneck(
         split: of the step.
         stragglers: nodes that the others wait for.
         waiting: waits between nodes if none is a straggler.
+        nodes: how many there are; on one of them all communication stays inside.
     """
     waiting = waiting or Waiting()
     mean = split.mean
     if mean is None or mean.exposed_ms is None or mean.step_ms <= 0:
         why = split.missing.get("exposed_ms", "no measured step was recorded")
         return Bottleneck(kind="unknown", sentence=f"bottleneck unknown: {why}")
+    local_ms = mean.exposed_ms if nodes == 1 else mean.local_ms or 0.0
     lost_ms = {
-        "network": mean.exposed_ms,
+        "network": mean.exposed_ms - local_ms,
+        "local": local_ms,
         "straggler": max((straggler.late_ms for straggler in stragglers), default=waiting.late_ms or 0.0),
         "data": 0.0 if is_bound(split) else mean.data_ms or 0.0,
         "host": mean.host_ms or 0.0,
     }
     kind = max(lost_ms, key=lambda name: lost_ms[name])
     share = lost_ms[kind] / mean.step_ms
+    passes = split.passes
+    own_ms = None if mean.compute_ms is None else mean.compute_ms + (mean.optimizer_ms or 0.0)
+    if passes is not None and own_ms is not None and passes.host_sets_pace and (kind == "host" or share <= WORTH):
+        paced_ms = own_ms + (mean.host_ms or 0.0)
+        return Bottleneck(kind="launch", share=paced_ms / mean.step_ms, sentence=_launch_bound(passes))
     if share > WORTH:
         take_turns = kind == "straggler" and not stragglers and waiting.take_turns
         takes = _share(lost_ms[kind], mean)
@@ -67,11 +77,18 @@ def find_bottleneck(
         else:
             sentence = f"{_TAKES[kind]} takes {takes}"
         return Bottleneck(kind=kind, share=share, take_turns=take_turns, sentence=sentence)
-    own_ms = None if mean.compute_ms is None else mean.compute_ms + (mean.optimizer_ms or 0.0)
     return Bottleneck(
         kind="compute",
         share=None if own_ms is None else own_ms / mean.step_ms,
         sentence=_compute_bound(own_ms, split, mean),
+    )
+
+
+def _launch_bound(passes: Passes) -> str:
+    return (
+        f"launch-bound: forward and backward take the host {_ms(passes.host_ms)} and the GPU {_ms(passes.gpu_ms)}, so "
+        "in what is called compute the GPU waits for the host, which launches many small kernels or waits itself "
+        "(.item())"
     )
 
 

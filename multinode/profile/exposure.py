@@ -17,6 +17,7 @@ from multinode.profile.observed import Observed
 from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
 from multinode.stats.estimate import UnknownError, attempt
+from multinode.worker.counter_reads import READ_EVERY
 
 # Occasional checkpoints are not typical of a step. Events in more than one step of twenty belong to the training's
 # rhythm (a loader that refills its queue), and stay.
@@ -24,6 +25,8 @@ _LONG = 3
 _RARE = 20
 # Counters and step times are read at different moments: only a larger excess over the step is implausible.
 _CREDIBLE_EXCESS = 1.1
+# In so many iterations torch reads DDP's timers whatever rate it is told (logger.cpp, set_runtime_stats_and_log).
+_WAITED_FOR = 10
 _TRACE_TELLS = "a trace shows it (--trace)"
 
 
@@ -35,6 +38,8 @@ class DdpTimes(msgspec.Struct, frozen=True, kw_only=True):
     # from the first bucket to the last; `exposed_us` is the part that the backward computation did not overlap
     comm_us: float
     exposed_us: float
+    # whether the GPU was done with the step before the host began the next, without torch making it wait
+    host_free: bool
 
 
 class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,7 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     exposed_us: float | None = None  # wait in exposed communication, at most the step; None if unknown
     ddp: DdpTimes | None = None  # its DDP counters, if the source is `ddp`
     beside_us: float | None = None  # the part of `exposed_us` in calls other than DDP's reducer; likewise
+    local_us: float = 0.0  # the part of `exposed_us` in groups inside a node, as far as a GPU's waits tell it
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +81,10 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def exposed_us(self, source: str, worker: WorkerStep) -> float | None:
         records = self.records[worker.record.rank, worker.record.step]
         return records.exposed_us(source, host_waits=self.device == "cpu")
+
+    def local_us(self, worker: WorkerStep) -> float:
+        """The part of it in groups inside a node."""
+        return self.records[worker.record.rank, worker.record.step].local_us
 
     def has(self, kind: str) -> bool:
         return any(getattr(records, kind) for records in self.records.values())
@@ -115,7 +125,7 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) 
         device=evidence.device,
         accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
         reason=reasons.get("source", ""),
-        rule=_rule(observed, len(whole) - len(usual), len(means)),
+        rule=_rule(observed, len(whole) - len(usual), len(means)) + _about_counters(evidence, source, means),
     )
 
 
@@ -155,12 +165,9 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
     if evidence.has("ddp") or evidence.wrapped_by_ddp:
         return "ddp", _tell_ddp(steps, evidence)
     if evidence.has("wait"):
-        exposed = _tell(steps, lambda worker: evidence.exposed_us("device", worker))
+        exposed = _tell(steps, lambda worker: evidence.exposed_us("device", worker), evidence.local_us)
         if not exposed:
-            raise UnknownError(
-                "too few of its collectives were timed: they run on separate streams, where waits are not visible, "
-                f"or records are lost; {_TRACE_TELLS}"
-            )
+            raise UnknownError(f"{_why_untimed(evidence)}; {_TRACE_TELLS}")
         return "device", exposed
     if evidence.device == "cpu":
         exposed = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
@@ -170,6 +177,24 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
     if evidence.device == "cuda":
         raise UnknownError(f"the host's clock does not show how long a GPU waits; {_TRACE_TELLS}")
     raise UnknownError("it is unknown whether the workers train on CPUs or GPUs")
+
+
+def _why_untimed(evidence: _Evidence) -> str:
+    waits = [records.wait for records in evidence.records.values() if records.wait is not None]
+    if dropped := [wait for wait in waits if wait.dropped]:
+        most = max(dropped, key=lambda wait: wait.dropped)
+        return (
+            f"step {most.step} of rank {most.rank} had more waits than are timed: {most.calls} of its {most.of_calls} "
+            "collectives were"
+        )
+    untimed = [wait for wait in waits if wait.calls < wait.of_calls]
+    if not untimed:
+        return "records of its steps are lost"
+    most = max(untimed, key=lambda wait: wait.of_calls - wait.calls)
+    return (
+        f"{most.calls} of the {most.of_calls} collectives of step {most.step} of rank {most.rank} were timed: what "
+        "waits for the others is not Python, or not in their step"
+    )
 
 
 def _timed_alone(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
@@ -184,7 +209,9 @@ def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     if not evidence.has("ddp"):
         raise UnknownError(f"DDP's counters were not recorded, and nothing else shows its reducer; {_TRACE_TELLS}")
     counted = [_counted_step(step, evidence) for step in steps]
-    exposed = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
+    exposed = _tell(
+        counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None, evidence.local_us
+    )
     if exposed:
         return exposed
     if _tell(counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None):
@@ -192,7 +219,11 @@ def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     raise UnknownError(f"no measured step has plausible DDP counters of all workers; {_TRACE_TELLS}")
 
 
-def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None]) -> list[_Step]:
+def _tell(
+    steps: Iterable[_Step],
+    exposed: Callable[[WorkerStep], float | None],
+    local: Callable[[WorkerStep], float] = lambda _: 0.0,
+) -> list[_Step]:
     rows = []
     for step in steps:
         values = {rank: exposed(worker) for rank, worker in step.items()}
@@ -202,7 +233,9 @@ def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None])
         ):
             rows.append(
                 {
-                    rank: msgspec.structs.replace(worker, exposed_us=min(measured[rank], worker.step_us))
+                    rank: msgspec.structs.replace(
+                        worker, exposed_us=min(measured[rank], worker.step_us), local_us=local(worker)
+                    )
                     for rank, worker in step.items()
                 }
             )
@@ -228,8 +261,25 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
         compute_us=sum(backward.forward_us + backward.backward_us for backward in backwards),
         comm_us=sum(backward.comm_us for backward in backwards),
         exposed_us=sum(max(0.0, backward.comm_us - backward.overlap_us) for backward in backwards),
+        host_free=all(backward.iteration > _WAITED_FOR and backward.iteration % READ_EVERY for backward in backwards),
     )
     return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
+
+
+def _about_counters(evidence: _Evidence, source: str | None, steps: Sequence[_Step]) -> str:
+    """That DDP's counters are only of iterations in which reading them made the host wait for the GPU."""
+    if evidence.device == "cpu" or source not in {"ddp", "alone"}:
+        return ""
+    read = [
+        backward.iteration
+        for step in steps
+        for worker in step.values()
+        if worker.ddp is not None
+        for backward in evidence.records[worker.record.rank, worker.record.step].ddp
+    ]
+    if not read or max(read) > _WAITED_FOR:
+        return ""
+    return f"; all of them among DDP's first {_WAITED_FOR} iterations, in which torch makes the host wait for the GPU"
 
 
 def _rule(observed: Observed, rare: int, measured: int) -> str:

@@ -25,10 +25,12 @@ from multinode.records.samples import (
     StepSample,
     SyncSample,
     TraceSample,
+    WorkerSample,
     parse_samples,
 )
 from multinode.units import format_size
 
+LOOPBACK = "lo"
 # NCCL connects lazily and DDP rebuilds its buckets after the first iteration: at least five steps.
 _LEAST_DROPPED = 5
 _STABLE_WITHIN = 1.5
@@ -111,6 +113,19 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     def averaging(self) -> AveragingSample | None:
         """How nodes average, from the lowest rank that reports it; None if at each step."""
         return min(self.of(AveragingSample), key=lambda sample: sample.rank, default=None)
+
+    @property
+    def shared_interfaces(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the nodes that count the traffic of one interface, for each interface that several count.
+
+        Loopback joins processes of one network namespace alone.
+        """
+        sharing: dict[tuple[str | None, str], list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            network = next((sample.network for sample in node.of(WorkerSample) if sample.network), None)
+            if node.ifname is not None and (network is not None or node.ifname == LOOPBACK):
+                sharing.setdefault((None if node.ifname == LOOPBACK else network, node.ifname), []).append(index)
+        return tuple(tuple(indices) for indices in sharing.values() if len(indices) > 1)
 
     @property
     def node_of(self) -> dict[int, int]:

@@ -12,8 +12,9 @@ import msgspec
 
 from multinode.profile.calls import SeenCall, WorkerCalls, busiest_worker
 from multinode.profile.nic_flows import Manner, NicFlows, Share, expect_flows
-from multinode.profile.nics import LEAST_BYTES_A_WORKER, NodeNics, find_carrier, is_rdma, read_node_nics
+from multinode.profile.nics import LEAST_BYTES_A_WORKER, Carried, NodeNics, find_carrier, is_rdma, read_node_nics
 from multinode.profile.observed import Observed
+from multinode.records.samples import WorkerSample
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import algorithms_of, protocols_of
 from multinode.units import format_count, format_list
@@ -23,6 +24,8 @@ _NO_STEPS = "no step counts"
 _MOST_REASONS = 4
 _ASKED_GAP = 0.03
 _NIC_GAP = 0.05
+# From this size on NCCL sends by its protocol for bandwidth.
+_LARGE_BYTES = 1 << 20
 # Required fit of another algorithm, and misfit of the usual one.
 _FITS = 0.03
 _IDLE_IS_MUCH = 0.01
@@ -183,6 +186,10 @@ class _Gap(msgspec.Struct, frozen=True, kw_only=True):
         """Counted minus expected."""
         return self.seen - self.expected
 
+    def beyond_share(self, most: float) -> float:
+        """The difference as a share of what is expected here, or at the busiest NIC (`most`) if that is more."""
+        return abs(self.beyond) / max(most, self.expected)
+
 
 def _why_nic_differs(
     observed: Observed, calls: Mapping[int, WorkerCalls], nics: Sequence[NodeNics], flows: NicFlows | None
@@ -204,10 +211,12 @@ def _why_nic_differs(
         ]
     if flows is None or not read:
         return notes
-    gaps = _gaps(flows, nics)
+    shared = observed.shared_interfaces
+    gaps = _gaps(flows, nics, shared)
     if not flows.most:
         return [*notes, _explain_silence(observed, gaps)]
-    if any(abs(gap.beyond) > _NIC_GAP * flows.most for gap in gaps):
+    notes.extend(_about_shared(observed, gaps, shared))
+    if any(gap.beyond_share(flows.most) > _NIC_GAP for gap in gaps):
         if flows.most < LEAST_BYTES_A_WORKER * observed.world_size:
             return [
                 *notes,
@@ -238,6 +247,18 @@ def _about_counters(nics: Sequence[NodeNics]) -> Iterator[str]:
         yield f"RDMA ({', '.join(rdma[0].rdma)}) carried most of {names}: its ports are included in the NIC's count."
 
 
+def _about_shared(observed: Observed, gaps: Sequence[_Gap], shared: Sequence[Sequence[int]]) -> Iterator[str]:
+    by_node = {gap.nics.node: gap for gap in gaps}
+    for indices in shared:
+        names = [observed.nodes[index].name for index in indices]
+        gap = by_node.get(names[0])
+        if gap is not None:
+            yield (
+                f"{format_list(names, _MOST_REASONS, 'more nodes')} share the interface {gap.nics.ifname}: it counted "
+                f"{_size(gap.seen)} per step for {_size(gap.expected)} expected of all of them."
+            )
+
+
 def _about_idle(nics: Sequence[NodeNics]) -> Iterator[str]:
     for node in nics:
         if node.idle is not None and node.carried is not None:
@@ -250,9 +271,12 @@ def _about_idle(nics: Sequence[NodeNics]) -> Iterator[str]:
                 return
 
 
-def _gaps(flows: NicFlows, nics: Sequence[NodeNics]) -> list[_Gap]:
+def _gaps(flows: NicFlows, nics: Sequence[NodeNics], shared: Sequence[Sequence[int]]) -> list[_Gap]:
+    """Of each node whose NIC was read; an interface that several nodes share counts what all of them send."""
+    sums = {index: sum((flows.nodes[each] for each in indices), Carried()) for indices in shared for index in indices}
     gaps = []
-    for expected, node in zip(flows.nodes, nics, strict=True):
+    for index, (alone, node) in enumerate(zip(flows.nodes, nics, strict=True)):
+        expected = sums.get(index, alone)
         if node.carried is not None:
             both = [
                 _Gap(nics=node, sends=way, seen=node.carried.one_way(sends=way), expected=expected.one_way(sends=way))
@@ -268,18 +292,43 @@ def _other_manner(
     if all(call.backend != "nccl" for worker in calls.values() for call in worker.calls):
         return None
     tried: list[tuple[float, str]] = []
-    for protocol, factor in protocols_of("nccl").items():
+    for protocol, factor in _possible_protocols(observed, calls).items():
         for algorithm in algorithms_of("nccl", "all_reduce"):
             flows = expect_flows(calls, observed, Manner(all_reduce=algorithm.name, wire_factor=factor))
-            misfit = max(abs(gap.beyond) for gap in _gaps(flows, nics)) / most
+            gaps = _gaps(flows, nics, observed.shared_interfaces)
+            misfit = max(gap.beyond_share(most) for gap in gaps)
             tried.append((misfit, f"all-reduces as a {algorithm.name} and the protocol {protocol}"))
     misfit, words = min(tried)
     return f"NIC counters match NCCL with {words}, within {100 * misfit:.2g}%." if misfit <= _FITS else None
 
 
+def _possible_protocols(observed: Observed, calls: Mapping[int, WorkerCalls]) -> dict[str, float]:
+    """NCCL's protocols that can have carried most bytes, each with its factor.
+
+    Between nodes those for small messages have a fraction of the bandwidth, and NCCL takes them for large ones only if
+    NCCL_PROTO says so (nccl/src/graph/tuning.cc).
+    """
+    named = {word.strip().casefold() for text in _proto_variables(observed) for word in text.split(",")}
+    small = all(
+        call.size_bytes < _LARGE_BYTES
+        for worker in calls.values()
+        for call in worker.calls
+        if call.backend == "nccl" and call.nodes > 1
+    )
+    every = protocols_of("nccl")
+    return {name: factor for name, factor in every.items() if small or factor == 1.0 or name.casefold() in named}
+
+
+def _proto_variables(observed: Observed) -> Iterator[str]:
+    for sample in observed.of(WorkerSample):
+        # `^` excludes what follows it.
+        if sample.nccl_proto is not None and not sample.nccl_proto.startswith("^"):
+            yield sample.nccl_proto
+
+
 def _by_node(gaps: Sequence[_Gap], most: float) -> Iterator[str]:
     for sign, explain in ((-1, _explain_lack), (1, _explain_excess)):
-        mine = [gap for gap in gaps if sign * gap.beyond > _NIC_GAP * most]
+        mine = [gap for gap in gaps if sign * gap.beyond > 0 and gap.beyond_share(most) > _NIC_GAP]
         if mine:
             worst = max(mine, key=lambda gap: abs(gap.beyond))
             others = len(mine) - 1

@@ -14,6 +14,8 @@ import msgspec
 from multinode.profile.exposure import Exposure, WorkerStep
 from multinode.stats.estimate import known_mean
 
+# Of the host's time for both passes the GPU's, where it follows the host kernel by kernel.
+_FOLLOWS = 0.85
 _SOURCES = {
     "ddp": "communication is exposed if DDP's counters show that the backward pass did not overlap it",
     "device": "communication is exposed while the GPU's compute stream waited for it, by CUDA events",
@@ -35,10 +37,24 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
     data_ms: float | None = None
     optimizer_ms: float | None = None
     host_ms: float | None = None  # the rest
+    # of `exposed_ms`, in groups of workers inside a node, of several nodes; None if exposed communication is unknown
+    local_ms: float | None = None
     overlap: float | None = None  # share of the communication hidden by computation; None if unknown
     # on a CPU, wait for a core during compute, optimizer and host; the share in the backward pass, which also waits for
     # communication, is taken from outside of it. None if unknown.
     core_wait_ms: float | None = None
+
+
+class Passes(msgspec.Struct, frozen=True, kw_only=True):
+    """Forward and backward pass of a step on the host and on the GPU, in ms: means over workers and steps."""
+
+    host_ms: float  # to launch them, and to wait in them
+    gpu_ms: float  # from their first to their last kernel, by DDP's counters
+
+    @property
+    def host_sets_pace(self) -> bool:
+        """Whether the GPU is done no later than the host, so that it has waited for its kernels."""
+        return self.host_ms >= _FOLLOWS * self.gpu_ms
 
 
 class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +70,9 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     comm_ms: float | None = None
     # minimum over steps and workers of calls other than DDP's reducer; None if only the sum is known
     beside_ms: float | None = None
+    # of the steps that the host began when the GPU had nothing left to do, and in which torch did not make it wait;
+    # None if there are none
+    passes: Passes | None = None
     missing: dict[str, str] = {}  # reason by name of every None part
     rule: str = ""  # the method, in words
 
@@ -67,6 +86,10 @@ PARTS = {
     "optimizer_ms": "optimizer",
     "host_ms": "host",
 }
+
+
+# Figures that lie in others.
+_BESIDE_PARTS = ("core_wait_ms", "local_ms")
 
 
 def transfers_us(exposure: Exposure) -> list[float | None]:
@@ -89,6 +112,7 @@ def split_steps(exposure: Exposure) -> StepSplit:
         workers=workers,
         comm_ms=comm_ms,
         beside_ms=_beside_ms(exposure),
+        passes=_passes(exposure),
         missing=_missing(exposure, mean, comm_ms),
         rule=_rule(exposure, mean),
     )
@@ -102,7 +126,7 @@ def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: i
         rank=rank,
         step_ms=statistics.fmean(worker.step_us for worker in steps) / 1000,
         overlap=_overlap(steps) if exposure.source == "ddp" else None,
-        **{name: _mean_ms(part[name] for part in parts) for name in (*PARTS, "core_wait_ms")},
+        **{name: _mean_ms(part[name] for part in parts) for name in (*PARTS, *_BESIDE_PARTS)},
     )
 
 
@@ -118,6 +142,7 @@ def _parts(
     parts: dict[str, float | None] = {
         "exposed_ms": transfer,
         "wait_ms": None if transfer is None or worker.exposed_us is None else worker.exposed_us - transfer,
+        "local_ms": None if transfer is None else min(worker.local_us, transfer),
     }
     wanted = {
         "compute_ms": _compute(worker, exposure, seen),
@@ -161,6 +186,24 @@ def _compute(worker: WorkerStep, exposure: Exposure, seen: Collection[str]) -> f
     return worker.ddp.compute_us * max(1.0, micro_steps / worker.ddp.iterations)
 
 
+def _passes(exposure: Exposure) -> Passes | None:
+    if exposure.device == "cpu":
+        return None
+    both = [
+        (_phase(worker, "forward") + _phase(worker, "backward"), gpu_us)
+        for step in exposure.steps
+        for worker in step.values()
+        if worker.ddp is not None
+        and worker.ddp.host_free
+        and {"forward", "backward"} <= set(worker.record.phases_us or {})
+        if (gpu_us := _compute(worker, exposure, ()))
+    ]
+    if not both:
+        return None
+    host_us, gpu_us = (statistics.fmean(each) for each in zip(*both, strict=True))
+    return Passes(host_ms=host_us / 1000, gpu_ms=gpu_us / 1000)
+
+
 def _phase(worker: WorkerStep, phase: str) -> float:
     return (worker.record.phases_us or {}).get(phase, 0.0)
 
@@ -182,7 +225,7 @@ def _mean(exposure: Exposure, workers: Sequence[WorkerSplit]) -> WorkerSplit:
         rank=-1,
         step_ms=statistics.fmean(worker.step_ms for worker in workers),
         overlap=_overlap(everything) if exposure.source == "ddp" else None,
-        **{name: known_mean(getattr(worker, name) for worker in workers) for name in (*PARTS, "core_wait_ms")},
+        **{name: known_mean(getattr(worker, name) for worker in workers) for name in (*PARTS, *_BESIDE_PARTS)},
     )
 
 

@@ -191,7 +191,7 @@ def summarise(
     if traces:
         from multinode.profile.trace import view_traces
 
-        trace = view_traces(traces, observed.world_size, split.mean)
+        trace = view_traces(traces, observed.world_size, split.mean, seen.calls)
     stragglers: tuple[Straggler, ...] = ()
     waiting, balance, bandwidth = Waiting(), None, InTraining(reason="one worker does not communicate")
     if observed.world_size > 1:
@@ -230,7 +230,7 @@ def summarise(
         last_loss=losses[-1].loss if losses else None,
         comm=_comm(seen, split, bandwidth),
         split=split,
-        bottleneck=_bottleneck(strategy, split, stragglers, waiting),
+        bottleneck=_bottleneck(strategy, split, stragglers, waiting, len(observed.nodes)),
         stragglers=stragglers,
         balance=balance,
         nodes=uses,
@@ -240,11 +240,13 @@ def summarise(
     )
 
 
-def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting) -> Bottleneck:
+def _bottleneck(
+    strategy: str, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting, nodes: int
+) -> Bottleneck:
     if strategy.startswith("no communication"):
         sentence = strategy.replace("no communication", "no gradient synchronization detected", 1)
         return Bottleneck(kind="no_communication", sentence=sentence)
-    return find_bottleneck(split, stragglers, waiting)
+    return find_bottleneck(split, stragglers, waiting, nodes=nodes)
 
 
 def _time_us(workers: Mapping[int, StepSample]) -> float:

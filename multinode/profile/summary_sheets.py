@@ -8,7 +8,7 @@ from typing import Any
 
 from multinode.cluster.hostfile import fold_numbers
 from multinode.profile.calls import SeenCall
-from multinode.profile.machine_use import GpuUse, NodeUse
+from multinode.profile.machine_use import GpuUse, NodeUse, unused_gpus
 from multinode.profile.step_split import PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
@@ -103,11 +103,13 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
 
 
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+    silent = any(gpu.peak_memory_gib is None and gpu.memory_total_gib is None for node in nodes for gpu in node.gpus)
+    unified = ("a GPU without memory here shares its node's (unified memory): see free above",) if silent else ()
     return Sheet(
         title="GPUs",
         columns=(_NODE, *_columns(_GPUS), Column("PCIe", words=True), Column("throttled by", words=True)),
         rows=tuple((node.node, *_cells(_GPUS, gpu), *_words_of(gpu)) for node in nodes for gpu in node.gpus),
-        notes=("medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use",),
+        notes=("medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use", *unified),
     )
 
 
@@ -197,6 +199,8 @@ def _calls_sheet(summary: Summary) -> Sheet:
 def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.bottleneck is not None and summary.bottleneck.sentence:
         yield "bottleneck", summary.bottleneck.sentence
+    if (unused := unused_gpus(summary.split.device, summary.nodes)) is not None:
+        yield "GPUs", unused
     for late in summary.stragglers:
         ranks = fold_numbers(late.ranks)
         cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"

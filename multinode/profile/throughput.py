@@ -18,6 +18,7 @@ from multinode.profile.observed import Observed
 from multinode.records.benchmark import Benchmark
 from multinode.records.samples import ModelSample, Sample, StepSample, TokenWork
 from multinode.stats.estimate import Bounds, UnknownError, attempt, estimate_rate
+from multinode.units import format_count
 
 if TYPE_CHECKING:
     from multinode.job.flops import Flops
@@ -41,7 +42,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     effective_tokens_per_s: float | None = None  # likewise, without padding
     # share of the tokens with counted masks, from which the padding of others is estimated
     counted_masks: float | None = None
-    tgs: float | None = None  # tokens per second and worker (GPU), including padding; `effective_tgs` without
+    # tokens per second and GPU (on CPUs: worker), including padding; `effective_tgs` without
+    tgs: float | None = None
     effective_tgs: float | None = None
     tokens_per_sample: float | None = None  # mean padded length of a sample
     # sequence length that the mean token attends to: sum of squared lengths over sum of lengths, without padding if
@@ -94,7 +96,7 @@ _COUNTED = (
 
 def measure_throughput(observed: Observed) -> Throughput:
     """Throughput over the measured steps; None if a worker has no figures."""
-    steps, world = observed.counted_steps, max(1, observed.world_size)
+    steps, world = observed.counted_steps, max(1, _distinct_gpus(observed))
     reasons: dict[str, str] = {}
     samples, tokens, effective = (
         attempt(reasons, work.field, partial(_rate, observed, steps, work)) for work in (_SAMPLES, _TOKENS, _EFFECTIVE)
@@ -357,10 +359,20 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
         flops = flops_of_weights(token_work, length)
     used = utilisation(flops, tgs, *_peak(work, observed))
     notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
+    sharing = observed.world_size - _distinct_gpus(observed)
+    if sharing:
+        count = format_count(observed.world_size - sharing, "GPU")
+        notes.append(f"{observed.world_size} workers share {count}, which counts once")
     if speed.attention_length is None:
         bound = "upper bound, samples are packed" if work.packing else "lower bound, by the mean length"
         notes.append(f"attention is a {bound}")
     return msgspec.structs.replace(used, rule="; ".join(notes))
+
+
+def _distinct_gpus(observed: Observed) -> int:
+    """How many GPUs the workers use: several may share one. Workers that do not tell theirs count as one each."""
+    told = [model.device_uuid for model in last_models(observed).values() if model.device_uuid is not None]
+    return len(set(told)) + observed.world_size - len(told)
 
 
 def _told_work(work: ModelWork, observed: Observed) -> TokenWork:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from multinode.decoding import decode_json
+from multinode.profile.calls import SeenCall
 from multinode.profile.figures import TraceView, WorkerTrace
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run_directory import RunDirectory
@@ -394,6 +395,7 @@ _AGREES = 0.1
 _FEW_STEPS = 3
 _SLOWED = 0.1
 _BUSY = 0.5
+_MANY_KERNELS = 0.5
 _US_PER_MS = 1000.0
 _GB_PER_S = 1e-3
 # A span of these has one partner, and the k-th of two workers may be different messages.
@@ -402,7 +404,12 @@ _PAIRWISE = frozenset({"send", "recv", "sendrecv", "unknown"})
 _Key = tuple[int, str, str, int | None, int]
 
 
-def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: WorkerSplit | None = None) -> TraceView:
+def view_traces(
+    traces: Mapping[int, TraceEvents],
+    world_size: int,
+    counted: WorkerSplit | None = None,
+    called: Sequence[SeenCall] = (),
+) -> TraceView:
     """The windows of the traced workers, by rank.
 
     The k-th call of one kind and size in a step is the same collective in every worker. The longer spans of it include
@@ -414,6 +421,7 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: Wor
         traces: by rank.
         world_size: number of workers, for groups of unknown size.
         counted: the mean step by the counters, for comparison.
+        called: collectives of a step, as the busiest worker called them.
     """
     if not traces:
         return TraceView(missing={"trace": "no window was recorded"})
@@ -430,7 +438,7 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: Wor
         overlap=least.overlap,
         busbw_gb_per_s=attempt(missing, "busbw_gb_per_s", lambda: _busbw(traces, least.rank, world_size)),
         message_bytes=_usual_sizes(reductions),
-        agreement=_agreement(least, counted, traces[least.rank].device),
+        agreement=_agreement(least, counted, traces[least.rank].device) + _about_kernels(traces[least.rank], called),
         missing=missing,
     )
 
@@ -524,6 +532,19 @@ def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str) ->
     return f"{both}: they differ by {apart:.0%} of the step{why}."
 
 
+def _about_kernels(events: TraceEvents, called: Sequence[SeenCall]) -> str:
+    """That collectives were called which are no kernels of NCCL's in the trace."""
+    calls = sum(call.count for call in called if call.op != "barrier" and call.ranks > 1)
+    kernels = len(events.collectives) / len(events.steps)
+    # Several calls may be one kernel (ncclGroupStart).
+    if events.device != "cuda" or kernels >= _MANY_KERNELS * calls:
+        return ""
+    return (
+        f" The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls: collectives by copy engines or "
+        "symmetric memory are not NCCL kernels, and are missing from its communication."
+    )
+
+
 def _why_apart(worker: WorkerTrace, step_ms: float, exposed_ms: float, device: str) -> str:
     """What makes a trace show more exposed communication than the counters."""
     apart = (worker.exposed_ms - exposed_ms) / step_ms
@@ -538,7 +559,7 @@ def _why_apart(worker: WorkerTrace, step_ms: float, exposed_ms: float, device: s
         busy = worker.compute_ms / worker.step_ms
         return (
             f". The GPU computed for {busy:.0%} of the time. While it waits for the host and a collective runs, only "
-            "the trace counts that time as exposed"
+            "the trace counts that time as exposed: its figure is an upper bound"
         )
     return " for an unknown reason"
 

@@ -87,6 +87,11 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if self.wait is None else self._waited_us
 
     @property
+    def local_us(self) -> float:
+        """The part of `exposed_us` on a GPU in groups inside the node."""
+        return self.wait.local_us if self.wait is not None else 0.0
+
+    @property
     def _waited_us(self) -> float | None:
         # A call that was not timed may have been the longest.
         wait = self.wait

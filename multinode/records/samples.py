@@ -62,6 +62,7 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     dataset_samples: Count | None = None  # samples in the training set, over all workers, if the Trainer reports it
     device: str | None = None  # `cpu` or `cuda`; `device_name` is the GPU's name
     device_name: str | None = None
+    device_uuid: str | None = None  # the GPU's own id; workers that share it tell the same
     # of accelerate (`bf16`, `fp16` or `fp8`), else of torch.autocast; None without either
     mixed_precision: str | None = None
     tf32: bool | None = None  # whether a GPU multiplies fp32 matrices as tf32; None if unknown
@@ -148,8 +149,10 @@ class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     rank: Count  # global rank
     step: Count
     wait_us: Us  # in total
+    local_us: Us = 0.0  # of it, in groups whose workers are all on this node, of several
     calls: Count  # number of timed calls, out of `of_calls`
     of_calls: Count
+    dropped: Count = 0  # waits that were not timed because too many were not over yet
 
 
 class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
@@ -214,6 +217,9 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     source: str  # what counts its steps: `trainer`, `deepspeed` or `optimizer`
     versions: dict[str, str] = {}  # of torch and, if imported, transformers and deepspeed
     begun_mono_ns: Count | None = None  # the node's monotonic clock at the start of this worker's interpreter
+    # the kernel's boot id and the number of the network namespace: where they are equal, interfaces of one name are one
+    network: str | None = None
+    nccl_proto: str | None = None  # the value of NCCL_PROTO; None if it is not set
 
 
 class NicBytes(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ reduce-scatter and an all-to-all what one worker puts in, of all else the tensor
 On the CPU the host waits, in the phase `comm`. On a GPU the computing stream does, timed by pairs of CUDA events, and
 nothing is synchronised: events are asked at later steps whether they have come to pass. FSDP and DeepSpeed call
 collectives on streams of their own, which the computing stream waits for by events, or the host, which then gives it
-nothing to compute: that wait is timed in their place. What waits elsewhere is not seen: DDP's reducer waits in C++.
+nothing to compute: that wait is timed in their place, as far as the calls themselves took so long: a loop may compute
+on such a stream, too. What waits elsewhere is not seen: DDP's reducer waits in C++.
 """
 
 from __future__ import annotations
@@ -14,16 +15,25 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import os
 import sys
 import threading
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+import weakref
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import compiler
 from .guard import Guard, Hooks
-from .steps import Steps
+from .steps import Steps, is_capturing
 
-_MOST_PAIRS = 512
-# The host is never so far ahead of the device; were a device stuck, nothing would pile up.
+# So many waits of a step are kept; those that are over by then are added up. The host is never further ahead of the
+# device than the driver's queue of launches lets it be, which is shorter than the second number.
+_KEPT_PAIRS = 512
+_MOST_PAIRS = 16384
+# Calls on another stream that nobody waits for.
+_MOST_SPANS = 4096
+# So many of them are asked about at once.
+_ADDED = 64
+# The host is never so many steps ahead of the device; were a device stuck, nothing would pile up.
 _MOST_PENDING = 64
 # Of an event: the stream that it was recorded on, and how many calls had gone there; None where none had.
 _MARK = "_multinode_mark"
@@ -121,6 +131,9 @@ class CollectiveHooks:
         self._count = count
         self._device = device
         self._nesting = _Nesting()
+        # by group, whether it is inside this node; and of such groups what is waited for later
+        self._local: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._results: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def hooks(self) -> Hooks:
         """Modules to wait for, and what is then done with each.
@@ -134,7 +147,7 @@ class CollectiveHooks:
             ("torch.distributed._functional_collectives", self._hook_functional),
             ("torch.cuda.streams", self._hook_events),
             ("torch.cuda", self._hook_device),
-            ("torch.accelerator", self._hook_device),
+            ("torch.accelerator", self._hook_accelerator),
         ]
 
     def _hook_process_groups(self, module: Any) -> None:
@@ -188,6 +201,24 @@ class CollectiveHooks:
     def _hook_device(self, module: Any) -> None:
         self._time_waits(module, "synchronize", self._device.begin_device_on_host)
 
+    def _hook_accelerator(self, module: Any) -> None:
+        """Its streams are C++ alone, whose waits nobody sees: those of torch.cuda are streams of its kind."""
+        self._hook_device(module)
+        current, device = getattr(module, "current_stream", None), self._device
+        torch = sys.modules["torch"]
+        cuda = getattr(torch, "cuda", None)
+        streams = [getattr(owner, "Stream", None) for owner in (torch, cuda)]
+        if current is None or not all(streams) or not set(_public(streams[0])) <= set(_public(streams[1])):
+            return
+
+        @functools.wraps(current)
+        def current_stream(*args: Any) -> Any:
+            if compiler.is_compiling() or not device.in_use():
+                return current(*args)
+            return sys.modules["torch"].cuda.current_stream(*args)
+
+        module.current_stream = current_stream
+
     def _time_waits(self, owner: Any, name: str, begin: Callable[..., Optional[_Ended]]) -> None:
         """Time a function by which the host waits for streams, where nobody has waited for calls on them."""
         device, function = self._device, getattr(owner, name, None)
@@ -231,16 +262,17 @@ class CollectiveHooks:
             ended = None
             try:
                 tensors = call.tensors(args, kwargs)
-                ended = self._begin(call, tensors, args, kwargs)
+                group = self._group(call, group_of, args, kwargs)
+                local = self._is_local(group)
+                ended = self._begin(call, tensors, args, kwargs, local=local)
                 result = function(*args, **kwargs)
             finally:
                 nesting.inside = False
                 if ended is not None:
                     self._end(ended)
             try:
-                group = call.group(args, kwargs)
-                if group_of is not None:
-                    group = group_of(group, call.tag(args, kwargs))
+                if local and result is not None:
+                    self._remember(result)
                 size_bytes = _size_bytes(tensors)
                 self._count(call.op, group, size_bytes * _workers(group) if call.shared else size_bytes)
             except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
@@ -248,6 +280,33 @@ class CollectiveHooks:
             return result
 
         return counted
+
+    def _group(self, call: _Call, group_of: Optional[_GroupOf], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        group = call.group(args, kwargs)
+        try:
+            return group if group_of is None else group_of(group, call.tag(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("reading a collective's group", error)
+            return None
+
+    def _is_local(self, group: Any) -> bool:
+        """Whether all of a group's workers are on this node, of several nodes."""
+        # The default group spans all nodes, and for one without this worker a number stands.
+        if group is None or isinstance(group, int):
+            return False
+        try:
+            known = self._local.get(group)
+            if known is None:
+                known = self._local[group] = _is_local(group)
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("placing a group", error)
+            return False
+        return known
+
+    def _remember(self, result: Any) -> None:
+        """What is waited for later: a Work, or what a functional collective hands on."""
+        result = getattr(result, "elem", result)
+        self._results[id(result)] = result
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function that waits for a collective, timed unless a collective that is timed already calls it."""
@@ -257,7 +316,8 @@ class CollectiveHooks:
         def timed(*args: Any, **kwargs: Any) -> Any:
             if compiler.is_compiling() or nesting.inside:
                 return function(*args, **kwargs)
-            ended = self._begin_wait()
+            result = args[0] if args else None
+            ended = self._begin_wait(local=self._results.get(id(result)) is result and result is not None)
             try:
                 return function(*args, **kwargs)
             finally:
@@ -266,24 +326,26 @@ class CollectiveHooks:
 
         return timed
 
-    def _begin(self, call: _Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[_Ended]:
+    def _begin(
+        self, call: _Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], *, local: bool
+    ) -> Optional[_Ended]:
         try:
             while isinstance(tensors, (list, tuple)) and tensors:
                 tensors = tensors[0]
             # On a GPU the host goes on at once, and its time says nothing.
             if getattr(tensors, "is_cuda", False):
-                return self._device.begin() if call.waits(args, kwargs) else None
+                return self._device.begin(local=local) if call.waits(args, kwargs) else None
             return self._phases.leave if self._phases.enter("comm") else None
         except Exception as error:  # noqa: BLE001 - see _counted
             self._guard.tell("timing a collective", error)
             return None
 
-    def _begin_wait(self) -> Optional[_Ended]:
+    def _begin_wait(self, *, local: bool) -> Optional[_Ended]:
         # A Work does not say which device it is of: both are timed, and one of the two waits for next to nothing. Where
         # another stream waits, the host does not.
         try:
-            device_ended = self._device.begin()
-            if device_ended is _on_another_stream or not self._phases.enter("comm"):
+            device_ended = self._device.begin(local=local)
+            if _is_elsewhere(device_ended) or not self._phases.enter("comm"):
                 return device_ended
             if device_ended is None:
                 return self._phases.leave
@@ -342,7 +404,10 @@ class CudaStream:
         return stream
 
     def event(self) -> Any:
-        """A new event that keeps the time, and whose `record` is of this stream, whichever is the current one."""
+        """A new event that keeps the time. Its `record` is of this stream, whichever is the current one.
+
+        And its `record_on` of the stream that it is given.
+        """
         if self._event is None:
             self._event = _event_of_computing(sys.modules["torch"])
         return self._event()
@@ -382,7 +447,7 @@ def _event_of_computing(torch: Any) -> Callable[[], Any]:
             stream = streams[index] = cuda.default_stream()
         record(self, stream)
 
-    methods = {"record": record_on_computing}
+    methods = {"record": record_on_computing, "record_on": record}
     if below is not None:
         methods.update(query=below.query, elapsed_time=below.elapsed_time)
     return functools.partial(type("ComputingEvent", (event,), methods), enable_timing=True)
@@ -393,40 +458,104 @@ class _OtherStream:
 
     Attributes:
         issued: calls so far; `awaited` of them are waited for, and `before` of them were called in an earlier step.
+        spans: of those that nobody has waited for yet, in their order; None where one was not timed.
     """
 
-    __slots__ = ("awaited", "before", "handle", "issued")
+    __slots__ = ("awaited", "before", "handle", "issued", "spans")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.issued = self.awaited = self.before = 0
+        self.spans: Deque[Optional[_Span]] = collections.deque()
+
+
+class _Span:
+    """A pair of events around a call on another stream than the computing one, recorded there."""
+
+    __slots__ = ("_stream", "end", "local", "start")
+
+    def __init__(self, start: Any, end: Any) -> None:
+        self.start = start
+        self.end = end
+        self.local = False  # whether it was in a group inside the node
+        self._stream: Any = None
+
+    def begin(self, stream: Any) -> None:
+        """The call begins, on this stream."""
+        self._stream = stream
+        self.start.record_on(stream)
+
+    def over(self) -> None:
+        """What follows it on that stream begins."""
+        self.end.record_on(self._stream)
+
+
+def _is_elsewhere(ended: Optional[_Ended]) -> bool:
+    """Whether what this ends delays no computation on the computing stream."""
+    return ended is _on_another_stream or isinstance(getattr(ended, "__self__", None), _Span)
+
+
+def _public(owner: Any) -> List[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]
 
 
 class _Wait:
-    """A pair of events around a wait, and how many calls of the step it times."""
+    """A pair of events around a wait, and how many calls of the step it times.
 
-    __slots__ = ("_waits", "calls", "end", "start")
+    Attributes:
+        spans: of calls on other streams, which alone were waited for: None is the whole wait.
+    """
+
+    __slots__ = ("_waits", "calls", "end", "local", "spans", "start")
 
     def __init__(self, waits: DeviceWaits, start: Any, end: Any) -> None:
         self._waits = waits
         self.start = start
         self.end = end
         self.calls = 0
+        self.spans: Optional[List[_Span]] = None
+        self.local = False  # whether it was in a group inside the node
 
     def over(self) -> None:
         """The wait ends."""
         self._waits.end(self)
+
+    def took_ms(self) -> Tuple[float, float]:
+        """What the calls took of it, and of that those inside the node; all events have come to pass."""
+        whole_ms = float(self.start.elapsed_time(self.end))
+        if self.spans is None or whole_ms <= 0:
+            return whole_ms, whole_ms if self.local else 0.0
+        took_ms = self._covered_ms(self.spans, whole_ms)
+        between = [span for span in self.spans if not span.local]
+        if len(between) == len(self.spans):
+            return took_ms, 0.0
+        # What passes beside a call between nodes makes nothing longer.
+        return took_ms, took_ms - self._covered_ms(between, whole_ms)
+
+    def _covered_ms(self, spans: Sequence[_Span], whole_ms: float) -> float:
+        # Calls on several streams may overlap.
+        ends = sorted(
+            (max(0.0, self.start.elapsed_time(span.start)), min(whole_ms, self.start.elapsed_time(span.end)))
+            for span in spans
+        )
+        took_ms = reached_ms = 0.0
+        for start_ms, end_ms in ends:
+            took_ms += max(0.0, end_ms - max(start_ms, reached_ms))
+            reached_ms = max(reached_ms, end_ms)
+        return took_ms
 
 
 class _StepWaits(NamedTuple):
     """What the computing stream waited for in a step."""
 
     step: int
+    added_ms: Tuple[float, float]  # by waits that were over while it went on; of that inside the node
     pairs: List[_Wait]
     # calls of the step whose waits the pairs time. One of an earlier step is none of them: who waits for it may have
     # waited before, where it was not seen.
     calls: int
     of_calls: int  # all of this step
+    dropped: int  # waits beyond the most that are kept
 
 
 def _on_another_stream() -> None:
@@ -447,14 +576,21 @@ class DeviceWaits:
         self._stream = stream
         self._lock = threading.Lock()
         self._pairs: List[_Wait] = []
+        self._added_ms = (0.0, 0.0)
         self._calls = 0
         self._of_calls = 0
+        self._dropped = 0
         self._others: Dict[int, _OtherStream] = {}
         self._unused: List[_Wait] = []
+        self._unused_spans: List[_Span] = []
         self._pending: Deque[_StepWaits] = collections.deque(maxlen=_MOST_PENDING)
         steps.meters.append(self.close)
 
-    def begin(self) -> Optional[_Ended]:
+    def in_use(self) -> bool:
+        """Whether this worker uses a GPU at all."""
+        return bool(self._stream.in_use())
+
+    def begin(self, *, local: bool = False) -> Optional[_Ended]:
         """A wait begins; returns what ends it, or None where it is not timed.
 
         On another stream than the computing one it delays no computation until that, or the host, waits for the other.
@@ -465,9 +601,10 @@ class DeviceWaits:
         with self._lock:
             self._of_calls += 1
             if current:
-                self._issue(current, 1)
-                return _on_another_stream
-        return self._begin_pair(1)
+                span = self._begin_span(local=local)
+                self._issue(current, [span])
+                return _on_another_stream if span is None else span.over
+        return self._begin_pair(1, local=local)
 
     def mark(self, event: Any, stream: Any) -> None:
         """An event was recorded on a stream (None: the current one), after the calls that went there so far."""
@@ -492,11 +629,11 @@ class DeviceWaits:
         if handle == other.handle:
             return None
         with self._lock:
-            calls, late = self._take(other, issued)
+            calls, late, spans = self._take(other, issued)
             if handle:
-                self._issue(handle, calls + late, late)
+                self._issue(handle, spans, late)
                 return None
-        return self._begin_pair(calls)
+        return self._begin_pair(calls, spans)
 
     def begin_event_on_host(self, event: Any) -> Optional[_Ended]:
         """The host begins to wait for an event, and gives the computing stream nothing to do; returns as `begin`."""
@@ -515,42 +652,85 @@ class DeviceWaits:
     def _begin_on_host(self, awaited: List[Tuple[_OtherStream, int]]) -> Optional[_Ended]:
         with self._lock:
             taken = [self._take(other, issued) for other, issued in awaited if issued > other.awaited]
-        return self._begin_pair(sum(calls for calls, _late in taken)) if taken else None
+        if not taken:
+            return None
+        return self._begin_pair(sum(calls for calls, _, _ in taken), [span for *_, spans in taken for span in spans])
 
-    def _issue(self, handle: int, calls: int, late: int = 0) -> None:
+    def _begin_span(self, *, local: bool) -> Optional[_Span]:
+        """A call begins on the current stream, which is not the computing one; None where it cannot be timed."""
+        if self.outstanding >= _MOST_SPANS or is_capturing():
+            return None
+        span = self._unused_spans.pop() if self._unused_spans else _Span(self._stream.event(), self._stream.event())
+        span.local = local
+        span.begin(self._stream.here(None))
+        return span
+
+    def _issue(self, handle: int, spans: Sequence[Optional[_Span]], late: int = 0) -> None:
         other = self._others.get(handle)
         if other is None:
             other = self._others[handle] = _OtherStream(handle)
-        other.issued += calls
+        other.issued += len(spans)
         other.before += late
-        self.outstanding += calls
+        other.spans.extend(spans)
+        self.outstanding += len(spans)
 
-    def _take(self, other: _OtherStream, issued: int) -> Tuple[int, int]:
-        """Calls on a stream, up to so many, are waited for: how many of this step, and of earlier ones."""
+    def _take(self, other: _OtherStream, issued: int) -> Tuple[int, int, List[Optional[_Span]]]:
+        """Calls on a stream, up to so many, are waited for: how many of this step, of earlier ones, and their spans."""
         calls = issued - other.awaited
         late = min(calls, max(0, other.before - other.awaited))
         other.awaited = issued
         self.outstanding -= calls
-        return calls - late, late
+        return calls - late, late, [other.spans.popleft() for _ in range(calls)]
 
     def _handle(self, stream: Any) -> int:
         return self._stream.current() if stream is None else int(stream.cuda_stream)
 
-    def _begin_pair(self, calls: int) -> Optional[_Ended]:
+    def _begin_pair(
+        self, calls: int, spans: Optional[Sequence[Optional[_Span]]] = None, *, local: bool = False
+    ) -> Optional[_Ended]:
+        """A wait for so many calls begins, of which those on other streams have spans."""
+        timed = [span for span in spans or () if span is not None]
         with self._lock:
+            if len(self._pairs) >= _KEPT_PAIRS:
+                self._add_up()
             if len(self._pairs) >= _MOST_PAIRS:
+                self._dropped += 1
                 return None
             wait = self._unused.pop() if self._unused else None
         wait = wait or _Wait(self, self._stream.event(), self._stream.event())
-        wait.calls = calls
+        # A call without a span was not timed.
+        wait.calls = calls if spans is None else max(0, calls - (len(spans) - len(timed)))
+        wait.spans = timed if spans is not None else None
+        wait.local = local
         wait.start.record()
         return wait.over
+
+    def _add_up(self) -> None:
+        """Add up the waits of this step that are over, so that their events can be used again."""
+        if is_capturing():
+            return
+        over = 0
+        # In the order of the stream: where the last of some is over, all of them are.
+        while over < len(self._pairs) and self._pairs[min(over + _ADDED, len(self._pairs)) - 1].end.query():
+            over = min(over + _ADDED, len(self._pairs))
+        done, self._pairs = self._pairs[:over], self._pairs[over:]
+        self._added_ms = self._sum_ms(self._added_ms, done)
+
+    def _sum_ms(self, before: Tuple[float, float], pairs: Sequence[_Wait]) -> Tuple[float, float]:
+        """With the time that these waits took, all of them over; their events are free then."""
+        took_ms = [before, *(wait.took_ms() for wait in pairs)]
+        sum_ms = (sum(whole for whole, _ in took_ms), sum(local for _, local in took_ms))
+        for wait in pairs:
+            self._unused_spans.extend(wait.spans or ())
+            wait.spans = None
+        self._unused.extend(pairs)
+        return sum_ms
 
     def close(self, step: int) -> Dict[str, Any]:
         """A step ends: those before it whose waits are over by now are recorded."""
         with self._lock:
-            ended = _StepWaits(step, self._pairs, self._calls, self._of_calls)
-            self._pairs, self._calls, self._of_calls = [], 0, 0
+            ended = _StepWaits(step, self._added_ms, self._pairs, self._calls, self._of_calls, self._dropped)
+            self._pairs, self._added_ms, self._calls, self._of_calls, self._dropped = [], (0.0, 0.0), 0, 0, 0
             for other in self._others.values():
                 other.before = other.issued
         # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
@@ -569,11 +749,13 @@ class DeviceWaits:
             self._calls += wait.calls
 
     def _record(self, waits: _StepWaits) -> None:
-        wait_ms = sum(wait.start.elapsed_time(wait.end) for wait in waits.pairs)
-        calls, of_calls = waits.calls, waits.of_calls
-        self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, calls=calls, of_calls=of_calls)
         with self._lock:
-            self._unused.extend(waits.pairs)
+            wait_ms, local_ms = self._sum_ms(waits.added_ms, waits.pairs)
+        fields = {"calls": waits.calls, "of_calls": waits.of_calls}
+        if waits.dropped:
+            fields["dropped"] = waits.dropped
+        times = {"wait_us": wait_ms * 1000, **({"local_us": local_ms * 1000} if local_ms else {})}
+        self._steps.note("device_wait", step=waits.step, **times, **fields)
 
 
 class _Call:
@@ -638,6 +820,16 @@ def _size_bytes(tensors: Any) -> int:
     if isinstance(tensors, (list, tuple)):
         return sum(map(_size_bytes, tensors))
     return 0 if tensors is None else tensors.nbytes
+
+
+def _is_local(group: Any) -> bool:
+    """Whether all workers of a group are on this node, of several: the launcher numbers those of a node in a row."""
+    first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK", "0"))
+    count, world = (int(os.environ.get(name, "0")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    if not 1 < count < world or not isinstance(group, c10d.ProcessGroup):
+        return False
+    return all(first <= rank < first + count for rank in c10d.get_process_group_ranks(group))
 
 
 def _workers(group: Any) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 from . import compiler
 from .collectives import CudaStream
+from .counter_reads import READ_EVERY
 from .guard import Guard, Hooks
 from .steps import Steps
 
@@ -225,8 +226,8 @@ def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
     Torch reads the timers of iteration i, and starts those of i + 1, where the rate divides that number. On a CPU both
     cost nothing. On a GPU starting is an event, and reading first waits for the last event of iteration i
     (reducer_cuda.cpp): the host could no longer run ahead of the device. So every iteration is timed there, and it is
-    read only if the device is past it already, as it is where a loop looks at its loss. Whatever was captured in a CUDA
-    graph cannot be read at all.
+    read if the device is past it already, as it is where a loop looks at its loss, and else once in a while. Whatever
+    was captured in a CUDA graph cannot be read at all.
     """
     begun = reduced.iterations
     if module.device_type == "cpu":
@@ -235,7 +236,7 @@ def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
         return None
     if sys.modules["torch"].cuda.is_current_stream_capturing():
         return begun + 2
-    if reduced.done_iteration == begun and reduced.done.query():
+    if reduced.done_iteration == begun and (begun % READ_EVERY == 0 or reduced.done.query()):
         return 1
     return begun + 1
 

@@ -170,11 +170,18 @@ def _fields(spread: _Spread, autocast: Mapping[str, str]) -> Dict[str, Any]:
         "accumulation": spread.accumulation,
         "device": device.type,
         "device_name": sys.modules["torch"].cuda.get_device_name(device) if is_cuda else None,
+        "device_uuid": _device_uuid(device) if is_cuda else None,
         "mixed_precision": _mixed_precision() or autocast.get(device.type),
         "tf32": _tf32(),
         "settings": spread.settings,
         "token_work": _token_work(spread),
     }
+
+
+def _device_uuid(device: Any) -> Optional[str]:
+    """CUDA's name of the GPU, which workers that share it tell alike; None of a torch before 2.4."""
+    uuid = getattr(sys.modules["torch"].cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else str(uuid)
 
 
 def _token_work(spread: _Spread) -> Optional[Dict[str, Any]]:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, List, Optional
 
+from ..node.processes import boot_id
 from .guard import Guard
 from .phases import PhaseClock
 from .recorder import Recorder
@@ -60,7 +61,7 @@ class Steps:
         A step that was only captured in a CUDA graph is not counted: nothing was trained, and meters that ask events
         would end the capture. `samples` are those of a whole step; an epoch's last, which is smaller, gets fewer.
         """
-        if _is_capturing() or not self.begin(source):
+        if is_capturing() or not self.begin(source):
             return
         now = time.monotonic_ns()
         self.count += 1
@@ -127,7 +128,8 @@ def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:
     return peak_memory
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
+    """Whether what is called now goes into a CUDA graph; asking an event would end that."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
 
@@ -144,7 +146,16 @@ def _worker_fields(source: str) -> Dict[str, Any]:
         "time_s": time.time(),
         "source": source,
         "versions": versions,
+        "network": _network(),
+        "nccl_proto": os.environ.get("NCCL_PROTO"),
     }
+
+
+def _network() -> Optional[str]:
+    try:
+        return "%s/%d" % (boot_id(), os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        return None
 
 
 def _peak_bytes() -> Dict[str, Any]:

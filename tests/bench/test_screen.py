@@ -65,18 +65,18 @@ def test_the_next_command_is_the_same_bench_after_a_fix_or_the_network() -> None
 def test_a_row_a_worker_with_the_share_of_the_data_sheet_and_a_mark_where_it_is_slow() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.5), gpu())))
     products, memory = sheet_of(found, "matrix products"), sheet_of(found, "memory")
-    assert [(column.name, column.unit) for column in products.columns[3:]] == [("bf16", "TFLOP/s")]
+    assert [(column.name, column.unit) for column in products.columns[3:]] == [("bf16", "TFLOP/s"), ("at", "MHz/W")]
     assert products.rows == (
-        ("node0", "0", "alone", "250.0 80%"),
-        ("node1", "0", "alone", "125.0 40%!"),
-        ("best", "", "", "250.0"),
-        ("worst", "", "", "125.0"),
+        ("node0", "0", "alone", "250.0 80%", "1400/-"),
+        ("node1", "0", "alone", "125.0 40%!", "1400/-"),
+        ("best", "", "", "250.0", ""),
+        ("worst", "", "", "125.0", ""),
     )
     assert products.notes[0].startswith("! slow")
-    assert [(column.name, column.unit) for column in memory.columns[3:]] == [("copy", "GB/s"), ("to GPU", "GB/s")]
+    assert [column.name for column in memory.columns[3:]] == ["copy", "to GPU", "at"]
     assert memory.rows[1:3] == (
-        ("node1", "0", "alone", "850.1 42%!", "12.0!"),
-        ("best", "", "", "1,700", "24.0"),
+        ("node1", "0", "alone", "850.1 42%!", "12.0!", "1400/-"),
+        ("best", "", "", "1,700", "24.0", ""),
     )
 
 

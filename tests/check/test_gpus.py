@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from multinode.check.gpus import (
     check_counts,
     check_drivers,
+    check_lost_gpus,
     check_models,
     check_presence,
     check_torch_builds,
@@ -121,6 +122,21 @@ def test_different_models_are_named() -> None:
     assert (first.node, "and its first worker on" in first.message) == ("a", True)
 
 
+def test_a_lost_gpu_is_an_error_and_no_model() -> None:
+    lost = gpus(0) + gpus(1, name="[GPU is lost]")
+    known = but(well(), "b", gpus=lost)
+    expect(check_lost_gpus(known), "error", "b", "GPU 1 does not answer (GPU is lost)", hint="reboot b")
+    silent(check_models(known), check_lost_gpus(well()))
+
+
+def test_a_divided_gpu_beside_a_whole_one_is_a_warning() -> None:
+    divided = gpus(0, 1, mig=True)
+    expect(
+        check_models(but(well(), "b", gpus=divided)), "warning", "b", "MIG divides GPU 0 and 1 here", "a has a whole"
+    )
+    silent(check_models(but(well(), "ab", gpus=divided)))
+
+
 def test_a_gpu_that_the_job_does_not_use_does_not_matter() -> None:
     odd = gpus(0, 1) + gpus(2, name="NVIDIA T400")
     two = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", gpus=(0, 1))), source="hosts")
@@ -170,8 +186,17 @@ def test_old_drivers_offer_peer_to_peer_that_geforce_ada_has_not(name: str, driv
 
 def test_peer_to_peer_that_is_switched_off_is_no_finding() -> None:
     old = gpus(0, 1, driver="535.129.03")
-    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"})), "ab", gpus=old)
+    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0"})), "ab", gpus=old)
     assert only(check_drivers(known)).node == "a"
+
+
+def test_half_of_what_accelerate_asks_for_is_not_enough() -> None:
+    # accelerate 1.11 state.py asks whether both variables are set, and counts all GPUs of the node.
+    old = gpus(0, 1, driver="535.129.03")
+    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"}, slots=1)), "b", gpus=old)
+    finding = only(check_drivers(but(known, "a", gpus=gpus(0, driver="535.129.03"))))
+    assert finding.node == "b"
+    assert "env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1" in str(finding.hint)
 
 
 def test_different_nccl_is_an_error_with_the_way_to_the_same() -> None:

@@ -11,14 +11,15 @@ from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
 
 
-def described(**facts: Any) -> str:
-    """The hostfile of a node that says this of itself."""
+def described(*nodes: dict[str, Any]) -> str:
+    """The hostfile of nodes that say this of themselves."""
 
-    def handle(_node: Node, _command: str, _stdin: bytes) -> list[bytes]:
-        return [json.dumps({"kind": "facts", "cores": 8, **facts}).encode()]
+    def handle(node: Node, _command: str, _stdin: bytes) -> list[bytes]:
+        return [json.dumps({"kind": "facts", "cores": 8, **nodes["ab".index(node.name)]}).encode()]
 
     agent = AgentTransport(FakeTransport(handle), AgentArchive(b""))
-    return describe_nodes(agent, Cluster(nodes=(Node(name="a"),), source="hosts")).text
+    cluster = Cluster(nodes=tuple(Node(name=name) for name in "ab"[: len(nodes)]), source="hosts")
+    return describe_nodes(agent, cluster).text
 
 
 @pytest.mark.parametrize(
@@ -30,4 +31,20 @@ def described(**facts: Any) -> str:
     ],
 )
 def test_the_memory_of_a_node_is_what_it_may_use(facts: dict[str, float], words: str) -> None:
-    assert words in described(**facts)
+    assert words in described(facts)
+
+
+def having(address: str) -> dict[str, Any]:
+    return {"interfaces": [{"name": "enp1s0f1np1", "addresses": [address], "up": True, "speed_gbit_per_s": 200.0}]}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "words"),
+    [
+        # They change at a reboot; netplan's link-local addresses are what two boxes on one cable have.
+        (("169.254.10.1/16", "169.254.77.2/16"), "a slots=1 ifname=enp1s0f1np1\n"),
+        (("10.0.0.1/24", "10.0.0.2/24"), "a slots=1 addr=10.0.0.1 ifname=enp1s0f1np1\n"),
+    ],
+)
+def test_a_link_local_address_is_found_by_its_interface_at_each_launch(addresses: tuple[str, str], words: str) -> None:
+    assert words in described(*map(having, addresses))

@@ -210,3 +210,36 @@ def test_other_firmware_on_one_node_is_noted() -> None:
     assert (found.severity, found.node) == ("note", "b")
     assert "firmware 28.40.1000; a has 28.39.1002" in found.message
     silent(check_rdma_firmware(having((roce(0),), (roce(0, board="MT_1", firmware="1.0"),))))
+
+
+def spark(hca: str = "", **changes: Any) -> Inspection:
+    """Two DGX Sparks joined by one cable: its port is two PCIe 5.0 x4 connections (docs.nvidia.com/dgx/dgx-spark)."""
+    names = ("rocep1s0f1", "0000:01:00.1"), ("roceP2p1s0f1", "0002:01:00.1")
+    ports = tuple(
+        roce(number, device=device, pci=pci, pcie_gbit_per_s=126.0, pcie_max_gbit_per_s=126.0)
+        for number, (device, pci) in enumerate(names)
+    )
+    cluster = Cluster(nodes=tuple(Node(name=name, hca=hca or None) for name in "ab"), source="hosts")
+    pair = having((ports[0], msgspec.structs.replace(ports[1], **changes)), ports, cluster=cluster)
+    return but(but(pair, "a", interfaces=A), "b", interfaces=B)
+
+
+def test_the_two_connections_of_a_sparks_port_carry_it_together() -> None:
+    silent(check_rdma_ports(spark()))
+    # The ports of a NIC in a narrow slot share that slot.
+    alike = {"device": "rocep1s0f0", "pci": "0000:01:00.0"}
+    assert [finding.severity for finding in check_rdma_ports(spark(**alike))] == ["warning"] * 2
+    assert [one.node for one in check_rdma_ports(spark(state="DOWN")) if "PCIe slot" in one.message] == ["a"]
+
+
+def test_half_of_a_sparks_port_is_noted_where_hca_names_no_more() -> None:
+    first, _ = check_rdma_ports(spark("rocep1s0f1"))
+    assert (first.severity, first.node) == ("note", "a")
+    assert "carries 126; the port's other connections (roceP2p1s0f1:1) are not in hca=" in first.message
+    assert str(first.hint).endswith("hca=rocep1s0f1,roceP2p1s0f1")
+    silent(check_rdma_ports(spark("rocep1s0f1,roceP2p1s0f1")))
+
+
+def test_a_twin_without_an_address_may_work() -> None:
+    pair = but(spark(), "a", interfaces=linked("10.1.0.1/24", None))
+    assert "NCCL may leave the port idle or fail" in only(check_rdma_ports(pair)).message

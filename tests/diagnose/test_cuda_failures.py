@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multinode.diagnose.explanation import explain
-from multinode.diagnose.log_words import read_log
+from multinode.diagnose.log_words import last_words, read_log
 
 _LOGS = Path(__file__).parents[1] / "gpu" / "h100" / "failures.jsonl"
 LOGS = {log["case"]: log["log"] for log in map(json.loads, _LOGS.read_text().splitlines())}
@@ -123,3 +123,11 @@ def test_a_worker_that_leaves_without_a_word_is_told_before_the_lost_connections
     told = explain([("log", read_log(silent))]).first_failure
     assert told is not None
     assert (told.message, told.cause) == ("rank 1 exited with code 3", None)
+
+
+def test_what_torch_says_of_a_worker_that_left_without_a_word_is_no_last_word() -> None:
+    log = (
+        "step 12\n[rank1]:[W1127 05:11:02.518 ProcessGroupNCCL.cpp:1553] Warning: WARNING: destroy_process_group() was "
+        "not called before program exit, which can leak resources. (function operator())\n"
+    )
+    assert last_words(log, 2) == "step 12"

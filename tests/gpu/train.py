@@ -6,8 +6,10 @@ Run under torchrun. Knows nothing of multinode. Without a GPU it trains over glo
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -45,15 +47,21 @@ def main() -> None:
     model = nn.Sequential(*layers, nn.Linear(width, 1)).to(device)
     train_step = _zero(model, arguments) if arguments.strategy.startswith("zero") else _plain(model, arguments)
     began, step = time.monotonic(), 0
+    ended_s = []
     while step < arguments.steps or time.monotonic() - began < arguments.seconds:
         step += 1
         loss = train_step(torch.randn(arguments.batch, width, device=device))
         # Where the host waits for the GPU, and has no frame of torch on its stack.
         _say(f"step {step}: loss {loss.item():.6f}")
+        ended_s.append(time.monotonic())
         if step == _LAST_GOOD and arguments.asleep_rank == dist.get_rank():
             fall_asleep()
         if step == _LAST_GOOD and arguments.killed_rank == dist.get_rank():
             os.kill(os.getpid(), signal.SIGKILL)
+    # By its own clock: what hooks cost is the difference to a run without them.
+    took_s = [after - before for before, after in itertools.pairwise(ended_s[_LAST_GOOD:])]
+    if took_s:
+        _say(f"median step: {1000 * statistics.median(took_s):.4f} ms")
     dist.destroy_process_group()
 
 

@@ -323,6 +323,13 @@ CHIPS = [
     ("NVIDIA A40", 84, 1.740, FULL),
     ("NVIDIA A10", 72, 1.695, FULL),
     ("NVIDIA A30", 56, 1.440, GA100),
+    ("NVIDIA GeForce RTX 3080", 68, 1.710, HALF),
+    ("NVIDIA GeForce RTX 4070 Ti SUPER", 66, 2.610, HALF),
+    ("NVIDIA GeForce RTX 4080 SUPER", 80, 2.550, HALF),
+    ("NVIDIA GeForce RTX 5070 Ti", 70, 2.452, HALF),
+    ("NVIDIA RTX A5000", 64, 1.695, FULL),
+    # Its clock is that of its 1 PFLOP/s in FP4 with sparsity.
+    ("NVIDIA GB10", 48, 2.543, FULL),
     ("NVIDIA A100-SXM4-80GB", 108, 1.410, GA100),
     ("NVIDIA A100 80GB PCIe", 108, 1.410, GA100),
     ("NVIDIA H100 80GB HBM3", 132, 1.830, HOPPER),

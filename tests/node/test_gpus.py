@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.gpus import Holder, join_processes, parse_gpus, parse_processes
+from multinode.node.facts.gpus import Holder, find_nvidia_smi, join_processes, parse_gpus, parse_processes
 
 # From nvidia_gpu_exporter's public capture of a desktop with an RTX 4080 SUPER, driver 595.71.05, under two ffmpeg
 # (its uuid is masked there): the columns that gpus.py asks for, without units as it asks.
-TABLE = "0, NVIDIA GeForce RTX 4080 SUPER, 16376, 1474, 595.71.05, GPU-00000000-0000-0000-0000-000000000000\n"
+TABLE = "0, NVIDIA GeForce RTX 4080 SUPER, 16376, 1474, 595.71.05, GPU-00000000-0000-0000-0000-000000000000, [N/A]\n"
 PROCESSES = """GPU-00000000-0000-0000-0000-000000000000, 2165, 25
 GPU-00000000-0000-0000-0000-000000000000, 5022, 503
 GPU-00000000-0000-0000-0000-000000000000, 5021, 360
@@ -32,12 +32,28 @@ def test_the_table_of_nvidia_smi_is_read() -> None:
             "memory_used_mib": 1474.0,
             "driver": "595.71.05",
             "uuid": UUID,
+            "mig": False,
         }
     ]
 
 
+def test_a_gpu_in_mig_mode_and_one_that_is_lost_are_read_with_the_others() -> None:
+    lost = "1, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]\n"
+    broken = "2, ERR!, ERR!, ERR!, 550.54.15, GPU-2, ERR!\n"
+    whole, gone, failed = parse_gpus(TABLE.replace("[N/A]", "Enabled") + lost + broken)
+    assert (whole["mig"], gone["mig"]) == (True, False)
+    assert (gone["name"], gone["memory_total_mib"], failed["memory_used_mib"]) == ("[GPU is lost]", None, None)
+
+
+def test_nvidia_smi_is_found_where_wsl_has_it(tmp_path: Path) -> None:
+    assert find_nvidia_smi("/nowhere", str(tmp_path)) is None
+    program = tmp_path / "nvidia-smi"
+    program.touch(mode=0o755)
+    assert find_nvidia_smi("/nowhere", str(tmp_path)) == str(program)
+
+
 def test_a_card_that_does_not_tell_has_none() -> None:
-    (gpu,) = parse_gpus("0, NVIDIA GB10, [N/A], [N/A], 580.95.05, GPU-1\n")
+    (gpu,) = parse_gpus("0, NVIDIA GB10, [N/A], [N/A], 580.95.05, GPU-1, [N/A]\n")
     assert (gpu["memory_total_mib"], gpu["memory_used_mib"]) == (None, None)
     assert parse_processes("GPU-1, 12, [N/A]\n") == [Holder("GPU-1", 12, None)]
 

@@ -108,7 +108,7 @@ def test_why_there_are_no_packages(node: LocalNode) -> None:
 
 def test_gpus_and_what_runs_on_them_come_from_nvidia_smi(node: LocalNode) -> None:
     line = "NVIDIA GeForce RTX 4090, 24564"
-    table = f"6, {line}, 20311, 550.54.15, GPU-6f\\n7, {line}, [N/A], 550.54.15, GPU-7a\\n"
+    table = f"6, {line}, 20311, 550.54.15, GPU-6f, Enabled\\n7, {line}, [N/A], 550.54.15, GPU-7a, Disabled\\n"
     answers = f"case $1 in --query-gpu=*) printf '{table}';; *) printf 'GPU-6f, {os.getpid()}, 20293\\n';; esac"
     program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\n{answers}\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:{node.env['PATH']}"})
@@ -121,7 +121,7 @@ def test_gpus_and_what_runs_on_them_come_from_nvidia_smi(node: LocalNode) -> Non
 
 
 def test_gpus_are_there_where_their_processes_are_not_told(node: LocalNode) -> None:
-    table = "0, NVIDIA GeForce RTX 4090, 24564, 18, 550.54.15, GPU-6f\\n"
+    table = "0, NVIDIA GeForce RTX 4090, 24564, 18, 550.54.15, GPU-6f, [N/A]\\n"
     answers = f"case $1 in --query-gpu=*) printf '{table}';; *) echo 'Insufficient Permissions'; exit 4;; esac"
     program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\n{answers}\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:{node.env['PATH']}"})
@@ -179,3 +179,56 @@ def test_where_ssh_came_in(node: LocalNode) -> None:
     facts = probe(node, env={"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 22"})
     assert facts["ssh_address"] == "10.0.0.1"
     assert "SSH_CONNECTION" in probe(node)["missing"]["ssh_address"]
+
+
+# A torch that finds one GPU unless it is told to find none, and leaves a mark when it is imported.
+TORCH = """
+import os, warnings
+class cuda:
+    def is_available():
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            warnings.warn("CUDA initialization: no CUDA-capable device is detected")
+            return False
+        return True
+    def get_arch_list():
+        return ["sm_90", "compute_90"]
+    def device_count():
+        return 1
+    def get_device_properties(number):
+        return type("Properties", (), {"name": "NVIDIA GB10", "major": 12, "minor": 1})
+with open(os.environ["HOME"] + "/imports", "a") as file:
+    file.write("x")
+"""
+
+
+def test_torch_is_asked_for_its_gpus_once_for_each_environment(node: LocalNode) -> None:
+    table = "0, NVIDIA GB10, [N/A], [N/A], 580.95.05, GPU-6f, [N/A]\\n"
+    program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\ncase $1 in --query-gpu=*) printf '{table}';; esac\n")
+    torch = node.home / "site" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text(TORCH)
+    (torch / "version.py").write_text("cuda: Optional[str] = '13.0'\n")
+    env = {"PATH": f"{node.home}/bin:/bin:/usr/bin", "PYTHONPATH": str(torch.parent)}
+
+    def asked(torch_env: dict[str, str] | None) -> tuple[dict[str, Any] | None, int]:
+        facts = probe(node, python=sys.executable, packages=True, torch_env=torch_env, env=env)
+        imports = node.home / "imports"
+        devices = facts["torch_devices"]
+        assert (devices is None) == ("torch_devices" in facts["missing"])
+        return devices, len(imports.read_text()) if imports.exists() else 0
+
+    assert asked(None) == (None, 0)
+    gpu = {"name": "NVIDIA GB10", "capability": [12, 1]}
+    there = {"available": True, "reason": None, "kernels": ["sm_90", "compute_90"], "gpus": [gpu]}
+    assert [asked({}), asked({})] == [(there, 1), (there, 1)]
+    assert asked({"LD_LIBRARY_PATH": "/compat"}) == (there, 2)
+    none, _ = asked({"CUDA_VISIBLE_DEVICES": ""})
+    assert none is not None
+    assert (none["available"], none["reason"]) == (
+        False,
+        "CUDA initialization: no CUDA-capable device is detected",
+    )
+    # What kept it from them may be gone.
+    assert asked({"CUDA_VISIBLE_DEVICES": ""})[1] == 4
+    (torch / "version.py").write_text("cuda: Optional[str] = None\n")
+    assert asked({}) == (None, 4)

@@ -5,9 +5,10 @@ import pytest
 
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.exposure import find_exposure
-from multinode.profile.step_split import StepSplit, split_steps
+from multinode.profile.step_split import Passes, StepSplit, split_steps
 from multinode.profile.stragglers import find_stragglers, find_waiting
-from tests.profile.made_up_steps import MadeUp, always
+from multinode.records.samples import DeviceWaitSample, Sample
+from tests.profile.made_up_steps import MadeUp, always, changed
 
 
 def bottleneck(made_up: MadeUp) -> Bottleneck:
@@ -93,3 +94,35 @@ def test_a_gpu_whose_computing_is_not_known_is_not_said_to_wait_for_batches(made
     assert "; not measured: host; the host waited 90 ms (" in found.sentence
     assert found.sentence.endswith("for batches, while the GPU may have computed")
     assert bottleneck(msgspec.structs.replace(loading, device="cpu", told_by="host")).kind == "data"
+
+
+@pytest.mark.parametrize(("host_ms", "kind"), [(45.0, "launch"), (9.0, "compute")])
+def test_compute_in_which_the_gpu_follows_the_host_is_launch_bound(host_ms: float, kind: str) -> None:
+    split = split_steps(find_exposure(MadeUp(transfer_ms=always(0.0), compute_ms=always(50.0)).observed()))
+    on_gpu = msgspec.structs.replace(split, device="cuda", passes=Passes(host_ms=host_ms, gpu_ms=50.0))
+    found = find_bottleneck(on_gpu)
+    assert found.kind == kind
+    assert ("the GPU waits for the host" in found.sentence) == (kind == "launch")
+
+
+def test_communication_inside_a_node_is_not_the_network() -> None:
+    split = split_steps(find_exposure(MadeUp(transfer_ms=always(50.0), compute_ms=always(50.0)).observed()))
+    assert split.mean is not None
+    inside = msgspec.structs.replace(split, mean=msgspec.structs.replace(split.mean, local_ms=45.0))
+    found = find_bottleneck(inside)
+    assert found.kind == "local"
+    assert found.sentence.startswith("exposed communication between the workers of a node takes 45 ms")
+    # On one node there is no network.
+    assert find_bottleneck(split).kind == "network"
+    assert find_bottleneck(split, nodes=1).kind == "local"
+
+
+def test_what_a_gpu_waited_for_inside_its_node_is_a_part_of_exposed_communication() -> None:
+    def inside(sample: Sample) -> Sample:
+        if isinstance(sample, DeviceWaitSample):
+            return msgspec.structs.replace(sample, local_us=4000.0)
+        return sample
+
+    split = split_steps(find_exposure(changed(MadeUp(device="cuda", told_by="device").observed(), inside)))
+    assert split.mean is not None
+    assert (split.mean.exposed_ms, split.mean.local_ms) == pytest.approx((10.0, 4.0))

@@ -48,6 +48,23 @@ def test_one_rank_alone_computes_for_as_long_as_ddp_s_counters_say() -> None:
     assert alone.mean.host_ms == pytest.approx(1.006, abs=0.001)
 
 
+def test_a_rank_alone_whose_gpu_follows_the_host_is_launch_bound() -> None:
+    # 25.8 GFLOP are 0.49 ms at the 52.1 TFLOP/s of a bench of this GPU, and compute is 1.745 ms.
+    passes = split("alone-rank-0").passes
+    assert passes is not None
+    assert (passes.host_ms, passes.gpu_ms) == pytest.approx((2.02, 1.79), abs=0.01)
+    bottleneck = summarise(observed("alone-rank-0")).bottleneck
+    assert bottleneck is not None
+    assert bottleneck.kind == "launch"
+    assert bottleneck.sentence.startswith(
+        "launch-bound: forward and backward take the host 2.02 ms and the GPU 1.79 ms"
+    )
+    # Where the network takes most of the step, that is said.
+    pair = summarise(observed("pair-rank-0", "pair-rank-1")).bottleneck
+    assert pair is not None
+    assert pair.kind == "network"
+
+
 def test_two_ranks_over_sockets_wait_for_the_network() -> None:
     pair = split("pair-rank-0", "pair-rank-1")
     assert pair.mean is not None
@@ -66,6 +83,14 @@ RUNS = {
     "zero3": ("deepspeed", 207_621_504, 207_621_504, "device", 580.1, 1315.2),
     "compiled": ("ddp", 23_112_704, 23_112_704, "ddp", 49.5, 81.9),
 }
+
+
+def test_counters_of_the_first_iterations_alone_are_said_to_be_such() -> None:
+    assert (
+        "4 of the 10 measured steps; all of them among DDP's first 10 iterations"
+        in split("compiled-rank-0", "compiled-rank-1").rule
+    )
+    assert "first 10 iterations" not in split("pair-rank-0", "pair-rank-1").rule
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -93,6 +118,14 @@ def test_the_calls_of_zero_2_and_the_interface_agree_on_the_bytes() -> None:
     assert found.nic is not None
     # Both ranks send over `lo`.
     assert found.nic / 2 == pytest.approx(found.expected, rel=0.002)
+
+
+@pytest.mark.parametrize("run", ["pair", "zero2", "zero3", "compiled"])
+def test_two_ranks_on_one_interface_need_no_protocol_to_explain_their_bytes(run: str) -> None:
+    told = " ".join(summarise(observed(f"{run}-rank-0", f"{run}-rank-1")).comm.explained)
+    assert "gpu0 and gpu1 share the interface lo" in told
+    assert "protocol" not in told
+    assert "unexplained" not in told
 
 
 def test_the_gpu_s_samples_are_read_whole() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.records.samples import CallCount, NicSample, Sample
+from multinode.records.samples import CallCount, NicSample, Sample, WorkerSample
 from tests.profile.seen_trainings import (
     BEGUN_NS,
     BUCKET,
@@ -157,9 +157,46 @@ def test_unequal_nodes_pass_on_what_a_ring_of_all_workers_does() -> None:
     assert "all-reduces as a tree and the protocol Simple" in sentence
 
 
-def test_nccls_ll_protocol_is_recognised_by_twice_the_bytes_and_gloo_has_none() -> None:
-    (sentence,) = seen(DDP, backend="nccl", nics=both_ways(2 * S)).explained
+@pytest.mark.parametrize(("proto", "told"), [("LL", True), ("simple, ll", True), ("^LL", False), (None, False)])
+def test_a_protocol_explains_large_calls_only_if_nccl_proto_names_it(proto: str | None, told: bool) -> None:  # noqa: FBT001 - a table
+    def started(node: int) -> list[Sample]:
+        return [WorkerSample(rank=node, local_rank=0, world_size=2, time_s=0.0, source="trainer", nccl_proto=proto)]
+
+    (sentence,) = seen(DDP, backend="nccl", nics=both_ways(2 * S), more=started).explained
+    assert ("the protocol LL," in sentence) == told
+    assert sentence.startswith("unexplained: ") == (not told)
+
+
+def test_calls_that_are_all_small_may_take_nccls_protocol_for_them() -> None:
+    def small(_rank: int) -> list[CallCount]:
+        return [call("all_reduce", 200_000.0, count=20)]
+
+    (sentence,) = seen(DDP, backend="nccl", calls=small, nics=both_ways(2 * 4_000_000.0)).explained
     assert "the protocol LL," in sentence
+
+
+@pytest.mark.parametrize(
+    ("ifname", "networks", "shared"),
+    [("lo", (None, None), True), ("eth0", ("b/1", "b/1"), True), ("eth0", ("b/1", "b/2"), False)],
+)
+def test_nodes_that_count_one_interface_are_told_before_anything_else(
+    ifname: str,
+    networks: tuple[str | None, ...],
+    shared: bool,  # noqa: FBT001 - a table
+) -> None:
+    def started(node: int) -> list[Sample]:
+        network = networks[node]
+        return [WorkerSample(rank=node, local_rank=0, world_size=2, time_s=0.0, source="trainer", network=network)]
+
+    def nics(_node: int, _step: int) -> Passed:
+        return {ifname: (2 * S, 2 * S)}
+
+    (sentence,) = seen(DDP, backend="nccl", nics=nics, ifname=ifname, more=started).explained
+    words = f"node-0 and node-1 share the interface {ifname}: it counted 29.5 MB per step for 29.5 MB expected"
+    assert sentence.startswith(words if shared else "unexplained: ")
+
+
+def test_twice_the_bytes_are_unexplained_on_gloo() -> None:
     (sentence,) = seen(DDP, nics=both_ways(2 * S)).explained
     assert sentence.startswith("unexplained: ens1f0 of node-0 sent 29.5 MB per step for 14.8 MB expected")
 

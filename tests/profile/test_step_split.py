@@ -167,7 +167,21 @@ def test_a_gpu_that_waits_for_streams_which_were_not_timed_is_not_said_to_wait_l
 
     split = split_of(changed(MadeUp(device="cuda", told_by="device").observed(), unseen))
     assert split.source is None
-    assert "separate streams" in split.missing["exposed_ms"]
+    reason = split.missing["exposed_ms"]
+    assert reason.startswith("2 of the 9 collectives of step 1 of rank 0 were timed")
+    assert "is not Python" in reason
+
+
+def test_a_step_with_more_waits_than_are_timed_is_told_as_such() -> None:
+    def dropped(sample: Sample) -> Sample:
+        if isinstance(sample, DeviceWaitSample) and sample.step > 5:
+            return msgspec.structs.replace(sample, calls=16384, of_calls=20000, dropped=3616)
+        return sample
+
+    split = split_of(changed(MadeUp(device="cuda", told_by="device").observed(), dropped))
+    assert split.source is None
+    reason = split.missing["exposed_ms"]
+    assert reason.startswith("step 6 of rank 0 had more waits than are timed: 16384 of its 20000 collectives were")
 
 
 def test_without_any_source_a_gpu_has_no_exposed_communication_and_is_told_how_to_get_it() -> None:

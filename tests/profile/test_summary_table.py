@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from multinode.profile.calls import SeenCall
-from multinode.profile.machine_use import NodeUse
+from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Comm, Summary
@@ -157,3 +157,16 @@ def test_of_many_calls_the_largest_are_shown_and_the_rest_counted() -> None:
     assert "and 4 smaller ones" in text
     assert "12.00" in text
     assert "24.00" in text
+
+
+def test_workers_on_the_cpus_of_nodes_with_gpus_are_told_so() -> None:
+    node = NodeUse(node="spark", node_rank=0, ranks=(0,), gpus=(GpuUse(index=0, sm_percent=0.0),))
+    on_cpus = msgspec.structs.replace(
+        SUMMARY, nodes=(node, node), split=msgspec.structs.replace(SUMMARY.split, device="cpu")
+    )
+    words = " ".join(shown(on_cpus, 200).split())
+    assert "the workers trained on the CPUs, although the nodes have 2 GPUs" in words
+    # Its memory is the node's.
+    assert "shares its node's (unified memory)" in words
+    on_gpus = msgspec.structs.replace(on_cpus, split=msgspec.structs.replace(SUMMARY.split, device="cuda"))
+    assert "trained on the CPUs" not in shown(on_gpus, 200)

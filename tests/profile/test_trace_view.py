@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multinode.profile.calls import SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.trace import CollectiveSpan, TraceEvents, TraceStep, read_trace, view_traces
 from multinode.stats.time_spans import merge
@@ -153,9 +155,9 @@ def test_the_window_stands_beside_the_counters(split: StepSplit, said: str) -> N
     ("split", "device", "said"),
     [
         (counters(0.1, 0.5), "cpu", "they differ by 100% of the step, because the profiler made a step 100% longer."),
-        (counters(0.1, 1.0), "cuda", "only the trace counts that time as exposed."),
+        (counters(0.1, 1.0), "cuda", "only the trace counts that time as exposed: its figure is an upper bound."),
         # A step that is a little longer does not explain all that is apart.
-        (counters(0.1, 0.85), "cuda", "only the trace counts that time as exposed."),
+        (counters(0.1, 0.85), "cuda", "only the trace counts that time as exposed: its figure is an upper bound."),
         (counters(0.1, 1.0), "cpu", "for an unknown reason."),
         # Neither makes a trace show less.
         (counters(0.9, 1.0), "cuda", "for an unknown reason."),
@@ -167,6 +169,17 @@ def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, s
     spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
     events = TraceEvents(device=device, steps=steps, collectives=spans, computing=(), hiding=())
     assert view_traces({0: events}, 2, split.mean).agreement.endswith(said)
+
+
+def test_collectives_that_are_no_kernels_of_nccl_are_missed() -> None:
+    steps = tuple(TraceStep(step=1 + k, start_us=1000.0 * k, end_us=1000.0 * (k + 1)) for k in range(4))
+    spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
+    events = TraceEvents(device="cuda", steps=steps, collectives=spans, computing=(), hiding=())
+    called = SeenCall(op="all_gather", ranks=8, nodes=1, backend="nccl", size_bytes=1e6, count=48.0)
+    told = view_traces({0: events}, 8, None, [called]).agreement
+    assert "The trace has 1 NCCL kernels per step for 48 calls: collectives by copy engines" in told
+    few = msgspec.structs.replace(called, count=2.0)
+    assert "NCCL kernels" not in view_traces({0: events}, 8, None, [few]).agreement
 
 
 def test_real_traces_of_two_workers_have_a_bandwidth_and_figures_that_fit_together() -> None:

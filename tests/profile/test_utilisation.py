@@ -8,10 +8,11 @@ import pytest
 
 from multinode.job.synthetic import with_synthetic
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.profile.throughput import Throughput, Utilisation, read_model_work, utilisation_of
-from multinode.records.samples import ModelSample
+from multinode.profile.throughput import Throughput, Utilisation, measure_throughput, read_model_work, utilisation_of
+from multinode.records.samples import ModelSample, Sample
 from multinode.stats.estimate import UnknownError
 from tests.job.trainings import FULL, LORA, TINY, training_job
+from tests.profile.made_up_steps import MadeUp, changed
 
 SPEED = Throughput(tgs=8000.0, tokens_per_sample=512.0, attention_length=512.0)
 BF16 = {"mixed_precision": "bf16", "tf32": False, "dtypes": {"float32": 1000}}
@@ -142,3 +143,23 @@ def test_made_up_rows_attend_over_all_their_tokens() -> None:
     assert "attention over 512 tokens, counted whole" in (
         utilisation_of(read_model_work(packed, TINY), on_gpus([0], [1]), SPEED).rule
     )
+
+
+@pytest.mark.parametrize(("uuids", "gpus"), [(("u1", "u1"), 1), (("u1", "u2"), 2), ((None, None), 2)])
+def test_a_gpu_that_two_workers_share_counts_once(uuids: tuple[str | None, str | None], gpus: int) -> None:
+    def on_its_gpu(sample: Sample) -> Sample:
+        if isinstance(sample, ModelSample):
+            return msgspec.structs.replace(sample, device_uuid=uuids[sample.rank])
+        return sample
+
+    made_up = MadeUp(device="cuda")
+    alone, shared = measure_throughput(made_up.observed()), changed(made_up.observed(), on_its_gpu)
+    assert alone.tgs is not None
+    assert measure_throughput(shared).tgs == pytest.approx(alone.tgs * 2 / gpus)
+    each = [[gpu(rank, device_uuid=uuid)] for rank, uuid in enumerate(uuids)]
+    nodes = [
+        msgspec.structs.replace(node, samples=tuple(samples))
+        for node, samples in zip(on_gpus([0], [1]).nodes, each, strict=True)
+    ]
+    rule = used(observe("r", nodes)).rule
+    assert ("2 workers share 1 GPU, which counts once" in rule) == (gpus == 1)

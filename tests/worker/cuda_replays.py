@@ -19,10 +19,17 @@ from torch.optim import optimizer
 from tests.cuda_stand_in import gpu, tensor_of
 
 Step = Callable[[], None]
+# How far a host that never waits is ahead.
+QUEUED_MS = 120.0
 
 
-def ddp(backward_ms: Sequence[float], bucket_ms: Sequence[float], forward_ms: float = 10.0) -> Step:
-    """DDP, whose reducer is C++: a bucket is sent when its part of the backward pass is over."""
+def ddp(
+    backward_ms: Sequence[float], bucket_ms: Sequence[float], forward_ms: float = 10.0, *, looks: bool = True
+) -> Step:
+    """DDP, whose reducer is C++: a bucket is sent when its part of the backward pass is over.
+
+    The host waits for the device where the loop looks at its loss, and else only where the driver's queue is full.
+    """
     model = Ddp(backward_ms, bucket_ms, forward_ms)
 
     def step() -> None:
@@ -30,8 +37,7 @@ def ddp(backward_ms: Sequence[float], bucket_ms: Sequence[float], forward_ms: fl
         model.backward()
         for hook in list(optimizer._global_optimizer_pre_hooks.values()):  # noqa: SLF001 - no optimizer steps
             hook(None, (), {})
-        # The loop looks at its loss.
-        gpu.await_on_host(gpu.ends_ms[0])
+        gpu.await_on_host(gpu.ends_ms[0] - (0.0 if looks else QUEUED_MS))
 
     return step
 
@@ -359,6 +365,69 @@ class _Gradients:
             event = torch.cuda.Event()
             event.record()
             self._events.append(event)
+
+
+def on_a_stream_of_its_own(compute_ms: float, send_ms: float, calls: int, awaits: str) -> Step:
+    """A loop that computes on another stream, as before a capture: torch/cuda/graphs.py make_graphed_callables."""
+    computing = torch.cuda.Stream()
+
+    def step() -> None:
+        computing.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(computing):
+            for _ in range(calls):
+                gpu.compute(compute_ms)
+                dist.all_reduce(tensor_of(send_ms))
+        if awaits == "stream":
+            computing.synchronize()
+        elif awaits == "device":
+            torch.cuda.synchronize()
+        else:
+            torch.cuda.current_stream().wait_stream(computing)
+
+    return step
+
+
+def by_the_accelerator(compute_ms: float, send_ms: float) -> Step:
+    """Waits of torch.accelerator's streams, as of fsdp/_fully_shard/_fsdp_param_group.py `wait_for_unshard`."""
+    sending = torch.cuda.Stream()
+
+    def step() -> None:
+        gpu.compute(compute_ms)
+        sending.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(sending):
+            dist.all_gather_into_tensor(tensor_of(send_ms), tensor_of(send_ms))
+            event = sending.record_event()
+        torch.accelerator.current_stream().wait_event(event)
+        gpu.await_on_host(gpu.ends_ms[0])
+
+    return step
+
+
+def accumulated(micro_step: Step, micro_batches: int) -> Step:
+    """A step of several micro-batches, each of which sends."""
+
+    def step() -> None:
+        for _ in range(micro_batches):
+            micro_step()
+
+    return step
+
+
+def tensor_parallel(layers: int, local_ms: float, between_ms: float) -> Step:
+    """Tensor-parallel layers in a node, whose sums the next layer waits for, and gradients between the nodes."""
+    group = dist.new_group([0])
+
+    def step() -> None:
+        for layer in range(layers):
+            gpu.compute(3.0)
+            if layer % 2:
+                dist.all_reduce(tensor_of(local_ms), group=group)
+            else:
+                dist.all_reduce(tensor_of(local_ms), group=group, async_op=True).wait()
+        dist.all_reduce(tensor_of(between_ms))
+        gpu.await_on_host(gpu.ends_ms[0])
+
+    return step
 
 
 def unseen(compute_ms: float, send_ms: float) -> Step:

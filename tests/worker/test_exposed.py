@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
@@ -77,8 +78,8 @@ def test_a_step_that_is_captured_in_a_graph_is_no_step_and_its_capture_goes_on(t
     assert sum(isinstance(one, DeviceWaitSample) for one in told.samples) == 4
 
 
-def replay(folder: Path, call: str, script: str = WATCHED) -> tuple[float, dict[int, StepRecords]]:
-    """What a step's communication costs, in ms, and what was recorded of each step."""
+def replay(folder: Path, call: str, script: str = WATCHED, last: int = STEPS) -> tuple[float, dict[int, StepRecords]]:
+    """What a step's communication costs, in ms, and what was recorded of each step up to the last but one."""
     told: Told = run_pair(folder, script.replace("REPLAY", call), workers=1, warm=True)[0]
     assert "multinode:" not in told.stderr, told.stderr
     truth_ms, whole_ms, hooked_ms = told.said
@@ -88,7 +89,7 @@ def replay(folder: Path, call: str, script: str = WATCHED) -> tuple[float, dict[
     for sample in told.samples:
         if isinstance(sample, StepSample | DdpSample | DeviceWaitSample):
             found[sample.step] = found.get(sample.step, StepRecords()).with_sample(sample)
-    return truth_ms, {step: one for step, one in found.items() if 2 < step < STEPS}
+    return truth_ms, {step: one for step, one in found.items() if 2 < step < last}
 
 
 SLOW_BUCKETS = "[10.0] * 4, [12.0] * 4"
@@ -125,6 +126,17 @@ SLOW_GATHERS = "[(1.0, 2.0, 3.0)] * 20"
         pytest.param(f"zero3({GATHERS}, [9.0] * 4, overlap=True)", "device", id="zero3-four-reductions-overlap"),
         pytest.param(f"zero3({FAST}, [3.0] * 8, overlap=True, prefetch=3)", "device", id="zero3-prefetch-overlap"),
         pytest.param(f"zero3({GATHERS}, [9.0] * 4, overlap=False)", "device", id="zero3"),
+        # More waits than a step is expected to have, by full fine-tuning with accumulation.
+        pytest.param(
+            "accumulated(fsdp2([(0.5, 1.0, 3.0, 5.0)] * 80), 4)", "device", id="fsdp2-80-units-4-micro-batches"
+        ),
+        pytest.param("accumulated(fsdp2([(0.2, 0.4, 1.0, 1.0)] * 32), 64)", "device", id="fsdp2-64-micro-batches"),
+        # What computes on a stream of its own is not waited for.
+        pytest.param("on_a_stream_of_its_own(45.0, 5.0, 1, 'stream')", "device", id="own-stream-synchronized"),
+        pytest.param("on_a_stream_of_its_own(45.0, 5.0, 1, 'device')", "device", id="own-stream-device-synchronized"),
+        pytest.param("on_a_stream_of_its_own(20.0, 5.0, 3, 'stream')", "device", id="own-stream-three-calls"),
+        pytest.param("on_a_stream_of_its_own(20.0, 5.0, 3, 'event')", "device", id="own-stream-waited-for-by-stream"),
+        pytest.param("by_the_accelerator(20.0, 8.0)", "device", id="accelerator-stream"),
         pytest.param("ddp([5.0] * 4, [8.0] * 4)", "ddp", id="ddp"),
         pytest.param("ddp([5.0] * 4, [1.0] * 4)", "ddp", id="ddp-hidden"),
     ],
@@ -138,6 +150,24 @@ def test_exposed_communication_is_what_the_step_would_be_shorter_without_it(
     assert told_ms == pytest.approx([truth_ms] * (STEPS - 3), rel=0.02, abs=0.05)
 
 
+def test_waits_inside_a_node_and_between_nodes_are_two_figures(tmp_path: Path) -> None:
+    of_four = 'import os\nos.environ |= {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}\n'
+    truth_ms, found = replay(tmp_path / "run", "tensor_parallel(8, 1.0, 33.0)", of_four + WATCHED)
+    assert truth_ms == pytest.approx(41.0, rel=0.01)
+    waits = [one.wait for one in found.values() if one.wait is not None]
+    assert [wait.wait_us / 1000 for wait in waits] == pytest.approx([truth_ms] * (STEPS - 3), rel=0.02)
+    assert [wait.local_us / 1000 for wait in waits] == pytest.approx([8.0] * (STEPS - 3), rel=0.02)
+
+
+def test_ddp_s_counters_are_read_in_one_iteration_of_64_where_a_loop_never_looks_at_its_loss(tmp_path: Path) -> None:
+    script = WATCHED.replace(f"range({STEPS})", "range(200)").replace(f"/ {STEPS}", "/ 200")
+    truth_ms, found = replay(tmp_path / "run", "ddp([5.0] * 4, [8.0] * 4, looks=False)", script, last=201)
+    late = {step: one.exposed_us("ddp", host_waits=False) for step, one in found.items() if step > 11 and one.ddp}
+    assert set(late) == {64, 128, 192}
+    told_ms = [(exposed_us or 0.0) / 1000 for exposed_us in late.values()]
+    assert told_ms == pytest.approx([truth_ms] * 3, rel=0.02, abs=0.05)
+
+
 def test_a_torch_that_has_its_public_functions_alone_is_timed_as_well(tmp_path: Path) -> None:
     # Of the private ones, which are quicker, our hooks do without; what torch's own Python calls stays below it.
     made = "traffic = worker.traffic"
@@ -145,6 +175,14 @@ def test_a_torch_that_has_its_public_functions_alone_is_timed_as_well(tmp_path: 
     truth_ms, found = replay(tmp_path / "run", "zero3([(1.0, 2.0, 3.0)] * 4, [9.0] * 2, overlap=True)", script)
     told_ms = [(one.exposed_us("device", host_waits=False) or 0.0) / 1000 for one in found.values()]
     assert told_ms == pytest.approx([truth_ms] * (STEPS - 3), rel=0.02, abs=0.05)
+
+
+def test_torch_asks_for_the_accelerators_streams_where_hooks_are() -> None:
+    """Of a new torch: what is copied from the module, or asked of C++, would not be seen."""
+    for path in (Path(torch.__file__).parent / "distributed").rglob("*.py"):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        assert "from torch.accelerator" not in text, path
+        assert "_accelerator_getStream" not in text, path
 
 
 def test_a_wait_that_nothing_of_python_sees_leaves_the_step_unknown(tmp_path: Path) -> None:

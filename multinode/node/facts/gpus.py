@@ -16,11 +16,15 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from ..channel import Record
 from ..files import user_name
 from ..processes import command_of
-from ..programs import Query
+from ..programs import Query, find_program
 
 # Without its persistence daemon the driver is loaded anew for each call, which takes seconds for each GPU.
 _DEADLINE_S = 30.0
-_FIELDS = "index,name,memory.total,memory.used,driver_version,uuid"
+_FIELDS = "index,name,memory.total,memory.used,driver_version,uuid,mig.mode.current"
+# Where WSL 2 has nvidia-smi: its init puts that on the PATH of interactive shells alone.
+_WSL = "/usr/lib/wsl/lib"
+# The driver's devices, and in WSL 2 Windows's.
+_DEVICES = ("/dev/nvidia", "/dev/dxg")
 _PROCESS_FIELDS = "gpu_uuid,pid,used_memory"
 _FORMAT = "--format=csv,noheader,nounits"
 _MAX_PROCESSES = 64
@@ -34,6 +38,11 @@ class Holder(NamedTuple):
     uuid: str
     pid: int  # the process's, as the driver knows it
     memory_mib: Optional[float]  # how much it holds; None where the driver does not tell
+
+
+def find_nvidia_smi(path: str, wsl: str = _WSL) -> Optional[str]:
+    """nvidia-smi along PATH, else where WSL 2 has it; None without."""
+    return find_program("nvidia-smi", os.pathsep.join((path, wsl)))
 
 
 def query_gpus(nvidia_smi: str) -> Query:
@@ -50,7 +59,7 @@ def parse_gpus(text: str) -> list[Record]:
     """One record for each line of its CSV."""
     gpus: list[Record] = []
     for line in filter(None, map(str.strip, text.splitlines())):
-        index, name, total, used, driver, uuid = _split(line, _FIELDS)
+        index, name, total, used, driver, uuid, mig = _split(line, _FIELDS)
         gpus.append(
             {
                 "index": int(index),
@@ -59,6 +68,7 @@ def parse_gpus(text: str) -> list[Record]:
                 "memory_used_mib": _number(used),
                 "driver": driver,
                 "uuid": uuid,
+                "mig": mig == "Enabled",
             }
         )
     return gpus
@@ -103,10 +113,10 @@ def _is_the_drivers(pid: int) -> bool:
 
 
 def uses_gpu(pid: int) -> bool:
-    """Whether the process has one of the NVIDIA driver's devices open."""
+    """Whether the process has one of the NVIDIA driver's devices open, or in WSL 2 Windows's."""
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
-        return any(os.readlink(f"{folder}/{fd}").startswith("/dev/nvidia") for fd in os.listdir(folder))
+        return any(os.readlink(f"{folder}/{fd}").startswith(_DEVICES) for fd in os.listdir(folder))
     return False
 
 
@@ -118,8 +128,8 @@ def _split(line: str, fields: str) -> list[str]:
 
 
 def _number(text: str) -> Optional[float]:
-    # [N/A], [Not Supported] and [Insufficient Permissions] stand for what a GPU does not report.
-    return None if text.startswith("[") else float(text)
+    # [N/A], [Not Supported], [GPU is lost] and ERR! stand for what a GPU does not report.
+    return None if text.startswith(("[", "ERR")) else float(text)
 
 
 _BYTES_PER_MIB = 1 << 20

@@ -143,9 +143,14 @@ def _find_gid(folder: str) -> Record:
 
 
 def _read_pcie(folder: str) -> Record:
-    """What goes through the NIC's slot in each direction, now and at the most that both ends could."""
+    """Where the NIC is, and what goes through its slot in each direction, now and at the most that both ends could."""
     speeds = {name: _read_lanes(folder, name) for name in ("current", "max")}
-    return {"pcie_gbit_per_s": speeds["current"], "pcie_max_gbit_per_s": speeds["max"]}
+    address = os.path.basename(os.path.realpath(folder)).lower()
+    return {
+        "pci": address if _PCI_ADDRESS.fullmatch(address) else None,
+        "pcie_gbit_per_s": speeds["current"],
+        "pcie_max_gbit_per_s": speeds["max"],
+    }
 
 
 def _read_lanes(folder: str, name: str) -> Optional[float]:
@@ -158,6 +163,7 @@ def _read_lanes(folder: str, name: str) -> Optional[float]:
     return round(transfers * width * (0.8 if transfers <= _OLD_PCIE else 128 / 130), 1)
 
 
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _GPU_VENDORS = ("0x10de", "0x1002")
 # Displays, 3D controllers and other accelerators, by the first byte of the class (linux/pci_ids.h).
 _GPU_CLASSES = ("0x03", "0x12")

@@ -136,6 +136,7 @@ class Installed(NamedTuple):
     cuda_version: Optional[str]
     nccl_version: Optional[str]
     missing: dict[str, str]  # why there is no cuda_version or nccl_version
+    torch_build: Optional[str]  # torch/version.py, which no two builds share; None without torch
 
 
 def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], str]:
@@ -253,7 +254,7 @@ def _read_packages(data: dict[str, Any]) -> Installed:
         missing["cuda_version"] = _no_cuda(data["torch"])
     if nccl is None:
         missing["nccl_version"] = missing.get("cuda_version", "torch was installed without an NCCL wheel")
-    return Installed(str(data["python_version"]), packages, cuda, nccl, missing)
+    return Installed(str(data["python_version"]), packages, cuda, nccl, missing, data["torch"])
 
 
 def _no_cuda(torch: Optional[str]) -> str:
@@ -291,6 +292,7 @@ def read_machine() -> tuple[Record, dict[str, str]]:
     }
     facts: Record = {
         "hostname": os.uname().nodename,
+        "architecture": os.uname().machine,
         "home": os.path.expanduser("~"),
         "cores": len(os.sched_getaffinity(0)),
         "agent_python": ".".join(map(str, sys.version_info[:3])),

@@ -1,0 +1,116 @@
+"""What the job's torch finds: whether it has a GPU at all, its kernels' architectures, and those of the GPUs.
+
+Only torch can tell: forward-compatibility libraries let it run on a driver that its CUDA is too new for. Importing it
+takes seconds, so an answer with GPUs is kept for the environment that gave it. One without is not: its cause may go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from ..channel import Record
+from ..files import replace_file
+from ..programs import Query, QueryFailed
+
+_MARK = "multinode-devices:"
+_MOST_KEPT = 16
+_MOST_DEVICES = 64
+_LONGEST = 500
+# Variables that decide which libraries and GPUs torch loads.
+_DECIDES = re.compile(r"(LD|CUDA|NVIDIA|PYTHON|TORCH|PYTORCH|HIP|HSA|ROCR)_?")
+_SCRIPT = f"""
+import sys; sys.path[:] = [p for p in sys.path if p]
+import json, warnings
+found, said = [], []
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+    available = torch.cuda.is_available()
+    kernels = torch.cuda.get_arch_list() if available else []
+    if available:
+        for number in range(torch.cuda.device_count()):
+            try:
+                properties = torch.cuda.get_device_properties(number)
+                found.append([properties.name, properties.major, properties.minor])
+            except Exception as error:
+                said.append(str(error))
+    said += [str(warning.message) for warning in caught if "CUDA" in str(warning.message)]
+if not available and not said:
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        said.append(str(error))
+print("\\n{_MARK}" + json.dumps({{"available": available, "kernels": kernels, "gpus": found, "said": said[:1]}}))
+"""
+
+
+def query_devices(python: str, cwd: Optional[str], env: Mapping[str, str], deadline_s: float) -> Query:
+    """Ask the interpreter, under the job's variables."""
+    # The driver's warnings about the GPUs' order would only cost their text.
+    variables = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **env}
+    return Query([python, "-c", _SCRIPT], deadline_s=deadline_s, cwd=cwd, env=variables)
+
+
+def parse_devices(text: str) -> Record:
+    """The answer, by the names of TorchDevices.
+
+    Raises:
+        QueryFailed: there is none in it.
+    """
+    lines = [line[len(_MARK) :] for line in text.splitlines() if line.startswith(_MARK)]
+    try:
+        answer: dict[str, Any] = json.loads(lines[-1])
+        said = [_line(str(text)) for text in answer["said"]]
+        return {
+            "available": bool(answer["available"]),
+            "reason": said[0] if said else None,
+            "kernels": [str(kernel) for kernel in answer["kernels"]],
+            "gpus": [
+                {"name": str(name), "capability": [int(major), int(minor)]}
+                for name, major, minor in answer["gpus"][:_MOST_DEVICES]
+            ],
+        }
+    except (LookupError, ValueError, TypeError) as error:
+        raise QueryFailed("the interpreter did not return its GPUs") from error
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST]
+
+
+class DeviceCache:
+    """Answers that were given on this node, by what decides them."""
+
+    def __init__(self, home: str) -> None:
+        self._path = os.path.join(home, ".multinode", "torch-devices.json")
+
+    def key(self, env: Mapping[str, str], *parts: object) -> str:
+        """A name for these parts and for the variables that decide."""
+        variables = {**{name: value for name, value in os.environ.items() if _DECIDES.match(name)}, **env}
+        return hashlib.sha256(json.dumps([parts, sorted(variables.items())]).encode()).hexdigest()
+
+    def get(self, key: str) -> Optional[Record]:
+        """What was kept under it."""
+        value = self._read().get(key)
+        return value if isinstance(value, dict) else None
+
+    def put(self, key: str, value: Record) -> None:
+        """Keep it, and of the others the newest; where nothing can be written, the next probe asks again."""
+        answers = {name: old for name, old in self._read().items() if name != key}
+        kept = {**dict(list(answers.items())[1 - _MOST_KEPT :]), key: value}
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            replace_file(self._path, json.dumps(kept).encode())
+
+    def _read(self) -> Record:
+        with contextlib.suppress(OSError, ValueError), open(self._path, "rb") as file:
+            answers = json.loads(file.read())
+            if isinstance(answers, dict):
+                return answers
+        return {}
