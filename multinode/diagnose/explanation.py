@@ -173,6 +173,8 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
     report = reading.report
     error = known_errors()[failure.error_id] if failure.error_id is not None else None
     word = reading.cause(rank=failure.rank)
+    if word is not None and word.is_of_peers and report is not None and _ends_by_signal(report, word):
+        word = None
     if word is not None and not (word.error == error or (error is None and not word.is_of_peers)):
         word = None
     if word is not None:
@@ -182,6 +184,13 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
     message, line = _last_match(reading, error)
     of_peers = error is not None and error.of_peers
     return _log_failure(failure, node.run.name, error, line=line, message=message, of_peers=of_peers)
+
+
+def _ends_by_signal(report: LauncherReport, word: LogWord) -> bool:
+    """Whether a signal ended the reported worker before others lost it."""
+    signal = report.death.signal or signal_of_code(report.death.exit_code)
+    is_others = report.death.rank is not None and word.rank not in {None, report.death.rank}
+    return signal not in {None, "SIGTERM"} and (is_others or signal != "SIGABRT")
 
 
 def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWord) -> LogFailure:
@@ -237,8 +246,8 @@ def _describe_report(
         signal = signal_of_code(death.exit_code)
         how = f"exited with code {death.exit_code}{f' ({signal})' if signal else ''}"
     else:
-        how = "ended: " + " ".join(report.text.split())
-    message = f"{who} {how}"
+        who, how = " ".join(report.text.split()), ""
+    message = f"{who} {how}".strip()
     alike = [one for one in reading.reports if one.launcher == report.launcher and _end_of(one) == _end_of(report)]
     meaning = exit_meaning(death.exit_code, death.signal)
     if error is None:
@@ -332,7 +341,9 @@ def _last_said(reading: LogReading, report: LauncherReport) -> str:
         is_launchers = _OF_LAUNCHER.search(text) or any(begins in raw for begins in BEGINNINGS if "srun" not in begins)
         if not text or is_others or is_code or is_launchers or _RULER.match(text):
             continue
-        if report.death.signal is not None and (is_progress(raw) or shapes[_FIGURE.sub("", raw)] > 1):
+        if report.death.signal is not None and (
+            _INFO.search(raw) or is_progress(raw) or shapes[_FIGURE.sub("", raw)] > 1
+        ):
             return ""
         return text[:_MOST_CHARS]
     return ""
@@ -355,13 +366,16 @@ def _for_logs(error: KnownError, host: str | None) -> str:
     )
 
 
+_INFO = re.compile(r"^.{0,60}\b(?:INFO|DEBUG)\b")
 _FIGURE = re.compile(r"\d")
 _OF_LAUNCHER = re.compile(
     r"\b(?:srun|slurmstepd(?:-[\w.-]{1,64})?): (?!error: (?:pyxis|execve))|launch/slurm|closing signal SIG"
     r"|\bsigkill_handler\]|exits? with (?:return|status) code|Waiting up to \d+ seconds for all training"
     r"|noticed that process rank|warnings\.warn\(|Warning: |\bcleanup messages\b|: line \d+: +\d+ "
+    r"|Primary job\s+terminated normally|Per user-direction, the job has been aborted"
     r"|^\s*(?:Traceback|File |raise |sys\.exit|\^+|Failures:|\[\d+\]:|<NO_OTHER_FAILURES>|\S+ FAILED$)"
-    r"|^\s*(?:time|host|rank|exitcode|error_file|traceback) *: |ChildFailedError|container failed with non-zero",
+    r"|^\s*(?:time|host|rank|exitcode|error_file|traceback) *: |ChildFailedError|Extension modules: "
+    r"|container failed with non-zero",
     re.IGNORECASE,
 )
 _CLOCK = re.compile(r"(?:\d{4}-)?(\d\d)-?(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d{1,9})?)")

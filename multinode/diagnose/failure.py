@@ -13,7 +13,7 @@ from multinode.diagnose.evidence import MachineFault, NodeEvidence
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import WorkerDeath, find_worker_death
 from multinode.diagnose.log_words import LogReading, LogWord, last_words, read_log, spoken_words
-from multinode.diagnose.meaning import MOST_CODE, exit_meaning, timed_out_collective
+from multinode.diagnose.meaning import MOST_CODE, exit_meaning, signal_of_code, timed_out_collective
 from multinode.diagnose.standing import Standing, entry_standing, word_standing
 from multinode.records.log import clean_log, last_lines
 from multinode.records.progress import NodeProgress
@@ -106,6 +106,8 @@ def _find_kind(
     crashed = _SIGNALS.get(failure.signal or "") == "crashed"
     if failure.signal is None or crashed:
         word = reading.cause(rank=failure.rank, aborted=crashed)
+        if word is not None and _is_after_signal(word, failure):
+            word = None
         spoken = word.error if word is not None else None
         if word is None and not crashed:
             exited = reading.death is not None and reading.death.exit_code is not None
@@ -121,6 +123,12 @@ def _find_kind(
     if failure.signal is not None:
         return _SIGNALS.get(failure.signal, "killed"), signal_error(failure.signal), text
     return None, None, text
+
+
+def _is_after_signal(word: LogWord, failure: Failure) -> bool:
+    """Whether a line stands behind a signal in the order of evidence; a process that loses its peers aborts itself."""
+    is_others = failure.rank is not None and word.rank not in {None, failure.rank}
+    return word.is_of_peers and failure.signal not in {None, "SIGTERM"} and (is_others or failure.signal != "SIGABRT")
 
 
 def signal_error(signal: str | None) -> KnownError | None:
@@ -266,7 +274,7 @@ def _job_standing(node: NodeEvidence, nodes: Sequence[NodeEvidence]) -> Standing
     word, signal = _said_cause(node), _death_signal(node)
     said = word_standing(word) if word is not None else Standing.EXIT_CODE
     # TERM is what torchrun sends to the other workers itself. NCCL's watchdog aborts a worker whose peer is gone.
-    is_killed = signal not in {None, "SIGTERM"} and not _is_of_peers(node)
+    is_killed = signal not in {None, "SIGTERM"} and (signal != "SIGABRT" or not _is_of_peers(node))
     if node.run.signal or node.run.cause == "supervisor_lost" or is_killed:
         return Standing.SIGNAL
     if said <= Standing.GENERAL:
@@ -354,7 +362,7 @@ def _earliest_exception(nodes: Sequence[NodeEvidence], *, connection: bool) -> F
 
 def _death_signal(node: NodeEvidence) -> str | None:
     death = node.read().death
-    return death.signal if death is not None else None
+    return death.signal or signal_of_code(death.exit_code) if death is not None else None
 
 
 def _said_cause(node: NodeEvidence) -> LogWord | None:
@@ -363,7 +371,10 @@ def _said_cause(node: NodeEvidence) -> LogWord | None:
 
 
 def _is_of_peers(node: NodeEvidence) -> bool:
-    word, warning = _said_cause(node), told_by_nccl(node.nccl_warnings)
+    word, warning, death = _said_cause(node), told_by_nccl(node.nccl_warnings), node.read().death
+    if word is not None and death is not None and death.rank is not None and word.rank not in {None, death.rank}:
+        # It follows from the end of that worker.
+        return False
     return word is not None and word.is_of_peers and (warning is None or warning.is_of_peers)
 
 
@@ -378,13 +389,13 @@ def _exited_silently(node: NodeEvidence) -> bool:
     death = node.read().death
     if death is None or death.rank is None or not 0 < (death.exit_code or 0) <= MOST_CODE:
         return False
-    words = node.read().words
+    words = [word for word in node.read().words if word_standing(word) < Standing.NOISE]
     spoke = any(map(_is_about_connection, node.exceptions)) or any(
         word.is_of_peers and word.rank is not None for word in words
     )
     # A word that names no rank may be its own, unless it only says that a peer is gone.
     said: set[int | None] = {sample.rank for sample in node.exceptions}
-    said |= {word.rank for word in words if word.rank is not None or not word.is_of_peers}
+    said |= {word.rank for word in words if word.rank is not None or not (word.is_of_peers or word.is_launchers)}
     return spoke and death.rank not in said and None not in said
 
 

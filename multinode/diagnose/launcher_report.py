@@ -60,6 +60,7 @@ _SIGNAL_WORDS = {
     "Bus error": 7,
     "Illegal instruction": 4,
     "Floating point exception": 8,
+    "Terminated": 15,
 }
 _WORDS = "|".join(_SIGNAL_WORDS)
 _NAME = r"[\w.-]{1,64}"
@@ -78,7 +79,7 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         "noticed that process rank ",
         2,
         rank=r"noticed that process rank (\d{1,6}) with PID",
-        host=rf" on node ({_NAME})",
+        host=rf" on node ({_NAME}) exited",
         signal=r"exited on\s+signal (\d{1,3})",
     ),
     "first process": _grammar(
@@ -137,7 +138,11 @@ _GRAMMARS: Mapping[str, _Grammar] = {
     "Open MPI, signal": _grammar("*** Process received signal ***", 3, signal=r"Signal: [\w ]{1,40}\((\d{1,3})\)"),
     "Determined": _grammar("container failed with non-zero exit code", code=r"\(exit code (-?\d{1,6})\)"),
     # None of these says which global rank it is.
-    "torchrun, agent": _grammar("failed (exitcode: ", code=r"failed \(exitcode: (-?\d{1,6})\) local_rank: \d"),
+    "torchrun, agent": _grammar(
+        "failed (exitcode: ",
+        local_rank=r"local_rank: (\d{1,6}) \(pid: ",
+        code=r"failed \(exitcode: (-?\d{1,6})\) local_rank: \d",
+    ),
     "accelerate": _grammar(
         "died with <Signals.", signal=r"CalledProcessError: .{0,4000} died with <Signals\.\w+: (\d+)>"
     ),
@@ -148,9 +153,16 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         code=rf"{_TASK}Exited with exit code (\d{{1,6}})",
         signal=rf"{_TASK}({_WORDS})\b",
     ),
-    "Slurm, launch": _grammar(
-        "srun: error: Task launch for ",
-        host=rf" failed on node ({_NAME})",
+    "Slurm, launch": _grammar("srun: error: Task launch for ", host=rf" failed on node ({_NAME})", needs=("host",)),
+    "Slurm, start": _grammar("slurmstepd: error: execve()", worker=r"execve\(\): (.{1,300})$", needs=("worker",)),
+    "vLLM": _grammar(
+        " died, exit code: ",
+        worker=r"Worker (\w{1,64} pid \d{1,9}) died",
+        code=r" died, exit code: (-?\d{1,6})",
+    ),
+    "raylet": _grammar(
+        "A worker died or was killed while executing a task",
+        host=r"Worker IP address: ([\d.]{7,15})",
         needs=("host",),
     ),
     "shell": _grammar("(core dumped)", signal=rf"^(?:.{{0,200}}: line \d+:\s+\d+ )?({_WORDS})\s+\(core dumped\)"),
@@ -244,7 +256,8 @@ def _read(
     workers, node_rank = places.get(first.host) or next(iter(places.values()), (0, 0))
     if rank is None and local is not None and workers:
         rank = workers * node_rank + local
-    worker = told.get("worker") or first.worker or (f"slot {local}" if local is not None and rank is None else None)
+    slot = f"{'slot' if launcher == 'first process' else 'local rank'} {local}"
+    worker = told.get("worker") or first.worker or (slot if local is not None and rank is None else None)
     if "node_rank" in told:
         worker = f"{worker} of node rank {told['node_rank']}"
     return LauncherReport(

@@ -27,6 +27,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None  # the name of the actor or worker, as Ray and vLLM print it
     time: str | None = None
     level: str | None = None  # `E` for errors; `W` for warnings and whatever is less
+    nccl: str | None = None  # the node and process that a line of NCCL names
     process: str | None = None  # names the process among those that write to this log
 
     @property
@@ -92,7 +93,8 @@ _MARKS = (
     r"libfabric:\d{1,9}:\d{1,12}::[\w:]{1,80}\(\):\d{1,6}<\w{1,10}>",
     rf"\[(?P<host3>{_NAME}):\d{{1,9}}(?::\d{{1,9}}){{0,2}}\]",
     rf"(?P<host4>{_NAME}):rank(?P<rank7>\d{{1,9}})\.\w{{1,64}}:",
-    rf"(?P<host5>{_NAME}):\d{{1,9}}:\d{{1,9}} \[\d{{1,4}}\](?: [\w./]{{1,200}}:\d{{1,6}})?(?: NCCL WARN\b)?",
+    r"[\w./]{1,200}:\d{1,6} NCCL WARN\b",
+    rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[\d{{1,4}}\](?: [\w./]{{1,200}}:\d{{1,6}})?(?: NCCL WARN\b)?",
 )
 _MARK = re.compile(rf"\s*(?:{'|'.join(_MARKS)})\s?")
 _RANK = re.compile(r"\b[Rr]ank (\d{1,9})\]|\(rank (\d{1,9}) in comm |(?<![\w-])rank=(\d{1,9}), pid=")
@@ -103,7 +105,9 @@ _TIME = re.compile(rf"\d{{4}}-\d\d-\d\d[ T_]{_CLOCK}|(?<=[EFWI])\d{{4}} {_CLOCK}
 _NODE = re.compile(
     r"(?=[\w.-]*[\d-])(?!mlx\d|bnxt|efa)(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)(?!\w*\.\w*$(?<=\d))[A-Za-z\d][\w.-]*"
 )
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?::(?: |$)|\s*$)")
+_EXCEPTION = re.compile(
+    r"(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)|Exception)(?::(?: |$)|\s*$)"
+)
 
 
 def is_exception(text: str) -> bool:
@@ -156,6 +160,7 @@ def _line(raw: str, text: str, told: dict[str, str]) -> LogLine:
         worker=told.get("worker"),
         time=time[0] if time is not None else told.get("time"),
         level=_level(told.get("level")),
+        nccl=f"{told['host']}:{told['nccl']}" if "nccl" in told else None,
         process=f"rank {rank}" if rank is not None else place,
     )
 

@@ -65,6 +65,8 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     is_exception: bool = False  # whether it is the last line of a Python traceback, by its form
     is_abort: bool = False  # whether it is what the C++ runtime or the interpreter says before it aborts a process
     is_nccl: bool = False  # whether NCCL said it: a warning, or the last error that torch quotes
+    is_launchers: bool = False  # whether a launcher raised it, as a worker had failed
+    nccl: str | None = None  # as in `LogLine`
     is_noise: bool = False  # whether it is a warning, or of a thread whose end ends no process
     points: bool = False  # whether `rank` is one that another rank, `said_by`, names as the first to be late
     said_by: int | None = None
@@ -117,7 +119,9 @@ class LogReading(msgspec.Struct, frozen=True, kw_only=True):
             death = WorkerDeath(rank=rank)
         if aborted is None:
             aborted = self.death is not None and self.death.signal is not None
-        best = first_cause(self.words, death, aborted=aborted)
+        # What a launcher raised says no more than its report.
+        words = [word for word in self.words if not (word.is_launchers and self.report is not None)]
+        best = first_cause(words, death, aborted=aborted)
         if best is not None and not best.is_of_peers:
             return best
         earlier = first_cause(self.earlier, death, aborted=aborted)
@@ -246,16 +250,18 @@ _OTHERS = (
     *_CHAINED,
 )
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
-_RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
+_RAISED = re.compile(rb"(?:[a-z_](?:%s)|\bexception)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
 # The form of a line of progress, in small letters and without figures; and what none has.
 _PROGRESS = re.compile(
     rb"%\|| it/s|\bs/it\b|http/\.?\" +ok|http/\.\" *$"
     rb"|\b(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
     rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
-    rb"|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
+    rb"|nccl info (?!.*-> *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
-_NO_PROGRESS = re.compile(rb"nan\b|error|fail|abort|exception|invalid|cannot|killed|terminat|traceback|usage:|frame ")
+_NO_PROGRESS = re.compile(
+    rb"nan\b|error|fail|abort|exception|invalid|cannot|killed|closed|terminat|traceback|usage:|frame "
+)
 _END_TEXTS = (
     "training complete",
     "training completed",
@@ -378,6 +384,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self._noted: dict[bytes, tuple[int, bytes]] = {}
+        self._of_nccl: dict[bytes, int] = {}
         self._last: dict[str | None, int] = {}
         self._before = self.line = 0  # the last line but one, and the last
 
@@ -385,6 +392,12 @@ class _Progress:
         """This line is one of progress."""
         if len(self._noted) >= _MOST_WORDS:
             self._read()
+        if b"NCCL INFO " in piece:
+            # It tells of NCCL alone.
+            self._of_nccl[piece] = number
+            if len(self._of_nccl) >= _MOST_WORDS:
+                self._read()
+            return
         self._noted[piece[:32].split(b" ", 1)[0]] = number, piece
         if number > self.line:
             self._before, self.line = self.line, number
@@ -395,6 +408,8 @@ class _Progress:
         Another worker may still end its own step after an exception without a mark.
         """
         self._read()
+        if word.error is None and word.nccl is not None and self._last.get(f"nccl {word.nccl}", 0) > word.line:
+            return True
         if word.process is not None:
             return self._last.get(word.process, 0) > word.line
         if word.rank is not None:
@@ -412,6 +427,10 @@ class _Progress:
             for key in (line.process, node if line.host is not None else None):
                 self._last[key] = max(self._last.get(key, 0), number)
         self._noted.clear()
+        for piece, number in self._of_nccl.items():
+            key = f"nccl {parse_line(clean_line(piece, _LINE_BYTES)).nccl}"
+            self._last[key] = max(self._last.get(key, 0), number)
+        self._of_nccl.clear()
 
 
 # The end of a block in which processes that go on print some of their progress.
@@ -527,13 +546,10 @@ class _Reader:
             self._open_until = number + _BETWEEN_FRAMES
         if place is _Traced.END:
             self._read(number, line, place)
-        elif (
-            place is None
-            and not self._keep_below(number, line)
-            and self._is_step(shape)
-            and not _FRAME.match(line.text)
-        ):
+        elif place is None and self._is_step(shape) and not _FRAME.match(line.text):
             self._progress.note(number, piece)
+        elif place is None:
+            self._keep_below(number, line)
 
     def _take_line(self, number: int, piece: bytes) -> None:
         line = parse_line(clean_line(piece, _LINE_BYTES))
@@ -612,13 +628,14 @@ class _Reader:
         word = self._words.get(key)
         text = line.text.strip()
         is_own = line.process is not None or line.text[:1].isspace() or _GOES_ON.match(text) is not None
+        is_next = number == last + 1 and line.text == line.raw
         is_quoted = word is not None and bool(word.details) and word.details[-1].startswith(_LAST_ERROR)
         if (
             word is None
             or not text
             or number - last > (_BETWEEN_FRAMES if line.process is not None else 1)
             or len(word.details) >= _MOST_DETAILS
-            or not (is_own or is_quoted)
+            or not (is_own or is_quoted or is_next)
             or text.endswith(_TRACEBACK)
             or line.text.startswith(_CHAINED)
             or _NO_WORDS.match(line.text)
@@ -629,11 +646,12 @@ class _Reader:
         details = (*word.details, text[:_LINE_BYTES])
         if is_quoted and not text.startswith("ncclUniqueId"):
             self._add(number, replace(_plain(number, line), is_nccl=True, error=find_error(text)))
-        elif not _is_only_python(word):
+        elif is_own and not _is_only_python(word):
             more = find_error(text)
             if more is not None and (word.error is None or entry_standing(more) < entry_standing(word.error)):
                 word = replace(word, error=more)
-        self._words[key] = replace(word, details=details)
+        node = _NODE_IP.search(text) if word.host is None else None
+        self._words[key] = replace(word, details=details, host=node[1] if node is not None else word.host)
         return True
 
     def _add(self, number: int, word: LogWord) -> Hashable | None:
@@ -692,7 +710,7 @@ def _parts(piece: bytes) -> Iterator[bytes]:
 # At the end of a traceback: with its module, whatever it is called (`socket.gaierror`), or with the usual ending; and a
 # plain name, such as a script's own.
 _NAMED_EXCEPTION = re.compile(
-    r"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?::(?: |$)|\s*$)"
+    r"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?:\(\w{1,100}\))?(?::(?: |$)|\s*$)"
     r"|(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?::(?: |$)|\s*$)"
 )
 _PLAIN_NAME = re.compile(r"[A-Z]\w*[a-z]\w*(?::(?: |$)|\s*$)")
@@ -712,6 +730,8 @@ _WARNING = re.compile(
 )
 # What ends a program with exit code 2.
 _ARGPARSE = re.compile(r"[\w ./-]{1,200}: error: (?:unrecognized|the following|ambiguous|argument)")
+# A node in the words of Ray.
+_NODE_IP = re.compile(r"(?:\(IP: |^ip: )([\d.]{7,15})(?:,|$)")
 # Whoever is told by another rank to have been late first.
 _POINTS = re.compile(
     r"dump signal due to a .{0,60}? from +rank (\d{1,9})\b"
@@ -727,6 +747,7 @@ def _plain(number: int, line: LogLine) -> LogWord:
         host=line.host,
         worker=line.worker,
         process=line.process,
+        nccl=line.nccl,
         time=line.time,
     )
 
@@ -743,7 +764,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     error = None if is_passed_over else find_error(raw)
     if text == _KILLED:
         error = known_errors()["killed"]
-    raised = (traceback is not None or is_exception(text)) and _LAUNCHERS_OWN.match(text) is None
+    raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
+    is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
     is_nccl = _WARN in raw
     if error is None and is_nccl and _is_harmless(raw):
@@ -761,7 +783,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_exception=raised,
         is_abort=is_abort,
         is_nccl=is_nccl,
-        is_noise=line.is_warning
+        is_launchers=is_launchers and error is None,
+        is_noise=(line.is_warning and (error is None or error.kind != "killed"))
         or (traceback is not None and traceback.in_thread)
         or (not is_nccl and _WARNING.match(raw) is not None),
         points=points is not None,

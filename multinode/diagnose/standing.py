@@ -48,6 +48,8 @@ def word_standing(word: LogWord) -> Standing:
         return Standing.SURVIVED
     if word.is_noise:
         return Standing.NOISE
+    if word.is_launchers:
+        return Standing.EXIT_CODE
     if word.error is None:
         return Standing.NCCL_WORDS if word.is_nccl else Standing.OWN_WORDS
     return entry_standing(word.error)
