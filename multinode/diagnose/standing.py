@@ -104,7 +104,7 @@ _NEAR_LINES = 10
 _BEFORE_LINES = 200
 # Exceptions of Python that a program causes itself, and no library below it.
 _PROGRAMS_OWN = re.compile(
-    r"(?:\w+\.)*(?:KeyError|TypeError|ValueError|IndexError|AttributeError|NameError|UnboundLocalError"
+    r"(?:\w+\.)*\w*(?:KeyError|TypeError|ValueError|IndexError|AttributeError|NameError|UnboundLocalError"
     r"|ZeroDivisionError|AssertionError|NotImplemented\w+|SyntaxError|IndentationError|UnicodeDecodeError"
     r"|RecursionError|StopIteration|JSONDecodeError|ModuleNotFoundError|ImportError|FileNotFoundError)\b"
 )
@@ -137,7 +137,8 @@ def _endings(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWord]:
 def _same_process(word: LogWord, other: LogWord, rank: int | None) -> bool:
     if word.process is not None:
         return word.process == other.process
-    return other.process is None or (rank is not None and other.rank == rank)
+    # A line without a mark may be of any: of the one that is known to have ended, or else of the one that raises next.
+    return other.process is None or rank is None or other.rank == rank
 
 
 def _chain(word: LogWord, by_line: dict[int, LogWord]) -> Iterator[LogWord]:
