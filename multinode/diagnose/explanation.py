@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.evidence import NodeEvidence
@@ -435,6 +436,20 @@ def _files(path: str) -> Iterator[str]:
     yield from paths
 
 
+# Where torchrun writes the log of one worker.
+_OF_WORKER = re.compile(r"attempt_\d{1,4}/(\d{1,6})/(?:stderr|stdout)\.log$")
+
+
+def _of_rank(name: str, reading: LogReading) -> LogReading:
+    """The same, with the rank that the name of the file tells, where no line tells another."""
+    found = _OF_WORKER.search(name)
+    if found is None:
+        return reading
+    rank = int(found[1])
+    words = tuple(replace(word, rank=rank) if word.rank is None else word for word in reading.words)
+    return replace(reading, words=words)
+
+
 def _read(name: str, progress: Progress) -> LogReading:
     done = 0
 
@@ -449,6 +464,6 @@ def _read(name: str, progress: Progress) -> LogReading:
             return read_log(sys.stdin.buffer, progress=tell)
         size = Path(name).stat().st_size
         with Path(name).open("rb") as file:
-            return read_log(file, progress=tell)
+            return _of_rank(name, read_log(file, progress=tell))
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error

@@ -35,6 +35,11 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""  # its lines
 
     @property
+    def is_of_job(self) -> bool:
+        """Whether it may be of a whole job or step, whose workers have been reported before."""
+        return self.launcher in {"Slurm", "shell", "command", "Determined"}
+
+    @property
     def ends_launcher(self) -> bool:
         """Whether a launcher that another program started has ended: what its workers did is in its own output."""
         return self.launcher == "command"

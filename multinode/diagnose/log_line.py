@@ -192,7 +192,7 @@ def unwrap(text: str) -> str:
     padded = [line for line in lines if line.endswith("  ")]
     widest = max(lengths)
     if len(padded) * 3 >= len(lines) and len({len(line) for line in padded}) <= max(4, len(padded) // 2):
-        goes_on = [bool(line) and not line.endswith(" ") for line in lines]
+        goes_on = [bool(line) and not line.endswith("  ") for line in lines]
     elif (
         widest >= _NARROWEST
         and lengths[widest] >= max(_LEAST_WRAPPED, len(lines) // 10)

@@ -231,7 +231,8 @@ _FRAME = re.compile(r'  File "|    ')
 # Calls that find nothing where another process was first.
 _TAKES_AWAY = re.compile(
     r"\b(?:os\.(?:rename|replace|remove|unlink|rmdir|scandir)|shutil\.(?:rmtree|move))\("
-    r"|, (?:line \d+, )?in (?:_?rmtree\w*|rename|unlink|_rotate_checkpoints|rotate_checkpoints)\b"
+    r"|, (?:line \d+, )?in (?:_?rmtree\w*|rename|unlink|_?rotate_checkpoints)\b"
+    r"|, (?:line \d+, )?in _?save_(?:checkpoint|model|state|pretrained)\b"
 )
 _RESTART = "will restart worker group"
 # What launchers say when they begin.
@@ -488,9 +489,10 @@ class _Reader:
     def reading(self) -> LogReading:
         """What it all says."""
         words, reports = self._words, self._reports.reports()
-        if not reports and not any(word_standing(self._told(word)) < Standing.NOISE for word in words.values()):
-            former, of_former = self._attempt
-            words, reports = ({**former, **words}, of_former) if of_former else (words, reports)
+        former, of_former = self._attempt
+        has_own = any(word_standing(self._told(word)) < Standing.NOISE for word in words.values())
+        if of_former and not has_own and all(report.is_of_job for report in reports):
+            words, reports = {**former, **words}, (*of_former, *reports)
         return LogReading(
             words=tuple(sorted(map(self._told, words.values()), key=lambda word: word.line)),
             earlier=self._earlier,
@@ -562,8 +564,8 @@ class _Reader:
         elif any(words in line.raw for words in _BEGIN) and self._report_line:
             self._begin_attempt()
         is_report = any(words in line.raw for words in BEGINNINGS)
-        if is_report and self._report_line and self._progress.since(self._report_line):
-            self._begin_attempt()
+        if is_report:
+            self._begin_attempt_after_progress()
         known = len(self._reports)
         is_inside = self._reports.take(number, line)
         if self._reports.is_open or _TRACEBACK in line.raw or self._tracebacks.are_open():
@@ -579,6 +581,10 @@ class _Reader:
         if line.text.startswith(_CHAINED) and line.process in self._raised:
             self._chained[line.process] = self._raised[line.process]
         self._read(number, line, self._tracebacks.take(number, line), is_report=len(self._reports) > known)
+
+    def _begin_attempt_after_progress(self) -> None:
+        if self._report_line and self._progress.since(self._report_line):
+            self._begin_attempt()
 
     def _begin_attempt(self) -> None:
         """A launcher starts workers anew, or a program goes on, after a report: only what comes now counts."""
@@ -655,6 +661,7 @@ class _Reader:
         return True
 
     def _add(self, number: int, word: LogWord) -> Hashable | None:
+        self._begin_attempt_after_progress()
         if number - self._last > _APART:
             self._keep()
         self._last = number
