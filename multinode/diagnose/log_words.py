@@ -160,13 +160,13 @@ def _ends_nothing(line: str) -> bool:
 
 
 def spoken_words(tail: str, count: int, *, of_launcher: bool) -> str:
-    """The last lines that may say why a run ended: no warning of Python, and of launchers only if `of_launcher`."""
-    lines = [
-        line
-        for line in last_words(tail, count).split("\n")
-        if not _PYTHON_WARNING.match(line) and (of_launcher or not any(begins in line for begins in BEGINNINGS))
-    ]
-    return "\n".join(lines)
+    """The last lines that may say why a run ended: no warning, and of launchers only if `of_launcher`."""
+
+    def speaks(line: str) -> bool:
+        is_warning = _PYTHON_WARNING.match(line) is not None or (not of_launcher and parse_line(line).is_warning)
+        return not is_warning and (of_launcher or not any(begins in line for begins in BEGINNINGS))
+
+    return "\n".join(filter(speaks, last_words(tail, count).split("\n")))
 
 
 def is_progress(text: str) -> bool:
@@ -696,7 +696,10 @@ def _telling(shapes: AbstractSet[bytes]) -> set[bytes]:
 
 def _may_tell(shape: bytes) -> bool:
     words = _words().intersection(shape.translate(_NO_LETTER).split())
-    return any(_pattern(word).search(shape) for word in words) or _RAISED.search(shape) is not None
+    if any(_pattern(word).search(shape) for word in words):
+        return True
+    # Most lines have none of these, which is found faster than by an expression.
+    return any(ending in shape for ending in _ENDINGS) and _RAISED.search(shape) is not None
 
 
 def _is_progress(shape: bytes) -> bool:
