@@ -36,7 +36,7 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_job(self) -> bool:
-        """Whether it may be of a whole job or step, whose workers have been reported before."""
+        """Whether it may be of a job or step, whose workers have been reported before."""
         return self.launcher in {"Slurm", "shell", "command", "Determined"}
 
     @property

@@ -435,7 +435,7 @@ class _Progress:
 
 
 # The end of a block in which processes that go on print some of their progress.
-_NOTED_BYTES = 1 << 15
+_NOTED_BYTES = 1 << 13
 
 
 class _Reader:
@@ -509,21 +509,24 @@ class _Reader:
         return replace(word, went_on=True) if self._progress.went_on(word) else word
 
     def _is_step(self, shape: bytes) -> bool:
+        if len(shape) >= _LINE_BYTES:
+            return False
         known = self._steps.get(shape)
         if known is None:
             if len(self._steps) > _MOST_SHAPES:
                 self._steps.clear()
-            known = self._steps[shape] = len(shape) < _LINE_BYTES and _is_progress(shape)
+            known = self._steps[shape] = _is_progress(shape)
         return known
 
     def _note_last(self, last: int, block: bytes) -> None:
         """The last lines of progress in a block that tells of nothing else, up to the line `last`."""
         end = block[-_NOTED_BYTES:]
-        number = last - end.count(b"\n")
-        for place, line in enumerate(end.split(b"\n")):
-            piece = line.rsplit(b"\r", 1)[-1] or line
-            if self._is_step(piece.translate(_SHAPE, _FIGURES).strip(b"\n")):
-                self._progress.note(number + place, piece)
+        # A line that was drawn several times counts as one at the end of the block.
+        number = last - end.count(b"\n") if b"\r" not in end else None
+        shapes, pieces = end.translate(_SHAPE, _FIGURES).split(b"\n"), end.replace(b"\r", b"\n").split(b"\n")
+        for place, (shape, piece) in enumerate(zip(shapes, pieces, strict=True)):
+            if self._is_step(shape):
+                self._progress.note(last if number is None else number + place, piece)
 
     def _take(self, shapes: Sequence[bytes], telling: AbstractSet[bytes], block: bytes) -> None:
         pieces = ((number, piece) for number, line in enumerate(block.split(b"\n")) for piece in line.split(b"\r"))

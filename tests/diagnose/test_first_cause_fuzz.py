@@ -49,7 +49,7 @@ PLAIN = [
     "ZeroDivisionError: division by zero",
     "AssertionError: loss is not finite",
     "RuntimeError: shape '[4, 5]' is invalid for input of size 19",
-    "NotImplementedError: no such schedule: cosine2",
+    "LookupError: no such schedule: cosine2",
     "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
     "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
     "OSError: bad shape in /data/train.bin",
