@@ -69,7 +69,7 @@ _MARKS = (
     ),
     r"\((?:raylet|autoscaler|gcs_server)(?:, ip=(?P<host1>[\d.]{7,15}))?\)",
     rf"\[(?P<time3>{_DATE}) (?P<level2>[EFWIDC]) \d{{1,9}} \d{{1,9}}\](?: [\w./]{{1,100}}:\d{{1,6}}:)?",
-    rf"(?P<level3>ERROR|CRITICAL) (?P<time4>(?:\d{{4}}-)?\d\d-\d\d {_CLOCK})(?: \[[^\]]{{1,100}}:\d{{1,6}}\])?",
+    rf"(?P<level3>ERROR|CRITICAL) (?P<time4>(?:\d{{4}}-)?\d\d-\d\d {_CLOCK})(?: \[?[^\[\] ]{{1,100}}:\d{{1,6}}\])?",
     # NPUs
     r"\(PID:\d{1,9}, Device:-?\d{1,4}, RankID:(?P<rank6>-?\d{1,9})\)",
     # loguru
@@ -94,6 +94,7 @@ _MARKS = (
     rf"\[(?P<host3>{_NAME}):\d{{1,9}}(?::\d{{1,9}}){{0,2}}\]",
     rf"(?P<host4>{_NAME}):rank(?P<rank7>\d{{1,9}})\.\w{{1,64}}:",
     r"[\w./]{1,200}:\d{1,6} NCCL WARN\b",
+    rf"\[(?P<host6>{_NAME})\]\[\d{{1,9}}:\d{{1,9}}\]\[\d{{1,4}}\]\[[\w./]{{1,100}}:\d{{1,6}}\] NCCL WARN\b",
     rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[\d{{1,4}}\](?: [\w./]{{1,200}}:\d{{1,6}})?(?: NCCL WARN\b)?",
 )
 _MARK = re.compile(rf"\s*(?:{'|'.join(_MARKS)})\s?")

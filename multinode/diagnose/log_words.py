@@ -741,6 +741,8 @@ _WARNING = re.compile(
     rf"{_PYTHON_WARNING.pattern}"
     r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARNING|INFO|DEBUG)[ \]|:-]"
 )
+# Where a call of NCCL returned an error to another one.
+_RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 # What ends a program with exit code 2.
 _ARGPARSE = re.compile(r"[\w ./-]{1,200}: error: (?:unrecognized|the following|ambiguous|argument)")
 # A node in the words of Ray.
@@ -781,7 +783,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
     is_nccl = _WARN in raw
-    if error is None and is_nccl and _is_harmless(raw):
+    if error is None and is_nccl and (_RETURNED.search(text) is not None or _is_harmless(raw)):
         return None
     if error is not None and error.id == "missing-file" and traceback is not None and traceback.takes_away:
         error = known_errors()["file-taken"]
