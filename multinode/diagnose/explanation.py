@@ -133,7 +133,10 @@ def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> E
         next=tuple(steps),
         files=files,
         last_lines=tuple(last_words(readings[-1].tail, _LAST_SHOWN).split("\n")) if readings else (),
-        is_unclear=any(_TRACE.search(reading.tail) for reading in readings if reading.ended_line is None),
+        is_unclear=any(
+            _TRACE.search(reading.tail) is not None and not reading.words and reading.ended_line is None
+            for reading in readings
+        ),
     )
 
 
