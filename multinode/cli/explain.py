@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.options import Json
+from multinode.cli.options import Details, Json
 from multinode.cli.output import note, print_document, print_screen
 from multinode.cli.panels import examples
 from multinode.errors import UsageError
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from multinode.render.table import Part
 
 _TELL_EVERY_S = 5.0
+# Of a message on the screen; --details has all of it.
+_MOST_CHARS = 160
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +35,7 @@ def explain(
         typer.Argument(metavar="LOG...", help="Log files or directories of a run. Default: standard input."),
     ] = None,
     *,
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Find the first failure in logs of torchrun, DeepSpeed, accelerate, LLaMA-Factory, Slurm or NCCL, with a fix."""
@@ -44,7 +47,8 @@ def explain(
     if as_json:
         print_document(explanation)
     else:
-        print_screen(_parts(explanation))
+        print_screen(_parts(explanation, details=details))
+    raise typer.Exit(1 if explanation.is_unclear else 0)
 
 
 class _Progress:
@@ -60,33 +64,51 @@ class _Progress:
             note(f"{name}: {format_size(done)}{f' of {format_size(size)}' if size else ''} read")
 
 
-def _parts(explanation: Explanation) -> Iterator[Part]:
+def _parts(explanation: Explanation, *, details: bool) -> Iterator[Part]:
     from multinode.render.table import labelled, paragraph
 
     first = explanation.first_failure
     if first is None:
-        lines = format_count(sum(explanation.files.values()), "line")
-        yield paragraph(f"no failure found in {format_count(len(explanation.files), 'log')} ({lines})", style="bold")
+        yield from _nothing(explanation)
         return
     yield paragraph(_sentence(first), style="bold")
-    rows = [(name, text) for name, text in (("Cause", first.cause), ("Fix", first.hint)) if text]
-    if first.cause is None:
-        rows.append(("Cause", "not in the catalogue; this is the program's own message"))
-    for number, text in enumerate(explanation.next):
-        rows.append(("" if number else "Next", text))
-    if explanation.other_failures:
-        title = "Then" if explanation.order_known else "Also"
-        rows += [
-            (title if not number else "", _sentence(failure))
-            for number, failure in enumerate(explanation.other_failures)
-        ]
+    rows = [("Cause", first.cause or _unknown(first)), ("Fix", first.hint or "")]
+    rows += _rows("Next", explanation.next)
+    rows += _rows("Then" if explanation.order_known else "Also", map(_sentence, explanation.other_failures))
     if not explanation.order_known:
         rows.append(("Order", "the logs do not show which of these came first"))
+    if details:
+        rows += _rows("Log", first.details)
     yield ""
-    yield labelled(rows)
+    yield labelled([(name, text) for name, text in rows if text])
+
+
+def _nothing(explanation: Explanation) -> Iterator[Part]:
+    from multinode.render.table import labelled, paragraph
+
+    lines = format_count(sum(explanation.files.values()), "line")
+    yield paragraph(f"no failure found in {format_count(len(explanation.files), 'log')} ({lines})", style="bold")
+    yield ""
+    yield labelled([*_rows("Last", explanation.last_lines), *_rows("Next", explanation.next)])
+
+
+def _rows(name: str, texts: Iterable[str]) -> list[tuple[str, str]]:
+    return [("" if number else name, text) for number, text in enumerate(texts)]
+
+
+def _unknown(failure: LogFailure) -> str:
+    return "not in the catalogue; this is the program's own message" if failure.is_own else ""
 
 
 def _sentence(failure: LogFailure) -> str:
     where = failure.file if failure.line is None else f"{failure.file}, line {failure.line}"
     place = ", ".join(filter(None, (failure.node, failure.time)))
-    return f"{where}{f' ({place})' if place else ''}: {failure.message}"
+    return f"{where}{f' ({place})' if place else ''}: {_first_sentence(failure.message)}"
+
+
+def _first_sentence(message: str) -> str:
+    if len(message) <= _MOST_CHARS:
+        return message
+    cut = message[:_MOST_CHARS]
+    end = cut.rfind(". ")
+    return cut[: end + 1] if end > 0 else f"{cut.rpartition(' ')[0] or cut} ..."

@@ -7,24 +7,42 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.evidence import NodeEvidence
-from multinode.diagnose.failure import find_worker_death, first_failure
+from multinode.diagnose.failure import first_failure, signal_error
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
-from multinode.diagnose.log_words import LogReading, last_words, read_log
+from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
+from multinode.diagnose.log_line import parse_line
+from multinode.diagnose.log_words import LogReading, LogWord, is_progress, last_words, read_log
+from multinode.diagnose.meaning import (
+    address_notes,
+    exit_meaning,
+    is_unreachable,
+    notes,
+    signal_of_code,
+    timed_out_collective,
+)
+from multinode.diagnose.standing import Standing, word_standing
 from multinode.errors import UsageError
 from multinode.records.log import clean_log
 from multinode.records.run import Failure, NodeRun
 
 STDIN = "-"
 _LAST_WORDS, _VERY_LAST_WORDS = 20, 3
+_LAST_SHOWN = 5
+_MOST_PLACES = 4
 _MOST_CHARS = 500
-_AROUND = 20
+# What the screen has of a message; and a log that is looked through faster than a command is typed.
+_MOST_SHOWN = 160
+_AROUND, _SHORT = 20, 60
 
 
 class LogFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +58,8 @@ class LogFailure(msgspec.Struct, frozen=True, kw_only=True):
     error_id: str | None
     cause: str | None
     hint: str | None
+    details: tuple[str, ...]  # the lines that belong to the message, and the whole of a long one
+    is_own: bool  # whether the message is a line of the log, in the words of whoever printed it
     of_peers: bool  # whether it is what workers say when another is gone: the cause is somewhere else
 
 
@@ -52,6 +72,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     order_known: bool  # whether the texts say which failure came first, where several have a cause of their own
     next: tuple[str, ...]  # what to look at next: commands and sentences
     files: dict[str, int]  # those that were read, with their lines
+    last_lines: tuple[str, ...] = ()  # of the last log, where no failure was found
+    is_unclear: bool = False  # whether a traceback or the like stands in a log in which no failure could be named
 
 
 def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
@@ -77,7 +99,7 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
     ]
     earliest = first_failure(nodes)
     if earliest is None:
-        return Explanation(first_failure=None, other_failures=(), order_known=True, next=(), files=files)
+        return _nothing(logs, files)
     first = _describe(earliest, nodes[earliest.node_rank])
     others = [
         _describe(failure, node)
@@ -89,67 +111,246 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
         first_failure=first,
         other_failures=tuple(others),
         order_known=has_times or not rivals,
-        next=tuple(_next(first, [reading for _, reading in logs])),
+        next=tuple(_next(first, [reading for _, reading in logs], files)),
         files=files,
     )
 
 
+def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> Explanation:
+    """What is said where no failure was found."""
+    readings = [reading for _, reading in logs]
+    steps = [
+        f"{name}, line {word.line}: {_why_not(word)}: {word.text[:_MOST_SHOWN]}"
+        for name, reading in logs
+        for word in reading.words[-1:]
+    ]
+    if not any(reading.has_nccl for reading in readings):
+        steps.append("if the run failed, pass the logs of all nodes, stderr too, and those of NCCL (NCCL_DEBUG=WARN)")
+    return Explanation(
+        first_failure=None,
+        other_failures=(),
+        order_known=True,
+        next=tuple(steps),
+        files=files,
+        last_lines=tuple(last_words(readings[-1].tail, _LAST_SHOWN).split("\n")) if readings else (),
+        is_unclear=any(
+            _TRACE.search(reading.tail) is not None and not reading.words and reading.ended_line is None
+            for reading in readings
+        ),
+    )
+
+
+def _why_not(word: LogWord) -> str:
+    return "the run went on after it" if word.went_on else "that may be the noise of a normal end"
+
+
 def _has_failed(reading: LogReading) -> bool:
-    if reading.cause() is not None or find_worker_death(reading.report) is not None:
+    report, word = reading.report, reading.cause()
+    if report is not None and not (report.launcher == "shell" and reading.ended_line is not None):
         return True
+    if word is not None:
+        # After its end, a run may lose its peers, and a program may still complain.
+        return not _came_after_end(word, reading)
     # What NCCL tries again is no failure where nothing says that the run ended by it.
     words = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
     error = find_error("\n".join(words))
+    if error is None or reading.words:
+        return False
     # Lines after it tell that a program went on without what it missed.
-    return error is not None and (not error.is_last or error.matches("\n".join(words[-_VERY_LAST_WORDS:])))
+    if error.is_last:
+        return error.matches("\n".join(words[-_VERY_LAST_WORDS:]))
+    return not any(map(is_progress, words[-_VERY_LAST_WORDS:]))
+
+
+def _came_after_end(word: LogWord, reading: LogReading) -> bool:
+    return (
+        reading.ended_line is not None
+        and word.line > reading.ended_line
+        and word_standing(word) >= Standing.PEER
+        and word.error is not None
+        and word.error.kind != "timeout"
+    )
 
 
 def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
     reading = node.reading or LogReading()
-    death = find_worker_death(reading.report)
-    aborted = death is not None and death.signal is not None
+    report = reading.report
     error = known_errors()[failure.error_id] if failure.error_id is not None else None
-    word = reading.cause(rank=failure.rank, aborted=aborted)
-    word = word if word is not None and (word.error == error or (error is None and not word.is_of_peers)) else None
-    place = _REPORT_HOST.search(reading.report) or (_SLURM_HOST.search(reading.report) if word is None else None)
-    host = word.host if word is not None and word.host is not None else place[1] if place is not None else None
-    rank = word.rank if word is not None and word.rank is not None else failure.rank
-    if word is not None and word.rank is None and word.host is not None and (place is None or place[1] != word.host):
-        # The report may be that of another node.
-        rank = None
-    who = f"rank {rank}: " if rank is not None else ""
-    line: int | None = None
+    word = reading.cause(rank=failure.rank)
+    if word is not None and word.is_of_peers and report is not None and _ends_by_signal(report, word):
+        word = None
+    if word is not None and not (word.error == error or (error is None and not word.is_of_peers)):
+        word = None
     if word is not None:
-        message, line = f"{who}{word.text[:_MOST_CHARS]}", word.line
-    elif death is not None:
-        message, line = failure.message, reading.report_line
-        said = _last_said(reading)
-        if death.exit_code and failure.cause is None and said:
-            message += f"; the last line of the log before that: {said}"
-    else:
-        message, line = _last_match(reading, error)
-    when = _REPORT_TIME.search(reading.report)
-    return LogFailure(
-        file=node.run.name,
-        line=line,
+        return _describe_word(failure, node.run.name, reading, word)
+    if report is not None:
+        return _describe_report(failure, node.run.name, reading, report, error)
+    message, line = _last_match(reading, error)
+    of_peers = error is not None and error.of_peers
+    return _log_failure(failure, node.run.name, error, line=line, message=message, of_peers=of_peers)
+
+
+def _ends_by_signal(report: LauncherReport, word: LogWord) -> bool:
+    """Whether a signal ended the reported worker before others lost it."""
+    signal = report.death.signal or signal_of_code(report.death.exit_code)
+    is_others = report.death.rank is not None and word.rank not in {None, report.death.rank}
+    return signal not in {None, "SIGTERM"} and (is_others or signal != "SIGABRT")
+
+
+def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWord) -> LogFailure:
+    report = reading.report
+    rank, host = word.rank, word.host
+    ended = word.is_exception or word.is_abort or word.is_of_peers
+    if report is not None and not word.points:
+        # What ended the process is of the worker that the report names; any other line without a mark may be another's.
+        if rank is None and ended and host in {None, report.host}:
+            rank = report.death.rank
+        if host is None and (rank is None or rank == report.death.rank):
+            host = report.host
+    message = timed_out_collective(word.text) or word.text
+    if word.points and word.said_by is not None:
+        message = f"its collective timed out first, as rank {word.said_by} says"
+    if host is None and len(reading.hosts) == 1:
+        host = reading.hosts[0]
+    error = word.error
+    cause = error.cause if error is not None else failure.cause
+    told = [*notes(" ".join((word.text, *word.details)))]
+    told += [
+        note for _, address in reading.addresses if word.is_nccl or word.is_of_peers for note in address_notes(address)
+    ]
+    is_after = reading.ended_line is not None and word.line > reading.ended_line
+    if is_after:
+        told.append(f"The training had ended before, at line {reading.ended_line}: only its shutdown failed.")
+    return _log_failure(
+        failure,
+        file,
+        error,
+        line=word.line,
+        message=_whose(rank, word.worker) + message,
         node=host,
         rank=rank,
-        time=word.time if word is not None and word.time is not None else when[1] if when is not None else None,
+        time=word.time or (report.time if report is not None else None),
+        cause=" ".join(filter(None, (cause, *dict.fromkeys(told)))) or None,
+        details=(word.text, *word.details) if len(word.text) > _MOST_SHOWN or word.details else (),
+        is_own=True,
+        of_peers=word.is_of_peers and not is_after,
+    )
+
+
+def _describe_report(
+    failure: Failure, file: str, reading: LogReading, report: LauncherReport, error: KnownError | None
+) -> LogFailure:
+    death = report.death
+    who = f"rank {death.rank}" if death.rank is not None else _named(report) or "a worker"
+    if report.ends_launcher:
+        how = f"ended with exit code {death.exit_code}; its own output is not in this log"
+    elif death.signal is not None:
+        how = f"was killed by {death.signal}"
+    elif death.exit_code is not None:
+        signal = signal_of_code(death.exit_code)
+        how = f"exited with code {death.exit_code}{f' ({signal})' if signal else ''}"
+    else:
+        who, how = " ".join(report.text.split()), ""
+    message = f"{who} {how}".strip()
+    alike = [one for one in reading.reports if one.launcher == report.launcher and _end_of(one) == _end_of(report)]
+    meaning = exit_meaning(death.exit_code, death.signal)
+    if error is None:
+        error = signal_error(signal_of_code(death.exit_code))
+    if death.rank is None and len(alike) > 1 and all(one.host and one.worker for one in alike):
+        message += f" ({', '.join(f'{one.worker} on {one.host}' for one in alike[:_MOST_PLACES])})"
+    said = _last_said(reading, report) if failure.cause is None or failure.error_id is not None or meaning else ""
+    if said and not report.ends_launcher:
+        message += f"; the last line of the log before that: {said}"
+    frame = _FAULT.search(reading.tail)
+    if frame is not None and death.signal is not None:
+        message += f"; in {frame[3]} ({frame[1]}:{frame[2]})"
+    hint = failure.hint
+    if report.ends_launcher:
+        hint = f"pass the output of {report.worker or 'that launcher'} itself, which has the cause"
+    return _log_failure(
+        failure,
+        file,
+        error,
+        line=report.line,
         message=message,
-        kind=failure.kind,
-        error_id=failure.error_id,
-        cause=error.cause if error is not None else failure.cause,
-        hint=_for_logs(error, host) if error is not None else failure.hint,
-        of_peers=error is not None and error.of_peers,
+        node=report.host,
+        rank=death.rank,
+        time=report.time,
+        cause=error.cause if error is not None else failure.cause or (meaning.cause if meaning is not None else None),
+        hint=hint or (meaning.hint if meaning is not None else None),
     )
 
 
-def _last_said(reading: LogReading) -> str:
-    """The last line that is no launcher's; empty where there is none."""
-    lines = (line.strip() for line in reversed(last_words(reading.tail, _LAST_WORDS, of_launcher=False).split("\n")))
-    return next(
-        (line[:_MOST_CHARS] for line in lines if line and line not in reading.report and not _OF_SLURM.match(line)), ""
-    )
+def _log_failure(failure: Failure, file: str, error: KnownError | None, **fields: Any) -> LogFailure:
+    """A failure of a log; without an entry, the kind and hint are those that `failure` has."""
+    known = {
+        "file": file,
+        "node": None,
+        "rank": None,
+        "time": None,
+        "kind": failure.kind,
+        "error_id": None,
+        "cause": None,
+        "hint": failure.hint,
+        "details": (),
+        "is_own": False,
+        "of_peers": False,
+        **{name: value for name, value in fields.items() if value is not None},
+    }
+    if error is not None:
+        known["kind"], known["error_id"] = error.kind, error.id
+        known["cause"] = known["cause"] or error.cause
+        known["hint"] = _for_logs(error, known["node"])
+    return LogFailure(**{**known, "line": fields["line"], "message": fields["message"][:_MOST_CHARS]})
+
+
+def _named(report: LauncherReport) -> str | None:
+    return report.worker if report.launcher != "Slurm" else None
+
+
+def _end_of(report: LauncherReport) -> tuple[int | None, str | None]:
+    return report.death.exit_code, report.death.signal
+
+
+def _whose(rank: int | None, worker: str | None) -> str:
+    return f"rank {rank}: " if rank is not None else f"{worker}: " if worker is not None else ""
+
+
+# Rules, and the heads of lists that the launcher's own lines have.
+_RULER = re.compile(r"[\s=*#_-]{4,}$|=+ ?backtrace|\d{1,3}:? +0x[\da-f]{4,}")
+_BOXED, _BOX, _BOX_LINES = {"Open MPI", "first process", "MPI_Abort"}, re.compile(r"-{20,}\s*$"), 12
+_FAULT = re.compile(
+    r"\(most recent call first\):\s*\n.{0,100}?File \"([^\"\n]{1,300})\", line (\d{1,9}),? in (\S{1,100})"
+)
+_TRACE = re.compile(r"Traceback \(most recent call last\)|\bCaught signal \d|\bexited on signal \d")
+
+
+def _last_said(reading: LogReading, report: LauncherReport) -> str:
+    """The last line before a report that is no launcher's, ruler, source code or other rank's; empty without one.
+
+    Before a signal a line of progress explains nothing, nor does one that stands there again and again.
+    """
+    lines = reading.tail.removesuffix("\n").split("\n")
+    before = lines[: max(0, len(lines) - (reading.lines - report.line) - 1)]
+    if report.launcher in _BOXED:
+        # Its report is one of several boxes.
+        near = [place for place, line in enumerate(before) if len(before) - place <= _BOX_LINES and _BOX.match(line)]
+        before = before[: near[0]] if near else before
+    shapes = Counter(_FIGURE.sub("", line) for line in before)
+    for raw in reversed(last_words("\n".join(before), _LAST_WORDS, of_launcher=False).split("\n")):
+        line = parse_line(raw)
+        text = line.text.strip()
+        is_others = report.death.rank is not None and line.rank not in {None, report.death.rank}
+        is_code = line.text[:1].isspace() and '  File "' in reading.tail
+        is_launchers = _OF_LAUNCHER.search(text) or any(begins in raw for begins in BEGINNINGS if "srun" not in begins)
+        if not text or is_others or is_code or is_launchers or _RULER.match(text):
+            continue
+        if report.death.signal is not None and (
+            _INFO.search(raw) or is_progress(raw) or shapes[_FIGURE.sub("", raw)] > 1
+        ):
+            return ""
+        return text[:_MOST_CHARS]
+    return ""
 
 
 def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int | None]:
@@ -169,18 +370,25 @@ def _for_logs(error: KnownError, host: str | None) -> str:
     )
 
 
-# Of torchrun's report, whatever a platform puts in front of each line, and of the first task that failed.
-_REPORT_HOST = re.compile(r"^(?:.{0,200} )? host {6}: ([\w.-]{1,64})\s*$", re.MULTILINE)
-_REPORT_TIME = re.compile(r"^(?:.{0,200} )? time {6}: (\S{1,40})\s*$", re.MULTILINE)
-_OF_SLURM = re.compile(r"(?:srun|slurmstepd): ")
-_SLURM_HOST = re.compile(r"srun: error: ([\w.-]{1,64}): tasks? ")
+_INFO = re.compile(r"^.{0,60}\b(?:INFO|DEBUG)\b")
+_FIGURE = re.compile(r"\d")
+_OF_LAUNCHER = re.compile(
+    r"\b(?:srun|slurmstepd(?:-[\w.-]{1,64})?): (?!error: (?:pyxis|execve))|launch/slurm|closing signal SIG"
+    r"|\bsigkill_handler\]|exits? with (?:return|status) code|Waiting up to \d+ seconds for all training"
+    r"|noticed that process rank|warnings\.warn\(|Warning: |\bcleanup messages\b|: line \d+: +\d+ "
+    r"|Primary job\s+terminated normally|Per user-direction, the job has been aborted"
+    r"|^\s*(?:Traceback|File |raise |sys\.exit|\^+|Failures:|\[\d+\]:|<NO_OTHER_FAILURES>|\S+ FAILED$)"
+    r"|^\s*(?:time|host|rank|exitcode|error_file|traceback) *: |ChildFailedError|Extension modules: "
+    r"|container failed with non-zero",
+    re.IGNORECASE,
+)
 _CLOCK = re.compile(r"(?:\d{4}-)?(\d\d)-?(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d{1,9})?)")
 
 
 def _seconds(reading: LogReading) -> float | None:
-    word, when = reading.cause(), _REPORT_TIME.search(reading.report)
-    text = word.time if word is not None and word.time is not None else when[1] if when is not None else ""
-    clock = _CLOCK.fullmatch(text)
+    word, report = reading.cause(), reading.report
+    text = word.time if word is not None and word.time is not None else report.time if report is not None else None
+    clock = _CLOCK.match(text or "")
     if clock is None:
         return None
     month, day, hour, minute, second = (float(part.replace(",", ".")) for part in clock.groups())
@@ -191,11 +399,12 @@ def _seconds(reading: LogReading) -> float | None:
 _PEER = re.compile(r"(?:remote peer|peer|from|to) (?:\[?([\w.:%-]{1,64}?)\]?(?:<\d{1,5}>|:\d{1,5}\b))")
 
 
-def _next(first: LogFailure, readings: Sequence[LogReading]) -> Iterator[str]:
-    if first.line is not None and first.file != STDIN:
+def _next(first: LogFailure, readings: Sequence[LogReading], files: dict[str, int]) -> Iterator[str]:
+    lines = files.get(first.file, 0)
+    if first.line is not None and first.file != STDIN and lines > _SHORT and first.line < lines - _VERY_LAST_WORDS:
         yield f"sed -n '{max(1, first.line - _AROUND)},{first.line + _AROUND}p' {quote_path(first.file)}"
-    if first.of_peers:
-        peer = _PEER.search(first.message)
+    peer = _PEER.search(first.message)
+    if first.of_peers and not (peer is not None and is_unreachable(peer[1])):
         whose = f"of the worker at {peer[1]}" if peer is not None else "of the other nodes"
         yield f"this error follows from a worker that is gone or late: pass the log {whose} too, which has the cause"
     error = known_errors()[first.error_id] if first.error_id is not None else None
@@ -230,6 +439,20 @@ def _files(path: str) -> Iterator[str]:
     yield from paths
 
 
+# Where torchrun writes the log of one worker.
+_OF_WORKER = re.compile(r"attempt_\d{1,4}/(\d{1,6})/(?:stderr|stdout)\.log$")
+
+
+def _of_rank(name: str, reading: LogReading) -> LogReading:
+    """The same, with the rank that the name of the file tells, where no line tells another."""
+    found = _OF_WORKER.search(name)
+    if found is None:
+        return reading
+    rank = int(found[1])
+    words = tuple(replace(word, rank=rank) if word.rank is None else word for word in reading.words)
+    return replace(reading, words=words)
+
+
 def _read(name: str, progress: Progress) -> LogReading:
     done = 0
 
@@ -244,6 +467,6 @@ def _read(name: str, progress: Progress) -> LogReading:
             return read_log(sys.stdin.buffer, progress=tell)
         size = Path(name).stat().st_size
         with Path(name).open("rb") as file:
-            return read_log(file, progress=tell)
+            return _of_rank(name, read_log(file, progress=tell))
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error

@@ -7,26 +7,31 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from multinode.diagnose.evidence import MachineFault, NodeEvidence
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
-from multinode.diagnose.log_words import LogReading, LogWord, last_words, rate, read_log
+from multinode.diagnose.launcher_report import WorkerDeath, find_worker_death
+from multinode.diagnose.log_words import LogReading, LogWord, last_words, read_log, spoken_words
+from multinode.diagnose.meaning import MOST_CODE, exit_meaning, signal_of_code, timed_out_collective
+from multinode.diagnose.standing import Standing, entry_standing, word_standing
 from multinode.records.log import clean_log, last_lines
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample, NicSample, Sample
-from multinode.units import signal_name
 
-
-class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that ended without a Python exception, as its launcher reports it."""
-
-    rank: int | None = None  # global rank; None where the launcher does not say
-    exit_code: int | None = None  # None where a signal ended it
-    signal: str | None = None
-
+__all__ = [
+    "WorkerDeath",
+    "blame_machine",
+    "classify",
+    "explain_timeout",
+    "explains",
+    "find_worker_death",
+    "first_failure",
+    "link_share",
+    "signal_error",
+    "told_by_nccl",
+]
 
 _FULL_BYTES = 1 << 20
 # Of a log: its last lines that are looked at, and the most of a line in a sentence.
@@ -46,66 +51,6 @@ _SIGNALS = {
 }
 # Signals that say as much as a message would.
 _SIGNAL_ERRORS = {"SIGBUS": "bus-error", "SIGKILL": "killed"}
-_REPORT = re.compile(
-    r"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d{1,6})\b.{0,200}?exitcode\s*:\s*(-?\d{1,6})",
-    re.DOTALL,
-)
-# What DeepSpeed's launcher says of itself when it starts, and of the first of its workers that fails.
-_DEEPSPEED_PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_rank=(\d{1,6})\b")
-_DEEPSPEED_REPORT = re.compile(r"sigkill_handler\] (\[.{0,4000}\]) exits with return code = (-?\d{1,6})$", re.MULTILINE)
-# Open MPI's of the first process that a signal ended.
-_MPI_REPORT = re.compile(r"mpirun noticed that process rank (\d{1,6}) with PID .{0,200}? exited on signal (\d{1,3})")
-# torchrun's of a worker, where its report is not there; accelerate's of the process that it waits for; Slurm's of the
-# first task that fails. None says which global rank that is.
-_TORCHRUN_LINE = re.compile(r"failed \(exitcode: (-?\d{1,6})\) local_rank: \d{1,6} \(pid: ")
-_ACCELERATE_REPORT = re.compile(r"CalledProcessError: Command .{0,4000} died with <Signals\.\w{1,16}: (\d{1,3})>")
-_SLURM_REPORT = re.compile(
-    r"srun: error: [\w.-]{1,64}: tasks? [\d,\[\]-]{1,200}: "
-    r"(?:Exited with exit code (?P<code>\d{1,6})|(?P<signal>Killed|Segmentation fault|Aborted|Bus error"
-    r"|Illegal instruction|Floating point exception)\b)"
-)
-_SLURM_SIGNALS = {
-    "Killed": 9,
-    "Segmentation fault": 11,
-    "Aborted": 6,
-    "Bus error": 7,
-    "Illegal instruction": 4,
-    "Floating point exception": 8,
-}
-_LOCAL_RANK = re.compile(r"'--local_rank=(\d{1,6})'")
-# What NCCL's watchdog says before it aborts the process.
-_WATCHDOG = re.compile(
-    r"Watchdog caught collective operation timeout: WorkNCCL\(.{0,200}?OpType=(\w{1,40}),.{0,400}?"
-    r"Timeout\(ms\)=(\d{1,15})"
-)
-
-
-def find_worker_death(log: str) -> WorkerDeath | None:
-    """The worker that a launcher's report names as the first to fail; None without a report."""
-    match = _REPORT.search(log)
-    if match is not None:
-        return _death(int(match[1]), int(match[2]))
-    killed = _MPI_REPORT.search(log)
-    if killed is not None:
-        return _death(int(killed[1]), -int(killed[2]))
-    report = _DEEPSPEED_REPORT.search(log)
-    if report is not None:
-        place, local = _DEEPSPEED_PLACE.search(log), _LOCAL_RANK.search(report[1])
-        rank = None if place is None or local is None else int(place[1]) * int(place[2]) + int(local[1])
-        return _death(rank, int(report[2]))
-    # The last time: torchrun may have started the workers anew before.
-    codes = [int(code) for code in _TORCHRUN_LINE.findall(log)][-1:]
-    codes += [-int(number) for number in _ACCELERATE_REPORT.findall(log)]
-    task = _SLURM_REPORT.search(log)
-    if task is not None:
-        codes.append(int(task["code"]) if task["code"] else -_SLURM_SIGNALS[task["signal"]])
-    return _death(None, codes[0]) if codes else None
-
-
-def _death(rank: int | None, code: int) -> WorkerDeath:
-    if code < 0:
-        return WorkerDeath(rank=rank, signal=signal_name(-code))
-    return WorkerDeath(rank=rank, exit_code=code)
 
 
 def classify(
@@ -121,7 +66,7 @@ def classify(
         # The sentence of an exception on record has it.
         text = None
     warning = told_by_nccl(nccl_warnings)
-    if warning is not None and (error is None or rate(warning.error, warning) < rate(error)):
+    if warning is not None and _says_more(warning.error, error):
         kind, error, text = warning.error.kind if warning.error else None, warning.error, warning.text[:_MOST_CHARS]
     elif nccl_warnings and error is not None and error.project == "NCCL" and error.is_general:
         text = nccl_warnings[-1].partition(_WARN)[2][:_MOST_CHARS]
@@ -131,9 +76,18 @@ def classify(
         # Its own words had no room either.
         kind, error = "disk_full", known_errors()["disk-full"]
     failure = replace(failure, kind=kind, message=f"{failure.message}: {text}" if text else failure.message)
-    if error is None or failure.hint:
+    if failure.hint:
         return failure
+    if error is None:
+        meaning = exit_meaning(failure.exit_code, failure.signal) if text is None else None
+        return replace(failure, cause=meaning.cause, hint=meaning.hint) if meaning is not None else failure
     return replace(failure, error_id=error.id, cause=error.cause, hint=error.fix.replace("{node}", failure.node))
+
+
+def _says_more(one: KnownError | None, other: KnownError | None) -> bool:
+    if one is None or other is None:
+        return other is None and one is not None
+    return entry_standing(one) < entry_standing(other)
 
 
 def told_by_nccl(warnings: Sequence[str]) -> LogWord | None:
@@ -152,10 +106,13 @@ def _find_kind(
     crashed = _SIGNALS.get(failure.signal or "") == "crashed"
     if failure.signal is None or crashed:
         word = reading.cause(rank=failure.rank, aborted=crashed)
+        if word is not None and _is_after_signal(word, failure):
+            word = None
         spoken = word.error if word is not None else None
         if word is None and not crashed:
-            spoken = find_error(last_words(failure.log_tail, _LAST_WORDS))
-        if error is None or (spoken is not None and rate(spoken) < rate(error)):
+            exited = reading.death is not None and reading.death.exit_code is not None
+            spoken = find_error(spoken_words(failure.log_tail, _LAST_WORDS, of_launcher=not exited))
+        if _says_more(spoken, error):
             error = spoken
         if word is not None and word.error == error and (crashed or word.is_exception):
             text = _sentence(word)
@@ -164,16 +121,23 @@ def _find_kind(
     if error is not None:
         return error.kind, error, text
     if failure.signal is not None:
-        signal_error = known_errors().get(_SIGNAL_ERRORS.get(failure.signal, ""))
-        return _SIGNALS.get(failure.signal, "killed"), signal_error, text
+        return _SIGNALS.get(failure.signal, "killed"), signal_error(failure.signal), text
     return None, None, text
 
 
+def _is_after_signal(word: LogWord, failure: Failure) -> bool:
+    """Whether a line stands behind a signal in the order of evidence; a process that loses its peers aborts itself."""
+    is_others = failure.rank is not None and word.rank not in {None, failure.rank}
+    return word.is_of_peers and failure.signal not in {None, "SIGTERM"} and (is_others or failure.signal != "SIGABRT")
+
+
+def signal_error(signal: str | None) -> KnownError | None:
+    """The entry of a signal that says as much as a message would."""
+    return known_errors().get(_SIGNAL_ERRORS.get(signal or "", ""))
+
+
 def _sentence(word: LogWord) -> str:
-    gave_up = _WATCHDOG.search(word.text)
-    if gave_up is not None:
-        return f"the collective timed out: {gave_up[1].lower()} took longer than {int(gave_up[2]) / 1000:g} s"
-    return word.text[:_MOST_CHARS]
+    return timed_out_collective(word.text) or word.text[:_MOST_CHARS]
 
 
 # Headers and pauses take their part of a link that is full.
@@ -246,11 +210,8 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
     """The first thing that went wrong; None where nothing did.
 
     Peers of a dead worker fail too, moments later, with an error of their connection: such an error is a consequence
-    while there is any other cause. So, in this order: a node that could not start; the earliest exception that is not
-    about a connection; a job or supervisor that was killed; a worker that was; a job that failed though none of its
-    workers raised anything; a worker that exited without a word; the earliest connection error; the earliest exit; a
-    node that was lost. What peers of a node that was lost before do then, and what nothing else explains, is a
-    consequence, too.
+    while there is any other cause. The order is that of `Standing`; a node that was lost comes last. What peers of a
+    node that was lost before do then, and what nothing else explains, is a consequence, too.
 
     On a node the earliest is told by its clock. Between nodes it is told by when it came, as clocks may be wrong by
     hours; where it did not come as it happened, by the clocks, and then what is too near to tell is named beside it.
@@ -268,26 +229,18 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
 
 
 def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
-    failed = [node for node in nodes if _failed(node.run)]
-    silent: Failure | None = None
-    failure = (
-        next((_not_started(node) for node in nodes if node.run.cause == "not_started"), None)
-        or _earliest_exception(nodes, connection=False)
-        or _earliest_job(node for node in failed if node.run.signal or node.run.cause == "supervisor_lost")
-        # TERM is what torchrun sends to the other workers itself. NCCL's watchdog aborts a worker whose peer is gone.
-        or _earliest_job(
-            node for node in failed if _death_signal(node) not in {None, "SIGTERM"} and not _is_of_peers(node)
-        )
-        or _earliest_job(node for node in failed if (word := _said_cause(node)) and rate(word.error, word) <= 1)
-        or _earliest_job(
-            node
-            for node in failed
-            if not node.exceptions and any(each.exceptions for each in nodes) and not _is_of_peers(node)
-        )
-        or (silent := _earliest_job(node for node in failed if _exited_silently(node)))
-        or _earliest_exception(nodes, connection=True)
-        or _earliest_job(failed)
-    )
+    standings = [(standing, node) for node in nodes if (standing := _standing(node, nodes)) is not None]
+    if not standings:
+        return None
+    first = min(standing for standing, _ in standings)
+    at = [node for standing, node in standings if standing is first]
+    if first is Standing.NOT_STARTED:
+        failure: Failure | None = _not_started(at[0])
+    elif first in {Standing.RAISED, Standing.PEER}:
+        failure = _earliest_exception(nodes, connection=first is Standing.PEER) or _earliest_job(at)
+    else:
+        failure = _earliest_job(at)
+    silent = failure if first is Standing.SILENT_EXIT else None
     if failure is None:
         return None
     node = _of(failure, nodes)
@@ -302,6 +255,34 @@ def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
         return classify(failure, node.run, node.read(), node.nccl_warnings)
     about_nccl = any(_is_about_connection(sample) for sample in node.exceptions if sample.rank == failure.rank)
     return classify(failure, node.run, failure.log_tail, node.nccl_warnings if about_nccl else ())
+
+
+def _standing(node: NodeEvidence, nodes: Sequence[NodeEvidence]) -> Standing | None:
+    """How a node stands in the order of evidence; None where nothing failed there."""
+    if node.run.cause == "not_started":
+        return Standing.NOT_STARTED
+    if not all(map(_is_about_connection, node.exceptions)):
+        return Standing.RAISED
+    if _failed(node.run) and (standing := _job_standing(node, nodes)) is not None:
+        return standing
+    if node.exceptions:
+        return Standing.PEER
+    return Standing.EXIT_CODE if _failed(node.run) else None
+
+
+def _job_standing(node: NodeEvidence, nodes: Sequence[NodeEvidence]) -> Standing | None:
+    word, signal = _said_cause(node), _death_signal(node)
+    said = word_standing(word) if word is not None else Standing.EXIT_CODE
+    # TERM is what torchrun sends to the other workers itself. NCCL's watchdog aborts a worker whose peer is gone.
+    is_killed = signal not in {None, "SIGTERM"} and (signal != "SIGABRT" or not _is_of_peers(node))
+    if node.run.signal or node.run.cause == "supervisor_lost" or is_killed:
+        return Standing.SIGNAL
+    if said <= Standing.GENERAL:
+        # Between nodes, the earliest of these counts.
+        return Standing.GENERAL if said is Standing.GENERAL else Standing.OWN_WORDS
+    if not node.exceptions and any(each.exceptions for each in nodes) and not _is_of_peers(node):
+        return Standing.UNRECORDED
+    return Standing.SILENT_EXIT if _exited_silently(node) else None
 
 
 def _of(failure: Failure, nodes: Sequence[NodeEvidence]) -> NodeEvidence:
@@ -380,8 +361,8 @@ def _earliest_exception(nodes: Sequence[NodeEvidence], *, connection: bool) -> F
 
 
 def _death_signal(node: NodeEvidence) -> str | None:
-    death = find_worker_death(node.read().report)
-    return death.signal if death is not None else None
+    death = node.read().death
+    return death.signal or signal_of_code(death.exit_code) if death is not None else None
 
 
 def _said_cause(node: NodeEvidence) -> LogWord | None:
@@ -390,7 +371,10 @@ def _said_cause(node: NodeEvidence) -> LogWord | None:
 
 
 def _is_of_peers(node: NodeEvidence) -> bool:
-    word, warning = _said_cause(node), told_by_nccl(node.nccl_warnings)
+    word, warning, death = _said_cause(node), told_by_nccl(node.nccl_warnings), node.read().death
+    if word is not None and death is not None and death.rank is not None and word.rank not in {None, death.rank}:
+        # It follows from the end of that worker.
+        return False
     return word is not None and word.is_of_peers and (warning is None or warning.is_of_peers)
 
 
@@ -398,22 +382,20 @@ _EXITED = (
     "The worker ended itself without raising an exception; the others then waited for it or lost their connection."
 )
 _LOOK_FOR_EXITS = "look for sys.exit and os._exit in the script, and at what the worker printed last"
-# A shell gives the signal that ended a program as a code above this.
-_MOST_CODE = 128
 
 
 def _exited_silently(node: NodeEvidence) -> bool:
     """Whether the worker that ended first on a node exited without a word, and others spoke of lost peers."""
-    death = find_worker_death(node.read().report)
-    if death is None or death.rank is None or not 0 < (death.exit_code or 0) <= _MOST_CODE:
+    death = node.read().death
+    if death is None or death.rank is None or not 0 < (death.exit_code or 0) <= MOST_CODE:
         return False
-    words = node.read().words
+    words = [word for word in node.read().words if word_standing(word) < Standing.NOISE]
     spoke = any(map(_is_about_connection, node.exceptions)) or any(
         word.is_of_peers and word.rank is not None for word in words
     )
     # A word that names no rank may be its own, unless it only says that a peer is gone.
     said: set[int | None] = {sample.rank for sample in node.exceptions}
-    said |= {word.rank for word in words if word.rank is not None or not word.is_of_peers}
+    said |= {word.rank for word in words if word.rank is not None or not (word.is_of_peers or word.is_launchers)}
     return spoke and death.rank not in said and None not in said
 
 
@@ -511,7 +493,7 @@ def _job_failure(node: NodeEvidence) -> Failure:
         "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
         "lease_expired": "the node heard nothing from the controller until the lease expired, and stopped the job",
     }
-    death = find_worker_death(node.read().report) if node.run.cause == "exited" else None
+    death = node.read().death if node.run.cause == "exited" else None
     if death is not None:
         message = f"{'a worker' if death.rank is None else f'rank {death.rank}'} {_how(death)}"
         tail = last_words(node.log, 20)

@@ -1,6 +1,7 @@
 """LogWords: what speaks of a failure in a log, whatever marks stand before a line and whatever comes after it. Pure.
 
-Which text means which error is in known_errors.toml.
+A log becomes lines (log_line), lines become words and reports of launchers, and of these the order of evidence
+(standing) chooses. Which text means which error is in known_errors.toml.
 
 A log may have gigabytes and any content: most lines are alike but for their figures, and are looked at once.
 """
@@ -13,16 +14,29 @@ import io
 import re
 import string
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 from multinode.diagnose.known_errors import KnownError, anchor, find_error, known_errors, text_pattern
-from multinode.records.log import clean_log, last_lines
+from multinode.diagnose.launcher_report import (
+    BEGINNINGS,
+    DEEPSPEED_PLACE,
+    LauncherReport,
+    ReportReader,
+    WorkerDeath,
+    first_report,
+)
+from multinode.diagnose.log_line import LogLine, clean_line, is_exception, parse_line, unwrap
+from multinode.diagnose.standing import Standing, entry_standing, first_cause, word_standing
+from multinode.records.log import last_lines
 
 _BLOCK_BYTES = 1 << 20
+# A log that somebody pasted is no longer than this.
+_PASTE_BYTES = 1 << 18
 # What is kept of a line, and how many lines that speak.
 _LINE_BYTES = 4096
 _MOST_WORDS = 400
@@ -30,24 +44,35 @@ _MOST_SHAPES = 100_000
 _MOST_ALIKE = 1000
 # Lines between two that speak, from which on they are of different failures.
 _APART = 5000
-# Lines of a report of torchrun.
-_REPORT_LINES = 16
 _TAIL_BYTES = 1 << 16
 _IGNORED_LINES = 60
 # Lines of others between two of a traceback.
 _BETWEEN_FRAMES = 60
+# Lines that belong to an exception, below its first.
+_MOST_DETAILS = 8
 
 
 class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     """A line that speaks of a failure."""
 
     line: int  # its number, from 1
-    text: str  # without the mark of its rank or node
+    text: str  # without the marks of its rank or node
     rank: int | None = None  # the global rank that the line names
     host: str | None = None  # the node that the line names, as NCCL, pdsh and srun do
+    worker: str | None = None  # the actor or worker that the line names, as Ray and vLLM do
+    process: str | None = None  # as in `LogLine`
     time: str | None = None  # when, as the line has it; None where it does not say
     is_exception: bool = False  # whether it is the last line of a Python traceback, by its form
     is_abort: bool = False  # whether it is what the C++ runtime or the interpreter says before it aborts a process
+    is_nccl: bool = False  # whether NCCL said it: a warning, or the last error that torch quotes
+    is_launchers: bool = False  # whether a launcher raised it, as a worker had failed
+    nccl: str | None = None  # as in `LogLine`
+    is_noise: bool = False  # whether it is a warning, or of a thread whose end ends no process
+    points: bool = False  # whether `rank` is one that another rank, `said_by`, names as the first to be late
+    said_by: int | None = None
+    went_on: bool = False  # whether its process printed progress after it
+    raised_from: int | None = None  # the line of the exception that this one was raised from or while handling
+    details: tuple[str, ...] = ()  # the lines below an exception that belong to it
     error: KnownError | None = None  # what the catalogue says of it; None is nothing
 
     @property
@@ -55,65 +80,57 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it says that another worker is gone."""
         return self.error is not None and self.error.of_peers
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether it is the line of a watchdog that has the operation, its number and the limit."""
+        return "Watchdog caught" in self.text
+
 
 class LogReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a log says."""
 
     words: tuple[LogWord, ...] = ()  # the lines that speak of the last failure in it, in their order
     earlier: tuple[LogWord, ...] = ()  # those of the last failure before it that names its own cause
-    report: str = ""  # what the launcher (torchrun, DeepSpeed, Slurm) says of its workers
-    report_line: int | None = None  # where it begins; None without one
+    reports: tuple[LauncherReport, ...] = ()  # what launchers say of their workers, in the last attempt
     lines: int = 0  # how many there are
     tail: str = ""  # the end of the log
     has_nccl: bool = False  # whether warnings of NCCL stand in it
+    ended_line: int | None = None  # where a training said that it had ended; None where none did
+    hosts: tuple[str, ...] = ()  # the nodes that NCCL names
+    addresses: tuple[tuple[str, str], ...] = ()  # which interface and address NCCL announces: `ib0`, `fe80::1%ib0`
 
-    def cause(self, *, rank: int | None = None, aborted: bool = False) -> LogWord | None:
+    @property
+    def report(self) -> LauncherReport | None:
+        """The report of the worker that ended first; None without one."""
+        return first_report(self.reports)
+
+    @property
+    def death(self) -> WorkerDeath | None:
+        """The worker that ended first, as a launcher reports it."""
+        return self.report.death if self.report is not None else None
+
+    def cause(self, *, rank: int | None = None, aborted: bool | None = None) -> LogWord | None:
         """The line that names the cause best; None where nothing does.
 
-        `rank` is known to have failed. If a signal `aborted` it, what Python survived does not count.
+        `rank` is known to have failed, and a signal `aborted` it, or not; None is what the launcher's report says.
         """
-        best = _best(self.words, rank, aborted=aborted)
+        death = self.death
+        if rank is not None:
+            death = WorkerDeath(rank=rank)
+        if aborted is None:
+            aborted = self.death is not None and self.death.signal is not None
+        # What a launcher raised says no more than its report.
+        words = [word for word in self.words if not (word.is_launchers and self.report is not None)]
+        best = first_cause(words, death, aborted=aborted)
         if best is not None and not best.is_of_peers:
             return best
-        earlier = _best(self.earlier, rank, aborted=aborted)
-        return earlier if earlier is not None and _is_telling(earlier) else best
-
-
-def _best(words: Iterable[LogWord], rank: int | None, *, aborted: bool) -> LogWord | None:
-    words = tuple(words)
-    # What a worker raised after it, it survived.
-    raised = sorted((word for word in words if word.is_exception and not word.is_of_peers), key=lambda word: word.line)
-    last = {word.rank: word.line for word in raised}
-    kept = [word for word in words if _counts(word, last.get(word.rank, 0), aborted=aborted)]
-    return min(
-        kept, key=lambda word: (rate(word.error, word), rank is not None and word.rank != rank, word.line), default=None
-    )
-
-
-def _counts(word: LogWord, last_line: int, *, aborted: bool) -> bool:
-    if word.error is None or word.error.is_last:
-        # What else a program prints of these is only a last word (`last_words`).
-        return word.is_abort or (word.is_exception and word.line >= last_line and not aborted)
-    return True
-
-
-def _is_telling(word: LogWord) -> bool:
-    error = word.error
-    return error is not None and not (error.of_peers or error.is_general or error.is_last)
-
-
-def rate(error: KnownError | None, word: LogWord | None = None) -> int:
-    """How well an error explains a failure: 0 names a cause, 4 only that a connection ended."""
-    if error is None:
-        return 1 if word is not None and word.is_exception else 2
-    if error.of_peers:
-        return 4 if error.is_general else 3
-    return 1 if error.is_general else 0
+        earlier = first_cause(self.earlier, death, aborted=aborted)
+        return earlier if earlier is not None and word_standing(earlier) is Standing.CAUSE else best
 
 
 # Stack frames, what torchrun does to the other workers, and what torch says of one that left without a word.
 _NO_WORDS = re.compile(
-    r"\s*(?:frame #\d|#\d{1,3} |.*Sending process \d{1,9} closing signal|.*\bclosing signal SIGTERM"
+    r"\s*(?:frame \\?#\d|#\d{1,3} |.*Sending process \d{1,9} closing signal|.*\bclosing signal SIGTERM"
     r"|.*\bdestroy_process_group\(\) was not called\b)"
 )
 # What a program that goes on with less says of memory.
@@ -143,6 +160,22 @@ def _ends_nothing(line: str) -> bool:
     return _SURVIVED.search(line) is not None or re.match(r"\s*raise ", line) is not None
 
 
+def spoken_words(tail: str, count: int, *, of_launcher: bool) -> str:
+    """The last lines that may say why a run ended: no warning, and of launchers only if `of_launcher`."""
+
+    def speaks(line: str) -> bool:
+        is_warning = _PYTHON_WARNING.match(line) is not None or (not of_launcher and parse_line(line).is_warning)
+        return not is_warning and (of_launcher or not any(begins in line for begins in BEGINNINGS))
+
+    return "\n".join(filter(speaks, last_words(tail, count).split("\n")))
+
+
+def is_progress(text: str) -> bool:
+    """Whether a line tells how far a program has come: a step, an epoch, a loss, a bar, a request that it answered."""
+    shape = text.encode(errors="replace").translate(_SHAPE, _FIGURES)
+    return len(shape) < len(text.encode(errors="replace")) and _is_progress(shape) and not _FRAME.match(text)
+
+
 def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
     """What a log says of failures.
 
@@ -153,9 +186,13 @@ def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] |
     reader = _Reader()
     file = io.BytesIO(log) if isinstance(log, bytes) else log
     rest = b""
+    is_first = True
     while block := file.read(_BLOCK_BYTES):
         if progress is not None:
             progress(len(block))
+        if is_first and len(block) < _PASTE_BYTES:
+            block = unwrap(block.decode(errors="replace")).encode()
+        is_first = False
         block = rest + block
         end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
         # A line without an end comes in pieces, which overlap.
@@ -169,19 +206,10 @@ def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] |
 _SHAPE = bytes(range(256)).lower().replace(b"\r", b"\n")
 _FIGURES = b"0123456789"
 _NO_LETTER = bytes(byte if chr(byte) in string.ascii_lowercase else ord(" ") for byte in range(256))
-# What launchers and runtimes say, beside the texts of the catalogue.
-_LAUNCHERS = (
-    "Root Cause (first observed failure)",
-    "sigkill_handler] [",
-    "num_local_procs=",
-    "srun: error: ",
-    "slurmstepd: error: ",
-    "mpirun noticed that process rank ",
-    "failed (exitcode: ",
-    "died with <Signals.",
-)
 _ABORTS = (
     "what(): ",
+    "HW Exception by GPU",
+    "Memory access fault by GPU",
     "Fatal Python error: ",
     "(core dumped)",
     "*** Process received signal ***",
@@ -192,22 +220,73 @@ _ABORTS = (
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
+_WARN = "NCCL WARN "
+_LAST_ERROR = "Last error:"
+_ANNOUNCED = "Bootstrap : Using "
 _TRACEBACK = "Traceback (most recent call last):"
 # Before the next of several exceptions, and how many lines after the one before.
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_CHAINED_LINES = 2
+_CHAINED_LINES = 3
 # A line of it, and the source code below that.
 _FRAME = re.compile(r'  File "|    ')
-_OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ", _KILLED, _TRACEBACK, *_CHAINED)
+# Calls that find nothing where another process was first.
+_TAKES_AWAY = re.compile(
+    r"\b(?:os\.(?:rename|replace|remove|unlink|rmdir|scandir)|shutil\.(?:rmtree|move))\("
+    r"|, (?:line \d+, )?in (?:_?rmtree\w*|rename|unlink|_?rotate_checkpoints)\b"
+    r"|, (?:line \d+, )?in _?save_(?:checkpoint|model|state|pretrained)\b"
+)
+_RESTART = "will restart worker group"
+# What launchers say when they begin.
+_BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
+_THREAD = "Exception in thread "
+_OTHERS = (
+    *_BEGIN,
+    _RESTART,
+    "Exception ignored in",
+    _THREAD,
+    _WARN,
+    _LAST_ERROR,
+    _ANNOUNCED,
+    _KILLED,
+    _TRACEBACK,
+    *_CHAINED,
+)
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
-_RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
+_RAISED = re.compile(rb"(?:[a-z_](?:%s)|\bexception)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
+# The form of a line of progress, in small letters and without figures; and what none has.
+_PROGRESS = re.compile(
+    rb"%\|| it/s|\bs/it\b|http/\.?\" +ok|http/\.\" *$"
+    rb"|\b(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
+    rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
+    rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
+    rb"|nccl info (?!.*-> *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
+)
+_NO_PROGRESS = re.compile(
+    rb"nan\b|error|fail|abort|exception|invalid|cannot|killed|closed|terminat|traceback|usage:|frame "
+)
+_END_TEXTS = (
+    "training complete",
+    "training completed",
+    "training is completed",
+    "training finished",
+    "training has finished",
+    "training is finished",
+    "run finished",
+    "job finished",
+    "End time of running",
+    "'train_runtime'",
+    "Application shutdown complete",
+)
+
+
+_ENDED = re.compile("|".join(map(re.escape, _END_TEXTS)), re.IGNORECASE)
 
 
 @functools.cache
 def _texts() -> Mapping[bytes, Sequence[str]]:
     texts: defaultdict[bytes, list[str]] = defaultdict(list)
     catalogue = (text for error in known_errors().values() for text in error.texts)
-    for text in (*catalogue, *_LAUNCHERS, *_ABORTS, *_OTHERS):
+    for text in (*catalogue, *BEGINNINGS, *_ABORTS, *_OTHERS, *_END_TEXTS):
         texts[anchor(text).encode()].append("".join(char for char in text.lower() if not char.isdigit()))
     return texts
 
@@ -227,68 +306,137 @@ class _Traced(enum.Enum):
     END = enum.auto()
 
 
+class _Traceback(msgspec.Struct):
+    first: int
+    last: int
+    takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
+    in_thread: bool = False
+
+
 class _Tracebacks:
-    """Python's tracebacks in a log; those of several ranks may be mixed. A line without a rank has the rank None."""
+    """Python's tracebacks in a log; those of several processes may be mixed. A line without a mark has None."""
 
     def __init__(self) -> None:
-        # the first and the last line of those that have not ended, and where Python said that it ignores an exception
-        self._open: dict[int | None, tuple[int, int]] = {}
-        self._ignored: defaultdict[int | None, list[int]] = defaultdict(list)
-        self._last_ignored: dict[int | None, int] = {}
+        # those that have not ended, and where Python said that it ignores an exception
+        self._open: dict[str | None, _Traceback] = {}
+        self._ignored: defaultdict[str | None, list[int]] = defaultdict(list)
+        self._last_ignored: dict[str | None, int] = {}
+        self._threads: dict[str | None, int] = {}
+        self.ended: _Traceback | None = None  # the one that the last line ended
 
     def are_open(self) -> bool:
         return bool(self._open)
 
     def forget(self, number: int) -> None:
         """Those that began long before this line, or of which nothing came for long: they will not end any more."""
-        self._open = {
-            rank: (first, last)
-            for rank, (first, last) in self._open.items()
-            if number - first < _APART and number - last < _BETWEEN_FRAMES
-        }
+        self._open = {key: one for key, one in self._open.items() if not self._is_over(one, number)}
 
-    def end(self, number: int, text: str) -> bool:
-        """Whether a traceback ends with this line: it follows an indented one, and has the form of an exception."""
-        rank = _rank(text)
-        if rank not in self._open:
-            return False
-        first, last = self._open[rank]
-        if number - first >= _APART or number - last >= _BETWEEN_FRAMES:
-            del self._open[rank]
-            return False
-        _, own = _unmarked(text)
-        if own[:1].isspace():
-            self._open[rank] = first, number
-            return False
-        # A plain name may be that of anything that is printed meanwhile, unless it comes at once.
-        is_next = last == number - 1 or rank is not None
-        return first < last and bool(_NAMED_EXCEPTION.match(own) or (is_next and _PLAIN_NAME.match(own)))
+    @staticmethod
+    def _is_over(traceback: _Traceback, number: int) -> bool:
+        return number - traceback.first >= _APART or number - traceback.last >= _BETWEEN_FRAMES
 
-    def take(self, number: int, text: str) -> _Traced | None:
+    def take(self, number: int, line: LogLine) -> _Traced | None:
         """What this line is of a traceback: a frame or source code in it, or its end; else None."""
-        rank, (_, own) = _rank(text), _unmarked(text)
-        after_ignored = number - self._last_ignored.get(rank, -_IGNORED_LINES) <= _CHAINED_LINES
-        is_ignored = "Exception ignored in" in text or (after_ignored and own.startswith(_CHAINED))
-        if is_ignored and len(self._ignored[rank]) < _MOST_WORDS:
-            self._ignored[rank].append(number)
-        if own.rstrip().endswith(_TRACEBACK) and len(self._open) < _MOST_WORDS:
-            self._open[rank] = number, number
-        elif self.end(number, text):
-            if rank is not None or _NAMED_EXCEPTION.match(own):
-                del self._open[rank]
+        key, own = line.process, line.text
+        self.ended = None
+        after_ignored = number - self._last_ignored.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
+        is_ignored = "Exception ignored in" in line.raw or (after_ignored and own.startswith(_CHAINED))
+        if is_ignored and len(self._ignored[key]) < _MOST_WORDS:
+            self._ignored[key].append(number)
+        if _THREAD in own:
+            self._threads[key] = number
+        if own.rstrip().endswith(_TRACEBACK):
+            if len(self._open) < _MOST_WORDS:
+                in_thread = number - self._threads.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
+                self._open[key] = _Traceback(first=number, last=number, in_thread=in_thread)
+            return None
+        return self._go_on(number, key, own) if key in self._open else None
+
+    def _go_on(self, number: int, key: str | None, own: str) -> _Traced | None:
+        one = self._open[key]
+        if self._is_over(one, number):
+            del self._open[key]
+            return None
+        if own[:1].isspace():
+            one.takes_away = one.takes_away or _TAKES_AWAY.search(own) is not None
+            one.last = number
+            return _Traced.FRAME if _FRAME.match(own) else None
+        # A plain name may be that of anything that is printed meanwhile, unless it comes at once.
+        is_next = one.last == number - 1 or key is not None
+        is_named = _NAMED_EXCEPTION.match(own) is not None
+        if one.first < one.last and (is_named or (is_next and _PLAIN_NAME.match(own))):
+            self.ended = one
+            if key is not None or is_named:
+                del self._open[key]
             return _Traced.END
-        elif rank in self._open and _FRAME.match(own):
-            return _Traced.FRAME
         return None
 
-    def ignores(self, number: int, text: str) -> bool:
+    def ignores(self, number: int, line: LogLine) -> bool:
         """Whether Python said before that it ignores this exception; each time it does so counts for one."""
-        ignored = self._ignored[_rank(text)]
+        ignored = self._ignored[line.process]
         while ignored:
             if number - ignored.pop(0) < _IGNORED_LINES:
-                self._last_ignored[_rank(text)] = number
+                self._last_ignored[line.process] = number
                 return True
         return False
+
+
+class _Progress:
+    """How far each process came, as the lines with its steps tell; these are noted fast, and read when it matters."""
+
+    def __init__(self) -> None:
+        self._noted: dict[bytes, tuple[int, bytes]] = {}
+        self._of_nccl: dict[bytes, int] = {}
+        self._last: dict[str | None, int] = {}
+        self._before = self.line = 0  # the last line but one, and the last
+
+    def note(self, number: int, piece: bytes) -> None:
+        """This line is one of progress."""
+        if len(self._noted) >= _MOST_WORDS:
+            self._read()
+        if b"NCCL INFO " in piece:
+            # It tells of NCCL alone.
+            self._of_nccl[piece] = number
+            if len(self._of_nccl) >= _MOST_WORDS:
+                self._read()
+            return
+        self._noted[piece[:32].split(b" ", 1)[0]] = number, piece
+        if number > self.line:
+            self._before, self.line = self.line, number
+
+    def went_on(self, word: LogWord) -> bool:
+        """Whether the process of this word went on after it: by the marks, or where there are none, by the file.
+
+        Another worker may still end its own step after an exception without a mark.
+        """
+        self._read()
+        if word.error is None and word.nccl is not None and self._last.get(f"nccl {word.nccl}", 0) > word.line:
+            return True
+        if word.process is not None:
+            return self._last.get(word.process, 0) > word.line
+        if word.rank is not None:
+            return False
+        return (self._before if word.is_exception or word.is_abort else self.line) > word.line
+
+    def since(self, number: int) -> bool:
+        """Whether at least two lines of progress came after this one."""
+        return self._before > number
+
+    def _read(self) -> None:
+        for number, piece in self._noted.values():
+            line = parse_line(clean_line(piece.rsplit(b"\r", 1)[-1], _LINE_BYTES))
+            node = f"node {line.host}"
+            for key in (line.process, node if line.host is not None else None):
+                self._last[key] = max(self._last.get(key, 0), number)
+        self._noted.clear()
+        for piece, number in self._of_nccl.items():
+            key = f"nccl {parse_line(clean_line(piece, _LINE_BYTES)).nccl}"
+            self._last[key] = max(self._last.get(key, 0), number)
+        self._of_nccl.clear()
+
+
+# The end of a block in which processes that go on print some of their progress.
+_NOTED_BYTES = 1 << 13
 
 
 class _Reader:
@@ -296,17 +444,28 @@ class _Reader:
 
     def __init__(self) -> None:
         self._silent: set[bytes] = set()
+        self._steps: dict[bytes, bool] = {}
         self._often: Counter[bytes] = Counter()
         self._line = 1
         self._words: dict[Hashable, LogWord] = {}
         self._earlier: tuple[LogWord, ...] = ()
+        self._attempt: tuple[dict[Hashable, LogWord], tuple[LauncherReport, ...]] = ({}, ())
         self._last = 0
         self._tracebacks = _Tracebacks()
-        self._report: list[str] = []
-        self._report_line: int | None = None
-        self._report_end = 0
+        self._progress = _Progress()
+        self._reports = ReportReader()
+        self._report_line = 0
+        # The line up to which others may belong to what stands above them.
+        self._open_until = 0
+        # By process: the key of the exception whose lines go on; the line of the one that the next is raised from.
+        self._below: dict[str | None, tuple[Hashable, int]] = {}
+        self._raised: dict[str | None, int] = {}
+        self._chained: dict[str | None, int] = {}
         self._tail = b""
         self._has_nccl = False
+        self._ended_line: int | None = None
+        self._addresses: dict[tuple[str, str], None] = {}
+        self._hosts: dict[str, None] = {}
 
     def look(self, block: bytes) -> None:
         """The next lines."""
@@ -315,24 +474,60 @@ class _Reader:
         new = set(shapes) - self._silent
         telling = _telling(new)
         self._tracebacks.forget(self._line)
+        self._below = {
+            key: (of, last) for key, (of, last) in self._below.items() if self._line - last < _BETWEEN_FRAMES
+        }
         if len(self._silent) > _MOST_SHAPES:
             self._silent.clear()
         self._silent.update(shape for shape in new - telling if len(shape) < _LINE_BYTES)
-        if telling or self._tracebacks.are_open() or self._line <= self._report_end:
+        count = block.count(b"\n")
+        if telling or self._line <= self._open_until:
             self._take(shapes, telling, block)
-        self._line += block.count(b"\n")
+        elif self._words:
+            self._note_last(self._line + count, block)
+        self._line += count
 
     def reading(self) -> LogReading:
         """What it all says."""
+        words, reports = self._words, self._reports.reports()
+        former, of_former = self._attempt
+        has_own = any(word_standing(self._told(word)) < Standing.NOISE for word in words.values())
+        if of_former and not has_own and all(report.is_of_job for report in reports):
+            words, reports = {**former, **words}, (*of_former, *reports)
         return LogReading(
-            words=tuple(self._words.values()),
+            words=tuple(sorted(map(self._told, words.values()), key=lambda word: word.line)),
             earlier=self._earlier,
-            report="\n".join(self._report),
-            report_line=self._report_line,
+            reports=reports,
             lines=self._line - (not self._tail or self._tail.endswith(b"\n")),
             tail=self._tail.decode(errors="replace"),
             has_nccl=self._has_nccl,
+            ended_line=self._ended_line,
+            addresses=tuple(self._addresses),
+            hosts=tuple(self._hosts),
         )
+
+    def _told(self, word: LogWord) -> LogWord:
+        return replace(word, went_on=True) if self._progress.went_on(word) else word
+
+    def _is_step(self, shape: bytes) -> bool:
+        if len(shape) >= _LINE_BYTES:
+            return False
+        known = self._steps.get(shape)
+        if known is None:
+            if len(self._steps) > _MOST_SHAPES:
+                self._steps.clear()
+            known = self._steps[shape] = _is_progress(shape)
+        return known
+
+    def _note_last(self, last: int, block: bytes) -> None:
+        """The last lines of progress in a block that tells of nothing else, up to the line `last`."""
+        end = block[-_NOTED_BYTES:]
+        # A line that was drawn several times counts as one at the end of the block.
+        number = last - end.count(b"\n") if b"\r" not in end else None
+        shapes, pieces = end.translate(_SHAPE, _FIGURES).split(b"\n"), end.replace(b"\r", b"\n").split(b"\n")
+        for place, (shape, piece) in enumerate(zip(shapes, pieces, strict=True)):
+            if self._is_step(shape):
+                self._progress.note(last if number is None else number + place, piece)
 
     def _take(self, shapes: Sequence[bytes], telling: AbstractSet[bytes], block: bytes) -> None:
         pieces = ((number, piece) for number, line in enumerate(block.split(b"\n")) for piece in line.split(b"\r"))
@@ -342,58 +537,158 @@ class _Reader:
                 self._often[shape] += 1
                 for part in _parts(piece):
                     self._take_line(line, part)
-            elif line <= self._report_end:
-                self._report.append(_clean(piece))
-            elif self._tracebacks.are_open() and self._tracebacks.end(line, _clean(piece)):
-                self._take_line(line, piece[:_LINE_BYTES])
+            elif line <= self._open_until:
+                self._take_silent(line, shape, piece[:_LINE_BYTES])
+            elif self._words and self._is_step(shape):
+                self._progress.note(line, piece)
+
+    def _take_silent(self, number: int, shape: bytes, piece: bytes) -> None:
+        """A line that may go on with what stands above it."""
+        line = parse_line(clean_line(piece, _LINE_BYTES))
+        if self._reports.is_open and self._reports.take(number, line):
+            return
+        place = self._tracebacks.take(number, line)
+        if place is not None:
+            self._open_until = number + _BETWEEN_FRAMES
+        if place is _Traced.END:
+            self._read(number, line, place)
+        elif place is None and self._is_step(shape) and not _FRAME.match(line.text):
+            self._progress.note(number, piece)
+        elif place is None:
+            self._keep_below(number, line)
 
     def _take_line(self, number: int, piece: bytes) -> None:
-        text = _clean(piece)
-        if any(words in text for words in _LAUNCHERS):
-            self._take_report(number, text)
-        elif number <= self._report_end:
-            self._report.append(text)
-        if number <= self._report_end or "sigkill_handler" in text:
-            # `find_worker_death` reads it.
-            return
-        self._has_nccl = self._has_nccl or "NCCL WARN " in text
-        if "will restart worker group" in text:
+        line = parse_line(clean_line(piece, _LINE_BYTES))
+        if _RESTART in line.raw:
             # What failed before was not the end of the job.
             self._words.clear()
-            self._report = [line for line in self._report if "num_local_procs=" in line]
-            self._report_line = None
-        place = self._tracebacks.take(number, text)
-        word = None if place is _Traced.FRAME else _read_line(number, text, ends_traceback=place is _Traced.END)
-        if place is _Traced.END or (word is not None and word.is_exception):
-            word = None if self._tracebacks.ignores(number, text) else word
-        if word is not None:
-            self._add(number, word)
+            self._reports.forget()
+            self._report_line = 0
+            self._attempt = ({}, ())
+        elif any(words in line.raw for words in _BEGIN) and self._report_line:
+            self._begin_attempt()
+        is_report = any(words in line.raw for words in BEGINNINGS)
+        if is_report:
+            self._begin_attempt_after_progress()
+        known = len(self._reports)
+        is_inside = self._reports.take(number, line)
+        if self._reports.is_open or _TRACEBACK in line.raw or self._tracebacks.are_open():
+            self._open_until = number + _BETWEEN_FRAMES
+        if is_inside:
+            return
+        self._report_line = number if is_report else self._report_line
+        self._has_nccl = self._has_nccl or _WARN in line.raw
+        if _ANNOUNCED in line.raw:
+            self._announce(line.raw)
+        if _ENDED.search(line.text):
+            self._ended_line = number
+        if line.text.startswith(_CHAINED) and line.process in self._raised:
+            self._chained[line.process] = self._raised[line.process]
+        self._read(number, line, self._tracebacks.take(number, line), is_report=len(self._reports) > known)
 
-    def _add(self, number: int, word: LogWord) -> None:
+    def _begin_attempt_after_progress(self) -> None:
+        if self._report_line and self._progress.since(self._report_line):
+            self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        """A launcher starts workers anew, or a program goes on, after a report: only what comes now counts."""
+        self._attempt = self._words, self._reports.reports()
+        self._words, self._report_line = {}, 0
+        self._reports.forget()
+
+    def _announce(self, text: str) -> None:
+        found = _ADDRESS.search(text)
+        if found is not None and len(self._addresses) < _MOST_WORDS:
+            self._addresses[found[1], found[2]] = None
+        host = parse_line(text).host
+        if host is not None and len(self._hosts) < _MOST_WORDS:
+            self._hosts[host] = None
+
+    def _read(self, number: int, line: LogLine, place: _Traced | None, *, is_report: bool = False) -> None:
+        if place is _Traced.FRAME:
+            return
+        word = _read_line(number, line, traceback=self._tracebacks.ended if place is _Traced.END else None)
+        if (place is _Traced.END or (word is not None and word.is_exception)) and self._tracebacks.ignores(
+            number, line
+        ):
+            return
+        if word is not None and is_report and word.error is None:
+            # The report says the same, and by whom.
+            return
+        if word is None or not (word.is_exception or word.is_abort or word.is_nccl):
+            self._keep_below(number, line)
+        if word is None:
+            return
+        if _WARN in line.raw and line.host is not None:
+            self._hosts[line.host] = None
+        if word.is_exception:
+            word = replace(word, raised_from=self._chained.pop(line.process, None))
+            self._raised[line.process] = number
+        key = self._add(number, word)
+        # Below an exception, or what NCCL reports, comes more of it.
+        if key is not None and (word.is_exception or "NCCL error" in word.text or "async exception" in word.text):
+            self._below[line.process] = key, number
+            self._open_until = number + _BETWEEN_FRAMES
+
+    def _keep_below(self, number: int, line: LogLine) -> bool:
+        """Whether a line belongs to an exception above it, which then has it."""
+        if line.process not in self._below:
+            return False
+        key, last = self._below[line.process]
+        word = self._words.get(key)
+        text = line.text.strip()
+        is_own = line.process is not None or line.text[:1].isspace() or _GOES_ON.match(text) is not None
+        is_next = number == last + 1 and line.text == line.raw
+        is_quoted = word is not None and bool(word.details) and word.details[-1].startswith(_LAST_ERROR)
+        if (
+            word is None
+            or not text
+            or number - last > (_BETWEEN_FRAMES if line.process is not None else 1)
+            or len(word.details) >= _MOST_DETAILS
+            or not (is_own or is_quoted or is_next)
+            or text.endswith(_TRACEBACK)
+            or line.text.startswith(_CHAINED)
+            or _NO_WORDS.match(line.text)
+        ):
+            del self._below[line.process]
+            return False
+        self._below[line.process] = key, number
+        details = (*word.details, text[:_LINE_BYTES])
+        if is_quoted and not text.startswith("ncclUniqueId"):
+            self._add(number, replace(_plain(number, line), is_nccl=True, error=find_error(text)))
+        elif is_own and not _is_only_python(word):
+            more = find_error(text)
+            if more is not None and (word.error is None or entry_standing(more) < entry_standing(word.error)):
+                word = replace(word, error=more)
+        node = _NODE_IP.search(text) if word.host is None else None
+        self._words[key] = replace(word, details=details, host=node[1] if node is not None else word.host)
+        return True
+
+    def _add(self, number: int, word: LogWord) -> Hashable | None:
+        self._begin_attempt_after_progress()
         if number - self._last > _APART:
             self._keep()
         self._last = number
-        key = (word.error.id if word.error else word.text[:80], word.rank, word.is_exception)
-        # Of what may be survived the last counts.
-        replaces = word.is_exception and (word.error is None or word.error.is_last)
-        if replaces if key in self._words else len(self._words) < _MOST_WORDS:
-            self._words[key] = word
-
-    def _take_report(self, number: int, text: str) -> None:
-        if self._report_line is None or "Root Cause" in text:
-            self._report_line = number
-        if "Root Cause" in text:
-            # That of the last attempt counts.
-            self._report = [line for line in self._report if "num_local_procs=" in line]
-            self._report_end = number + _REPORT_LINES
-        if len(self._report) < _MOST_WORDS:
-            self._report.append(text)
+        key = (word.error.id if word.error else word.text[:80], word.process, word.is_exception, word.has_figures)
+        former = self._words.get(key)
+        if former is None:
+            if len(self._words) >= _MOST_WORDS:
+                return None
+        else:
+            # Of what may be survived the last counts.
+            is_last = word.is_exception and (word.error is None or word.error.is_last)
+            is_better = former.is_noise and not word.is_noise
+            if not (is_last or is_better or word.error is None or self._progress.went_on(former)):
+                return None
+        self._words[key] = word
+        return key
 
     def _keep(self) -> None:
-        words = tuple(self._words.values())
-        if any(map(_is_telling, words)):
+        words = tuple(map(self._told, self._words.values()))
+        if any(word_standing(word) is Standing.CAUSE for word in words):
             self._earlier = words
         self._words = {}
+        self._below.clear()
 
 
 def _telling(shapes: AbstractSet[bytes]) -> set[bytes]:
@@ -405,7 +700,14 @@ def _telling(shapes: AbstractSet[bytes]) -> set[bytes]:
 
 def _may_tell(shape: bytes) -> bool:
     words = _words().intersection(shape.translate(_NO_LETTER).split())
-    return any(_pattern(word).search(shape) for word in words) or _RAISED.search(shape) is not None
+    if any(_pattern(word).search(shape) for word in words):
+        return True
+    # Most lines have none of these, which is found faster than by an expression.
+    return any(ending in shape for ending in _ENDINGS) and _RAISED.search(shape) is not None
+
+
+def _is_progress(shape: bytes) -> bool:
+    return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None
 
 
 def _parts(piece: bytes) -> Iterator[bytes]:
@@ -419,89 +721,93 @@ def _parts(piece: bytes) -> Iterator[bytes]:
             yield part
 
 
-def _clean(piece: bytes) -> str:
-    return clean_log(piece[:_LINE_BYTES].decode(errors="replace"))
-
-
-# What stands in front of a line: who printed it (torch, torchrun, accelerate, mpirun, srun, Ray, SkyPilot, docker,
-# pdsh, kubectl, journald), when, and as what. What a logger calls less than an error is left as it is.
-_DATE = r"\d{4}[-/]\d\d[-/]\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?|\d\d/\d\d/\d{4} \d\d:\d\d:\d\d"
-# Parts of a training, which are no nodes.
-_PART = "(?:[Rr]ank|GPU|cuda|[Pp]roc(?:ess)?|[Ss]tep|[Ee]poch|[Ii]ter(?:ation)?|[Ss]tage|[Ff]old|[Tt]rial|[Tt]hread)"
-_MARK = re.compile(
-    rf"\s*(?:\[[Rr]ank ?\d{{1,9}}\]:?|{_PART}[ _-]?\d{{1,9}}:(?= )|\[[a-z_]{{1,32}}\d{{1,9}}\]:"
-    rf"|\[\d{{1,9}}(?:,\d{{1,9}})?\](?:<std(?:out|err)>)?:|\d{{1,9}}:"
-    rf"|\((?:[\w.-]{{1,64}},? )?(?:rank=\d{{1,9}}, )?pid=\d{{1,9}}(?:, ip=(?P<ip>[\d.]{{7,15}}))?[^)]{{0,80}}\)"
-    rf"|\[pod/(?P<pod>[\w.-]{{1,64}})/[\w.-]{{1,64}}\]|std(?:out|err)(?: [FP](?= )|:(?= ))"
-    rf"|\[?(?:{_DATE})\]?:?|[EF]\d{{4}} \d\d:\d\d:\d\d\.\d{{1,9}} \d{{1,9}} [^\]\s]{{1,200}}:\d{{1,6}}\]"
-    rf"|[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]{{1,64}}) [\w./-]{{1,64}}\[\d{{1,9}}\]:"
-    rf"|(?:\[[\w.:]{{1,64}}\])?\[(?:ERROR|CRITICAL|FATAL)\](?: *-)?|-? ?(?:ERROR|CRITICAL)(?: ?[-:])?(?= )"
-    rf"|\| (?:ERROR|CRITICAL) +\|(?: [\w.:<>-]{{1,200}} [-|](?= ))?"
-    # docker compose, and Python of an exception group
-    rf"|(?P<host>[\w.-]{{1,64}}):(?= )|[\w.-]{{1,64}} +\||\|(?= ))\s?"
-)
-_MOST_MARKS = 6
-_RANK = re.compile(
-    r"\[rank(\d{1,9})\]|\b[Rr]ank (\d{1,9})\]|\[RANK:(\d{1,9})\]|(?<![\w-])rank=(\d{1,9}), pid=|^[Rr]ank ?(\d{1,9}): "
-)
-# NCCL's lines begin with the node, which a line of `srun` names, too.
-_HOST = re.compile(r"(?:^|\s)([\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,4}\] |(?:srun|slurmstepd): error: ([\w.-]{1,64}): ")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EFWI])\d{4} \d\d:\d\d:\d\d(?:\.\d{1,9})?")
-# What stands before a colon and is a node's name: with a figure or a hyphen, and no file.
-_NODE = re.compile(r"(?=[\w.-]*[\d-])(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)[A-Za-z\d][\w.-]*")
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?::(?: |$)|\s*$)")
 # At the end of a traceback: with its module, whatever it is called (`socket.gaierror`), or with the usual ending; and a
 # plain name, such as a script's own.
-_NAMED_EXCEPTION = re.compile(rf"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?::(?: |$)|\s*$)|{_EXCEPTION.pattern}")
+_NAMED_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?:\(\w{1,100}\))?(?::(?: |$)|\s*$)"
+    r"|(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?::(?: |$)|\s*$)"
+)
 _PLAIN_NAME = re.compile(r"[A-Z]\w*[a-z]\w*(?::(?: |$)|\s*$)")
 # What launchers raise when a worker has failed.
 _LAUNCHERS_OWN = re.compile(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|SignalException|ProcessExitedException|ProcessRaisedException"
-    r"|SystemExit|RayTaskError)\b"
+    r"|SystemExit|RayTaskError)\b|.*The first process to do so was"
+)
+# Without a mark, what goes on with an exception: NCCL's lines, codes of libraries, a reason.
+_GOES_ON = re.compile(r"nccl\w+: |Last error:|E[A-Z]\d{4}:|(?:Reason|Solution|Process name|Exit code)\b", re.IGNORECASE)
+_ADDRESS = re.compile(r"Bootstrap : Using \[?\d*\]?([\w.-]{1,32}):\[?([\da-fA-F.:]{2,64}(?:%[\w.-]{1,32})?)\]?<\d")
+# A warning, by Python or a logger.
+_PYTHON_WARNING = re.compile(r".{0,100}\S{1,300}:\d{1,6}: \w{0,40}Warning: ")
+_WARNING = re.compile(
+    rf"{_PYTHON_WARNING.pattern}"
+    r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARNING|INFO|DEBUG)[ \]|:-]"
+)
+# Where a call of NCCL returned an error to another one.
+_RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
+# What ends a program with exit code 2.
+_ARGPARSE = re.compile(r"[\w ./-]{1,200}: error: (?:unrecognized|the following|ambiguous|argument)")
+# A node in the words of Ray.
+_NODE_IP = re.compile(r"(?:\(IP: |^ip: )([\d.]{7,15})(?:,|$)")
+# Whoever is told by another rank to have been late first.
+_POINTS = re.compile(
+    r"dump signal due to a .{0,60}? from +rank (\d{1,9})\b"
+    r"|[Rr]anks? (\d{1,9})(?:, \d{1,9}){0,9} failed to pass monitoredBarrier"
 )
 
 
-def _rank(line: str) -> int | None:
-    found = _RANK.search(line)
-    return int(found[found.lastindex or 0]) if found is not None else None
-
-
-def _unmarked(line: str) -> tuple[str | None, str]:
-    """The node that the marks in front of a line name, and the rest of the line."""
-    host, text = None, line
-    for _ in range(_MOST_MARKS):
-        mark = None if _EXCEPTION.match(text.strip()) else _MARK.match(text)
-        if mark is None or (mark["host"] and not _NODE.fullmatch(mark["host"])):
-            break
-        host = host or mark["host"] or mark["ip"] or mark["pod"] or mark["machine"]
-        text = text[mark.end() :]
-    return host, text
-
-
-def _read_line(number: int, line: str, *, ends_traceback: bool = False) -> LogWord | None:
-    named = _HOST.search(line)
-    marked, text = _unmarked(line.strip())
-    host = (named[1] or named[2] if named is not None else None) or marked
-    text = text.strip()
-    text = text.removeprefix("what():").strip()
-    # Nor does what NCCL tries again, and what it finds out.
-    is_passed_over = "NCCL INFO " in line or _ends_nothing(line) or _ends_nothing(text)
-    error = None if is_passed_over else find_error(line)
-    if text == _KILLED:
-        error = known_errors()["killed"]
-    is_exception = (ends_traceback or _EXCEPTION.match(text) is not None) and _LAUNCHERS_OWN.match(text) is None
-    is_abort = any(words in line for words in _ABORTS)
-    # A date in the words of an exception is not when it was raised.
-    time = _TIME.search(line.removesuffix(text) if is_exception else line)
-    if error is None and not (is_exception or is_abort):
-        return None
+def _plain(number: int, line: LogLine) -> LogWord:
     return LogWord(
         line=number,
+        text=line.text.strip(),
+        rank=line.rank if line.rank is not None else line.task,
+        host=line.host,
+        worker=line.worker,
+        process=line.process,
+        nccl=line.nccl,
+        time=line.time,
+    )
+
+
+def _is_only_python(word: LogWord) -> bool:
+    return word.error is None and re.match(r"(?:Key|Type|Index|Attribute|Name|Assertion)Error\b", word.text) is not None
+
+
+def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = None) -> LogWord | None:
+    raw = line.raw
+    text = line.text.strip().removeprefix("what():").strip()
+    # Nor does what NCCL tries again, and what it finds out.
+    is_passed_over = "NCCL INFO " in raw or _ends_nothing(raw) or _ends_nothing(text)
+    error = None if is_passed_over else find_error(raw)
+    if text == _KILLED:
+        error = known_errors()["killed"]
+    raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
+    is_launchers = _LAUNCHERS_OWN.match(text) is not None
+    is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
+    is_nccl = _WARN in raw
+    if error is None and is_nccl and (_RETURNED.search(text) is not None or _is_harmless(raw)):
+        return None
+    if error is not None and error.id == "missing-file" and traceback is not None and traceback.takes_away:
+        error = known_errors()["file-taken"]
+    if error is None and not (raised or is_abort or is_nccl):
+        return None
+    points = _POINTS.search(text)
+    plain = _plain(number, line)
+    return replace(
+        plain,
         text=text,
-        rank=_rank(line),
-        host=host,
-        time=time[0] if time is not None else None,
-        is_exception=is_exception,
+        rank=int(points[points.lastindex or 0]) if points is not None else plain.rank,
+        is_exception=raised,
         is_abort=is_abort,
+        is_nccl=is_nccl,
+        is_launchers=is_launchers and error is None,
+        is_noise=(line.is_warning and (error is None or error.kind != "killed"))
+        or (traceback is not None and traceback.in_thread)
+        or (not is_nccl and _WARNING.match(raw) is not None),
+        points=points is not None,
+        said_by=plain.rank if points is not None else None,
         error=error,
     )
+
+
+def _is_harmless(text: str) -> bool:
+    return any(error.is_harmless and error.matches(text) for error in known_errors().values())

@@ -166,3 +166,40 @@ def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path / "none.log", tmp_path):
         with pytest.raises(UsageError, match=r"cannot be read|has no files"):
             run(path)
+
+
+def test_where_no_failure_is_found_the_last_lines_are_shown_and_what_to_pass_next() -> None:
+    shown = run("-", stdin="".join(f"line {number}\n" for number in range(9)))
+    assert "line 8" in shown
+    assert "line 3" not in shown
+    assert "pass the logs of all nodes" in " ".join(shown.split())
+
+
+def test_a_log_that_ends_within_a_traceback_that_names_nothing_is_an_error_of_its_own() -> None:
+    app = typer.Typer()
+    explain.register(app)
+    said = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    main()\n'
+    assert CliRunner().invoke(app, ["-"], input=said).exit_code == 1
+
+
+def test_a_long_message_is_cut_to_its_first_sentence_and_whole_under_details() -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 GiB"
+    said += " of which 1.20 GiB is free. If reserved but unallocated memory is large try setting expandable_segments:True.\n"
+    shown, whole = (" ".join(run(*options, "-", stdin=said).split()) for options in ((), ("--details",)))
+    assert "Tried to allocate 2.00 GiB." in shown
+    assert "expandable_segments" not in shown
+    assert "expandable_segments" in whole
+
+
+def test_a_command_for_a_short_log_is_not_shown_and_only_a_programs_words_are_called_its_own(tmp_path: Path) -> None:
+    (short,) = write(tmp_path, short="ValueError: labels must be integers\n")
+    assert document(short)["next"] == []
+    assert "the program's own message" in run(short)
+    assert "own message" not in run("-", stdin="srun: error: gpu-a: task 0: Exited with exit code 3\n")
+
+
+def test_the_file_of_one_worker_names_its_rank(tmp_path: Path) -> None:
+    folder = tmp_path / "attempt_0" / "2"
+    folder.mkdir(parents=True)
+    (path,) = write(folder, stderr="KeyError: 'labels'\n")
+    assert document(path)["first_failure"]["rank"] == 2

@@ -26,6 +26,48 @@ LINES = {
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 23.64 GiB",
         "node1:301:301 [0] enqueue.cc:1085 NCCL WARN Cuda failure 2 'out of memory'",
     ],
+    "ray-out-of-memory": [
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons",
+    ],
+    "amd-gpu": [
+        "HW Exception by GPU node-9 (Agent handle: 0x631351bb5a20) reason :GPU Hang",
+        "Memory access fault by GPU node-3 (Agent handle: 0x5a5c587a51c0) on address 0x709843600000. Reason: Unknown.",
+        "RuntimeError: HIP error: an illegal memory access was encountered",
+        ":0:rocdevice.cpp:2660: 12345 us: Device::callbackQueue aborting with error : HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
+    ],
+    "hccl-timeout": [
+        "EI0006: [PID: 1292363] 2025-04-08-18:07:20.444.436 Getting socket times out. Reason: Remote Rank did not send",
+        "EI0002: [PID: 4711] 2025-04-08-18:07:20.444.436 Notify register times out.",
+    ],
+    "nccl-bind": ["misc/socket.cc:379 NCCL WARN Call to bind failed : Cannot assign requested address"],
+    "nccl-ofi": [
+        "nccl_net_ofi_domain_get_ep:969 NCCL WARN NET/OFI Creating new endpoint for domain 0x7f failed: Invalid argument",
+        "nccl_ofi_ofiutils_init_connection:274 NCCL WARN NET/OFI Couldn't open CQ. RC: -22, ERROR: Invalid argument",
+        "libfabric:85:1747438790::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
+    ],
+    "oneccl": ["|CCL_ERROR| atl_ofi_helper.cpp:1635 atl_ofi_open_nw_provs: can not open network providers"],
+    "mpi-start": [
+        "Abort(3712399) on node 0 (rank 0 in comm 0): Fatal error in PMPI_Init: Other MPI error, error stack:",
+        "It looks like MPI_INIT failed for some reason; your parallel process is likely to abort.",
+    ],
+    "gloo-address-families": [
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:276] ss1.ss_family == ss2.ss_family. 2 vs 10",
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find interface for: [10.0.0.7]",
+    ],
+    "nccl-other-version": ["Invalid config blocking attribute value -2147483648"],
+    "zero-ranks-disagree": [
+        "RuntimeError: disagreement between rank0 and rank3: rank0: [290, 291, 292], rank3: [293, 294, 295]"
+    ],
+    "local-rank-argument": ["train.py: error: unrecognized arguments: --local-rank=0"],
+    "container-start": [
+        "slurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No such file or directory",
+        "slurmstepd: error: pyxis:     [ERROR] Command not found: nvidia-container-cli, see https://github.com/NVIDIA/libnvidia-container",
+    ],
+    "container-failed": ["slurmstepd: error: pyxis: container start failed with error code: 1"],
+    "file-taken": [
+        "FileNotFoundError: [Errno 2] No such file or directory: './out/tmp-checkpoint-1' -> './out/checkpoint-1'"
+    ],
     "nccl-shared-memory": [
         "misc/shmutils.cc:42 NCCL WARN Call to posix_fallocate failed : Operation not permitted",
         "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-fz2gAG to 33030532 bytes",
