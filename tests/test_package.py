@@ -102,6 +102,6 @@ def test_a_launch_imports_neither_the_lab_nor_comparisons_nor_without_checks_the
     ]
     assert "multinode.check.ports" in runs["checked run of a script"]
     assert "multinode.job.restrictions" not in runs["checked run of a script"]
-    assert lines["run of a script"] <= 20_000
-    assert lines["checked run of a script"] < 24_700
+    assert lines["run of a script"] <= 20_300
+    assert lines["checked run of a script"] < 25_100
     assert not [each for each in runs["plan of a YAML"] if each.startswith("multinode.profile")]

@@ -20,8 +20,7 @@ from multinode.job.workload import Workload, differing_setting
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
 from multinode.profile.step_split import PARTS
-from multinode.profile.summary import Summary
-from multinode.profile.summary_sheets import unused_gpus
+from multinode.profile.summary import Summary, unused_gpus
 from multinode.records.plan import CodeCopy, LaunchPlan
 from multinode.records.run import (
     SLOWER_THAN_ONE_NODE,

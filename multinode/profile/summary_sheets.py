@@ -9,11 +9,10 @@ from typing import Any
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import PARTS, WorkerSplit
-from multinode.profile.summary import Rounds, Summary
+from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.stats.estimate import known_max
 from multinode.traffic.step_calls import SMALL_BYTES
-from multinode.units import format_count
 
 _NODE = Column("node", words=True)
 
@@ -99,17 +98,6 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
         # A row with only the node's name is dropped.
         rows=tuple(row for row in rows if set(row[1:]) != {UNKNOWN}),
         notes=("free: the minimum available; worker: the maximum that one used, on its GPU if it has one",),
-    )
-
-
-def unused_gpus(summary: Summary) -> str | None:
-    """A sentence, if workers trained on the CPUs of nodes with GPUs."""
-    gpus = sum(len(node.gpus) for node in summary.nodes)
-    if summary.split.device != "cpu" or not gpus:
-        return None
-    return (
-        f"the workers trained on the CPUs, although the nodes have {format_count(gpus, 'GPU')}: see what torch finds "
-        "with multinode check"
     )
 
 

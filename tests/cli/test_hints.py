@@ -22,7 +22,7 @@ OTHERS = {
     "--shm-size", "--ulimit", "--yaml", "--card", "--faint", "--ink", "--line", "--paper",
     "--clear-groups", "--gpus-per-node", "--jobid", "--nodelist", "--ntasks", "--overlap", "--regid", "--reuid",
     "--time", "--logdir", "--cap-add", "--device", "--exclude", "--mem", "--signal", "--chdir", "--cpu-bind", "--input",
-    "--mpi", "--no-kill", "--nodes", "--unbuffered", "--ignored", "--init",
+    "--mpi", "--no-kill", "--index-url", "--nodes", "--unbuffered", "--ignored", "--init",
 }  # fmt: skip
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _TYPED = re.compile(r"multinode ([a-z-]+)((?: (?!multinode)[^;:,()`]*)?)")
