@@ -22,7 +22,6 @@ KNOWN_TRUTH = str(ROOT / "benchmarks" / "known_truth.py")
 REHEARSES = shutil.which("nvidia-smi") is None
 # Pass limits: of exposed communication, the bytes of a NIC, and nccl-test.
 WITHIN, BYTES_WITHIN, NETWORK_WITHIN = 0.05, 0.01, 0.03
-EXITS = "import os; os._exit(3)"
 ABILITIES: dict[str, tuple[str, ...]] = {
     "veth": ("ip", "link", "add", "gpuday0", "type", "veth", "peer", "name", "gpuday1"),
     "tbf": ("tc", "qdisc", "add", "dev", "gpuday0", "root", "tbf", "rate", "1gbit", "burst", "64k", "latency", "50ms"),
@@ -72,8 +71,8 @@ def why_not(strategy: str) -> str | None:
     """Why a strategy of known_truth.py cannot be shown here."""
     if not REHEARSES:
         return None if shutil.which("nvidia-cuda-mps-control") else "without MPS contexts are time-sliced"
-    if strategy == "own-stream":
-        return "a host has no streams"
+    if strategy in {"own-stream", "ddp-no-look"}:
+        return "a host has no streams, and waits for its own computation"
     # DeepSpeed compiles on its first start.
     return "left out of the rehearsal" if strategy.startswith("zero") and strategy != "zero2" else None
 
@@ -215,7 +214,7 @@ class Lab:
 
     def failure(self, *words: str, options: Sequence[str] = (), cut_s: float = 0.0) -> str:
         """How a training that fails, or hangs, is told."""
-        hang = ("--hang-timeout", "15", "--on-hang", "stop")
+        hang = ("--hang-timeout", "8" if REHEARSES else "15", "--on-hang", "stop")
         process = self._start("launch", *self._hosts, *self._env(), *hang, *options, "--json", "--", *words)
         if cut_s:
             time.sleep(5.0)

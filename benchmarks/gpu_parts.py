@@ -254,7 +254,7 @@ def _new_failures(home: Path) -> tuple[str, bool]:
             rows.append([f"rank 1 asleep in {strategy}", lab.failure(*words)])
         wrong = "NCCL_SOCKET_IFNAME" if not gpu_lab.REHEARSES else "GLOO_SOCKET_IFNAME"
         rows.append(["wrong interface", lab.failure(truth, options=("--no-check", "--env", f"{wrong}=nowhere0"))])
-        rows.append(["a worker that exits", lab.failure("-c", gpu_lab.EXITS)])
+        rows.append(["a worker that exits", lab.failure(truth, "--exits-rank", "1")])
         cut_s = 3 if gpu_lab.REHEARSES else 20
         rows.append([f"link cut for {cut_s} s", lab.failure(truth, "--steps", "60", cut_s=cut_s)])
     return "\n".join(gpu_lab.table(["failure", "told"], rows)), all(told for _, told in rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ STRATEGIES = (
     "zero3-overlap",
 )  # fmt: skip
 _CALIBRATED = 1_000_000
+_LAST_GOOD = 10
 _FLOAT_BYTES = 4
 
 
@@ -92,6 +94,7 @@ def main() -> None:
     parser.add_argument("--forward-ms", type=float, default=5.0)
     parser.add_argument("--backward-ms", type=float, default=10.0)
     parser.add_argument("--asleep-rank", type=int, help="stops computing after ten steps, for ever")
+    parser.add_argument("--exits-rank", type=int, help="leaves without a word after ten steps")
     options = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -111,8 +114,10 @@ def main() -> None:
             if dist.get_rank() == 0:
                 sys.stdout.write(f"step {number}\n")
                 sys.stdout.flush()
-            if number == 10 and options.asleep_rank == dist.get_rank():  # noqa: PLR2004 - as its help says
+            if number == _LAST_GOOD and options.asleep_rank == dist.get_rank():
                 fall_asleep()
+            if number == _LAST_GOOD and options.exits_rank == dist.get_rank():
+                os._exit(3)
     dist.destroy_process_group()
 
 

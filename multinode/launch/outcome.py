@@ -15,9 +15,8 @@ from multinode.errors import MultinodeError
 from multinode.job.workload import Workload, differing_setting
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
-from multinode.profile.machine_use import unused_gpus
 from multinode.profile.step_split import PARTS
-from multinode.profile.summary import Summary
+from multinode.profile.summary import Summary, unused_gpus
 from multinode.records.plan import CodeCopy, LaunchPlan
 from multinode.records.run import (
     SLOWER_THAN_ONE_NODE,
@@ -227,7 +226,7 @@ def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
 
 def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     bottleneck = summary.bottleneck
-    if (unused := unused_gpus(summary.split.device, summary.nodes)) is not None:
+    if (unused := unused_gpus(summary)) is not None:
         yield "GPUs", unused
     if bottleneck is not None and (
         bottleneck.kind == "no_communication" or (bottleneck.kind == "straggler" and not summary.stragglers)

@@ -17,7 +17,6 @@ from multinode.profile.observed import Observed
 from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
 from multinode.stats.estimate import UnknownError, attempt
-from multinode.worker.counter_reads import READ_EVERY
 
 # Occasional checkpoints are not typical of a step. Events in more than one step of twenty belong to the training's
 # rhythm (a loader that refills its queue), and stay.
@@ -261,7 +260,7 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
         compute_us=sum(backward.forward_us + backward.backward_us for backward in backwards),
         comm_us=sum(backward.comm_us for backward in backwards),
         exposed_us=sum(max(0.0, backward.comm_us - backward.overlap_us) for backward in backwards),
-        host_free=all(backward.iteration > _WAITED_FOR and backward.iteration % READ_EVERY for backward in backwards),
+        host_free=all(backward.iteration > _WAITED_FOR and not backward.awaited for backward in backwards),
     )
     return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
 

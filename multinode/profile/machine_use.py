@@ -18,7 +18,7 @@ from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
 from multinode.stats.estimate import UnknownError, attempt, known_max, known_median
-from multinode.units import GIB, format_count
+from multinode.units import GIB
 
 _MOST_GPUS = 64
 # An idle GPU reduces its link to the first generation; only a busy one shows its full rate.
@@ -312,14 +312,3 @@ def _worker_memory_gib(node: ObservedNode, field: str) -> dict[int, float]:
         if step.rank in node.ranks and peak_bytes is not None:
             peaks[step.rank] = max(peaks.get(step.rank, 0.0), peak_bytes / GIB)
     return dict(sorted(peaks.items()))
-
-
-def unused_gpus(device: str | None, nodes: Sequence[NodeUse]) -> str | None:
-    """A sentence, if workers trained on the CPUs of nodes with GPUs."""
-    gpus = sum(len(node.gpus) for node in nodes)
-    if device != "cpu" or not gpus:
-        return None
-    return (
-        f"the workers trained on the CPUs, although the nodes have {format_count(gpus, 'GPU')}: see what torch finds "
-        "with multinode check"
-    )

@@ -35,6 +35,7 @@ from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import LossSample, NoteSample, StepSample, SyncSample, TrainEndSample
 from multinode.stats.estimate import Bounds, Estimate, Spread, attempt, estimate_median, estimate_rate, spread_of
 from multinode.traffic.step_calls import ScanCurves
+from multinode.units import format_count
 
 
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +238,17 @@ def summarise(
         utilisation=used,
         trace=trace,
         rounds=see_rounds(observed),
+    )
+
+
+def unused_gpus(summary: Summary) -> str | None:
+    """A sentence, if workers trained on the CPUs of nodes with GPUs."""
+    gpus = sum(len(node.gpus) for node in summary.nodes)
+    if summary.split.device != "cpu" or not gpus:
+        return None
+    return (
+        f"the workers trained on the CPUs, although the nodes have {format_count(gpus, 'GPU')}: see what torch finds "
+        "with multinode check"
     )
 
 

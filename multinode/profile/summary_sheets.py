@@ -8,9 +8,9 @@ from typing import Any
 
 from multinode.cluster.hostfile import fold_numbers
 from multinode.profile.calls import SeenCall
-from multinode.profile.machine_use import GpuUse, NodeUse, unused_gpus
+from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import PARTS, WorkerSplit
-from multinode.profile.summary import Rounds, Summary
+from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.stats.estimate import known_max
 from multinode.traffic.step_calls import SMALL_BYTES
@@ -199,7 +199,7 @@ def _calls_sheet(summary: Summary) -> Sheet:
 def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.bottleneck is not None and summary.bottleneck.sentence:
         yield "bottleneck", summary.bottleneck.sentence
-    if (unused := unused_gpus(summary.split.device, summary.nodes)) is not None:
+    if (unused := unused_gpus(summary)) is not None:
         yield "GPUs", unused
     for late in summary.stragglers:
         ranks = fold_numbers(late.ranks)

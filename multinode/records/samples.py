@@ -111,6 +111,7 @@ class DdpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     rank: Count  # global rank
     step: Count
     iteration: Count  # DDP's number of it
+    awaited: bool = False  # whether the host waited for the GPU in order to read it, beside DDP's first ten
     bucket_sizes_bytes: tuple[Count, ...]  # its buckets, in the order of their reduction
     forward_us: Us  # forward pass of the last micro-batch
     backward_us: Us  # backward computation, from the loss to the last gradient

@@ -13,12 +13,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 from . import compiler
 from .collectives import CudaStream
-from .counter_reads import READ_EVERY
 from .guard import Guard, Hooks
 from .steps import Steps
 
 # While these run, torch collects whatever rate it is told.
 _ALWAYS_COLLECTED = 10
+# Of a loop that the device never catches up with, one iteration of so many is read all the same: waiting for it costs
+# one bubble.
+_READ_EVERY = 64
 _INT32_BYTES = 4
 # Python hooks that have the reducer's C++ send the bucket, as torch names them: that call is not seen either.
 _OPTIMIZER_IN_BACKWARD = "_apply_optim_in_backward_hook.<locals>.apply_optim_in_backward_hook"
@@ -81,6 +83,7 @@ class _Reduced:
         self.started = 0  # when the last iteration that was measured had begun, by torch's clock
         self.done: Any = None  # CUDA event after an iteration's backward pass, and that iteration
         self.done_iteration = 0
+        self.is_awaited = False  # whether the host waits for that iteration in order to read it
 
 
 class _Reductions:
@@ -152,6 +155,8 @@ class _Reductions:
 
     def _record(self, reduced: _Reduced, timing: _Timing, data: Dict[str, Any]) -> None:
         sample = {"bucket_sizes_bytes": _bucket_sizes(data), **timing.fields}
+        if reduced.is_awaited:
+            sample["awaited"] = True
         if reduced.iterations <= reduced.ended:
             self._steps.note("ddp", step=reduced.step, **sample)
         else:
@@ -236,8 +241,12 @@ def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
         return None
     if sys.modules["torch"].cuda.is_current_stream_capturing():
         return begun + 2
-    if reduced.done_iteration == begun and (begun % READ_EVERY == 0 or reduced.done.query()):
-        return 1
+    reduced.is_awaited = False
+    if reduced.done_iteration == begun:
+        is_over = reduced.done.query()
+        reduced.is_awaited = not is_over and begun % _READ_EVERY == 0
+        if is_over or reduced.is_awaited:
+            return 1
     return begun + 1
 
 

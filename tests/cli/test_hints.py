@@ -23,7 +23,7 @@ OTHERS = {
     "--clear-groups", "--gpus-per-node", "--jobid", "--nodelist", "--ntasks", "--overlap", "--regid", "--reuid",
     "--time", "--logdir", "--cap-add", "--device", "--exclude", "--mem", "--signal", "--chdir", "--cpu-bind", "--input",
     "--mpi", "--no-kill", "--nodes", "--unbuffered", "--ignored", "--init", "--numa-binding", "--stage", "--local-rank",
-    "--key", "--use-env",
+    "--key", "--use-env", "--index-url",
 }  # fmt: skip
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _TYPED = re.compile(r"multinode ([a-z-]+)((?: (?!multinode)[^;:,()`]*)?)")

@@ -152,8 +152,8 @@ def test_a_bench_has_its_verdict_and_its_tables() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.5), gpu()), node="<b>1"))
     read = _Read(run_page([ReportedRun(run=RUN, bench=found)]))
     assert "<b>1 is slow: 50% of the speed of node0 in matrix products" in read.text
-    assert ["node0", "0", "alone", "250.0 80%"] in read.rows
-    assert ["<b>1", "0", "alone", "125.0 40%!"] in read.rows
+    assert ["node0", "0", "alone", "250.0 80%", "1400/-"] in read.rows
+    assert ["<b>1", "0", "alone", "125.0 40%!", "1400/-"] in read.rows
     assert "median of the timings over 1 s per test" in read.text
     assert "no recorded samples" not in read.text
 

@@ -35,7 +35,7 @@ def trained(took_us: float, tokens: int, exposed_us: float) -> RecentSteps:
     """A worker after its first step."""
     step = StepSample(rank=0, step=1, time_s=0, mono_ns=0, step_time_us=took_us, tokens=tokens)
     counters = {"forward_us": 0, "backward_us": 0, "comm_us": exposed_us, "overlap_us": 0}
-    ddp = DdpSample(rank=0, step=1, iteration=1, bucket_sizes_bytes=(), **counters)
+    ddp = DdpSample(awaited=False, rank=0, step=1, iteration=1, bucket_sizes_bytes=(), **counters)
     return RecentSteps().with_sample(step).with_sample(ddp)
 
 
