@@ -19,7 +19,7 @@ from multinode.check.machine import needed_tools
 from multinode.check.probe import Questions, peer_addresses, probe
 from multinode.check.rule import SEVERITIES, Check, CheckFinding, Inspection, Rule, RuleGroup, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.dataplane import Endpoint, choose_endpoints
+from multinode.cluster.dataplane import Endpoint, choose_endpoints, is_link_local
 from multinode.cluster.facts import NodeFacts
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.cluster.quoting import as_steps
@@ -114,7 +114,8 @@ def _fill_in(node: Node, facts: NodeFacts, place: Endpoint | None) -> Node:
         node,
         gpus=gpus,
         slots=node.slots or (len(gpus) if gpus else 1),
-        addr=node.addr or (place.addr if place else None),
+        # A link-local address is valid on its link alone, and another one after a reboot.
+        addr=node.addr or (place.addr if place and not is_link_local(place.addr) else None),
         ifname=node.ifname or (place.ifname if place else None),
         python=node.python or (facts.python if "torch" in facts.packages else facts.interactive.get("python3")),
     )
