@@ -106,7 +106,7 @@ def check_lab() -> None:
         expect("succeeded" in run("report", "last", "--format", "markdown"), "its report")
     finally:
         run("lab", "down")
-    expect("no lab stood here" in run("lab", "down"), "the lab is gone")
+    expect("no lab is running" in run("lab", "down"), "the lab is gone")
 
 
 def run(*arguments: str, code: int | None = 0) -> str:
