@@ -51,7 +51,7 @@ def main() -> int:
 def _render() -> Iterator[str]:
     yield _HEADER
     for name, kind in KINDS.items():
-        needs = f"`multinode[{kind.extra}]`" if kind.extra is not None else "-"
+        needs = f"`{kind.package}`" if kind.package is not None else "-"
         yield f"| `{name}:{kind.where}` | {kind.meaning} | {needs} |\n".replace("DIR|URI", "DIR\\|URI")
     yield _FOOTER
     for title, (figures, about) in _TABLES.items():

@@ -55,14 +55,14 @@ def check_command() -> None:
     """The package and its command, without a node."""
     package = Path(sysconfig.get_path("purelib")) / "multinode"
     expect((package / "py.typed").is_file(), "the package has py.typed")
-    expect(run("--version") == f"multinode {version('multinode')}\n", "--version")
+    expect(run("--version") == f"multinode {version('multinode-launcher')}\n", "--version")
     expect("launch" in run("--help"), "--help")
     expect("configs/default.yaml" in run("init", "--example"), "init --example")
     plan = run("launch", "--hosts", "hostfiles/two4090.txt", "configs/lora_sft.yaml", "--dry-run")
     expect("192.0.2.12" in plan, "a dry run of the sample files")
     run("import", "configs/figures/published_gpus.yaml")
     expect("| " in run("report", "last", "--format", "markdown"), "a report of a stored run, as Markdown")
-    expect("multinode[report]" in run("report", "last", code=1), "a page says which extra it needs")
+    expect("pip install 'plotly" in run("report", "last", code=1), "a page says what it needs")
     done = subprocess.run(
         [sys.executable, "-c", _API], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
     )
@@ -106,7 +106,7 @@ def check_lab() -> None:
         expect("succeeded" in run("report", "last", "--format", "markdown"), "its report")
     finally:
         run("lab", "down")
-    expect("no lab stood here" in run("lab", "down"), "the lab is gone")
+    expect("no lab is running" in run("lab", "down"), "the lab is gone")
 
 
 def run(*arguments: str, code: int | None = 0) -> str:

@@ -37,6 +37,8 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 ROOT = Path(__file__).parents[1]
+# Settings of whoever runs the tests are none of theirs.
+os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 _PYTEST_OWN = "PYTEST_"
 # torch before 2.9 sets it when CUDA starts.
 _TORCH_OWN = "CUDA_MODULE_LOADING"

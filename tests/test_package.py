@@ -139,3 +139,36 @@ def test_a_launch_imports_neither_the_lab_nor_comparisons_nor_without_checks_the
     assert lines["run of a script"] <= 21_600
     assert lines["checked run of a script"] <= 26_400
     assert not [each for each in runs["plan of a YAML"] if each.startswith("multinode.profile")]
+
+
+# The word behind a command that installs or runs a package, or one with extras.
+_INSTALLS = re.compile(
+    r"\b(?:(?:pip3?|pipx|uv tool|uv pip) (?:install|inject|run)|uvx|uv add)(?: -\S+)* ['\"]?multinode(?![\w/.-])"
+    r"|[^\w.]multinode\[\w"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "proposes"),
+    [
+        ("pip install multinode", True),
+        ("uv tool install 'multinode[report]'", True),
+        ("needs `multinode[parquet]`", True),
+        ("pip install 'multinode-launcher[report] @ git+https://repository.invalid/multinode'", False),
+        ("python -m pip install -U multinode", True),
+        ("pip install pyarrow", False),
+    ],
+)
+def test_what_proposes_the_package_of_somebody_else_is_known(text: str, *, proposes: bool) -> None:
+    assert bool(_INSTALLS.search(text)) is proposes
+
+
+def test_no_text_of_ours_proposes_the_package_of_somebody_else() -> None:
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = [ROOT / name for name in files.split("\0") if name and name not in _OTHERS]
+    texts = {str(path): path.read_bytes().decode(errors="replace") for path in paths if path.is_file()}
+    assert [f"{name}: {found[0]}" for name, text in texts.items() if (found := _INSTALLS.search(text))] == []
+
+
+# This file, and logs of other programs.
+_OTHERS = {"tests/test_package.py", "tests/diagnose/unrelated.jsonl"}

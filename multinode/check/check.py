@@ -5,7 +5,6 @@ A launch runs those checks whose failure would make it hang or fail.
 
 from __future__ import annotations
 
-import ipaddress
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from multinode.check.machine import needed_tools
 from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
 from multinode.check.rule import SEVERITIES, Check, CheckFinding, Inspection, Rule, RuleGroup, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.dataplane import Endpoint, choose_endpoints
+from multinode.cluster.dataplane import Endpoint, choose_endpoints, is_link_local
 from multinode.cluster.facts import NodeFacts
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.cluster.quoting import as_steps
@@ -112,7 +111,7 @@ def _fill_in(node: Node, facts: NodeFacts, place: Endpoint | None) -> Node:
     if gpus is None and node.slots is None and facts.visible_gpus:
         gpus = tuple(gpu.index for gpu in facts.visible_gpus)
     # A link-local address may change at every boot: the interface alone finds it.
-    found = place.addr if place is not None and not _is_link_local(place) else None
+    found = place.addr if place is not None and not is_link_local(place.addr) else None
     return msgspec.structs.replace(
         node,
         gpus=gpus,
@@ -121,10 +120,6 @@ def _fill_in(node: Node, facts: NodeFacts, place: Endpoint | None) -> Node:
         ifname=node.ifname or (place.ifname if place else None),
         python=node.python or (facts.python if "torch" in facts.packages else facts.interactive.get("python3")),
     )
-
-
-def _is_link_local(place: Endpoint) -> bool:
-    return place.addr is not None and place.ifname is not None and ipaddress.ip_address(place.addr).is_link_local
 
 
 def _one_line(text: str) -> str:

@@ -32,8 +32,15 @@ def init(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Hostfile to write, or directory for --example. Default: `hostfile`."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Hostfile to write, or directory for --example. Default: print it; for --example, this directory.",
         ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Interpreter of the training environment on the nodes. Default: found."),
     ] = None,
     example: Annotated[
         bool,
@@ -43,7 +50,7 @@ def init(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Probe the nodes, and write a commented hostfile with addr, ifname, slots, gpus and python filled in."""
+    """Probe the nodes, and print a commented hostfile with addr, ifname, slots, gpus and python filled in."""
     if example == bool(nodes):
         raise UsageError(
             "--example probes no nodes, but nodes were given" if example else "no node was given",
@@ -52,7 +59,10 @@ def init(
     if example:
         _copy_example(output or Path(), as_json=as_json)
     else:
-        _describe(nodes or [], output or Path("hostfile"), as_json=as_json)
+        lines = nodes or []
+        if python is not None:
+            lines = [f"{line} python={shlex.quote(python)}" for line in lines]
+        _describe(lines, output, as_json=as_json)
 
 
 def _copy_example(folder: Path, *, as_json: bool) -> None:
@@ -66,25 +76,28 @@ def _copy_example(folder: Path, *, as_json: bool) -> None:
     note(f"Next        {where}multinode launch --hosts hostfiles/two4090.txt configs/lora_sft.yaml --dry-run")
 
 
-def _describe(nodes: list[str], output: Path, *, as_json: bool) -> None:
+def _describe(nodes: list[str], output: Path | None, *, as_json: bool) -> None:
     from multinode import api
 
     cluster = parse_hostfile("\n".join(nodes), "the command line")
-    if output.exists():
+    if output is not None and output.exists():
         raise UsageError(f"{output} already exists", hint="choose another file: -o FILE")
     with api.connect(cluster) as context, show_stage() as say:
         from multinode.check.check import describe_nodes
 
         say(f"probing {len(cluster.nodes)} nodes")
         described = describe_nodes(context.agent, cluster)
-    write_new_text(output, described.text)
+    if output is not None:
+        write_new_text(output, described.text)
     if as_json:
-        nodes_found = described.cluster.nodes
-        print_document({"schema": "multinode.init/1", "hostfile": str(output), "nodes": nodes_found})
-    else:
+        hostfile = str(output) if output is not None else None
+        print_document({"schema": "multinode.init/1", "hostfile": hostfile, "nodes": described.cluster.nodes})
+    elif output is None:
         typer.echo(described.text, nl=False)
+        note(f"Next        multinode init {shlex.join(nodes)} -o hosts.txt")
+    else:
         note(f"written to {output}")
-        note(f"Next        multinode check --hosts {output}")
+        note(f"Next        multinode check --hosts {shlex.quote(str(output))}")
 
 
 _PARTS = ("hostfiles", "configs", "scripts/make_tiny.py")

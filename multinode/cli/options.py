@@ -63,9 +63,9 @@ Hosts = Annotated[
         rich_help_panel=_NODES,
         metavar="HOSTS",
         help=(
-            "Hostfile, list such as a:8,b:8 or node[1-4], Ansible INVENTORY:GROUP, `-` for stdin, `lab`, or `auto` for "
-            "the nodes from Slurm, dstack, SkyPilot, Kubeflow, PBS or OAR. Default: $MULTINODE_HOSTS, multinode.toml, "
-            "a running lab."
+            "Hostfile, list such as a:8,b:8 or node[1-4], Ansible INVENTORY:GROUP, `-` for stdin, `@NAME` of the "
+            "settings, `lab`, or `auto` for the nodes from Slurm, dstack, SkyPilot, Kubeflow, PBS or OAR. "
+            "Default: $MULTINODE_HOSTS, the settings, a lab started in this directory."
         ),
     ),
 ]

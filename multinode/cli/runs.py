@@ -136,11 +136,21 @@ def register(app: typer.Typer) -> None:
     app.command()(logs)
 
 
-def runs(as_json: Json = False) -> None:
-    """List the runs, most recently changed last."""
-    from multinode.launch.node_runs import load_runs, runs_document, runs_table
+def runs(
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="List the parts of a bench, contrast, sweep and tune too, and attempts; --json always does."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the runs, most recently changed last; a bench, contrast, sweep or tune is one row."""
+    from multinode.launch.node_runs import load_runs, runs_document, runs_table, whole_runs
 
     stored = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
+    if not (every or as_json):
+        stored = whole_runs(stored)
     if as_json:
         print_document(runs_document(stored))
     elif stored:

@@ -43,6 +43,11 @@ def choose_endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[
     )
 
 
+def is_link_local(addr: str | None) -> bool:
+    """Whether it is an address of 169.254.0.0/16 or fe80::/10 (RFC 3927, RFC 4291)."""
+    return addr is not None and ipaddress.ip_address(addr).is_link_local
+
+
 def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mapping[str, NodeFacts]) -> Iterator[str]:
     """Nodes whose kernel would send to a peer over another interface than the one they listen on."""
     for node, mine in zip(cluster.nodes, endpoints, strict=True):

@@ -15,6 +15,7 @@ from multinode.export.prometheus import MetricsPort, Textfile
 from multinode.export.tables import CsvFiles, ParquetFiles
 from multinode.export.tensorboard import TensorBoard
 from multinode.export.wandb import WandbRun
+from multinode.requirements import install_hint
 
 METRICS_PORT = "metrics-port"
 
@@ -26,7 +27,7 @@ class Kind(NamedTuple):
     meaning: str  # what it writes
     make: Callable[[str], Exporter]  # returns its exporter for a place
     library: str | None = None  # that it needs; None needs none
-    extra: str | None = None  # the extra that installs it
+    package: str | None = None  # that has the library
 
 
 def _in(exporter: Callable[[Path], Exporter]) -> Callable[[str], Exporter]:
@@ -36,7 +37,7 @@ def _in(exporter: Callable[[Path], Exporter]) -> Callable[[str], Exporter]:
 _TABLES = "all samples in DIR/RUN, once the run has ended"
 KINDS = {
     "tensorboard": Kind("DIR", "scalars of each step in DIR/RUN, for `tensorboard --logdir`", _in(TensorBoard)),
-    "mlflow": Kind("DIR|URI", "a run in a file store, or on a tracking server", MlflowRun, "mlflow", "mlflow"),
+    "mlflow": Kind("DIR|URI", "a run in a file store, or on a tracking server", MlflowRun, "mlflow", "mlflow-skinny"),
     "wandb": Kind(
         "DIR", "an offline run of Weights & Biases in DIR/wandb, for `wandb sync`", _in(WandbRun), "wandb", "wandb"
     ),
@@ -45,7 +46,7 @@ KINDS = {
         "PORT", "metrics on 127.0.0.1:PORT while the run is followed", lambda port: MetricsPort(int(port))
     ),
     "csv": Kind("DIR", _TABLES, _in(CsvFiles)),
-    "parquet": Kind("DIR", _TABLES, _in(ParquetFiles), "pyarrow", "parquet"),
+    "parquet": Kind("DIR", _TABLES, _in(ParquetFiles), "pyarrow", "pyarrow"),
 }
 _HIGHEST_PORT = 65535
 
@@ -87,6 +88,6 @@ def _parse(text: str) -> Target:
     if kind.library is not None and importlib.util.find_spec(kind.library) is None:
         raise UsageError(
             f"{name} needs a library that is not installed: {kind.library}",
-            hint=f"pip install 'multinode[{kind.extra}]'",
+            hint=install_hint(kind.package or kind.library),
         )
     return Target(name, where)

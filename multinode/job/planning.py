@@ -430,7 +430,7 @@ def _assumed(node: Node, facts: NodeFacts | None, task: _Task) -> tuple[str, ...
     if not _is_known(node, task.environment):
         assumed.append("python: python3 on the PATH that the setup leaves; its packages are not checked")
     elif node.python is None and facts is None:
-        assumed.append("python: the first python3 on PATH; set python= in the hostfile to choose")
+        assumed.append("python: .venv/bin/python, else python3 on PATH; set python= in the hostfile to choose")
     if facts is None and task.engine.name == "llamafactory":
         assumed.append("versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1")
     return tuple(assumed)

@@ -296,7 +296,7 @@ def require_idle(cluster: Cluster) -> None:
     runs = live_runs() if lab is not None and cluster.source == lab.hostfile else {}
     if runs:
         raise UsageError(
-            f"no hostfile was given, and the lab has an active run: {describe_runs(runs)}",
+            f"no hosts were given, and the lab has an active run: {describe_runs(runs)}",
             hint=f"to follow it: multinode attach {next(iter(runs))}; to check anyway: --force, or --hosts lab",
         )
 
@@ -459,4 +459,10 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
     make_links(spec)
     say("starting nodes")
     nodes = start_nodes(spec, range(spec.node_count))
-    return Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
+    return Lab(
+        spec=spec,
+        controller_boot_id=controller_boot_id(),
+        hostfile=str(HOSTFILE),
+        directory=str(Path.cwd()),
+        nodes=nodes,
+    )

@@ -19,6 +19,7 @@ from multinode.errors import NodeFailed
 from multinode.lab.network import speed_text
 from multinode.lab.state import (
     DATA_IFNAME,
+    MANAGEMENT_IFNAME,
     SSHD,
     STATE_DIR,
     LabNode,
@@ -164,6 +165,8 @@ _ROOT = Path(__file__).parents[2]
 # What the kernel would say of the whole machine, or of a veth, and says otherwise on a node.
 BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 SPEED_FILE = f"/sys/class/net/{DATA_IFNAME}/speed"
+# Unknown: the 10 Gbit/s of a veth would be the fastest network, and `init` would choose it.
+MANAGEMENT_SPEED_FILE = f"/sys/class/net/{MANAGEMENT_IFNAME}/speed"
 _START_DEADLINE_S = 60.0
 _SSHD_DEADLINE_S = 10.0
 _BANNER = b"SSH-2.0"
@@ -239,7 +242,7 @@ def _order(spec: LabSpec, node_rank: int) -> _Order:
         disk_bytes=spec.disk_bytes,
         cores=assign_cores(spec, tuple(sorted(os.sched_getaffinity(0))), node_rank),
         boot_id=(boot_id := str(uuid.uuid4())),
-        kernel_files={BOOT_ID_FILE: boot_id, SPEED_FILE: speed_text(spec.rate_gbit_per_s)},
+        kernel_files={BOOT_ID_FILE: boot_id, SPEED_FILE: speed_text(spec.rate_gbit_per_s), MANAGEMENT_SPEED_FILE: "-1"},
         files=[*node_files(spec, node_rank, uuid.uuid4().hex), *spec.files],
         executables=(SSHD, spec.python),
         shared_files=spec.shared_files,

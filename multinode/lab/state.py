@@ -118,6 +118,7 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     spec: LabSpec
     controller_boot_id: str  # of the machine that it was made on; after a reboot nothing of it stands
     hostfile: str  # path of the hostfile that names its nodes
+    directory: str  # working directory of the command that started it
     nodes: tuple[LabNode, ...]  # in node-rank order
 
     def node(self, name: str) -> LabNode:

@@ -19,7 +19,7 @@ from multinode.errors import UsageError
 from multinode.job.job import Job
 from multinode.job.planning import LaunchOptions
 from multinode.records.benchmark import Benchmark
-from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile
+from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan, PlanFile, redact_plan
 from multinode.records.progress import RunProgress
 from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run, node_run_id
@@ -357,10 +357,10 @@ class Nodes(NamedTuple):
 def load_nodes(
     hosts: str | None = None, count: int | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Nodes:
-    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `a:2,b:2`, `FILE:GROUP`, `lab` or `auto`.
+    """The nodes that `hosts` names, as `--hosts` does: a file, `a:2,b:2`, `FILE:GROUP`, `@NAME`, `lab` or `auto`.
 
     Args:
-        hosts: None takes $MULTINODE_HOSTS, else multinode.toml, else the running lab.
+        hosts: None takes $MULTINODE_HOSTS, else multinode.toml, else the lab that was started in this directory.
         count: only so many, the first ones; None is all.
         note: is told which hostfile was taken where `hosts` names none, and what of an inventory is ignored; what a
             scheduler gave, as a hostfile.
@@ -368,8 +368,13 @@ def load_nodes(
     Raises:
         UsageError: no hostfile, an invalid one, or fewer nodes than asked for.
     """
-    path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), _lab_hostfile)
-    cluster, text = load_allocation(os.environ, note) if path is None else load_hostfile(path, note)
+    path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), _find_lab)
+    if path is None:
+        from multinode.records.allocation import load_allocation
+
+        cluster, text = load_allocation(os.environ, note)
+    else:
+        cluster, text = load_hostfile(path, note)
     if hosts is None:
         note(f"hostfile: {cluster.source} ({named_by})")
     else:
@@ -379,11 +384,11 @@ def load_nodes(
     return Nodes(cluster if count is None else cluster.first(count), text)
 
 
-def _lab_hostfile() -> Path | None:
+def _find_lab() -> RunningLab | None:
     from multinode.lab.state import load_lab
 
     lab = load_lab()
-    return Path(lab.hostfile) if lab is not None else None
+    return RunningLab(Path(lab.hostfile), Path(lab.directory)) if lab is not None else None
 
 
 def local_nodes(workers: int, python: str = sys.executable) -> Nodes:

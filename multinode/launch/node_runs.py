@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,10 +289,21 @@ def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _
             tell(error.message)
 
 
+def whole_runs(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Those that are no part of another one: of a bench, sweep, contrast or tune, or an attempt."""
+    names = {stored.run.run_id for stored in runs}
+    return [stored for stored in runs if not _beginnings(stored.run.run_id) & names]
+
+
+def _beginnings(run_id: str) -> set[str]:
+    words = run_id.split("-")
+    return {"-".join(words[:count]) for count in range(1, len(words))}
+
+
 def runs_table(runs: Sequence[StoredRun]) -> Table:
-    """One row per run."""
+    """One line per run; its id begins with the time of its start, and its job is cut at the width."""
     table = make_table()
-    for name in ("run", "kind", "state", "started", "took"):
+    for name in ("run", "kind", "state", "took"):
         table.add_column(name, no_wrap=True)
     for name in ("nodes", "workers", "samples/s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -304,13 +314,12 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
         table.add_row(
             run.run_id,
             run.kind,
-            run.status,
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_s)),
+            "ok" if run.status == "succeeded" else run.status,
             format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
             str(len(run.nodes)),
             str(run.world_size),
-            "-" if speed is None else f"{speed:.1f}",
-            Text(sanitize(run.job)),
+            "-" if speed is None else (f"{speed:,.1f}" if speed >= 1 else f"{speed:.3g}"),
+            Text(sanitize(run.job), no_wrap=True, overflow="ellipsis"),
         )
     return table
 

@@ -172,7 +172,7 @@ class Probe:
         return None
 
     def _read_python(self) -> tuple[Optional[str], str]:
-        interpreter = find_interpreter(self._request.get("python"), self._path)
+        interpreter = find_interpreter(self._request.get("python"), self._path, self._place["cwd"])
         self._place["python"] = interpreter[0]
         return interpreter
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+from multinode.cluster.allocation import parse_inventory
+from multinode.cluster.cluster import Cluster
+from multinode.cluster.hostfile import render_hostfile
 from multinode.errors import HostfileError, UsageError, printable
 from multinode.node.files import describe_stranger
 from multinode.transport.local import ask_program
@@ -44,3 +48,12 @@ def ask_ansible(path: Path, copy_hint: str) -> str:
     if done.returncode:
         raise UsageError(f"Ansible cannot read the inventory {path}", ran=ran, detail=printable(done.stderr))
     return done.stdout
+
+
+def load_inventory(listing: str, group: str | None, source: str, note: Callable[[str], None]) -> tuple[Cluster, str]:
+    """The cluster of a group, and its hostfile; `note` is told what of the inventory is ignored."""
+    cluster, ignored = parse_inventory(listing, group, source)
+    if ignored:
+        note(f"{source}: ignored: {printable(', '.join(ignored))}")
+    head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
+    return cluster, head + render_hostfile(cluster)

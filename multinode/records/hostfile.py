@@ -7,16 +7,17 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.hostfile import count_slots, is_host_list, parse_host_list, parse_hostfile, render_hostfile
-from multinode.errors import HostfileError, UsageError, printable
+from multinode.cluster.hostfile import count_slots, is_host_list, parse_host_list, parse_hostfile
+from multinode.errors import HostfileError, UsageError
 from multinode.node.files import describe_stranger
 from multinode.records.files import MAX_BYTES, exists, nearest_path, read_text
 from multinode.records.settings import Settings
 from multinode.units import format_list
 
-_HINT = (
+HINT = (
     "write one node per line, such as node1 slots=2; the first is node rank 0; for sample files: multinode init "
     "--example"
 )
@@ -30,10 +31,6 @@ _RUNS_PROGRAMS = re.compile(
 
 # Files of these names are still found, as ./lab and ./auto.
 _LAB, _AUTO = "lab", "auto"
-# More would push away what follows; a run keeps them all.
-_SHOWN_NODES = 32
-
-
 _SECTION = re.compile(r"\[\s*[A-Za-z_][^\[\]:\s]*\s*(?::\s*\w+\s*)?\]\s*(?:[#;].*)?")
 _KEYS = re.compile(r"(?:---|\{|[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$))")
 _COMMENTS = ("#", ";")
@@ -84,15 +81,10 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
         _note_repeated(text, source, note)
         return cluster, text
     _refuse_other(text, source)
-    from multinode.cluster.allocation import parse_inventory
-    from multinode.records.ansible import ask_ansible
+    from multinode.records.ansible import ask_ansible, load_inventory
 
     listing = text if source == _STDIN or text.lstrip().startswith("{") else ask_ansible(path, _copy(path))
-    cluster, ignored = parse_inventory(listing, group, source)
-    if ignored:
-        note(f"{source}: ignored: {printable(', '.join(ignored))}")
-    head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
-    return cluster, head + render_hostfile(cluster)
+    return load_inventory(listing, group, source, note)
 
 
 def _refuse_other(text: str, source: str) -> None:
@@ -107,51 +99,18 @@ def _note_repeated(text: str, source: str, note: Callable[[str], None]) -> None:
         note(f"{source} names {repeated}, once for each of its workers")
 
 
-def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> tuple[Cluster, str]:
-    """The nodes that a scheduler gave this process, and their hostfile, which `note` is told.
-
-    Raises:
-        UsageError: none did, or what it says cannot be understood.
-        ConnectError: slurmctld does not answer.
-    """
-    from multinode.cluster.allocation import MPI_HOSTFILE, scheduled_hostfile
-    from multinode.transport.slurm import read_allocation
-
-    in_slurm = read_allocation(environ)
-    scheduled = (
-        ("Slurm", *in_slurm)
-        if in_slurm is not None
-        else scheduled_hostfile(
-            environ,
-            lambda path: Path(path).expanduser().exists(),
-            lambda path: read_text(Path(path), "the scheduler's list of nodes", _HINT),
-        )
-    )
-    if scheduled is None:
-        raise UsageError(
-            "--hosts auto: no scheduler gave nodes to this shell: SLURM_JOB_ID, DSTACK_NODES_IPS, "
-            f"SKYPILOT_NODE_IPS, PBS_NODEFILE and OAR_NODEFILE are not set, and there is no {MPI_HOSTFILE}",
-            hint="in Slurm: salloc -N2 multinode ..., or: multinode submit -N2 -- launch ...",
-        )
-    scheduler, cluster, text = scheduled
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    more = [f"... and {len(lines) - _SHOWN_NODES} more"] if len(lines) > _SHOWN_NODES else []
-    note("\n  ".join([f"hostfile from {scheduler}:", *lines[:_SHOWN_NODES], *more]))
-    return cluster, text
-
-
 def _hint(path: Path) -> str:
     if str(path) == "slurm":
         return "in an allocation: --hosts auto"
     if exists(path):
-        return _HINT
+        return HINT
     name, colon, group = str(path).partition(":")
     near = nearest_path(Path(name))
     meant = f"did you mean {near}{colon}{group}?" if near is not None else ""
     # A file mostly has a suffix or a directory.
     if path.name == str(path) and not path.suffix and not colon:
         meant += f"{' ' if meant else ''}for a node of this name: --hosts {shlex.quote(name)}:1"
-    return meant or f"{_HINT}; or name the nodes here: --hosts node1:2,node2:2"
+    return meant or f"{HINT}; or name the nodes here: --hosts node1:2,node2:2"
 
 
 def _check_ownership(path: Path, cluster: Cluster) -> None:
@@ -183,47 +142,62 @@ def _split_group(path: Path) -> tuple[Path, str | None]:
 
 def _read_stdin(note: Callable[[str], None]) -> str:
     if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("--hosts - reads standard input, which is closed", hint=_HINT)
+        raise UsageError("--hosts - reads standard input, which is closed", hint=HINT)
     if sys.stdin.isatty():
         note("reading the hostfile from standard input; Ctrl-D ends it")
     data = sys.stdin.buffer.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise UsageError("the hostfile on standard input is too large", hint=_HINT)
+        raise UsageError("the hostfile on standard input is too large", hint=HINT)
     try:
         return data.decode()
     except UnicodeDecodeError:
         raise UsageError("the hostfile on standard input is not UTF-8 text", hint=_NOT_UTF8) from None
 
 
-def find_hosts(
-    option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Callable[[], Path | None]
-) -> tuple[Path | None, str]:
-    """The hostfile: `--hosts`, $MULTINODE_HOSTS, multinode.toml or the running lab's, in this order.
+class RunningLab(NamedTuple):
+    """Where the lab of this machine is described, and where it was started."""
 
-    `lab` names the lab.
+    hostfile: Path
+    directory: Path
+
+
+def find_hosts(
+    option: str | None, environ: Mapping[str, str], settings: Settings, find_lab: Callable[[], RunningLab | None]
+) -> tuple[Path | None, str]:
+    """The hostfile: `--hosts`, $MULTINODE_HOSTS, the settings' or the lab that was started here, in this order.
 
     Returns:
         Its path, None where `auto` names what a scheduler gave us; and which of these named it.
 
     Raises:
-            UsageError: none is set, or the lab is named and not running.
+        UsageError: none is set, the lab is named and not running, or the settings have no such name.
     """
     ways = {
         "--hosts": option,
         "$MULTINODE_HOSTS": environ.get("MULTINODE_HOSTS"),
-        "multinode.toml": settings.defaults.hosts,
+        settings.hosts_file: settings.defaults.hosts,
     }
-    by, named = next(((by, named) for by, named in ways.items() if named), ("the running lab", None))
-    lab = lab_hostfile() if named in {None, _LAB} else None
-    if named == _LAB and lab is None:
-        raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
-    if lab is not None:
-        return lab, by
+    by, named = next(((by, named) for by, named in ways.items() if named), ("", ""))
+    if named.startswith("@"):
+        by, named = f"{by}, {named}", _named_hosts(named[1:], settings)
     if named == _AUTO:
         return None, by
-    if named:
+    if named and named != _LAB:
         return Path(named).expanduser(), by
+    lab = find_lab()
+    if named and lab is None:
+        raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
+    # A lab elsewhere is a colleague's, or of another day: nothing starts there unless it is named.
+    if lab is not None and (named or lab.directory == Path.cwd()):
+        return lab.hostfile, by or "the lab that was started in this directory"
     raise UsageError(
-        "no hostfile was given, and no lab is running",
-        hint="use --hosts FILE, $MULTINODE_HOSTS, hosts= under [defaults] in multinode.toml, or: multinode lab up",
+        "no hosts: give --hosts" + (", or --hosts lab for the lab that runs here" if lab is not None else ""),
+        hint="a hostfile, or a:2,b:2; or $MULTINODE_HOSTS, or hosts in multinode.toml; virtual nodes: multinode lab up",
     )
+
+
+def _named_hosts(name: str, settings: Settings) -> str:
+    if name not in settings.hosts:
+        known = f"it has {', '.join(settings.hosts)}" if settings.hosts else f'write {name} = "hosts.txt" there'
+        raise UsageError(f"no hosts are named {name!r} under [hosts] in multinode.toml", hint=known)
+    return settings.hosts[name]

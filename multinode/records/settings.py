@@ -1,9 +1,10 @@
-"""multinode.toml in the working directory: defaults for the command line."""
+"""multinode.toml of the working directory, over the user's own: defaults for the command line, and names of hosts."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,32 +35,64 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ssh: SshClient | None = None  # the SSH client
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file."""
 
     defaults: Defaults = Defaults()
+    hosts: dict[str, str] = {}  # what `--hosts @NAME` stands for, by NAME
+
+
+class Settings(_File, frozen=True, kw_only=True):
+    """What both files say."""
+
+    hosts_file: str = _FILE  # which has the default hosts
 
 
 def load_settings(cwd: Path) -> Settings:
-    """The settings of a directory; empty without multinode.toml, or if another user could have written it."""
-    path = cwd / _FILE
+    """The settings of a directory over the user's.
+
+    A file is left out if another user could have written it.
+    """
+    return _read(*((path, _version(path)) for path in (user_file(), cwd / _FILE)))
+
+
+def user_file() -> Path:
+    """The settings of the user: multinode.toml in $XDG_CONFIG_HOME, else in ~/.config."""
+    named = os.environ.get("XDG_CONFIG_HOME", "")
+    # A relative path is invalid: https://specifications.freedesktop.org/basedir-spec.
+    folder = named if named.startswith("/") else os.path.expanduser("~/.config")  # noqa: PTH111 - of a user without a home
+    return Path(folder, _FILE)
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
     try:
         stat = path.stat()
-    except FileNotFoundError:
-        return Settings()
-    return _read(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 @functools.lru_cache(maxsize=1)
-def _read(path: Path, _version: tuple[int, ...]) -> Settings:
+def _read(*files: tuple[Path, tuple[int, ...] | None]) -> Settings:
+    users, directorys = (_parse(path) if version is not None else _File() for path, version in files)
+    given = {name: value for name, value in msgspec.structs.asdict(directorys.defaults).items() if value is not None}
+    return Settings(
+        defaults=msgspec.structs.replace(users.defaults, **given),
+        hosts=users.hosts | directorys.hosts,
+        hosts_file=str(files[0][0]) if users.defaults.hosts and directorys.defaults.hosts is None else _FILE,
+    )
+
+
+def _parse(path: Path) -> _File:
     if _is_ignored(path):
-        return Settings()
+        return _File()
     text = read_text(path, "the settings file")
     try:
-        return convert(_renamed(tomllib.loads(text)), Settings)
+        return convert(_renamed(tomllib.loads(text)), _File)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
         raise UsageError(
-            f"{path}: {error}", hint="known keys are hosts, job, setup, fan_out and ssh under [defaults]"
+            f"{path}: {error}",
+            hint="known keys are hosts, job, setup, fan_out and ssh under [defaults], and any name under [hosts]",
         ) from None
 
 

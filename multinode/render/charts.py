@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from multinode.errors import MultinodeError
+from multinode.requirements import install_hint
 from multinode.stats.estimate import Estimate
 
 try:
@@ -18,7 +19,7 @@ try:
 except ModuleNotFoundError as error:
     raise MultinodeError(
         "a page with charts needs plotly, which is not installed",
-        hint="run python -m pip install 'plotly>=6.0' in multinode's environment, or install multinode[report]",
+        hint=install_hint("plotly>=6.0"),
     ) from error
 
 __all__ = ["Bar", "Figure", "Scatter", "get_plotlyjs", "make_subplots"]

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from multinode.cli import contrast, report, runs
 from multinode.errors import UsageError
 from multinode.experiment.sweep import build_table
+from multinode.launch.node_runs import load_runs, runs_table
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.cells import PUBLISHED, SWEEP_RUN
 from tests.experiment.stored_sweep import store_sweep
@@ -163,3 +165,19 @@ def test_a_report_s_csv_files_are_cells_samples_or_both(root: Path) -> None:
     assert len((root / "a/cells.csv").read_text().splitlines()) == 23
     written = run("report", SWEEP_ID, f"{SWEEP_ID}-1x2-lora-batch1-1", "--format", "csv", "-o", "b").split()
     assert {"b/cells.csv", "b/steps.csv"} <= set(written)
+
+
+@pytest.mark.usefixtures("root")
+def test_runs_lists_a_sweep_as_one_line_of_at_most_100_columns() -> None:
+    cells = [f"{SWEEP_ID}-1x2-lora-batch1", f"{SWEEP_ID}-2x2-lora-batch1"]
+    for name in cells:
+        directory = RunDirectory.create(Path("runs"), name)
+        directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=name, job="configs/two_boxes_lora.yaml"))
+    listed = run("runs").splitlines()
+    assert [line.split()[0] for line in listed[2:]] == sorted([SWEEP_ID, IMPORT_ID])
+    assert {line.split()[0] for line in run("runs", "--all").splitlines()[2:]} >= {SWEEP_ID, *cells}
+    assert {one["run_id"] for one in json.loads(run("runs", "--json"))["runs"]} >= {SWEEP_ID, *cells}
+    console = Console(width=100, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(runs_table(stored := load_runs(Path("runs"))))
+    assert len(captured.get().splitlines()) == 2 + len(stored)

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.software import Installed, parse_absent, parse_packages, parse_unknown, query_packages
+from multinode.node.facts.software import (
+    Installed,
+    find_interpreter,
+    parse_absent,
+    parse_packages,
+    parse_unknown,
+    query_packages,
+)
 from multinode.node.programs import QueryFailed
 
 from .localnode import LocalNode
@@ -180,3 +188,13 @@ def test_the_installed_llamafactory_knows_the_keys_of_our_own_examples() -> None
     assert "cutoff_len" in asked
     found = query_packages(sys.executable, None, [*asked, "cutof_len"]).answer()
     assert parse_unknown(found) == {"cutof_len": "cutoff_len"}
+
+
+def test_without_python_the_environment_of_the_directory_comes_first(tmp_path: Path) -> None:
+    path = os.environ["PATH"]
+    assert find_interpreter(None, path, str(tmp_path)) == find_interpreter(None, path)
+    inside = tmp_path / ".venv/bin/python"
+    inside.parent.mkdir(parents=True)
+    inside.symlink_to(sys.executable)
+    assert find_interpreter(None, path, str(tmp_path))[0] == str(inside)
+    assert find_interpreter("python3", path, str(tmp_path))[0] == find_interpreter("python3", path)[0]

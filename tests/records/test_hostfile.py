@@ -9,13 +9,15 @@ import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.errors import HostfileError, UsageError
-from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile
+from multinode.records.allocation import load_allocation
+from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
 from multinode.records.prices import load_prices
 from multinode.records.settings import Defaults, Settings
 
 NOTHING = Settings()
 TOML = Settings(defaults=Defaults(hosts="toml.txt"))
 RUNNING = Path("/run/lab/hosts.txt")
+NAMED = Settings(defaults=Defaults(hosts="@pair"), hosts={"pair": "a:2,b:2", "virtual": "lab"})
 
 
 def test_a_hostfile_is_read_and_its_text_kept(tmp_path: Path) -> None:
@@ -237,7 +239,10 @@ def test_the_file_with_the_nearest_name_is_named(
         (None, {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, (Path("e.txt"), "$MULTINODE_HOSTS")),
         (None, {"MULTINODE_HOSTS": ""}, TOML, RUNNING, (Path("toml.txt"), "multinode.toml")),
         (None, {}, TOML, RUNNING, (Path("toml.txt"), "multinode.toml")),
-        (None, {}, NOTHING, RUNNING, (RUNNING, "the running lab")),
+        (None, {}, NOTHING, RUNNING, (RUNNING, "the lab that was started in this directory")),
+        (None, {}, NAMED, RUNNING, (Path("a:2,b:2"), "multinode.toml, @pair")),
+        ("@pair", {}, NAMED, RUNNING, (Path("a:2,b:2"), "--hosts, @pair")),
+        (None, {"MULTINODE_HOSTS": "@virtual"}, NAMED, RUNNING, (RUNNING, "$MULTINODE_HOSTS, @virtual")),
         ("lab", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, (RUNNING, "--hosts")),
         (None, {"MULTINODE_HOSTS": "lab"}, TOML, RUNNING, (RUNNING, "$MULTINODE_HOSTS")),
         (None, {}, Settings(defaults=Defaults(hosts="lab")), RUNNING, (RUNNING, "multinode.toml")),
@@ -250,7 +255,27 @@ def test_the_file_with_the_nearest_name_is_named(
 def test_the_nearest_word_wins(
     option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: tuple[Path | None, str]
 ) -> None:
-    assert find_hosts(option, environ, settings, lambda: lab) == expected
+    running = None if lab is None else RunningLab(lab, Path.cwd())
+    assert find_hosts(option, environ, settings, lambda: running) == expected
+
+
+def test_a_lab_that_was_started_elsewhere_must_be_named() -> None:
+    elsewhere = RunningLab(RUNNING, Path("/srv/colleague"))
+    with pytest.raises(UsageError) as caught:
+        find_hosts(None, {}, NOTHING, lambda: elsewhere)
+    assert caught.value.message == "no hosts: give --hosts, or --hosts lab for the lab that runs here"
+    assert find_hosts("lab", {}, NOTHING, lambda: elsewhere) == (RUNNING, "--hosts")
+    settings = Settings(defaults=Defaults(hosts="lab"))
+    assert find_hosts(None, {}, settings, lambda: elsewhere) == (RUNNING, "multinode.toml")
+
+
+def test_a_name_without_hosts_is_an_error_that_lists_the_others() -> None:
+    with pytest.raises(UsageError, match="no hosts are named 'lab2' under") as caught:
+        find_hosts("@lab2", {}, NAMED, lambda: None)
+    assert caught.value.hint == "it has pair, virtual"
+    with pytest.raises(UsageError) as caught:
+        find_hosts("@lab2", {}, NOTHING, lambda: None)
+    assert caught.value.hint == 'write lab2 = "hosts.txt" there'
 
 
 def test_what_a_scheduler_gave_is_shown_as_a_hostfile() -> None:
@@ -281,9 +306,9 @@ def test_the_lab_is_named_but_does_not_run() -> None:
 
 
 def test_without_any_the_error_lists_every_way_to_give_one() -> None:
-    with pytest.raises(UsageError, match="no hostfile was given") as caught:
+    with pytest.raises(UsageError, match=r"^no hosts: give --hosts$") as caught:
         find_hosts(None, {}, NOTHING, lambda: None)
-    for way in ("--hosts", "$MULTINODE_HOSTS", "multinode.toml", "multinode lab up"):
+    for way in ("a:2,b:2", "$MULTINODE_HOSTS", "multinode.toml", "multinode lab up"):
         assert way in str(caught.value.hint)
 
 

@@ -107,3 +107,45 @@ def test_what_connects_is_that_of_the_variable_or_the_settings(environ: dict[str
     assert find_ssh_client({}, Settings()) is None
     with pytest.raises(UsageError, match=r"\$MULTINODE_SSH is 'putty': expected openssh or fabric"):
         find_ssh_client({"MULTINODE_SSH": "putty"}, Settings())
+
+
+USER = """
+[defaults]
+hosts = "@pair"
+ssh = "fabric"
+
+[hosts]
+pair = "gpu-a:2,gpu-b:2"
+lab2 = "/srv/hosts.txt"
+"""
+
+
+@pytest.mark.parametrize("variable", ["XDG_CONFIG_HOME", "HOME"])
+def test_the_settings_of_a_directory_are_over_those_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "home"))
+    folder = tmp_path / "home" / ("" if variable == "XDG_CONFIG_HOME" else ".config")
+    folder.mkdir(parents=True)
+    (folder / "multinode.toml").write_text(USER)
+    work = tmp_path / "work"
+    work.mkdir()
+    alone = load_settings(work)
+    assert (alone.defaults, alone.hosts_file) == (
+        Defaults(hosts="@pair", ssh="fabric"),
+        str(folder / "multinode.toml"),
+    )
+    (work / "multinode.toml").write_text('[defaults]\nhosts = "hosts.txt"\n[hosts]\nlab2 = "other.txt"\n')
+    both = load_settings(work)
+    assert (both.defaults, both.hosts_file) == (Defaults(hosts="hosts.txt", ssh="fabric"), "multinode.toml")
+    assert both.hosts == {"pair": "gpu-a:2,gpu-b:2", "lab2": "other.txt"}
+
+
+def test_what_is_wrong_in_the_settings_of_the_user_is_told_with_their_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "multinode.toml").write_text("[hosts]\npair = 3\n")
+    with pytest.raises(UsageError, match=rf"^{tmp_path}/multinode.toml: .*`\$.hosts"):
+        load_settings(tmp_path / "elsewhere")

@@ -139,15 +139,18 @@ class Installed(NamedTuple):
     torch_build: Optional[str]  # torch/version.py, which no two builds share; None without torch
 
 
-def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], str]:
+def find_interpreter(python: Optional[str], path: str, cwd: Optional[str] = None) -> tuple[Optional[str], str]:
     """Absolute path of the job's interpreter, or None and the reason.
 
     Args:
-        python: the one that was asked for, as a path or a name on PATH; None takes python3, then python.
+        python: the one that was asked for, as a path or a name on PATH; None takes that of `.venv` in `cwd`, then
+            python3, then python.
         path: PATH of the job.
+        cwd: directory of the job.
     """
     if python is None:
-        program = find_program("python3", path) or find_program("python", path)
+        own = find_program(os.path.join(cwd, ".venv/bin/python"), path) if cwd is not None else None
+        program = own or find_program("python3", path) or find_program("python", path)
         return program, "neither python3 nor python is on PATH"
     # Links stay as they are: behind the link of a virtual environment lies the interpreter that knows nothing of it.
     home, full = os.path.expanduser("~"), os.path.expanduser(python)
