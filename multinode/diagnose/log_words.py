@@ -131,7 +131,9 @@ class LogReading(msgspec.Struct, frozen=True, kw_only=True):
 # Stack frames, what torchrun does to the other workers, and what torch says of one that left without a word.
 _NO_WORDS = re.compile(
     r"\s*(?:frame \\?#\d|#\d{1,3} |.*Sending process \d{1,9} closing signal|.*\bclosing signal SIGTERM"
-    r"|.*\bdestroy_process_group\(\) was not called\b)"
+    r"|.*\bdestroy_process_group\(\) was not called\b|.*\*\*\* (?:End of error message|Process received signal) \*\*\*"
+    # A signal in Open MPI's words.
+    r"|.*\b(?:Signal(?: code)?|Failing at address): |.*\[ ?\d{1,3}\] \.*/)"
 )
 # What a program that goes on with less says of memory.
 _SURVIVED = re.compile(
@@ -212,7 +214,6 @@ _ABORTS = (
     "Memory access fault by GPU",
     "Fatal Python error: ",
     "(core dumped)",
-    "*** Process received signal ***",
     "free(): ",
     "double free or corruption",
     "malloc(): ",
