@@ -349,14 +349,15 @@ def test_a_commands_exit_code_is_the_runs_failure(command: Command, script: Call
 def test_a_training_finds_its_interpreter_through_the_prelude(lab: Lab, command: Command, tmp_path: Path) -> None:
     """As with conda: the hostfile names no interpreter, and a bare python3 has no torch. torchrun's own real run."""
     hostfile = tmp_path / "hosts"
-    hostfile.write_text(re.sub(r" python=\S+", "", Path(lab.hostfile).read_text()))
-    directory = Path(sys.executable).parent
-    plain = command.run("launch", "--hosts", str(hostfile), *ONE, "--", SCRIPT, "--steps", "3")
+    # Elsewhere than in this directory, whose .venv would be found.
+    hostfile.write_text(re.sub(r" python=\S+", " workdir=/var/tmp", Path(lab.hostfile).read_text()))
+    directory, script = Path(sys.executable).parent, str(Path(SCRIPT).absolute())
+    plain = command.run("launch", "--hosts", str(hostfile), *ONE, "--", script, "--steps", "3")
     assert plain.returncode == 1
     assert "torch" in plain.stderr
     document = command.document(
         "launch", "--hosts", str(hostfile), *ONE, "--setup", f"PATH={directory}:$PATH", "--json",
-        "--", SCRIPT, "--steps", "3",
+        "--", script, "--steps", "3",
     )  # fmt: skip
     assert_succeeded(document)
     assert (document["engine"], document["steps"]) == ("torchrun", 3)
@@ -384,7 +385,7 @@ def test_a_prelude_that_fails_ends_the_run_and_is_named(command: Command, prelud
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--engine", "llamafactory", "--", SCRIPT), "needs a YAML"),
+        (("--engine", "llamafactory", "--", SCRIPT), "takes a YAML"),
         (("--engine", "exec", "configs/tiny_sft.yaml"), "LLaMA-Factory YAML"),
         (("--engine", "slurm", "--", SCRIPT), "one of torchrun"),
         (("--accelerate-config", "configs/accelerate/multi_cpu.yaml", "--", SCRIPT), "--engine accelerate"),
