@@ -133,7 +133,7 @@ _NO_WORDS = re.compile(
     r"\s*(?:frame \\?#\d|#\d{1,3} |.*Sending process \d{1,9} closing signal|.*\bclosing signal SIGTERM"
     r"|.*\bdestroy_process_group\(\) was not called\b|.*\*\*\* (?:End of error message|Process received signal) \*\*\*"
     # A signal in Open MPI's words.
-    r"|.*\b(?:Signal(?: code)?|Failing at address): |.*\[ ?\d{1,3}\] \.*/)"
+    r"|.*\[[\w.-]{1,64}:\d{1,9}\] (?:(?:Signal(?: code)?|Failing at address): |\[ ?\d{1,3}\] ))"
 )
 # What a program that goes on with less says of memory.
 _SURVIVED = re.compile(

@@ -131,3 +131,10 @@ def test_what_torch_says_of_a_worker_that_left_without_a_word_is_no_last_word() 
         "not called before program exit, which can leak resources. (function operator())\n"
     )
     assert last_words(log, 2) == "step 12"
+
+
+def test_a_programs_own_line_about_a_signal_is_its_last_word() -> None:
+    assert last_words("[rank2]: Signal: lost while reading [ 3] /data/shard.bin\n", 2) is not None
+    assert (
+        last_words("step 12\n[node-1:77] Signal: Segmentation fault (11)\n[node-1:77] [ 0] /lib/x.so\n", 2) == "step 12"
+    )
