@@ -20,6 +20,7 @@ from multinode.cli.options import (
     WorkersPerNode,
     expand_options,
     given_options,
+    read_invocation,
 )
 from multinode.cli.output import print_document, print_screen
 from multinode.cli.panels import examples
@@ -94,7 +95,11 @@ def bench(
     )
     modes = {"alone": alone, "together": together}
     phases = [phase for phase in PHASES if modes[phase] or not any(modes.values())]
-    options = LaunchOptions(workers_per_node=local or workers_per_node, sample_interval_s=_SAMPLE_INTERVAL_S)
+    options = LaunchOptions(
+        workers_per_node=local or workers_per_node,
+        sample_interval_s=_SAMPLE_INTERVAL_S,
+        command=read_invocation(ctx),
+    )
     launch = make_launch(
         read_nodes(hosts, nodes, local),
         test,

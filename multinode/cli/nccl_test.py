@@ -20,6 +20,7 @@ from multinode.cli.options import (
     Overrides,
     expand_options,
     given_options,
+    read_invocation,
 )
 from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
 from multinode.cli.panels import examples
@@ -182,7 +183,7 @@ def nccl_test(
     launch = make_launch(
         _cluster(hosts, nodes, local),
         test,
-        with_environment(LaunchOptions(workers_per_node=workers), common),
+        with_environment(LaunchOptions(workers_per_node=workers, command=read_invocation(ctx)), common),
         ExecuteOptions(lease_s=_LEASE_S, stall_s=hang_timeout or None, on_stall=on_hang),
         check=check,
     )

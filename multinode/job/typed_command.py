@@ -132,7 +132,9 @@ class _Reader:
         while self._skip_wrapper():
             pass
         if not self._words:
-            raise UsageError(f"no program follows {shlex.join(self._all)}", hint=f"{self._front} -- train.py")
+            raise UsageError(
+                f"no program follows {shlex.join(redact_words(self._all))}", hint=f"{self._front} -- train.py"
+            )
         self._read_program(*self._read_launcher())
         return TypedCommand(
             engine=self._engine,
@@ -299,7 +301,9 @@ class _Reader:
             self._engine = launcher.engine
         options = self._read_options(launcher, name or launcher.engine)
         if not self._words:
-            raise UsageError(f"no program follows {shlex.join(self._all)}", hint=f"{self._front} -- train.py")
+            raise UsageError(
+                f"no program follows {shlex.join(redact_words(self._all))}", hint=f"{self._front} -- train.py"
+            )
         first, *rest = self._words
         if self._form == "script" and first.endswith(_CONFIGS):
             wrong = next((word for word in rest if not is_setting(word)), None)

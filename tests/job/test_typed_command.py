@@ -183,6 +183,7 @@ def test_the_exec_engine_reads_nothing() -> None:
         ("conda run python t.py", "conda run names no environment", "conda run -n NAME"),
         ("torchrun --nnodes 2", "no program follows torchrun --nnodes 2", "multinode launch -- train.py"),
         ("A=1", "no program follows A=1", "multinode launch -- train.py"),
+        ("HF_TOKEN=hf_s3cretS3CRETs3cret1", "no program follows 'HF_TOKEN=<redacted>'", "multinode launch -- train.py"),
         ("deepspeed --autotuning run t.py", "--autotuning of deepspeed is not passed on", "leave it out"),
         ("deepspeed --venv_script v t.py", "--venv_script of deepspeed", "--setup 'source SCRIPT'"),
         ("deepspeed -m pkg.train", "deepspeed has no option -m", "write --module"),
