@@ -39,7 +39,7 @@ parts = {{
     "one": Part("The first", python("print('as it comes'); Path(os.environ['SECTION']).write_text('| a | 1 |')")),
     "two": Part("The second", python("print('before'); raise KeyError('kind')")),
     "three": Part("The third", python("print('## The first')")),
-    "late": Part("The late one", python("print('waits', flush=True); time.sleep(600)"), 0.5),
+    "late": Part("The late one", python("print('waits', flush=True); time.sleep(600)"), 5.0),
     "killed": Part("The killed one", python("print(os.getpid(), flush=True); time.sleep(600)")),
 }}
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -91,7 +91,7 @@ def test_calls_with_one_page_add_up_and_a_part_that_is_run_again_is_replaced(tmp
 def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     code, page = run(tmp_path / "page.md", "late", "one")
     assert code == 1
-    assert "## The late one\n\nFailed: it took longer than 0 s.\n\n```\nwaits\n```\n" in page
+    assert "## The late one\n\nFailed: it took longer than 5 s.\n\n```\nwaits\n```\n" in page
     assert "## The first\n\n| a | 1 |\n" in page
 
 
