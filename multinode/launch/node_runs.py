@@ -304,7 +304,7 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
         table.add_row(
             run.run_id,
             run.kind,
-            run.status,
+            f"{run.status} (hung)" if run.hang is not None else run.status,
             time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_s)),
             format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
             str(len(run.nodes)),
@@ -327,6 +327,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     started_s: float
     ended_s: float | None
     samples_per_s: float | None
+    hang: str | None = None  # of a run that was stopped while it hung: what it hung in
 
 
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,6 +348,7 @@ def runs_document(runs: Sequence[StoredRun]) -> RunsDocument:
                 **{name: getattr(stored.run, name) for name in _ENTRY_FIELDS},
                 nodes=tuple(node.name for node in stored.run.nodes),
                 samples_per_s=stored.summary.samples_per_s if stored.summary else None,
+                hang=stored.run.hang.message if stored.run.hang is not None else None,
             )
             for stored in runs
         )

@@ -15,7 +15,7 @@ from multinode.cli.running import tell_result
 from multinode.decoding import decode_json
 from multinode.job.workload import Workload
 from multinode.launch.context import Launched
-from multinode.launch.outcome import contrast_of_launch
+from multinode.launch.one_node import contrast_of_launch
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
