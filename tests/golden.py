@@ -6,7 +6,7 @@ A screen is compared at the widths at which it is read: a narrow terminal and a 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,11 @@ class Golden:
             pytest.fail("\n".join((*diff, "if that is meant: pytest --update-golden")), pytrace=False)
 
     def check_screen(
-        self, name: str, parts: Iterable[Part] | Callable[[int], Iterable[Part]], most_lines: int | None = None
+        self,
+        name: str,
+        parts: Iterable[Part] | Callable[[int], Iterable[Part]],
+        most_lines: int | None = None,
+        widths: Sequence[int] = _WIDTHS,
     ) -> None:
         """The same of a screen, at every width; no line may be wider, and nothing cut or moved by a control code.
 
@@ -48,9 +52,10 @@ class Golden:
             name: of the file.
             parts: of the screen; or what makes them for a width.
             most_lines: that it may have, at every width.
+            widths: of the terminals.
         """
         shown, every = [], parts if callable(parts) else list(parts)
-        for width in _WIDTHS:
+        for width in widths:
             made = list(every(width) if callable(every) else every)
             text = screen_text(made, width)
             assert "\x1b" not in text

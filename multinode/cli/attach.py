@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -17,6 +18,7 @@ from multinode.cli.options import (
     Hosts,
     Json,
     OnHang,
+    Output,
     RunId,
     RunIds,
     complete_hosts,
@@ -24,7 +26,7 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
-from multinode.cli.running import NoticeOptions, fetch_results, open_context, tell_result
+from multinode.cli.running import NoticeOptions, default_output, fetch_results, open_context, tell_result
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import ExecuteOptions
 from multinode.records.run_directory import runs_root
@@ -59,6 +61,7 @@ def attach(
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
     if_slower: IfSlower = "report",
+    output: Output = None,
     notices: NoticeOptions,
     exports: ExportOptions,
     fetch: Fetch = None,
@@ -69,9 +72,14 @@ def attach(
     If another multinode follows the run, as in a Slurm batch job, its records are shown.
     """
     from multinode.launch.attach import attach as follow
+    from multinode.launch.attach import look_again
 
     require_terminal(if_slower)
     run = _known(run_id) if hosts is None else _known_elsewhere(hosts, run_id)
+    if run.run.status != "running" and not run.directory.is_locked:
+        note(f"{_over(run)}: nothing to follow")
+        if not (fetch or notices.are_wanted):
+            tell_result(look_again(run, note), as_json=as_json)
     if run.directory.is_locked:
         if if_slower != "report":
             raise UsageError(
@@ -85,7 +93,7 @@ def attach(
             )
         _watch(run, fetch, as_json=as_json)
     with (
-        open_context(run.cluster, leaves=run.run.detached) as context,
+        open_context(run.cluster, leaves=run.run.detached, output=output or default_output()) as context,
         watch(context, if_slower),
         notices.watch(context) as tell_end,
         exports.watch(context),
@@ -121,8 +129,8 @@ def stop(
     run_id: RunId = "last", hosts: Elsewhere = None, grace_period: GracePeriod = 10.0, as_json: Json = False
 ) -> None:
     """Stop a run on all its nodes with SIGTERM, then SIGKILL after the grace period, and verify that it has ended."""
+    from multinode.launch.attach import has_ended, look_again, with_hosts
     from multinode.launch.attach import stop as stop_run
-    from multinode.launch.attach import with_hosts
 
     run = _known(run_id) if hosts is None or run_id == "last" else _known_here(run_id)
     if run is None:
@@ -134,6 +142,12 @@ def stop(
             _stop_without_record(hosts, run_id, grace_period, as_json=as_json)
     if hosts is not None:
         run = with_hosts(run, read_cluster(hosts)[0])
+    if has_ended(run):
+        if as_json:
+            print_document(look_again(run))
+        else:
+            typer.echo(f"{_over(run)}: nothing to stop")
+        raise typer.Exit(0)
     with open_context(run.cluster) as context:
         launched = stop_run(run, context, grace_period)
     tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
@@ -179,7 +193,7 @@ def clean(
 
 def _describe_stop(node: NodeStop) -> str:
     if not node.runs:
-        return "nothing to remove"
+        return "it does not know this run"
     left = (
         (f"{node.processes_left} of its processes are still running")
         if node.processes_left
@@ -198,8 +212,13 @@ def _describe_cleaned(node: Cleaned) -> str:
     return f"{removed}{goes_on}{elsewhere}{written}"
 
 
-def _known(run_id: str) -> RecordedRun:
+def _over(run: RecordedRun) -> str:
+    ended_s = run.run.ended_s
+    at = f" at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ended_s))}" if ended_s is not None else ""
+    return f"run {run.run.run_id} has ended{at} ({run.run.outcome})"
 
+
+def _known(run_id: str) -> RecordedRun:
     from multinode.launch.attach import find_recorded
 
     return find_recorded(runs_root(), run_id)

@@ -66,7 +66,8 @@ def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
         return None, f"no early verdict: {error.message}"
     if judged.verdict is None and judged.lacking:
         return None, f"no early verdict yet: {format_count(judged.lacking, 'step')} to go"
-    return judged.verdict, judged.verdict.sentence if judged.verdict is not None else ""
+    verdict = judged.verdict
+    return verdict, verdict.sentence if verdict is not None and not verdict.exceeds_run else ""
 
 
 @contextlib.contextmanager
@@ -130,7 +131,7 @@ class _Watch:
         elif self._thread is None and self._due is not None and step >= self._due:
             self._thread = threading.Thread(target=self._judge, args=(progress.run_id,), name="judge", daemon=True)
             self._thread.start()
-        if self._verdict is None:
+        if self._verdict is None or self._verdict.exceeds_run:
             return progress
         if self._asks:
             self._read_answer(running=all(node.state == "running" for node in progress.nodes))

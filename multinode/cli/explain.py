@@ -12,7 +12,9 @@ import typer
 from multinode.cli.options import Details, Json
 from multinode.cli.output import note, print_document, print_screen
 from multinode.cli.panels import examples
+from multinode.cli.running import print_next_step, print_run
 from multinode.errors import UsageError
+from multinode.records.run_directory import runs_root
 from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -32,7 +34,11 @@ def register(app: typer.Typer) -> None:
 def explain(
     logs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="LOG...", help="Log files or directories of a run. Default: standard input."),
+        typer.Argument(
+            metavar="LOG...",
+            help="Log files, directories with them, or a run of multinode: its id, `last` or its directory. Default: "
+            "standard input.",
+        ),
     ] = None,
     *,
     details: Details = False,
@@ -43,12 +49,34 @@ def explain(
 
     if not logs and sys.stdin.isatty():
         raise UsageError("no log was given", hint="use multinode explain node0.log node1.log, or pipe a log into it")
-    explanation = explain_logs(logs or ["-"], _Progress().tell)
+    names = _print_recorded(logs or ["-"], details=details, as_json=as_json)
+    if names is None:
+        return
+    explanation = explain_logs(names, _Progress().tell)
     if as_json:
         print_document(explanation)
     else:
         print_screen(_parts(explanation, details=details))
     raise typer.Exit(1 if explanation.is_unclear else 0)
+
+
+def _print_recorded(names: list[str], *, details: bool, as_json: bool) -> list[str] | None:
+    """Print what the record of one run says; otherwise returns the logs to read."""
+    from multinode.launch.explain_run import explain_run, find_run, log_paths
+
+    found = [find_run(name, runs_root()) for name in names]
+    for stored in found if len(found) == 1 else ():
+        explanation = explain_run(stored) if stored is not None else None
+        if stored is None or explanation is None:
+            continue
+        if as_json:
+            print_document(explanation)
+        else:
+            print_run(stored.run, stored.summary, stored.directory, details=details)
+            print_next_step(stored.run, stored.summary, stored.directory)
+        return None
+    places = [str(stored.directory) if stored is not None else name for name, stored in zip(names, found, strict=True)]
+    return [path for place in places for path in log_paths(place)]
 
 
 class _Progress:

@@ -23,6 +23,7 @@ from multinode.cli.options import (
     NcclInspector,
     Nodes,
     OnHang,
+    Output,
     Overrides,
     Profile,
     SampleHz,
@@ -37,7 +38,7 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
-from multinode.cli.running import NoticeOptions, Restarts, fetch_results, open_context, tell_result
+from multinode.cli.running import NoticeOptions, Restarts, default_output, fetch_results, open_context, tell_result
 from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import ExecuteOptions
@@ -111,6 +112,7 @@ def launch(
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
     if_slower: IfSlower = "report",
+    output: Output = None,
     restarting: Restarts,
     notices: NoticeOptions,
     exports: ExportOptions,
@@ -179,7 +181,7 @@ def launch(
         _print_plan(training_launch, again, as_json=as_json)
         return
     with (
-        open_context(training_launch.cluster) as context,
+        open_context(training_launch.cluster, output=output or default_output()) as context,
         watch(context, if_slower),
         notices.watch(context) as tell_end,
         exports.watch(context),

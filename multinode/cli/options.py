@@ -214,6 +214,15 @@ OnHang = Annotated[
         help="On a hang: `report` names the rank that is behind, `stop` also stops the run.",
     ),
 ]
+Output = Annotated[
+    Literal["none", "rank0", "all"] | None,
+    typer.Option(
+        metavar="WHAT",
+        rich_help_panel=_RUN,
+        help="Print what the job prints, above the live table: `none`, `rank0` (the log of its node, without lines of "
+        "other ranks) or `all`. Default: rank0 on a terminal, none elsewhere.",
+    ),
+]
 OnEnd = Annotated[
     str | None,
     typer.Option(

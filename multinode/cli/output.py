@@ -17,7 +17,6 @@ from rich.table import Table
 
 from multinode.errors import UsageError, printable, printable_line
 from multinode.records.files import require_directory
-from multinode.records.run import Failure
 from multinode.records.run_directory import RunDirectory
 from multinode.render.table import WIDE, Part, print_parts, screen_text
 from multinode.secret_values import redact_text
@@ -81,13 +80,19 @@ def print_table(table: Table, prefix: str = "") -> None:
     typer.echo("\n".join((prefix + line).rstrip() for line in captured.get().splitlines()))
 
 
-def print_screen(parts: Iterable[Part]) -> None:
-    """A verb's results on stdout, as wide as the terminal."""
-    console = Console()
+def print_screen(parts: Iterable[Part], *, err: bool = False) -> None:
+    """A verb's results on stdout, or on stderr, as wide as the terminal."""
+    console = Console(stderr=err)
     if console.is_terminal:
         print_parts(console, parts)
     else:
-        typer.echo(screen_text(parts), nl=False)
+        typer.echo(screen_text(parts), nl=False, err=err)
+
+
+def screen_width(*, err: bool = False) -> int:
+    """Columns of what `print_screen` prints."""
+    console = Console(stderr=err)
+    return console.width if console.is_terminal else WIDE
 
 
 def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str]) -> str:
@@ -117,23 +122,15 @@ def fail_gate(text: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def shown_directory(directory: RunDirectory) -> Path:
+    """The directory of a run, from the working directory if it is below it."""
+    here = Path.cwd()
+    return directory.path.relative_to(here) if directory.path.is_relative_to(here) else directory.path
+
+
 def print_directory(directory: RunDirectory | Path) -> None:
     """The directory of a run."""
     note(f"results: {directory}")
-
-
-def print_failure(failure: Failure, directory: str) -> None:
-    """The first failure: last log lines, then the sentence, its cause and the fix."""
-    from multinode.launch.outcome import failure_notes
-
-    for line in failure.log_tail.splitlines():
-        typer.echo(f"  {failure.node} | {line}", err=True)
-    typer.echo(f"error: {failure.node}: {failure.message}", err=True)
-    for consequence in failure.consequences:
-        typer.echo(f"  consequence: {consequence}", err=True)
-    for name, text in failure_notes(failure):
-        typer.echo(f"  {name}: {text}", err=True)
-    typer.echo(f"  log:  {directory}/logs/node-{failure.node_rank}.log", err=True)
 
 
 OF_RUNS = {"running": 0, "succeeded": 0, "failed": 1, "lost": 3, "stopped": 130}

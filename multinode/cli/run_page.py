@@ -18,8 +18,8 @@ from multinode.errors import UsageError
 from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep import load_table
+from multinode.launch.ending import failure_notes, hang_words
 from multinode.launch.node_runs import StoredRun, load_run
-from multinode.launch.outcome import failure_notes
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
@@ -167,10 +167,14 @@ def _head(run: Run) -> Iterator[Block]:
     took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
     names = ", ".join(node.name for node in run.nodes)
     yield Prose(run.job, "heading")
-    yield Prose(f"run {run.run_id}, {run.status}; {run.extent}: {names}; began {started}{took}", "note")
+    yield Prose(f"run {run.run_id}, {run.outcome}; {run.extent}: {names}; began {started}{took}", "note")
     if run.first_failure is not None:
         yield Prose(f"{run.first_failure.node}: {run.first_failure.message}", "strong")
         yield Prose("\n".join(f"{name}: {text}" for name, text in failure_notes(run.first_failure)), "items")
+    if run.hang is not None:
+        yield Prose(hang_words(run, run.hang), "strong")
+        notes = (("hang", run.hang.message), ("fix", run.hang.hint))
+        yield Prose("\n".join(f"{name}: {text}" for name, text in notes if text), "items")
     if run.attempts:
         yield attempt_sheet(run.attempts)
 

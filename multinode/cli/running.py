@@ -10,12 +10,22 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from multinode.cli.options import Notify, OnEnd, propose
-from multinode.cli.output import OF_RUNS, OF_STOPS, note, print_directory, print_document, print_failure, print_screen
+from multinode.cli.output import (
+    OF_RUNS,
+    OF_STOPS,
+    is_quiet,
+    note,
+    print_directory,
+    print_document,
+    print_screen,
+    screen_width,
+    shown_directory,
+)
 from multinode.errors import ContactLost, Interrupted, MultinodeError, UsageError
 from multinode.launch.context import StopRequest
 from multinode.records.run import SLOWER_THAN_ONE_NODE
@@ -36,16 +46,27 @@ _END_S, _HASTE_S = 2.0, 0.3
 
 @contextlib.contextmanager
 def open_context(
-    cluster: Cluster, *, leaves: bool = False, quiet: bool = False, local: bool = False
+    cluster: Cluster,
+    *,
+    leaves: bool = False,
+    quiet: bool = False,
+    local: bool = False,
+    output: Literal["none", "rank0", "all"] = "none",
 ) -> Iterator[RunContext]:
-    """The connections to the nodes, with a live view on stderr, and Ctrl-C as a stop request."""
+    """The connections to the nodes, with a live view on stderr, and Ctrl-C as a stop request.
+
+    `output` is what of the job's output the view shows.
+    """
     from multinode import api
 
     with api.connect(cluster, local=local) as context:
         from multinode.cli.live import live_view
 
-        with live_view(quiet=quiet) as view, stop_on_signals(context.stop, leaves=leaves):
-            context.say, context.observe = view.say, view.show
+        with (
+            live_view(quiet=quiet, output=output) as view,
+            stop_on_signals(context.stop, leaves=leaves, say=view.say_at_once),
+        ):
+            context.say, context.observe, context.observe_log = view.say, view.show, view.show_log
             try:
                 yield context
             finally:
@@ -54,9 +75,26 @@ def open_context(
                     context.agent.close(_HASTE_S if context.stop.count else _END_S)
 
 
+def default_output() -> Literal["none", "rank0"]:
+    """What a run shows of the job's output where nothing is asked for."""
+    return "rank0" if sys.stderr.isatty() and not is_quiet() else "none"
+
+
+def _say_at_once(text: str) -> None:
+    """Write a line to stderr, without ever waiting for the terminal in a signal handler."""
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [sys.stderr.fileno()], [], 0)[1]:
+            os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
+
+
 @contextlib.contextmanager
-def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None]:
-    """Inside the block, Ctrl-C, SIGTERM and a closed terminal ask the run to stop instead of ending us at once."""
+def stop_on_signals(
+    stop: StopRequest, *, leaves: bool = False, say: Callable[[str], None] = _say_at_once
+) -> Iterator[None]:
+    """Inside the block, Ctrl-C, SIGTERM and a closed terminal ask the run to stop instead of ending us at once.
+
+    `say` tells of it in the signal handler, so it must not wait.
+    """
     counted = 0
 
     def ask(number: int, _frame: FrameType | None) -> None:
@@ -77,7 +115,7 @@ def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None
                 if stop.count == 1
                 else "killing immediately"
             )
-        _say_at_once(sentence)
+        say(sentence)
 
     before = {
         number: signal.signal(number, handler)
@@ -110,13 +148,6 @@ def _suspending(stop: StopRequest) -> dict[signal.Signals, Callable[[int, FrameT
         signal.signal(signal.SIGTSTP, suspend)
 
     return {signal.SIGTSTP: suspend, signal.SIGCONT: go_on}
-
-
-def _say_at_once(text: str) -> None:
-    """Write a line to stderr, without ever waiting for the terminal in a signal handler."""
-    with contextlib.suppress(OSError, ValueError):
-        if select.select([], [sys.stderr.fileno()], [], 0)[1]:
-            os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
 
 
 def _end_at_once() -> NoReturn:
@@ -169,32 +200,43 @@ def tell_result(
 
 
 def _print_result(launched: Launched) -> None:
-    from multinode.launch.outcome import run_parts
+    from multinode.launch.outcome import has_ending
 
-    run = launched.run
-    if run.first_failure is not None:
-        print_failure(run.first_failure, str(launched.directory))
-    print_screen(run_parts(run, launched.summary, failure=False))
-    directory = launched.directory
-    print_next_step(run, launched.summary, directory)
+    run, directory = launched.run, launched.directory
+    err = has_ending(run)
+    print_run(run, launched.summary, directory, err=err)
+    print_next_step(run, launched.summary, directory, err=err)
     if run.status == "running":
         note(f"still running; follow it: multinode attach {run.run_id}; stop it: multinode stop {run.run_id}")
-    print_directory(directory)
+    if not err:
+        print_directory(directory)
 
 
-def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory) -> None:
+def print_run(
+    run: Run, summary: Summary | None, directory: RunDirectory, *, details: bool = False, err: bool = False
+) -> None:
+    """The screen of a run."""
+    from multinode.launch.outcome import run_parts
+
+    width = screen_width(err=err)
+    print_screen(run_parts(run, summary, shown_directory(directory), details=details, width=width), err=err)
+
+
+def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, *, err: bool = False) -> None:
     """The next command after a run, if any."""
-    from multinode.launch.outcome import lacks_one_node, next_step
+    from multinode.launch.outcome import next_step
 
     contrast = one_node = ""
     if run.command is not None and run.command.verb == "launch" and len(run.nodes) > 1:
+        from multinode.launch.one_node import lacks_one_node
+
         without = ("--nodes",)
         one_node = propose(run.command, "launch", first=("--nodes", "1"), without=without)
         if run.status == "succeeded" and lacks_one_node(directory):
             contrast = propose(run.command, "contrast", first=("--nodes", f"1,{len(run.nodes)}"), without=without)
     step = next_step(run, summary, hosts=directory.read_hosts(), contrast=contrast, one_node=one_node)
     if step is not None:
-        typer.echo(step)
+        typer.echo(step, err=err)
 
 
 if TYPE_CHECKING:

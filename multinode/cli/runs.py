@@ -15,7 +15,7 @@ from multinode.cli.early_verdict import running_verdict
 from multinode.cli.options import Json, RunId, RunIds, expand_options
 from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
 from multinode.cli.panels import examples
-from multinode.cli.running import open_context, print_next_step
+from multinode.cli.running import open_context, print_next_step, print_run
 from multinode.cli.table import FormOptions, ViewOptions, print_cells, show_tables
 from multinode.records.log import LogPiece, LogReader
 from multinode.records.run_directory import RunDirectory, runs_root
@@ -172,8 +172,9 @@ def show(*, run_ids: RunIds = None, look: ViewOptions, form: FormOptions, as_jso
 
 
 def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
+    from multinode.launch.ending import run_table
     from multinode.launch.node_runs import load_run
-    from multinode.launch.outcome import run_parts, run_table
+    from multinode.launch.outcome import has_ending
     from multinode.profile.summary_sheets import summary_sheets
     from multinode.render.table import sheet_table
 
@@ -184,7 +185,7 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
         print_document(stored if verdict is None else stored.document() | {"early_verdict": verdict})
         return
     if not _show_results(stored.directory, details=details) or details or stored.run.status != "succeeded":
-        print_screen(run_parts(stored.run, stored.summary, details=details))
+        print_run(stored.run, stored.summary, stored.directory, details=details)
         if note:
             typer.echo(note)
         print_next_step(stored.run, stored.summary, stored.directory)
@@ -193,7 +194,8 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
         for table in (run_table(stored.run), *map(sheet_table, summary_sheets(trained) if trained else ())):
             typer.echo()
             print_table(table)
-    print_directory(stored.directory)
+    if details or not has_ending(stored.run):
+        print_directory(stored.directory)
 
 
 def _show_results(directory: RunDirectory, *, details: bool) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 from multinode.cluster.hostfile import fold_numbers
 from multinode.diagnose.failure import told_by_nccl
+from multinode.diagnose.place import LIBRARY
 from multinode.records.run import NodeDiagnosis, ProcessDiagnosis, Stall
 
 # CPython's faulthandler:   File "/home/a/train.py", line 12 in main
@@ -21,10 +22,6 @@ _FAULTHANDLER = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+|\?\?\?
 # py-spy dump:     main (train.py:12)
 _PY_SPY = re.compile(r"^    (?P<name>\S.*) \((?P<path>.*?)(?::(?P<line>\d+))?\)$")
 _THREAD = re.compile(r"^(?:Current thread|Thread) ")
-# py-spy shortens paths by what stands on sys.path.
-_LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python\d|^<frozen|multinode_agent/|^(?:torch|transformers|accelerate|deepspeed)/"
-)
 _COLLECTIVE_FILES = re.compile(
     r"torch/distributed/(?:distributed_c10d|rendezvous|_functional_collectives)|deepspeed/comm/"
 )
@@ -91,7 +88,7 @@ def find_wait(frames: Sequence[Frame]) -> str | None:
 
 def describe_place(frames: Sequence[Frame]) -> str:
     """The call in words."""
-    own = next((frame for frame in frames if not _LIBRARY.search(frame.path)), None)
+    own = next((frame for frame in frames if not LIBRARY.search(frame.path)), None)
     if own is None or own == frames[0]:
         return frames[0].place
     return f"{frames[0].place}, called from {own.place}"

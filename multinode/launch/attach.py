@@ -101,9 +101,9 @@ def with_hosts(recorded: RecordedRun, cluster: Cluster) -> RecordedRun:
     return msgspec.structs.replace(recorded, cluster=_in_order(cluster, recorded.plan))
 
 
-def look_again(recorded: RecordedRun) -> Launched:
-    """The run as it is on disk now."""
-    return _summarise(recorded, recorded.directory.read("run.json", Run) or recorded.run)
+def look_again(recorded: RecordedRun, say: Callable[[str], None] = lambda _: None) -> Launched:
+    """The run as it is on disk now; `say` is told of long reading."""
+    return _summarise(recorded, recorded.directory.read("run.json", Run) or recorded.run, say)
 
 
 def attach(recorded: RecordedRun, context: RunContext, options: ExecuteOptions) -> Launched:
@@ -146,6 +146,18 @@ def stop(recorded: RecordedRun, context: RunContext, grace_s: float) -> Launched
     return _stop_left(launched, recorded, context, grace_s)
 
 
+def has_ended(recorded: RecordedRun) -> bool:
+    """Whether every node has reported that nothing of the run is left there."""
+    whole = recorded.whole
+    if recorded.run.status == "running" or recorded.directory.is_locked or (whole is not None and whole.is_locked):
+        return False
+    return not any(map(_is_unclear, recorded.run.nodes))
+
+
+def _is_unclear(node: NodeRun) -> bool:
+    return node.state != "ended" or node.cause == "not_started" or bool(node.processes_left)
+
+
 def _ask_to_stop(
     ranks: Mapping[str, int], recorded: RecordedRun, context: RunContext, grace_s: float
 ) -> Outcomes[NodeEnd]:
@@ -173,11 +185,7 @@ def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunC
 
 
 def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, grace_s: float) -> Launched:
-    unclear = [
-        node
-        for node in launched.run.nodes
-        if node.state != "ended" or node.cause == "not_started" or node.processes_left
-    ]
+    unclear = [node for node in launched.run.nodes if _is_unclear(node)]
     if not unclear:
         return launched
     outcomes = _ask_to_stop({node.name: node.node_rank for node in unclear}, recorded, context, grace_s)

@@ -22,7 +22,7 @@ from multinode.records.benchmark import Benchmark
 from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan, PlanFile, redact_plan
 from multinode.records.progress import RunProgress
-from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run, node_run_id
+from multinode.records.run import VERDICT_FILE, EarlyVerdict, NodeRun, Run, node_run_id
 from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.records.settings import find_fan_out, find_ssh_client, load_settings
 from multinode.secret_values import redact_file
@@ -142,7 +142,7 @@ class StopRequest:
 
 if TYPE_CHECKING:
     from multinode.check.rule import CheckFinding
-    from multinode.launch.outcome import LaunchDocument
+    from multinode.launch.document import LaunchDocument
     from multinode.profile.summary import Summary
 
 
@@ -174,6 +174,9 @@ class RunContext:
     Args:
         observe: is called with the progress, a few times per second.
         say: is called with each stage in a few words.
+
+    Attributes:
+        observe_log: is called with a node and what its log has gained, as the job wrote it.
     """
 
     def __init__(
@@ -189,6 +192,7 @@ class RunContext:
         self.runs = runs
         self.stop = stop or StopRequest()
         self.observe = observe
+        self.observe_log: Callable[[NodeRun, bytes], None] = lambda _node, _data: None
         self.say = say
 
     def with_stop(self, stop: StopRequest) -> RunContext:
@@ -208,7 +212,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self) -> LaunchDocument:
         """The document of `launch --json`."""
-        from multinode.launch.outcome import launch_document
+        from multinode.launch.document import launch_document
 
         verdict = self.directory.read(VERDICT_FILE, EarlyVerdict)
         code = self.directory.read(CODE_FILE, CodeCopy)

@@ -21,11 +21,12 @@ from multinode.launch.session import Event, EventQueue, NodeSession, Status
 from multinode.launch.tracker import Tracker
 from multinode.records.plan import LaunchPlan, redact_plan
 from multinode.records.progress import RunProgress
-from multinode.records.run import SLOWER_THAN_ONE_NODE, Failure, Run, Stall, new_run
+from multinode.records.run import SLOWER_THAN_ONE_NODE, Failure, NodeRun, Run, Stall, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 
 Observer = Callable[[RunProgress], None]
+LogObserver = Callable[[NodeRun, bytes], None]
 
 T = TypeVar("T")
 
@@ -53,10 +54,11 @@ class Execution:
     options: ExecuteOptions
     stop: StopRequest
     observe: Observer
+    observe_log: LogObserver = lambda _node, _data: None
 
     def __post_init__(self) -> None:
         self._events = EventQueue()
-        self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach)
+        self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach, observe_log=self._show_log)
         before = self.directory.read("run.json", Run) if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
         # For a node that is only followed for missing data.
@@ -79,6 +81,8 @@ class Execution:
         self._grace_s = self.options.grace_s
         # Whether a node was stopped by a signal before we asked any.
         self._stopped_unasked = False
+        # Nodes that are being stopped, by anyone.
+        self._ending: set[int] = set()
         # When to stop waiting for nodes.
         self._give_up = float("inf")
         self._troubles: tuple[str, ...] = ()
@@ -196,6 +200,12 @@ class Execution:
             )
         )
 
+    def _show_log(self, node: NodeRun, data: bytes) -> None:
+        # What a launcher says when the user stops it would bury what the job said; the log has it. Of a node that is
+        # stopped because another one failed, the last words may be the job's own.
+        if not (self.stop.count and node.node_rank in self._ending):
+            self.observe_log(node, data)
+
     def _look_for_a_stall(self) -> None:
         if self._watch.look():
             # Shown at once: the run may have resumed before the next look.
@@ -247,10 +257,15 @@ class Execution:
             self._barred = event.error
             return
         status = event.message
-        if isinstance(status, Status) and status.cause == "stopped" and not (status.stopped_by or self._stopping):
-            self._stopped_unasked = True
+        if isinstance(status, Status):
+            if status.state == "stopping" or status.cause == "stopped":
+                self._ending.add(event.node_rank)
+            if status.cause == "stopped" and not (status.stopped_by or self._stopping):
+                self._stopped_unasked = True
         self._tracker.take(event)
-        self._watch.take(event)
+        # What a job says while it is stopped is no progress.
+        if not (self._stopping or self._ending):
+            self._watch.take(event)
 
     def _is_barred(self, event: Event) -> bool:
         unmet = self._tracker.node_runs[event.node_rank].state == "waiting"
@@ -300,8 +315,11 @@ class Execution:
         if not others:
             return "succeeded"
         # One was stopped, not by us: its peers' exceptions are consequences.
-        by_another = any(node.stopped_by not in {None, self._order} for node in others)
-        return "stopped" if self.stop.count or by_another or self._stopped_unasked else "failed"
+        return "stopped" if self.stop.count or self._by_another or self._stopped_unasked else "failed"
+
+    @property
+    def _by_another(self) -> bool:
+        return any(node.stopped_by not in {None, self._order} for node in self._tracker.node_runs)
 
     def _record(self, status: str) -> Run:
         ended = status != "running"
@@ -319,7 +337,7 @@ class Execution:
             kind=self.options.kind,
             detached=self.options.lease_s is None,
             stalls=self._watch.stalls,
-            stop_reason=self.stop.reason if status == "stopped" else "",
+            stop_reason=(self.stop.reason or ("stop" if self._by_another else "")) if status == "stopped" else "",
         )
 
     def _first_failure(self) -> Failure | None:

@@ -119,6 +119,7 @@ class StallWatch:
         self._clock = StallClock(self.node_count)
         before = self.directory.read(_FILE, StallRecord)
         self.stalls: tuple[Stall, ...] = before.stalls if before is not None else ()
+        self._nodes = before.nodes if before is not None else ()
         self.current: Stall | None = None
         # The progress after which the nodes were last asked: once per standstill.
         self._asked: int | None = None
@@ -131,6 +132,9 @@ class StallWatch:
         self._clock.take(event, time.monotonic())
         if self._clock.generation != before:
             self.current = None
+            if self.stalls and self.stalls[-1].resumed_s is None:
+                resumed = msgspec.structs.replace(self.stalls[-1], resumed_s=time.time())
+                self._keep((*self.stalls[:-1], resumed))
 
     def look(self) -> bool:
         """Start a diagnosis when due, and collect its result; returns whether there is a new stall."""
@@ -167,6 +171,10 @@ class StallWatch:
         stall = find_hang(answer, time.time(), self._clock.silent_s(time.monotonic()))
         hint = self.write_hint(stall.hint) if stall.hint is not None else None
         self.current = msgspec.structs.replace(stall, hint=hint)
-        self.stalls = (*self.stalls, self.current)[-_MOST_KEPT:]
-        self.directory.write(_FILE, StallRecord(stalls=self.stalls, nodes=tuple(answer)))
+        self._nodes = tuple(answer)
+        self._keep((*self.stalls, self.current)[-_MOST_KEPT:])
         return True
+
+    def _keep(self, stalls: tuple[Stall, ...]) -> None:
+        self.stalls = stalls
+        self.directory.write(_FILE, StallRecord(stalls=stalls, nodes=self._nodes))

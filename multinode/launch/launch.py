@@ -105,6 +105,7 @@ def follow_run(
             options=options,
             stop=context.stop,
             observe=context.observe,
+            observe_log=context.observe_log,
         )
         with context.stop.heard():
             run = execution.run()

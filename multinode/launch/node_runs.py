@@ -300,6 +300,12 @@ def _beginnings(run_id: str) -> set[str]:
     return {"-".join(words[:count]) for count in range(1, len(words))}
 
 
+def _state_words(run: Run) -> str:
+    if run.hang is not None:
+        return f"{run.status} (hung)"
+    return "ok" if run.status == "succeeded" else run.status
+
+
 def runs_table(runs: Sequence[StoredRun]) -> Table:
     """One line per run; its id begins with the time of its start, and its job is cut at the width."""
     table = make_table()
@@ -314,7 +320,7 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
         table.add_row(
             run.run_id,
             run.kind,
-            "ok" if run.status == "succeeded" else run.status,
+            _state_words(run),
             format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
             str(len(run.nodes)),
             str(run.world_size),
@@ -336,6 +342,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     started_s: float
     ended_s: float | None
     samples_per_s: float | None
+    hang: str | None = None  # of a run that was stopped while it hung: what it hung in
 
 
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,6 +363,7 @@ def runs_document(runs: Sequence[StoredRun]) -> RunsDocument:
                 **{name: getattr(stored.run, name) for name in _ENTRY_FIELDS},
                 nodes=tuple(node.name for node in stored.run.nodes),
                 samples_per_s=stored.summary.samples_per_s if stored.summary else None,
+                hang=stored.run.hang.message if stored.run.hang is not None else None,
             )
             for stored in runs
         )

@@ -57,6 +57,10 @@ def end_notice(run: Run, directory: Path) -> Notice:
     duration_s = run.ended_s - run.started_s if run.ended_s is not None else None
     took = f" after {format_duration(duration_s)}" if duration_s is not None else ""
     why = f": {failure.node}: {failure.message}" if failure is not None else ""
+    if run.hang is not None:
+        from multinode.launch.ending import hang_words
+
+        why = f": {hang_words(run, run.hang)}"
     return Notice(
         event="end",
         text=f"run {run.run_id} {run.status}{took} ({run.job}, {run.extent}){why}",
@@ -67,11 +71,19 @@ def end_notice(run: Run, directory: Path) -> Notice:
         nodes=tuple(node.name for node in run.nodes),
         world_size=run.world_size,
         duration_s=duration_s,
-        failed_node=failure.node if failure else None,
-        failed_rank=failure.rank if failure else None,
-        failure=failure.message if failure else None,
-        failure_kind=failure.kind if failure else None,
+        **_blamed(run),
     )
+
+
+def _blamed(run: Run) -> dict[str, Any]:
+    failure, hang = run.first_failure, run.hang
+    if failure is not None:
+        return _of_failure(failure.node, failure.rank, failure.message, failure.kind)
+    return _of_failure(hang.node, hang.rank, hang.message, "hang") if hang is not None else {}
+
+
+def _of_failure(node: str | None, rank: int | None, message: str, kind: str | None) -> dict[str, Any]:
+    return {"failed_node": node, "failed_rank": rank, "failure": message, "failure_kind": kind}
 
 
 def hang_notice(progress: RunProgress, stall: Stall, directory: Path) -> Notice:
@@ -79,9 +91,7 @@ def hang_notice(progress: RunProgress, stall: Stall, directory: Path) -> Notice:
     silent = format_duration(stall.silent_s)
     text = f"run {progress.run_id} hangs: no step and no log on any node for {silent}: {stall.message}"
     running = _of_progress("hang", text, "running", progress, directory)
-    return msgspec.structs.replace(
-        running, failed_node=stall.node, failed_rank=stall.rank, failure=stall.message, failure_kind="hang"
-    )
+    return msgspec.structs.replace(running, **_of_failure(stall.node, stall.rank, stall.message, "hang"))
 
 
 def restart_notice(progress: RunProgress, directory: Path) -> Notice:

@@ -153,10 +153,13 @@ class ProgressTable:
             least = max(figure.rank for figure in figures)
             figures = [figure for figure in figures if figure.rank != least]
             table = self._table(figures)
+        # As wide as the terminal, where the table is narrow.
+        yield Text(sanitize(f"{self._progress.job}  run {self._progress.run_id}"), style="italic")
         yield table
+        yield self._caption(has_tgs=any(figure.name == "tgs" for figure in figures))
 
     def _table(self, figures: Sequence[_Figure]) -> Table:
-        table = make_table(sanitize(f"{self._progress.job}  run {self._progress.run_id}"))
+        table = make_table()
         for name in ("node", "ranks", "state"):
             table.add_column(name, no_wrap=True)
         for name in ("step", "time\n(ms)", *(figure.title for figure in figures)):
@@ -172,8 +175,6 @@ class ProgressTable:
                 *_rest_row(group, rest),
                 *(_number(self._of_group(figure, group, rest), figure.form) for figure in figures),
             )
-        table.caption = self._caption()
-        table.caption_justify = "left"
         return table
 
     def _of_group(self, figure: _Figure, group: Sequence[NodeProgress], rest: Rest) -> float | None:
@@ -184,12 +185,14 @@ class ProgressTable:
         pairs = [(mine[node.node_rank], len(node.ranks)) for node in group if node.node_rank in mine]
         return figure.of_rest(pairs) if pairs else None
 
-    def _caption(self) -> Text:
+    def _caption(self, *, has_tgs: bool) -> Text:
         progress = self._progress
         text = _duration(progress)
         exposed = min(self._values["exposed_share"].values(), default=None)
         if exposed is not None:
             text += f"; exposed communication {exposed:.0%} (of the worker that waited least)"
+        if has_tgs:
+            text += f"; TGS: tokens per {'GPU' if any(node.gpus for node in progress.nodes) else 'worker'} and second"
         caption = Text(text)
         if progress.note:
             caption.append("\n" + sanitize(progress.note), style="bold")
@@ -234,7 +237,13 @@ def _duration(progress: RunProgress) -> str:
     if training is not None:
         text += f", trained {format_duration(training.trained_s)} of {format_duration(training.limit_s)}"
     left_s = progress.left_s
-    return f"{text}, about {format_duration(left_s)} left" if left_s else text
+    if left_s:
+        text += f", about {format_duration(left_s)} left"
+    rates = [node.samples_per_s for node in progress.nodes if node.state == "running"]
+    total = _sum(rates)
+    if total is not None and len(rates) == len(progress.nodes) > 1 and None not in rates:
+        text += f"; {total:,.1f} samples/s in total"
+    return text
 
 
 def _row(node: NodeProgress) -> list[Text]:

@@ -215,13 +215,21 @@ class Tracker:
     Args:
         limits: how much is kept of each node; beyond that it is still followed.
         attach: whether the run is already in progress.
+        observe_log: is called with a node and what its log has gained.
     """
 
     def __init__(
-        self, plan: LaunchPlan, directory: RunDirectory, limits: KeptLimits | None = None, *, attach: bool = False
+        self,
+        plan: LaunchPlan,
+        directory: RunDirectory,
+        limits: KeptLimits | None = None,
+        *,
+        attach: bool = False,
+        observe_log: Callable[[NodeRun, bytes], None] = lambda _node, _data: None,
     ) -> None:
         self._directory = directory
         self._attach = attach
+        self._observe_log = observe_log
         self._start = start_progress(plan)
         self._tracks: list[_NodeTrack] = []
         for node, planned in zip(self._start.nodes, plan.nodes, strict=True):
@@ -351,6 +359,8 @@ class Tracker:
             fresh = track.files.take(message.file, message.offset, message.data)
             if message.file == "log":
                 _take_log(track, fresh.decode(errors="replace"))
+                if fresh:
+                    self._observe_log(track.run, fresh)
             else:
                 _take_samples(track, fresh.splitlines())
         elif isinstance(message, Gone):

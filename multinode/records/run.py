@@ -98,6 +98,7 @@ class Stall(Finding, frozen=True, kw_only=True):
     node_rank: int | None = None  # of the node to blame; likewise `rank`, of the worker, and its `stack`
     rank: int | None = None
     stack: str = ""
+    resumed_s: float | None = None  # when the run made progress again, likewise; None if it did not before its end
 
 
 class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +112,14 @@ class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
 RunStatus = str  # running | succeeded | failed | stopped | lost
 SLOWER_THAN_ONE_NODE = "slower_than_one_node"
 """Stop reason: one node alone is faster, and the user asked to stop in that case."""
+
+
+_STOPPED_BY = {
+    "SIGINT": " by you",
+    "stop": " by you",
+    "SIGTERM": " by SIGTERM",
+    "SIGHUP": " because its terminal was closed",
+}
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +221,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str = ""
     command: Invocation | None = None
     missing_bytes: int = 0
+
+    @property
+    def outcome(self) -> str:
+        """The status, and who stopped it: `stopped by you`."""
+        return self.status + (_STOPPED_BY.get(self.stop_reason, "") if self.status == "stopped" else "")
+
+    @property
+    def hang(self) -> Stall | None:
+        """The standstill in which it was stopped; None of any other run."""
+        last = self.stalls[-1] if self.stalls and self.status == "stopped" else None
+        return last if last is not None and last.resumed_s is None else None
 
     @property
     def extent(self) -> str:
@@ -323,6 +343,15 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
     def is_certain(self) -> bool:
         """Whether the whole interval favors one node, its memory suffices, and there are enough steps."""
         return self.favours_one_node and self.measured >= CERTAIN_STEPS
+
+    @property
+    def exceeds_run(self) -> bool:
+        """Whether it is inconclusive, by more time than the run has left: it then helps nobody."""
+        now, alone = self.now, self.one_node
+        if now is None or now.left_s is None or alone is None or alone.left_interval_s is None:
+            return False
+        (slowest, fastest), (low_s, high_s) = alone.speedup_interval, alone.left_interval_s
+        return slowest <= 1 <= fastest and high_s - low_s >= now.left_s
 
     @property
     def favours_one_node(self) -> bool:

@@ -89,6 +89,25 @@ def test_a_run_is_stopped_where_that_was_asked_for_and_one_node_is_surely_faster
     assert shown.note == kept["sentence"]
 
 
+def test_a_verdict_whose_uncertainty_is_longer_than_what_is_left_is_kept_and_not_shown(
+    followed: Followed, tmp_path: Path
+) -> None:
+    unsteady = msgspec.structs.replace(SLOW, compute_ms=lambda _, step: 20.0 if step % 3 else 900.0)
+    directory = keep_running(tmp_path, msgspec.structs.replace(unsteady, transfer_ms=always(150.0)))
+    kept_at, end = directory.path / "early-verdict.json", time.monotonic() + DEADLINE_S
+    with watch(followed.context, "report"):
+        while not kept_at.exists() and time.monotonic() < end:
+            followed.context.observe(at(15))
+            time.sleep(0.01)
+        for _ in range(3):
+            followed.context.observe(at(15))
+    assert decode_json(kept_at.read_bytes(), dict[str, Any])["sentence"].startswith(
+        "Early verdict (15 steps): inconclu"
+    )
+    assert {progress.note for progress in followed.seen} == {""}
+    assert followed.said == []
+
+
 def test_after_few_steps_it_is_told_that_a_run_is_looked_at_again_and_then_it_is_stopped(
     followed: Followed, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from multinode.launch.ending import MOST_LINES
 from tests.lab.launching import SCRIPT, Command, assert_no_agents, assert_succeeded, processes_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("module_lab")]
@@ -125,11 +126,11 @@ def test_the_command_of_on_end_is_given_the_end_and_does_not_change_it(failed: D
     assert "warning: the command of --on-end exited with code 7" in failed.stderr
 
 
-def test_a_failed_run_exits_1_and_shows_the_workers_own_traceback_first(failed: Done) -> None:
+def test_a_failed_run_exits_1_and_shows_what_happened_and_where(failed: Done) -> None:
     assert failed.code == 1
-    lines = failed.stderr.splitlines()
-    error = next(
-        index for index, line in enumerate(lines) if line.startswith("error: node1: rank 1 raised RuntimeError")
-    )
-    assert any("node1 | Traceback" in line for line in lines[:error])
-    assert "multinode/" not in "".join(line for line in lines[:error] if 'File "' in line)
+    screen = failed.stderr[failed.stderr.index("error: ") :].splitlines()
+    assert screen[0].startswith("error: node1: rank 1 raised RuntimeError")
+    assert screen[2].startswith("Where       your script, ddp_tiny.py:")
+    assert "(rank 1 on node1): raise RuntimeError(" in screen[2]
+    # And a line of the notice.
+    assert len(screen) <= MOST_LINES + 1

@@ -91,6 +91,8 @@ def test_a_run_that_hangs_is_told_while_it_hangs_and_goes_on(tmp_path: Path) -> 
     assert (stall.message, stall.node, stall.node_rank, stall.rank) == (sentence, "b", 1, 3)
     assert stall.hint == "resume it, on b: kill -CONT 203"
     assert SILENT_S <= stall.silent_s < DEADLINE_S
+    assert stall.resumed_s is not None
+    assert stall.resumed_s >= stall.time_s
     kept = hanging.execution.directory.read("stall.json", StallRecord)
     assert kept is not None
     assert kept.stalls == run.stalls
@@ -214,7 +216,25 @@ def test_stalls_of_an_earlier_controller_are_kept_when_the_run_is_taken_up(tmp_p
     before = Stall(time_s=5.0, silent_s=300.0, message="rank 1 on a is stopped")
     hanging.execution.directory.write("stall.json", StallRecord(stalls=(before,), nodes=()))
     hanging.go_on.set()
-    assert hanging.execution.run(hanging.play).stalls == (before,)
+    (stall,) = hanging.execution.run(hanging.play).stalls
+    assert (stall.message, stall.silent_s, stall.resumed_s is not None) == (before.message, 300.0, True)
+
+
+def test_a_run_that_is_stopped_while_it_hangs_ends_in_that_hang_whatever_its_job_says_then(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path)
+
+    def follow(talk: Talk) -> None:
+        wait_until(lambda: hanging.told()[-1:] not in ([], [""]))
+        if talk.node.name == "a":
+            hanging.execution.stop.ask("SIGINT")
+        talk.order("stop")
+        talk.chunk("log", 8, b"Received 15 death signal\n")
+        talk.end(cause="stopped", stopped_by=None)
+
+    run = hanging.run(follow)
+    assert (run.status, run.outcome) == ("stopped", "stopped by you")
+    assert run.hang is not None
+    assert (run.hang.rank, run.hang.resumed_s) == (3, None)
 
 
 RUNS = Status(state="running")

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import PurePath
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.launch.outcome import launch_document, next_step, run_parts, run_table, run_verdict
+from multinode.launch.document import launch_document
+from multinode.launch.ending import run_table
+from multinode.launch.outcome import next_step, run_parts, run_verdict
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
 from multinode.profile.summary import Summary
@@ -120,6 +123,7 @@ RESTARTED = msgspec.structs.replace(
 )
 
 
+PLACE = PurePath("runs", RUN.run_id)
 CONTRAST = "multinode contrast --hosts lab sft.yaml"
 MEASURED = msgspec.structs.replace(
     TRAINING_SUMMARY,
@@ -140,7 +144,8 @@ MEASURED = msgspec.structs.replace(
 )
 def test_the_screen(golden: Golden, name: str, run: Run, summary: Summary | None) -> None:
     step = next_step(run, summary, hosts="lab", contrast=CONTRAST if len(run.nodes) > 1 else "")
-    golden.check_screen(name, [*run_parts(run, summary), *([step] if step is not None else [])])
+    following = [step] if step is not None else []
+    golden.check_screen(name, lambda width: [*run_parts(run, summary, PLACE, width=width), *following])
 
 
 def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
@@ -155,7 +160,7 @@ def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
 
 
 def test_a_loss_of_zero_is_a_loss() -> None:
-    text = screen_text(run_parts(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0)))
+    text = screen_text(run_parts(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0), PLACE))
     assert "0, 0" in text
 
 

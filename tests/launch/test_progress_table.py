@@ -163,6 +163,16 @@ def test_no_name_and_no_message_moves_the_cursor() -> None:
     assert "\x07" not in progress_line(progress(odd))
 
 
+def test_the_rate_of_all_nodes_and_what_tgs_means_stand_below_the_table() -> None:
+    both = (PROFILED, msgspec.structs.replace(PROFILED, name="box2", node_rank=1))
+    caption = " ".join(rendered(*both).splitlines()[-2:])
+    assert "; 53.3 samples/s in total" in caption
+    assert "TGS: tokens per GPU and second" in caption
+    assert "in total" not in rendered(BUSY, WAITING)
+    assert "in total" not in rendered(BUSY)
+    assert "53.3 samples/s in total" in progress_line(progress(*both))
+
+
 def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
     assert (
         progress_line(progress(BUSY, WAITING))
