@@ -96,7 +96,7 @@ def _break_even(contrast: Contrast) -> str:
         return f"Break-even unknown: {contrast.forecast_reason}"
     needed = found.full_beats_one or found.beats_one
     workers = found.one_node_workers
-    return f"Break-even, with {workers} workers on each node: {link_words(needed)} (predicted)"
+    return f"Break-even: {link_words(needed)}, predicted, with {workers} workers on each node"
 
 
 if __name__ == "__main__":

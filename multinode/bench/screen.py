@@ -11,7 +11,7 @@ from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker
 from multinode.bench.judge import because, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent, plus_minus
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.render.table import BAD, Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate, known_median
 
 # Above this number, only the slowest rows are shown.
@@ -51,7 +51,7 @@ class _Row(msgspec.Struct, frozen=True):
 def bench_parts(report: BenchReport, *, details: bool = False) -> Iterator[Part]:
     """The screen: the verdict, a small table, causes with their fixes; `details` adds every table."""
     headline, *others = _findings(report)
-    yield paragraph(headline[0], style="bold")
+    yield paragraph(headline[0], style=BAD if report.anomalies else "bold")
     small = _small_sheet(report)
     if small.rows:
         yield ""

@@ -9,11 +9,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from multinode.check.rule import SEVERITIES, CheckFinding
-from multinode.render.table import CommandLine, Part, footer, labelled, labelled_parts, make_table, paragraph
+from multinode.render.table import (
+    BAD,
+    DOUBTFUL,
+    GOOD,
+    CommandLine,
+    Part,
+    footer,
+    labelled,
+    labelled_parts,
+    make_table,
+    paragraph,
+)
 from multinode.units import format_count, format_list
 
 _MARKS = {"error": "[bold red]ERROR[/]", "warning": "[yellow]warn[/]", "note": "note", None: "[green]ok[/]"}
-_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
+_STYLES = {"error": BAD, "warning": DOUBTFUL, "note": "bold"}
 _NOT_KNOWN = "[dim]-[/]"
 # This number of nodes fits side by side; more are listed below each other, with the checks that found something.
 _MAX_COLUMNS = 8
@@ -35,7 +46,8 @@ def check_parts(
     shown = [
         finding for finding in findings if details or not (finding.by_hand or (pressing and finding.severity == "note"))
     ]
-    yield paragraph(_counts(nodes, checks, shown), style="bold")
+    worst = next((name for name in SEVERITIES if any(finding.severity == name for finding in shown)), None)
+    yield paragraph(_counts(nodes, checks, shown), style=GOOD if worst in {None, "note"} else _STYLES[worst])
     for severity in SEVERITIES:
         alike = _alike([finding for finding in shown if finding.severity == severity])
         rows = [row for findings_alike in alike for row in _rows(findings_alike)]

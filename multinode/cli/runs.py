@@ -208,7 +208,7 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     from multinode.network.nccl_tuning import TuneReport, tune_parts
     from multinode.network.screen import scan_parts
 
-    if _show_tuning(directory):
+    if _show_tuning(directory, details=details):
         return True
     contrast, unread = load_contrast(directory)
     if contrast is not None:
@@ -231,7 +231,7 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     return any(part is not None for part in (contrast, table, bench, scan, tuning))
 
 
-def _show_tuning(directory: RunDirectory) -> bool:
+def _show_tuning(directory: RunDirectory, *, details: bool) -> bool:
     from multinode.experiment.tuning import Tuning
     from multinode.experiment.tuning_request import TUNING_FILE
     from multinode.experiment.tuning_screen import tuning_parts
@@ -242,7 +242,7 @@ def _show_tuning(directory: RunDirectory) -> bool:
     from multinode.cli.contrast import stored_command
     from multinode.cli.tune import winner_command
 
-    print_screen(tuning_parts(tuning, next_command=winner_command(tuning, stored_command(directory))))
+    print_screen(tuning_parts(tuning, details=details, next_command=winner_command(tuning, stored_command(directory))))
     return True
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from multinode.contrast.figures import Contrast, Side, capitalised, network_words
-from multinode.contrast.judge import prefers_one_node
+from multinode.contrast.judge import Outcome, judge, prefers_one_node
 from multinode.contrast.sheets import (
     cost_sheet,
     each_node_sheet,
@@ -23,11 +23,19 @@ from multinode.contrast.sheets import (
 from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
+from multinode.predict.training_state import NOTHING
 from multinode.render.sheet import UNKNOWN, Block, Prose, Sheet, Tiles, format_sig, percent, span_of_times, times
-from multinode.render.table import Part, footer, labelled, next_lines, paragraph, sheet_table
+from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.units import format_count
 
+_STYLES: dict[Outcome, str] = {
+    "faster": GOOD,
+    "slower": BAD,
+    "unsynchronised": BAD,
+    "equal": DOUBTFUL,
+    "inconclusive": DOUBTFUL,
+}
 _MOST_ADVICE = 3
 # Without details the screen fits 22 lines.
 _MOST_ADVICE_SHORT = 2
@@ -48,10 +56,10 @@ def contrast_parts(
         more: the command that shows the details; empty if they are shown, or not stored.
         next_command: the next command, if any.
     """
-    yield paragraph(contrast.verdict, "bold")
+    yield paragraph(contrast.verdict, _STYLES[judge(contrast)])
     for sides in _pages(contrast):
         yield ""
-        yield sheet_table(msgspec.structs.replace(small_sheet(contrast, sides), title=""))
+        yield sheet_table(msgspec.structs.replace(small_sheet(contrast, sides), title=""), legend=details)
     if rows := list(_why_rows(contrast, details=details)):
         yield ""
         yield labelled(rows)
@@ -113,7 +121,7 @@ def _break_even(contrast: Contrast, *, shortly: bool) -> list[str]:
     candidate = contrast.candidate
     alike = candidate.world_size == candidate.nodes * candidate.workers_per_node
     text = break_even_words(break_even, candidate.nodes, candidate.link_gbit_per_s, shortly=shortly, alike=alike)
-    return [f"{text}, predicted" if shortly else f"{text} (predicted)"]
+    return [text]
 
 
 def _predicted(contrast: Contrast) -> list[Advice]:
@@ -137,7 +145,7 @@ def _predicted(contrast: Contrast) -> list[Advice]:
 
 def _to_try(contrast: Contrast) -> list[str]:
     predicted, now = _predicted(contrast), format_count(contrast.candidate.nodes, "node")
-    changes = [f"{change.name}: {gain_words(change)} than {now} now{_of_one_node(change)}" for change in predicted]
+    changes = [f"{_gains(change, f'{now} now')}{_effects(change)}" for change in predicted]
     if prefers_one_node(contrast):
         changes = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster than {now}, measured", *changes]
         changes = changes[:_MOST_ADVICE]
@@ -147,16 +155,33 @@ def _to_try(contrast: Contrast) -> list[str]:
 
 
 def _to_try_shortly(contrast: Contrast) -> list[str]:
-    changes = [f"{change.name}: {gain_words(change)}, predicted" for change in _predicted(contrast)]
+    changes = [f"{_gains(change, 'now')}{_batch(contrast, change)}, predicted" for change in _predicted(contrast)]
     if prefers_one_node(contrast):
         changes = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster, measured", *changes]
     return changes[:_MOST_ADVICE_SHORT]
 
 
-def _of_one_node(change: Advice) -> str:
-    if change.against_one_node is None:
+def _gains(change: Advice, now: str) -> str:
+    """Its gain against now and against one node."""
+    beside = ""
+    if change.against_one_node is not None:
+        span = span_of_times(change.against_one_node, change.against_one_node_interval, in_table=False)
+        beside = f", {span} of 1 node"
+    return f"{change.name}: {gain_words(change)} than {now}{beside}"
+
+
+def _effects(change: Advice) -> str:
+    return f"; {change.meaning}" if change.meaning not in {"", NOTHING} else ""
+
+
+def _batch(contrast: Contrast, change: Advice) -> str:
+    """What it makes of the global batch."""
+    then, now = change.outlook, contrast.candidate
+    per_worker = then.per_device_batch * then.accumulation
+    batch = per_worker * (sum(then.unequal) if then.unequal else then.nodes * then.workers_per_node)
+    if not now.global_batch or batch == now.global_batch:
         return ""
-    return f"; {span_of_times(change.against_one_node, change.against_one_node_interval, in_table=False)} of 1 node"
+    return f"; global batch x{batch / now.global_batch:.3g}"
 
 
 def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:

@@ -37,7 +37,6 @@ from multinode.experiment.cells import (
 from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
 from multinode.profile.export import harmless
 from multinode.render.sheet import (
-    PLUS_MINUS,
     RANGES,
     UNKNOWN,
     Block,
@@ -529,7 +528,6 @@ def cell_parts(
             *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
             *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
             *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
-            *(((PLUS_MINUS, "95% confidence interval over the repeats"),) if _has_repeats(table.cells) else ()),
             # Of rows that are shown they are in the details.
             *(() if table.cells else _few("Notes", table.notes)),
         ]
@@ -547,10 +545,6 @@ def _meaning_of_labels(rows: Sequence[CellRow]) -> Iterator[str]:
             words = f"{format_count(row.nodes or 0, 'node')}, {format_count(row.workers_per_node or 0, 'worker')}{each}"
             yield f"{placed}: {words}"
             return
-
-
-def _has_repeats(rows: Sequence[CellRow]) -> bool:
-    return any(row.samples_per_s is not None and row.samples_per_s.repeats > 1 for row in rows)
 
 
 def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:

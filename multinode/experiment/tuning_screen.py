@@ -17,7 +17,7 @@ from multinode.render.sheet import (
     span_of_times,
     times,
 )
-from multinode.render.table import CommandLine, Part, labelled_parts, paragraph, sheet_table
+from multinode.render.table import DOUBTFUL, GOOD, CommandLine, Part, labelled_parts, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_duration
 
@@ -53,15 +53,22 @@ def loss_words(tuning: Tuning) -> str:
     return "not recorded in every run"
 
 
+_STYLES = {"change": GOOD, "one_node": GOOD, "inconclusive": DOUBTFUL}
 _MARKS = {"worse": "worse", "diverged": "diverged"}
 _STATES = {"out_of_memory": "out of memory", "failed": "failed", "skipped": "skipped", "waiting": "not run"}
 
 
-def tuning_parts(tuning: Tuning, *, next_command: str = "") -> Iterator[Part]:
-    """The screen of `tune`; `next_command` launches the winner, empty where there is none."""
-    yield paragraph(tuning.verdict, "bold")
+def tuning_parts(tuning: Tuning, *, details: bool = False, next_command: str = "") -> Iterator[Part]:
+    """The screen of `tune`.
+
+    Args:
+        tuning: with its verdict.
+        details: with what the columns mean.
+        next_command: launches the winner; empty where there is none.
+    """
+    yield paragraph(tuning.verdict, _STYLES.get(tuning.outcome, "bold"))
     yield ""
-    yield sheet_table(_sheet(tuning))
+    yield sheet_table(_sheet(tuning), legend=details)
     yield ""
     yield from labelled_parts(_rows(tuning, next_command))
 
@@ -121,6 +128,7 @@ def _sheet(tuning: Tuning) -> Sheet:
         ),
         rows=tuple(_row(row, has_rates=bool(tuning.learning_rates)) for row in tuning.rows),
         notes=tuple(_notes(tuning)),
+        legend=tuple(_legend(tuning)),
     )
 
 
@@ -167,6 +175,12 @@ def _predicted(row: TunedRow) -> str:
 
 def _notes(tuning: Tuning) -> Iterator[str]:
     yield f"loss: {loss_words(tuning)}"
+    seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
+    if seeds == 1:
+        yield "one seed: the variation between seeds is unknown"
+
+
+def _legend(tuning: Tuning) -> Iterator[str]:
     yield (
         f"time: training time until the loss is within {SAME_LOSS:.1%} of the first row's final loss; against 1 node: "
         "the time of one node divided by this time"
@@ -183,8 +197,6 @@ def _notes(tuning: Tuning) -> Iterator[str]:
             f"{seeds} seeds, interleaved; with each seed, all changes see the same data in the same order; "
             f"{PLUS_MINUS} and ranges: 95% confidence interval over seeds"
         )
-    else:
-        yield "one seed: the variation between seeds is unknown"
 
 
 def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:

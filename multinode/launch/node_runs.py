@@ -18,7 +18,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 from multinode.render.sheet import sanitize
-from multinode.render.table import make_table
+from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
 from multinode.units import format_duration
@@ -300,6 +300,9 @@ def _beginnings(run_id: str) -> set[str]:
     return {"-".join(words[:count]) for count in range(1, len(words))}
 
 
+_STATE_STYLES = {"succeeded": GOOD, "running": "bold", "stopped": DOUBTFUL}
+
+
 def _state_words(run: Run) -> str:
     if run.hang is not None:
         return f"{run.status} (hung)"
@@ -320,7 +323,7 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
         table.add_row(
             run.run_id,
             run.kind,
-            _state_words(run),
+            Text(_state_words(run), style=_STATE_STYLES.get(run.status, BAD)),
             format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
             str(len(run.nodes)),
             str(run.world_size),

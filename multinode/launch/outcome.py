@@ -11,7 +11,7 @@ from multinode.profile.step_split import PARTS
 from multinode.profile.summary import Summary, unused_gpus
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
 from multinode.render.sheet import PLUS_MINUS, Column, Sheet, percent, plus_minus
-from multinode.render.table import WIDE, Part, footer, labelled, paragraph, sheet_table
+from multinode.render.table import BAD, DOUBTFUL, GOOD, WIDE, Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_duration
 
@@ -33,11 +33,11 @@ def run_parts(
         if not details:
             return
         yield ""
-    yield paragraph(run_verdict(run, summary), style="bold")
+    yield paragraph(run_verdict(run, summary), style=_style(run, summary))
     sheet = step_sheet(summary)
     if sheet.rows:
         yield ""
-        yield sheet_table(sheet)
+        yield sheet_table(sheet, legend=details)
     rows = [("Run", f"{run.run_id}, {run.job}")]
     if summary.steps:
         rows.append(("Steps", f"{summary.steady_steps} of {summary.steps} measured; {summary.rule}"))
@@ -47,6 +47,13 @@ def run_parts(
     yield labelled(rows)
     if not details:
         yield footer("Details", f"multinode show {run.run_id} --details")
+
+
+def _style(run: Run, summary: Summary) -> str:
+    if run.status != "succeeded":
+        return "bold" if run.status == "running" else BAD
+    kind = summary.bottleneck.kind if summary.bottleneck is not None else "unknown"
+    return GOOD if kind == "compute" else BAD if kind == "no_communication" else DOUBTFUL
 
 
 _MEANS = (
@@ -74,8 +81,8 @@ def step_sheet(summary: Summary) -> Sheet:
     if summary.first_loss is not None and summary.last_loss is not None:
         rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
     columns = (Column("", words=True), Column("measured"), Column("of the step"))
-    notes = (_MEANS,) if mean is not None and summary.step_time_ms is not None else ()
-    return Sheet(title="", columns=columns, rows=tuple(rows), notes=notes)
+    legend = (_MEANS,) if mean is not None and summary.step_time_ms is not None else ()
+    return Sheet(title="", columns=columns, rows=tuple(rows), legend=legend)
 
 
 def measured(summary: Summary, name: str, value: float) -> str:

@@ -15,7 +15,7 @@ from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.size_scan import ScanReport, time_us
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
-from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
+from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
 from multinode.units import BITS_PER_BYTE, format_count, format_duration, format_rate, format_size
 
@@ -176,18 +176,19 @@ def _figure(gbit_per_s: float) -> str:
 
 
 _US_PER_MS, _LONG_US = 1e3, 1e5
+_STYLES = {"ok": GOOD, "inconclusive": DOUBTFUL, "one_node": "bold"}
 _RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 
 
 def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
     """The screen; `details` adds every column, latency and curves."""
-    yield paragraph(report.verdict.text, style="bold")
+    yield paragraph(report.verdict.text, style=_STYLES.get(report.verdict.status, BAD))
     for collective in dict.fromkeys(row.collective for row in report.rows):
         rows = [row for row in report.rows if row.collective == collective]
         title = f"{collective}, {report.title}"
         yield ""
         kind = f"{title}; {rows[0].dtype}, {rows[0].redop}"
-        yield sheet_table(_collective_sheet(rows, kind) if details else _small_sheet(rows, title))
+        yield sheet_table(_collective_sheet(rows, kind) if details else _small_sheet(rows, title), legend=details)
     if report.tcp.pairs:
         yield ""
         yield pair_table(report.tcp.pairs, report.odd, nodes=report.nodes)
@@ -251,8 +252,8 @@ def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
         Column("of raw TCP"),
         *((Column("#wrong"),) if has_wrong else ()),
     )
-    notes = (_RAW_TCP,) if any(row.share_of_tcp is not None for row in rows) else ()
-    return Sheet(title=title, columns=columns, rows=tuple(cells), notes=notes)
+    legend = (_RAW_TCP,) if any(row.share_of_tcp is not None for row in rows) else ()
+    return Sheet(title=title, columns=columns, rows=tuple(cells), legend=legend)
 
 
 def _causes(report: ScanReport) -> Iterator[tuple[str, str]]:

@@ -49,8 +49,8 @@ def advice_sheet(advice: Sequence[Advice]) -> Sheet:
     )
 
 
-def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
-    """Only the figures, best first, narrow enough for a terminal."""
+def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today") -> Sheet:
+    """Only the figures, best first, narrow enough for a terminal; gains are `against` the training as it is."""
     tried = any(row.tried is not None for row in advice)
     has_one_node = any(row.against_one_node is not None for row in advice)
     return Sheet(
@@ -58,7 +58,7 @@ def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
         columns=(
             Column(""),
             Column("change", words=True),
-            Column("against", "today"),
+            Column("against", against),
             *((Column("against", "1 node"),) if has_one_node else ()),
             *((Column("measured"), Column("error")) if tried else ()),
             Column("memory", "+GiB"),
@@ -151,7 +151,7 @@ def advice_parts(
     yield paragraph(_verdict(recommendations, advice), "bold")
     if shown:
         yield ""
-        yield sheet_table(gains_sheet(shown))
+        yield sheet_table(gains_sheet(shown, against="today" if _is_measured(recommendations) else "unchanged"))
     yield ""
     yield from labelled_parts(_rows(recommendations, shown, details=details))
     if more and not details:
@@ -173,9 +173,22 @@ def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
         gain = f"{times(paying.gain)} faster" if paying.measured else gain_words(paying)
-        sentence = f"Train on 1 node: {gain} than on the current {today}, {how}."
+        link = "" if _is_measured(recommendations) else f" {_now(recommendations)}"
+        sentence = f"Train on 1 node: {gain} than on the current {today}{link}, {how}."
         return " ".join([sentence, *_beside_one_node(recommendations)])
-    return f"Best change: {paying.name}, {gain_words(paying)} than now, {how}."
+    return f"Best change: {paying.name}, {gain_words(paying)} than {_now(recommendations)}, {how}."
+
+
+def _is_measured(recommendations: Recommendations) -> bool:
+    """Whether gains are of the measured training, and not of one on another link."""
+    return recommendations.measured_samples_per_s is not None
+
+
+def _now(recommendations: Recommendations) -> str:
+    link = recommendations.today.link_gbit_per_s
+    if _is_measured(recommendations) or link is None:
+        return "now"
+    return f"at {format_rate(link)} unchanged"
 
 
 def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
@@ -190,7 +203,7 @@ def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
 
 
 def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details: bool) -> Iterator[tuple[str, str]]:
-    yield "Today", _today(recommendations)
+    yield "Today" if _is_measured(recommendations) else "Unchanged", _today(recommendations)
     for number, row in enumerate(shown, 1):
         if row.change is not None:
             yield f"Try {number}", row.name

@@ -5,6 +5,7 @@ CalibrationInputs are shared by all calibrations of one training; a HoldoutRun i
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -431,14 +432,26 @@ def gather(
     return Evidence(
         calibration=calibration,
         today=inputs.scenario_of(chosen.newest),
-        today_samples_per_s=chosen.newest.samples_per_s if chosen.several else None,
-        single_samples_per_s=chosen.single.samples_per_s if chosen.single is not None else None,
+        today_samples_per_s=_mean_rate(chosen.newest, named) if chosen.several else None,
+        single_samples_per_s=_mean_rate(chosen.single, named) if chosen.single is not None else None,
         subject=inputs.subject,
         grad_compress=inputs.subject.settings.grad_compress,
         holdouts=tuple(holdout_runs(inputs, chosen, stored)),
         sources=chosen.sources,
         notes=(*calibration.notes, *_other_workers(chosen), *_unswept(chosen, stream)),
     )
+
+
+def _mean_rate(record: Record, named: Sequence[Record]) -> float:
+    """Samples/s of a run, mean of its repeats among the named ones: the figure that a contrast has."""
+    repeats = [
+        other.samples_per_s
+        for other in named
+        if other.is_training
+        and (other.layout, other.node_names) == (record.layout, record.node_names)
+        and _is_repeat(other, record)
+    ]
+    return statistics.fmean(repeats) if repeats else record.samples_per_s
 
 
 def _unswept(chosen: RunSelection, stream: float | None) -> tuple[str, ...]:

@@ -22,9 +22,20 @@ _ONE_FIGURE = 1.05
 _ROUNDING = 1e-9
 
 
+# A faster link is not told.
+_FASTEST_GBIT_PER_S = 100.0
+
+
 def link_words(needed: Needed) -> str:
-    """A break-even link: `between 800 Mbit/s and 1.2 Gbit/s`, `at least 2 Gbit/s`."""
-    return _needed_words(needed, "link", "fastest", _rate)
+    """A break-even link with its range: `1 Gbit/s (800 Mbit/s to 1.2 Gbit/s)`, `at most 2 Gbit/s`."""
+    return _needed_words(needed, "link", f"above {format_rate(_FASTEST_GBIT_PER_S)}", _rate)
+
+
+def _is_range(needed: Needed) -> bool:
+    """Whether it has an amount that decides, and not a sentence."""
+    if needed.low is None or (needed.low <= SLOWEST_GBIT_PER_S and needed.high is None):
+        return False
+    return needed.high is None or needed.high > SLOWEST_GBIT_PER_S
 
 
 def break_even_words(
@@ -44,12 +55,11 @@ def break_even_words(
     each = f" with {workers} each" if break_even.full_beats_one is not None else ""
     sides, words = (f"{format_count(nodes, 'node')}{each}", f"1 node with {workers}"), link_words(needed)
     yours = f"; yours is {format_rate(link_gbit_per_s)}" if link_gbit_per_s is not None else ""
-    if not words.startswith(("between", "about", "at most", "at least", "from")):
-        return f"{sides[0]} against {sides[1]}: {words}"
-    of = "" if words.startswith(("between", "from")) else "of "
+    if not _is_range(needed):
+        return f"{words}, {sides[0]} against {sides[1]} (predicted)"
     if shortly:
-        return f"with {workers} per node, {words}" if alike else f"{words} against {sides[1]}"
-    return f"{sides[0]} overtake {sides[1]} at a link rate {of}{words}{yours}"
+        return f"{words}, predicted, {f'with {workers} per node' if alike else f'against {sides[1]}'}"
+    return f"{words}, predicted: on a faster link {sides[0]} are faster than {sides[1]}{yours}"
 
 
 def accumulation_words(needed: Needed) -> str:
@@ -62,35 +72,36 @@ def accumulation_words(needed: Needed) -> str:
 
 
 def _count(needed: Needed) -> str:
-    return _needed_words(needed, "accumulation", "largest", lambda count, _: f"{count:g}")
+    return _needed_words(needed, "accumulation", "more than can be tried", lambda count, _: f"{count:g}")
 
 
-def _needed_words(needed: Needed, noun: str, most: str, words: Callable[[float, int], str]) -> str:
-    """What is needed of a noun; `words` writes an amount with its unit, -1 rounds it down, 1 up."""
+def _needed_words(needed: Needed, noun: str, beyond: str, words: Callable[[float, int], str]) -> str:
+    """What is needed of a noun; `words` writes an amount with its unit, -1 rounds it down, 1 up.
+
+    `beyond` is an end that is not known.
+    """
     if needed.low is None:
         return needed.why
     is_any, low = needed.low <= SLOWEST_GBIT_PER_S, words(needed.low, -1)
     if needed.high is None and is_any:
         return f"inconclusive: any {noun} may be enough, or none"
-    if needed.high is None:
-        none = f"even the {most} {noun} may not be"
-        if needed.value is None or needed.value <= _ONE_FIGURE * needed.low:
-            sentence = f"at least {low}; given the prediction error, {none} enough"
-        else:
-            sentence = f"about {words(needed.value, 0)}; given the prediction error, {low} may be enough, or {none}"
-        return sentence
-    if is_any:
+    if is_any and needed.high is not None:
         return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {words(needed.high, 1)}"
-    if needed.high / needed.low <= _ONE_FIGURE:
-        return f"about {words(needed.value or needed.high, 0)}"
-    return f"between {format_range(low, 'and', words(needed.high, 1))}"
+    if needed.value is None:
+        return f"at least {low}, if any {noun} is enough"
+    middle, high = words(needed.value, 0), beyond if needed.high is None else words(needed.high, 1)
+    if middle == high or (needed.high is not None and needed.high / needed.low <= _ONE_FIGURE):
+        return middle if middle != beyond else f"{middle} ({low} at best)"
+    return f"{middle} ({format_range(low, 'to', high)})"
 
 
 def _rate(gbit_per_s: float, way: int) -> str:
-    if not way:
-        return format_rate(gbit_per_s)
+    if gbit_per_s > _FASTEST_GBIT_PER_S:
+        return f"above {format_rate(_FASTEST_GBIT_PER_S)}"
     unit = 10.0 ** (math.floor(math.log10(gbit_per_s)) - 1)
     digits = gbit_per_s / unit
+    if not way:
+        return format_rate(round(digits) * unit)
     return format_rate((math.ceil(digits - _ROUNDING) if way > 0 else math.floor(digits + _ROUNDING)) * unit)
 
 
@@ -339,7 +350,7 @@ def _verdict(forecast: Forecast) -> str:
     if len(rows) == 1 or break_even is None:
         return _of_one(max(rows, key=lambda row: row.samples_per_s)) if rows else "No scenario was requested."
     link = today.link_gbit_per_s if today is not None else None
-    return f"Break-even (predicted): {break_even_words(break_even, break_even.next_node.nodes - 1, link)}."
+    return f"Break-even: {break_even_words(break_even, break_even.next_node.nodes - 1, link)}."
 
 
 def _of_one(row: PredictedScenario) -> str:

@@ -100,7 +100,7 @@ def _sheet_html(sheet: Sheet) -> str:
     head = "".join(_head(column.name, column.unit, words=column.words) for column in sheet.columns)
     words = [column.words for column in sheet.columns]
     rows = "".join(_row(row, words) for row in sheet.rows)
-    notes = "".join(f'<p class="note">{html_text(note)}</p>\n' for note in sheet.notes)
+    notes = "".join(f'<p class="note">{html_text(note)}</p>\n' for note in (*sheet.notes, *sheet.legend))
     table = f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>\n'
     return f"<h2>{html_text(sheet.title)}</h2>\n{table}{notes}"
 

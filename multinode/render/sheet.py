@@ -45,6 +45,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...] = ()  # without them, its rows are a name and a text
     rows: tuple[tuple[str, ...], ...] = ()  # one cell per column; plain text from any source
     notes: tuple[str, ...] = ()  # one sentence each, below the table
+    legend: tuple[str, ...] = ()  # what its signs mean; on a terminal only where details are shown
 
 
 class Prose(msgspec.Struct, frozen=True):
@@ -193,7 +194,7 @@ def sheet_markdown(sheet: Sheet) -> str:
     if not sheet.rows:
         return ""
     body = _table(sheet) if sheet.columns else _list(sheet.rows)
-    notes = "".join(f"\n{text_markdown(note.rstrip('.'))}.\n" for note in sheet.notes)
+    notes = "".join(f"\n{text_markdown(note.rstrip('.'))}.\n" for note in (*sheet.notes, *sheet.legend))
     return f"### {text_markdown(sheet.title)}\n\n{body}{notes}\n"
 
 

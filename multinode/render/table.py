@@ -49,9 +49,9 @@ def make_table(title: str | None = None, *, caption: str | None = None, header: 
     )
 
 
-def sheet_table(sheet: Sheet) -> Table:
+def sheet_table(sheet: Sheet, *, legend: bool = True) -> Table:
     """One sheet; none of its text is interpreted as markup or moves the cursor."""
-    notes = "\n".join(sanitize(note) for note in sheet.notes)
+    notes = "\n".join(sanitize(note) for note in (*sheet.notes, *(sheet.legend if legend else ())))
     table = make_table(sanitize(sheet.title), caption=notes or None, header=bool(sheet.columns))
     table.title_style = "bold"
     if not sheet.columns:
@@ -67,6 +67,8 @@ def sheet_table(sheet: Sheet) -> Table:
     return table
 
 
+GOOD, DOUBTFUL, BAD = "bold green", "bold yellow", "bold red"
+"""Styles of a verdict or a state; without colour each is bold."""
 WIDE = 200
 """Columns of a table in a file or a pipe."""
 # Longer lines are hard to read.

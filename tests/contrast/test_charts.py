@@ -87,7 +87,7 @@ def test_links_are_drawn_of_the_settings_that_were_measured_alone() -> None:
     assert links == [0.1, 0.3, 1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0]
     assert drawn["1 x 2, measured"][1] == pytest.approx([24.1, 24.1])
     assert len(drawn["1 x 1, predicted"][1]) == 2
-    assert drawn["faster than 1 x 1: between 610 and 840 Mbit/s"][0] == [0.6118, 0.6118, 0.8391, 0.8391]
+    assert drawn["faster than 1 x 1: 710 Mbit/s (610 to 840 Mbit/s)"][0] == [0.6118, 0.6118, 0.8391, 0.8391]
     assert bandwidth_chart(CURVE) is None
 
 

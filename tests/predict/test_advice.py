@@ -409,7 +409,7 @@ def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None
     ten = named(advice, "a link of 10 Gbit/s")
     assert ten.change is None
     assert ten.command == "NICs and a switch of 10 Gbit/s instead of 100 Mbit/s"
-    assert "break-even of 2 nodes with 2 workers each against 1 node: between " in ten.why
+    assert "break-even of 2 nodes with 2 workers each against 1 node: 1.1 Gbit/s (1 to 1.3 Gbit/s)" in ten.why
     assert not [one for one in advise(state(gbit_per_s=100)) if one.name.startswith("a link")]
 
 

@@ -20,6 +20,7 @@ from multinode.traffic.step_calls import Strategy
 from tests.predict.stored import (
     BYTES,
     COMPUTE_MS,
+    JOB,
     OPTIMIZER_MS,
     comm_ms,
     renamed,
@@ -41,6 +42,16 @@ def test_the_sides_of_a_contrast_and_an_nccl_test_are_told_apart() -> None:
     assert found.today_samples_per_s == TWO.samples_per_s
     assert found.notes == ()
     assert found.calibration.network.backend == "gloo"
+
+
+def test_a_speed_is_the_mean_of_its_repeats_as_a_contrast_tells_it() -> None:
+    repeats = [training_record(f"two-{index}", 2, exposed_ms=exposed) for index, exposed in enumerate((90, 300, 110))]
+    # Another training of the same nodes is no repeat, nor is one on another link.
+    other = training_record("other", 2, job={**JOB, "per_device_train_batch_size": 4})
+    slow = training_record("slow", 2, 0.1, exposed_ms=900)
+    found = gather([other, slow, ONE, *repeats, SWEEP])
+    assert found.today_samples_per_s == pytest.approx(sum(record.samples_per_s for record in repeats) / 3)
+    assert found.single_samples_per_s == ONE.samples_per_s
 
 
 def test_the_newest_sweep_of_these_nodes_is_found_and_one_of_their_link_before_it() -> None:
@@ -113,7 +124,9 @@ def test_an_nccl_test_alone_finds_the_newest_training_on_its_nodes() -> None:
 
 def test_of_repeats_the_middle_one_counts() -> None:
     repeats = [training_record(f"two-{index}", 2, exposed_ms=exposed) for index, exposed in enumerate((90, 300, 110))]
-    assert gather([ONE, *repeats, SWEEP]).today_samples_per_s == repeats[2].samples_per_s
+    several, middle = (gather([ONE, *runs, SWEEP]).calibration for runs in (repeats, repeats[2:]))
+    assert several.residual == middle.residual
+    assert several.costs == middle.costs
 
 
 def test_what_repeats_differ_by_counts_where_it_is_more_than_their_steps_scatter() -> None:

@@ -9,19 +9,17 @@ from multinode.predict.screen import accumulation_words, link_words
 @pytest.mark.parametrize(
     ("needed", "said"),
     [
-        (Needed(value=1.0, low=0.7684, high=1.203), "between 760 Mbit/s and 1.3 Gbit/s"),
-        (Needed(value=1.0, low=0.98, high=1.01), "about 1 Gbit/s"),
+        (Needed(value=1.0, low=0.7684, high=1.203), "1 Gbit/s (760 Mbit/s to 1.3 Gbit/s)"),
+        (Needed(value=1.0, low=0.98, high=1.01), "1 Gbit/s"),
         (
             Needed(value=1.79, low=0.91),
-            (
-                "about 1.79 Gbit/s; given the prediction error, 910 Mbit/s may be enough, or even the fastest link may "
-                "not be"
-            ),
+            "1.8 Gbit/s (910 Mbit/s to above 100 Gbit/s)",
         ),
         (
             Needed(low=25.7, reason="slow_nodes"),
-            "at least 25 Gbit/s; given the prediction error, even the fastest link may not be enough",
+            "at least 25 Gbit/s, if any link is enough",
         ),
+        (Needed(value=120.0, low=2.0, high=700.0), "above 100 Gbit/s (2 Gbit/s at best)"),
         (Needed(reason="overlap_off", why="never: overlap is off"), "never: overlap is off"),
         (Needed(value=0.2, low=1e-4, high=0.31), "at most 310 Mbit/s"),
         (Needed(value=0.2, low=1e-4), "inconclusive: any link may be enough, or none"),
@@ -38,18 +36,15 @@ def test_a_link_is_told_no_sharper_than_it_is_known(needed: Needed, said: str) -
     [
         (
             Needed(value=8, low=6, high=11, why="the global batch becomes 4 times as large"),
-            "between 6 and 11; at 8 the global batch becomes 4 times as large",
+            "8 (6 to 11); at 8 the global batch becomes 4 times as large",
         ),
         (
             Needed(value=8, low=8, high=8, why="the global batch could be 0.5 times as large"),
-            "about 8; at 8 the global batch could be 0.5 times as large",
+            "8; at 8 the global batch could be 0.5 times as large",
         ),
         (
             Needed(value=8, low=8, why="as it is now"),
-            (
-                "at least 8; given the prediction error, "
-                "even the largest accumulation may not be enough; at 8 as it is now"
-            ),
+            "8 (8 to more than can be tried); at 8 as it is now",
         ),
         (Needed(why="no accumulation is enough"), "no accumulation is enough"),
         # As releases before ranges stored it.
