@@ -32,7 +32,7 @@ from multinode.diagnose.meaning import (
 )
 from multinode.diagnose.standing import Standing, word_standing
 from multinode.errors import UsageError
-from multinode.records.log import clean_log
+from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun
 
 STDIN = "-"
@@ -132,7 +132,7 @@ def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> E
         order_known=True,
         next=tuple(steps),
         files=files,
-        last_lines=tuple(last_words(readings[-1].tail, _LAST_SHOWN).split("\n")) if readings else (),
+        last_lines=tuple(last_lines(readings[-1].tail, _LAST_SHOWN).split("\n")) if readings else (),
         is_unclear=any(
             _TRACE.search(reading.tail) is not None and not reading.words and reading.ended_line is None
             for reading in readings
@@ -199,20 +199,25 @@ def _ends_by_signal(report: LauncherReport, word: LogWord) -> bool:
 
 def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWord) -> LogFailure:
     report = reading.report
-    rank, host = word.rank, word.host
+    rank, host, worker, error = word.rank, word.host, word.worker, word.error
     ended = word.is_exception or word.is_abort or word.is_of_peers
     if report is not None and not word.points:
         # What ended the process is of the worker that the report names; any other line without a mark may be another's.
         if rank is None and ended and host in {None, report.host}:
             rank = report.death.rank
+        is_slurms = error is not None and error.project == "Slurm"
+        if is_slurms and host in {None, report.host} and report.worker is not None and report.worker not in word.text:
+            worker = report.worker
         if host is None and (rank is None or rank == report.death.rank):
             host = report.host
-    message = timed_out_collective(word.text) or word.text
+    message = timed_out_collective(word.text) or _SPEAKER.sub("", word.text)
+    reason = next((line for line in word.details if _REASON.match(line)), None)
+    if reason is not None:
+        message = f"{message} {reason}"
     if word.points and word.said_by is not None:
         message = f"its collective timed out first, as rank {word.said_by} says"
     if host is None and len(reading.hosts) == 1:
         host = reading.hosts[0]
-    error = word.error
     cause = error.cause if error is not None else failure.cause
     told = [*notes(" ".join((word.text, *word.details)))]
     told += [
@@ -226,7 +231,7 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
         file,
         error,
         line=word.line,
-        message=_whose(rank, word.worker) + message,
+        message=_whose(rank, worker) + message,
         node=host,
         rank=rank,
         time=word.time or (report.time if report is not None else None),
@@ -316,6 +321,10 @@ def _whose(rank: int | None, worker: str | None) -> str:
     return f"rank {rank}: " if rank is not None else f"{worker}: " if worker is not None else ""
 
 
+# Slurm's programs, in front of what they say.
+_SPEAKER = re.compile(r"(?:slurmstepd|srun): error: (?:pyxis: +|[\w.-]{1,64}: (?=tasks? \d))?")
+# Why an actor of Ray died, below the exception that says that it did.
+_REASON = re.compile(r"The actor (?:is dead|died|was killed) because |Worker exit (?:type|detail): ")
 # Rules, and the heads of lists that the launcher's own lines have.
 _RULER = re.compile(r"[\s=*#_-]{4,}$|=+ ?backtrace|\d{1,3}:? +0x[\da-f]{4,}")
 _BOXED, _BOX, _BOX_LINES = {"Open MPI", "first process", "MPI_Abort"}, re.compile(r"-{20,}\s*$"), 12

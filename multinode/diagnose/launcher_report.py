@@ -133,8 +133,8 @@ _GRAMMARS: Mapping[str, _Grammar] = {
     ),
     "Ray": _grammar(
         "The actor died unexpectedly before finishing this task",
-        6,
-        worker=r"class_name: (\w{1,100})",
+        9,
+        worker=r"class_name: (?:[\w.<>]{0,200}\.)?(\w{1,100})",
         host=r"^\s*ip: ([\d.]{7,15})\s*$",
         needs=("worker",),
     ),
@@ -157,6 +157,9 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         worker=rf"srun: error: {_NAME}: (tasks? [\d,\[\]-]{{1,200}}): ",
         code=rf"{_TASK}Exited with exit code (\d{{1,6}})",
         signal=rf"{_TASK}({_WORDS})\b",
+        # What its memory did to it says the line itself.
+        memory=rf"{_TASK}(Out Of Memory)\b",
+        needs=("code", "signal", "memory"),
     ),
     "Slurm, launch": _grammar("srun: error: Task launch for ", host=rf" failed on node ({_NAME})", needs=("host",)),
     "Slurm, start": _grammar("slurmstepd: error: execve()", worker=r"execve\(\): (.{1,300})$", needs=("worker",)),

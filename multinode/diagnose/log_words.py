@@ -50,6 +50,7 @@ _IGNORED_LINES = 60
 _BETWEEN_FRAMES = 60
 # Lines that belong to an exception, below its first.
 _MOST_DETAILS = 8
+_LEAST_NUMBERS = 2
 
 
 class LogWord(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +156,16 @@ def last_words(log: str, count: int, *, of_launcher: bool = True) -> str:
     words = log[: starts[-1]] if starts else ""
     lines = (words if words.strip() or (starts and not of_launcher) else log).split("\n")
     lines = [line for line in lines if not (_NO_WORDS.match(line) or _ends_nothing(line))]
-    return last_lines("\n".join(lines), count)
+    return last_lines("\n".join(_without_cut_traceback(lines)), count)
+
+
+def _without_cut_traceback(lines: list[str]) -> list[str]:
+    """The lines before a traceback at the end that has lost its own end; all where none has, or nothing stands before."""
+    starts = [number for number, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
+    if not starts or not any(line.strip() for line in lines[: starts[-1]]):
+        return lines
+    below = (parse_line(line).text for line in lines[starts[-1] + 1 :])
+    return lines[: starts[-1]] if all(text[:1].isspace() or not text for text in below) else lines
 
 
 def _ends_nothing(line: str) -> bool:
@@ -175,7 +185,9 @@ def spoken_words(tail: str, count: int, *, of_launcher: bool) -> str:
 def is_progress(text: str) -> bool:
     """Whether a line tells how far a program has come: a step, an epoch, a loss, a bar, a request that it answered."""
     shape = text.encode(errors="replace").translate(_SHAPE, _FIGURES)
-    return len(shape) < len(text.encode(errors="replace")) and _is_progress(shape) and not _FRAME.match(text)
+    return (len(shape) < len(text.encode(errors="replace")) and _is_progress(shape) and not _FRAME.match(text)) or _is_row(
+        text.encode(errors="replace")
+    )
 
 
 def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
@@ -221,7 +233,8 @@ _ABORTS = (
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
-_WARN = "NCCL WARN "
+# The second is that of early releases; figures do not matter.
+_WARNS = ("NCCL WARN ", ".cu:1 WARN ")
 _LAST_ERROR = "Last error:"
 _ANNOUNCED = "Bootstrap : Using "
 _TRACEBACK = "Traceback (most recent call last):"
@@ -236,6 +249,7 @@ _TAKES_AWAY = re.compile(
     r"|, (?:line \d+, )?in (?:_?rmtree\w*|rename|unlink|_?rotate_checkpoints)\b"
     r"|, (?:line \d+, )?in _?save_(?:checkpoint|model|state|pretrained)\b"
 )
+_NOT_EMPTY = "[Errno 39] Directory not empty"
 _RESTART = "will restart worker group"
 # What launchers say when they begin.
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
@@ -245,7 +259,7 @@ _OTHERS = (
     _RESTART,
     "Exception ignored in",
     _THREAD,
-    _WARN,
+    *_WARNS,
     _LAST_ERROR,
     _ANNOUNCED,
     _KILLED,
@@ -262,6 +276,9 @@ _PROGRESS = re.compile(
     rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
     rb"|nccl info (?!.*-> *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
+# The form of a row of figures, such as a benchmark's: few words between many numbers, one of them a decimal.
+_ROW_SHAPE = re.compile(rb"[\s|\[\]]*(?:[a-z]{1,12}[\]:]?[\s|.-]+){0,4}[\s|.,+e-]*(?:n/a[\s|]*)?")
+_ROW_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 _NO_PROGRESS = re.compile(
     rb"nan\b|error|fail|abort|exception|invalid|cannot|killed|closed|terminat|traceback|usage:|frame "
 )
@@ -445,7 +462,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self._silent: set[bytes] = set()
-        self._steps: dict[bytes, bool] = {}
+        # None is the form of a row of figures, of which each one counts by itself.
+        self._steps: dict[bytes, bool | None] = {}
         self._often: Counter[bytes] = Counter()
         self._line = 1
         self._words: dict[Hashable, LogWord] = {}
@@ -462,6 +480,7 @@ class _Reader:
         self._below: dict[str | None, tuple[Hashable, int]] = {}
         self._raised: dict[str | None, int] = {}
         self._chained: dict[str | None, int] = {}
+        self._ran_on: dict[str | None, tuple[int, str]] = {}
         self._tail = b""
         self._has_nccl = False
         self._ended_line: int | None = None
@@ -510,15 +529,16 @@ class _Reader:
     def _told(self, word: LogWord) -> LogWord:
         return replace(word, went_on=True) if self._progress.went_on(word) else word
 
-    def _is_step(self, shape: bytes) -> bool:
+    def _is_step(self, shape: bytes, piece: bytes) -> bool:
         if len(shape) >= _LINE_BYTES:
             return False
-        known = self._steps.get(shape)
-        if known is None:
+        if shape not in self._steps:
             if len(self._steps) > _MOST_SHAPES:
                 self._steps.clear()
-            known = self._steps[shape] = _is_progress(shape)
-        return known
+            may_be_row = b"." in shape and _ROW_SHAPE.fullmatch(shape) is not None
+            self._steps[shape] = _is_progress(shape) or (None if may_be_row else False)
+        known = self._steps[shape]
+        return _is_row(piece) if known is None else known
 
     def _note_last(self, last: int, block: bytes) -> None:
         """The last lines of progress in a block that tells of nothing else, up to the line `last`."""
@@ -527,7 +547,7 @@ class _Reader:
         number = last - end.count(b"\n") if b"\r" not in end else None
         shapes, pieces = end.translate(_SHAPE, _FIGURES).split(b"\n"), end.replace(b"\r", b"\n").split(b"\n")
         for place, (shape, piece) in enumerate(zip(shapes, pieces, strict=True)):
-            if self._is_step(shape):
+            if self._is_step(shape, piece):
                 self._progress.note(last if number is None else number + place, piece)
 
     def _take(self, shapes: Sequence[bytes], telling: AbstractSet[bytes], block: bytes) -> None:
@@ -540,20 +560,21 @@ class _Reader:
                     self._take_line(line, part)
             elif line <= self._open_until:
                 self._take_silent(line, shape, piece[:_LINE_BYTES])
-            elif self._words and self._is_step(shape):
+            elif self._words and self._is_step(shape, piece):
                 self._progress.note(line, piece)
 
     def _take_silent(self, number: int, shape: bytes, piece: bytes) -> None:
         """A line that may go on with what stands above it."""
         line = parse_line(clean_line(piece, _LINE_BYTES))
         if self._reports.is_open and self._reports.take(number, line):
+            self._keep_below(number, line)
             return
         place = self._tracebacks.take(number, line)
         if place is not None:
             self._open_until = number + _BETWEEN_FRAMES
         if place is _Traced.END:
             self._read(number, line, place)
-        elif place is None and self._is_step(shape) and not _FRAME.match(line.text):
+        elif place is None and self._is_step(shape, piece) and not _FRAME.match(line.text):
             self._progress.note(number, piece)
         elif place is None:
             self._keep_below(number, line)
@@ -576,9 +597,10 @@ class _Reader:
         if self._reports.is_open or _TRACEBACK in line.raw or self._tracebacks.are_open():
             self._open_until = number + _BETWEEN_FRAMES
         if is_inside:
+            self._keep_below(number, line)
             return
         self._report_line = number if is_report else self._report_line
-        self._has_nccl = self._has_nccl or _WARN in line.raw
+        self._has_nccl = self._has_nccl or line.is_nccl_warning
         if _ANNOUNCED in line.raw:
             self._announce(line.raw)
         if _ENDED.search(line.text):
@@ -620,9 +642,15 @@ class _Reader:
             self._keep_below(number, line)
         if word is None:
             return
-        if _WARN in line.raw and line.host is not None:
+        if line.is_nccl_warning and line.host is not None:
             self._hosts[line.host] = None
+        ran_on = _RAY_TASK.search(line.raw)
+        if ran_on is not None and ran_on[1] != _ANY_ADDRESS:
+            self._ran_on[line.process] = number, ran_on[1]
         if word.is_exception:
+            near, node = self._ran_on.get(line.process, (-_IGNORED_LINES, None))
+            if word.host is None and number - near < _IGNORED_LINES:
+                word = replace(word, host=node)
             word = replace(word, raised_from=self._chained.pop(line.process, None))
             self._raised[line.process] = number
         key = self._add(number, word)
@@ -643,6 +671,7 @@ class _Reader:
         is_quoted = word is not None and bool(word.details) and word.details[-1].startswith(_LAST_ERROR)
         if (
             word is None
+            or word.is_launchers
             or not text
             or number - last > (_BETWEEN_FRAMES if line.process is not None else 1)
             or len(word.details) >= _MOST_DETAILS
@@ -662,7 +691,13 @@ class _Reader:
             if more is not None and (word.error is None or entry_standing(more) < entry_standing(word.error)):
                 word = replace(word, error=more)
         node = _NODE_IP.search(text) if word.host is None else None
-        self._words[key] = replace(word, details=details, host=node[1] if node is not None else word.host)
+        rank = _OWN_RANK.search(text) if word.rank is None else None
+        self._words[key] = replace(
+            word,
+            details=details,
+            host=node[1] if node is not None else word.host,
+            rank=int(rank[1]) if rank is not None else word.rank,
+        )
         return True
 
     def _add(self, number: int, word: LogWord) -> Hashable | None:
@@ -711,6 +746,13 @@ def _is_progress(shape: bytes) -> bool:
     return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None
 
 
+def _is_row(piece: bytes) -> bool:
+    """Whether a line is a row of a benchmark's table: mostly numbers, with a decimal among them."""
+    cells = piece.replace(b"|", b" ").split()
+    numbers = [cell for cell in cells if _ROW_NUMBER.fullmatch(cell)]
+    return len(numbers) >= _LEAST_NUMBERS and len(numbers) * 2 > len(cells) and any(b"." in cell for cell in numbers)
+
+
 def _parts(piece: bytes) -> Iterator[bytes]:
     if len(piece) <= _LINE_BYTES:
         yield piece
@@ -735,7 +777,11 @@ _LAUNCHERS_OWN = re.compile(
     r"|SystemExit|RayTaskError)\b|.*The first process to do so was"
 )
 # Without a mark, what goes on with an exception: NCCL's lines, codes of libraries, a reason.
-_GOES_ON = re.compile(r"nccl\w+: |Last error:|E[A-Z]\d{4}:|(?:Reason|Solution|Process name|Exit code)\b", re.IGNORECASE)
+_GOES_ON = re.compile(
+    r"nccl\w+: |Last error:|E[A-Z]\d{4}:|(?:Reason|Solution|Process name|Exit code|Worker exit)\b"
+    r"|The (?:actor|worker|task|node)\b",
+    re.IGNORECASE,
+)
 _ADDRESS = re.compile(r"Bootstrap : Using \[?\d*\]?([\w.-]{1,32}):\[?([\da-fA-F.:]{2,64}(?:%[\w.-]{1,32})?)\]?<\d")
 # A warning, by Python or a logger.
 _PYTHON_WARNING = re.compile(r".{0,100}\S{1,300}:\d{1,6}: \w{0,40}Warning: ")
@@ -747,8 +793,13 @@ _WARNING = re.compile(
 _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 # What ends a program with exit code 2.
 _ARGPARSE = re.compile(r"[\w ./-]{1,200}: error: (?:unrecognized|the following|ambiguous|argument)")
+# Where the task ran whose exception Ray raises again, and prints below.
+_RAY_TASK = re.compile(r"(?:RayTaskError|ActorDiedError|RayActorError)\b.*\(pid=\d{1,9}, ip=([\d.]{7,15})")
+_ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens here
 # A node in the words of Ray.
 _NODE_IP = re.compile(r"(?:\(IP: |^ip: )([\d.]{7,15})(?:,|$)")
+# The rank that an exception is about, in its words.
+_OWN_RANK = re.compile(r"\b(?:for|on|at) rank[ =:]{0,2}(\d{1,9})\b(?!,? (?:and|to|from)\b)", re.IGNORECASE)
 # Whoever is told by another rank to have been late first.
 _POINTS = re.compile(
     r"dump signal due to a .{0,60}? from +rank (\d{1,9})\b"
@@ -784,10 +835,10 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
     is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
-    is_nccl = _WARN in raw
+    is_nccl = line.is_nccl_warning
     if error is None and is_nccl and (_RETURNED.search(text) is not None or _is_harmless(raw)):
         return None
-    if error is not None and error.id == "missing-file" and traceback is not None and traceback.takes_away:
+    if traceback is not None and traceback.takes_away and (_NOT_EMPTY in text or (error and error.id == "missing-file")):
         error = known_errors()["file-taken"]
     if error is None and not (raised or is_abort or is_nccl):
         return None
