@@ -20,7 +20,7 @@ from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure, signal_error
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
-from multinode.diagnose.log_line import parse_line
+from multinode.diagnose.log_line import LogLine, parse_line
 from multinode.diagnose.log_words import LogReading, LogWord, is_progress, last_words, read_log
 from multinode.diagnose.meaning import (
     address_notes,
@@ -154,8 +154,10 @@ def _has_failed(reading: LogReading) -> bool:
     # What NCCL tries again is no failure where nothing says that the run ended by it.
     words = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
     error = find_error("\n".join(words))
-    if error is None or reading.words:
+    if reading.words:
         return False
+    if error is None:
+        return reading.ended_line is None and _last_error(reading) is not None
     # Lines after it tell that a program went on without what it missed.
     if error.is_last:
         return error.matches("\n".join(words[-_VERY_LAST_WORDS:]))
@@ -185,6 +187,13 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
         return _describe_word(failure, node.run.name, reading, word)
     if report is not None:
         return _describe_report(failure, node.run.name, reading, report, error)
+    last = _last_error(reading) if error is None else None
+    if last is not None:
+        said, number = last
+        message = _whose(said.rank, said.worker) + said.text.strip()
+        return _log_failure(
+            failure, node.run.name, error, line=number, message=message, node=said.host, rank=said.rank, is_own=True
+        )
     message, line = _last_match(reading, error)
     of_peers = error is not None and error.of_peers
     return _log_failure(failure, node.run.name, error, line=line, message=message, of_peers=of_peers)
@@ -360,6 +369,25 @@ def _last_said(reading: LogReading, report: LauncherReport) -> str:
             return ""
         return text[:_MOST_CHARS]
     return ""
+
+
+# What a logger calls an error, in the middle of its line.
+_ERROR_LEVEL = re.compile(r"(?<![\w'\"-])(?:ERROR|FATAL|CRITICAL)(?![\w'\"-])")
+
+
+def _last_error(reading: LogReading) -> tuple[LogLine, int] | None:
+    """The first of the errors, in their loggers' words, that a log ends with; None where it ends with anything else."""
+    lines = reading.tail.rstrip("\n").split("\n")
+    found = None
+    for back, raw in enumerate(reversed(lines)):
+        line = parse_line(raw)
+        is_error = not line.is_warning and (line.level == "E" or _ERROR_LEVEL.search(raw) is not None)
+        if not line.text.strip():
+            continue
+        if not is_error or is_progress(raw):
+            break
+        found = line, reading.lines - back
+    return found
 
 
 def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int | None]:

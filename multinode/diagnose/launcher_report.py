@@ -148,6 +148,10 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         local_rank=r"local_rank: (\d{1,6}) \(pid: ",
         code=r"failed \(exitcode: (-?\d{1,6})\) local_rank: \d",
     ),
+    # Of its report, what is left in a paste.
+    "torchrun, signal": _grammar(
+        " received by PID ", signal=r"traceback\s*: Signal (\d{1,3}) \(SIG\w{1,10}\) received by PID"
+    ),
     "accelerate": _grammar(
         "died with <Signals.", signal=r"CalledProcessError: .{0,4000} died with <Signals\.\w+: (\d+)>"
     ),

@@ -113,7 +113,9 @@ _NODE = re.compile(
 )
 _NCCL_WARNING = "NCCL WARN "
 _EXCEPTION = re.compile(
-    r"(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)|Exception)(?::(?: |$)|\s*$)"
+    r"(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)|Exception)"
+    # TensorFlow repeats one behind the stack of its operation.
+    r"(?: \(see above for traceback\))?(?::(?: |$)|\s*$)"
 )
 
 

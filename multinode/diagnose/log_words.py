@@ -65,6 +65,7 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None  # when, as the line has it; None where it does not say
     is_exception: bool = False  # whether it is the last line of a Python traceback, by its form
     is_abort: bool = False  # whether it is what the C++ runtime or the interpreter says before it aborts a process
+    is_passed_on: bool = False  # whether NCCL's proxy thread only says that what it did for a rank failed
     is_nccl: bool = False  # whether NCCL said it: a warning, or the last error that torch quotes
     is_launchers: bool = False  # whether a launcher raised it, as a worker had failed
     nccl: str | None = None  # as in `LogLine`
@@ -229,7 +230,11 @@ _ABORTS = (
     "free(): ",
     "double free or corruption",
     "malloc(): ",
+    "realloc(): ",
+    "munmap_chunk(): ",
     "corrupted size vs. prev_size",
+    "stack smashing detected",
+    "Assertion `",
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
@@ -267,7 +272,7 @@ _OTHERS = (
     *_CHAINED,
 )
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
-_RAISED = re.compile(rb"(?:[a-z_](?:%s)|\bexception)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
+_RAISED = re.compile(rb"(?:[a-z_](?:%s)|\bexception)(?: \(see above for traceback\))?(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
 # The form of a line of progress, in small letters and without figures; and what none has.
 _PROGRESS = re.compile(
     rb"%\|| it/s|\bs/it\b|http/\.?\" +ok|http/\.\" *$"
@@ -789,6 +794,8 @@ _WARNING = re.compile(
     rf"{_PYTHON_WARNING.pattern}"
     r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARNING|INFO|DEBUG)[ \]|:-]"
 )
+# NCCL's proxy thread works for the ranks: what it failed at says the line of the call itself.
+_PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
 # Where a call of NCCL returned an error to another one.
 _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 # What ends a program with exit code 2.
@@ -851,6 +858,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_exception=raised,
         is_abort=is_abort,
         is_nccl=is_nccl,
+        is_passed_on=is_nccl and error is None and _PASSED_ON.search(raw) is not None,
         is_launchers=is_launchers and error is None,
         is_noise=(line.is_warning and (error is None or error.kind != "killed"))
         or (traceback is not None and traceback.in_thread)

@@ -476,6 +476,11 @@ LINES = {
         "RuntimeError: DataLoader worker (pid 2637) is killed by signal: Segmentation fault.",
         "RuntimeError: DataLoader worker (pid(s) 3919213) exited unexpectedly",
     ],
+    "mpi-launch": [
+        "mpirun was unable to find the specified executable file, and therefore",
+        "There are not enough slots available in the system to satisfy the 2 slots",
+        "ORTE was unable to reliably start one or more daemons.",
+    ],
     "ray-worker-lost": [
         "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: x",
         "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task. Check the logs",
