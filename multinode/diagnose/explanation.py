@@ -154,9 +154,7 @@ def _has_failed(reading: LogReading) -> bool:
     # What NCCL tries again is no failure where nothing says that the run ended by it.
     words = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
     error = find_error("\n".join(words))
-    if reading.words:
-        return False
-    if error is None:
+    if error is None or reading.words:
         return reading.ended_line is None and _last_error(reading) is not None
     # Lines after it tell that a program went on without what it missed.
     if error.is_last:
@@ -375,8 +373,30 @@ def _last_said(reading: LogReading, report: LauncherReport) -> str:
 _ERROR_LEVEL = re.compile(r"(?<![\w'\"-])(?:ERROR|FATAL|CRITICAL)(?![\w'\"-])")
 
 
+_FRAME = re.compile(r"\s+File \"([^\"]{1,300})\", line (\d{1,9}),? in (\S{1,100})")
+
+
 def _last_error(reading: LogReading) -> tuple[LogLine, int] | None:
-    """The first of the errors, in their loggers' words, that a log ends with; None where it ends with anything else."""
+    """What a log ends with: the first of the errors, in their loggers' words, or the last frame of a cut traceback.
+
+    None where it ends with anything else.
+    """
+    return _last_frame(reading) or _logged_error(reading)
+
+
+def _last_frame(reading: LogReading) -> tuple[LogLine, int] | None:
+    for back, raw in enumerate(reversed(reading.tail.rstrip("\n").split("\n"))):
+        line = parse_line(raw)
+        if line.text and not line.text[:1].isspace():
+            return None
+        frame = _FRAME.match(line.text)
+        if frame is not None:
+            text = f"the log ends inside a traceback: {frame[3]} ({frame[1]}:{frame[2]})"
+            return replace(line, text=text), reading.lines - back
+    return None
+
+
+def _logged_error(reading: LogReading) -> tuple[LogLine, int] | None:
     lines = reading.tail.rstrip("\n").split("\n")
     found = None
     for back, raw in enumerate(reversed(lines)):

@@ -48,7 +48,8 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Grammar(msgspec.Struct, frozen=True, kw_only=True):
     begins: str
     lines: int = 1
-    # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker` and `time`; `needs` one of these.
+    # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker`, `time` and `said`, which is the fact that a
+    # worker ended; `needs` one of these.
     fields: Mapping[str, re.Pattern[str]]
     needs: tuple[str, ...] = ("code", "signal")
 
@@ -148,7 +149,14 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         local_rank=r"local_rank: (\d{1,6}) \(pid: ",
         code=r"failed \(exitcode: (-?\d{1,6})\) local_rank: \d",
     ),
-    # Of its report, what is left in a paste.
+    # Of its report, what is left in a paste: those that did not fail first, and their ends.
+    "torchrun, others": _grammar(
+        "Failures:",
+        8,
+        host=r"^\s*host\s*:\s*([\w.-]{1,64})\s*$",
+        code=r"^\s*exitcode\s*:\s*(-?\d{1,6})\b",
+        time=r"^\s*time\s*:\s*(\S{1,40})\s*$",
+    ),
     "torchrun, signal": _grammar(
         " received by PID ", signal=r"traceback\s*: Signal (\d{1,3}) \(SIG\w{1,10}\) received by PID"
     ),
@@ -162,8 +170,8 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         code=rf"{_TASK}Exited with exit code (\d{{1,6}})",
         signal=rf"{_TASK}({_WORDS})\b",
         # What its memory did to it says the line itself.
-        memory=rf"{_TASK}(Out Of Memory)\b",
-        needs=("code", "signal", "memory"),
+        said=rf"{_TASK}(Out Of Memory)\b",
+        needs=("code", "signal", "said"),
     ),
     "Slurm, launch": _grammar("srun: error: Task launch for ", host=rf" failed on node ({_NAME})", needs=("host",)),
     "Slurm, start": _grammar("slurmstepd: error: execve()", worker=r"execve\(\): (.{1,300})$", needs=("worker",)),
@@ -175,7 +183,8 @@ _GRAMMARS: Mapping[str, _Grammar] = {
     "raylet": _grammar(
         "A worker died or was killed while executing a task",
         host=r"Worker IP address: ([\d.]{7,15})",
-        needs=("host",),
+        said=r"(A worker died or was killed)",
+        needs=("said",),
     ),
     "shell": _grammar("(core dumped)", signal=rf"^(?:.{{0,200}}: line \d+:\s+\d+ )?({_WORDS})\s+\(core dumped\)"),
     "command": _grammar(

@@ -259,11 +259,13 @@ _RESTART = "will restart worker group"
 # What launchers say when they begin.
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
 _THREAD = "Exception in thread "
+_RAY_CALL = "ray::"
 _OTHERS = (
     *_BEGIN,
     _RESTART,
     "Exception ignored in",
     _THREAD,
+    _RAY_CALL,
     *_WARNS,
     _LAST_ERROR,
     _ANNOUNCED,
@@ -608,6 +610,9 @@ class _Reader:
         self._has_nccl = self._has_nccl or line.is_nccl_warning
         if _ANNOUNCED in line.raw:
             self._announce(line.raw)
+        ran_on = _RAY_TASK.search(line.raw) if _RAY_CALL in line.raw else None
+        if ran_on is not None and ran_on[1] != _ANY_ADDRESS:
+            self._ran_on[line.process] = number, ran_on[1]
         if _ENDED.search(line.text):
             self._ended_line = number
         if line.text.startswith(_CHAINED) and line.process in self._raised:
@@ -649,9 +654,6 @@ class _Reader:
             return
         if line.is_nccl_warning and line.host is not None:
             self._hosts[line.host] = None
-        ran_on = _RAY_TASK.search(line.raw)
-        if ran_on is not None and ran_on[1] != _ANY_ADDRESS:
-            self._ran_on[line.process] = number, ran_on[1]
         if word.is_exception:
             near, node = self._ran_on.get(line.process, (-_IGNORED_LINES, None))
             if word.host is None and number - near < _IGNORED_LINES:
@@ -801,7 +803,7 @@ _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 # What ends a program with exit code 2.
 _ARGPARSE = re.compile(r"[\w ./-]{1,200}: error: (?:unrecognized|the following|ambiguous|argument)")
 # Where the task ran whose exception Ray raises again, and prints below.
-_RAY_TASK = re.compile(r"(?:RayTaskError|ActorDiedError|RayActorError)\b.*\(pid=\d{1,9}, ip=([\d.]{7,15})")
+_RAY_TASK = re.compile(r"\bray::[^ ]{1,200} \(pid=\d{1,9}, ip=([\d.]{7,15})")
 _ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens here
 # A node in the words of Ray.
 _NODE_IP = re.compile(r"(?:\(IP: |^ip: )([\d.]{7,15})(?:,|$)")
