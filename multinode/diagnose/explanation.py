@@ -329,7 +329,7 @@ def _whose(rank: int | None, worker: str | None) -> str:
 
 
 # Slurm's programs, in front of what they say.
-_SPEAKER = re.compile(r"(?:slurmstepd|srun): error: (?:pyxis: +|[\w.-]{1,64}: (?=tasks? \d))?")
+_SPEAKER = re.compile(r"^(?:(?:slurmstepd|srun): )?error: (?:pyxis: +|[\w.-]{1,64}: (?=tasks? \d))?")
 # Why an actor of Ray died, below the exception that says that it did.
 _REASON = re.compile(r"The actor (?:is dead|died|was killed) because |Worker exit (?:type|detail): ")
 # Rules, and the heads of lists that the launcher's own lines have.
@@ -370,7 +370,12 @@ def _last_said(reading: LogReading, report: LauncherReport) -> str:
 
 
 # What a logger calls an error, in the middle of its line.
-_ERROR_LEVEL = re.compile(r"(?<![\w'\"-])(?:ERROR|FATAL|CRITICAL)(?![\w'\"-])")
+_ERROR_LEVEL = re.compile(
+    r"(?<![\w'\"-])(?:ERROR|FATAL|CRITICAL)(?![\w'\"-])"
+    # What a program of the system says before it gives up.
+    r"|^\s*[\w./-]{1,100}: (?:(?:fatal )?error: |(?:unrecognized|invalid|unknown|ambiguous) option\b)"
+)
+_BESIDE = re.compile(r"Try .{1,100} --help|srun: (?!error: )|slurmstepd: (?!error: )")
 
 
 _FRAME = re.compile(r"\s+File \"([^\"]{1,300})\", line (\d{1,9}),? in (\S{1,100})")
@@ -402,7 +407,7 @@ def _logged_error(reading: LogReading) -> tuple[LogLine, int] | None:
     for back, raw in enumerate(reversed(lines)):
         line = parse_line(raw)
         is_error = not line.is_warning and (line.level == "E" or _ERROR_LEVEL.search(raw) is not None)
-        if not line.text.strip():
+        if not line.text.strip() or (not is_error and _BESIDE.match(line.text)):
             continue
         if not is_error or is_progress(raw):
             break

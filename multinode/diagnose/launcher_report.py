@@ -157,6 +157,12 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         code=r"^\s*exitcode\s*:\s*(-?\d{1,6})\b",
         time=r"^\s*time\s*:\s*(\S{1,40})\s*$",
     ),
+    "torchrun, one": _grammar(
+        "(local_rank: ",
+        4,
+        rank=r"^\s*rank\s*:\s*(\d{1,6}) \(local_rank: ",
+        code=r"^\s*exitcode\s*:\s*(-?\d{1,6})\b",
+    ),
     "torchrun, signal": _grammar(
         " received by PID ", signal=r"traceback\s*: Signal (\d{1,3}) \(SIG\w{1,10}\) received by PID"
     ),

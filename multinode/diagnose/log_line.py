@@ -85,7 +85,8 @@ _MARKS = (
     r"\|(?= )",
     r"[A-Za-z][\w.-]{0,63}/\d{1,6}(?= )",
     rf"(?P<node4>{_NAME}):(?= )",
-    # times and levels
+    # times and levels; SGLang names its worker there
+    rf"\[(?P<time6>{_DATE})(?P<worker2>(?: (?:DP|PP|TP|EP)\d{{1,6}}){{1,4}})\]",
     rf"\[?(?P<time5>{_DATE})\]?:?",
     r"\[\d{9,10}\.\d{3,9}\]",
     r"(?:\[[\w.:]{1,64}\])?\[(?P<level4>ERROR|CRITICAL|FATAL)\](?: *-)?",
@@ -166,7 +167,7 @@ def _line(raw: str, text: str, told: dict[str, str]) -> LogLine:
         rank=rank,
         task=task,
         host=host,
-        worker=told.get("worker"),
+        worker=told["worker"].strip() if "worker" in told else None,
         time=time[0] if time is not None else told.get("time"),
         level=_level(told.get("level")),
         nccl=f"{told['host']}:{told['nccl']}" if "nccl" in told else None,

@@ -254,6 +254,8 @@ _TAKES_AWAY = re.compile(
     r"|, (?:line \d+, )?in (?:_?rmtree\w*|rename|unlink|_?rotate_checkpoints)\b"
     r"|, (?:line \d+, )?in _?save_(?:checkpoint|model|state|pretrained)\b"
 )
+# TensorFlow warns of an operation that failed, and raises it later.
+_FAILED_OPERATION = "OP_REQUIRES failed"
 _NOT_EMPTY = "[Errno 39] Directory not empty"
 _RESTART = "will restart worker group"
 # What launchers say when they begin.
@@ -336,6 +338,7 @@ class _Traceback(msgspec.Struct):
     last: int
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
+    of: LogLine | None = None  # its first line: who raised it, where the others have no marks
 
 
 class _Tracebacks:
@@ -373,7 +376,10 @@ class _Tracebacks:
         if own.rstrip().endswith(_TRACEBACK):
             if len(self._open) < _MOST_WORDS:
                 in_thread = number - self._threads.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
-                self._open[key] = _Traceback(first=number, last=number, in_thread=in_thread)
+                self._open[key] = _Traceback(first=number, last=number, in_thread=in_thread, of=line)
+                if own.strip() != _TRACEBACK:
+                    # A logger may put its marks before the first line of a message alone.
+                    self._open[None] = _Traceback(first=number, last=number, in_thread=in_thread, of=line)
             return None
         return self._go_on(number, key, own) if key in self._open else None
 
@@ -645,10 +651,13 @@ class _Reader:
             number, line
         ):
             return
+        if is_report:
+            # No exception goes on in what a launcher says.
+            self._below.pop(line.process, None)
         if word is not None and is_report and word.error is None:
             # The report says the same, and by whom.
             return
-        if word is None or not (word.is_exception or word.is_abort or word.is_nccl):
+        if not is_report and (word is None or not (word.is_exception or word.is_abort or word.is_nccl)):
             self._keep_below(number, line)
         if word is None:
             return
@@ -853,6 +862,15 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         return None
     points = _POINTS.search(text)
     plain = _plain(number, line)
+    of = traceback.of if traceback is not None else None
+    if of is not None:
+        plain = replace(
+            plain,
+            rank=plain.rank if plain.rank is not None else of.rank,
+            host=plain.host or of.host,
+            worker=plain.worker or of.worker,
+            time=plain.time or of.time,
+        )
     return replace(
         plain,
         text=text,
@@ -862,7 +880,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_nccl=is_nccl,
         is_passed_on=is_nccl and error is None and _PASSED_ON.search(raw) is not None,
         is_launchers=is_launchers and error is None,
-        is_noise=(line.is_warning and (error is None or error.kind != "killed"))
+        is_noise=(line.is_warning and (error is None or error.kind != "killed") and _FAILED_OPERATION not in raw)
         or (traceback is not None and traceback.in_thread)
         or (not is_nccl and _WARNING.match(raw) is not None),
         points=points is not None,

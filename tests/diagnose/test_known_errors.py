@@ -481,6 +481,9 @@ LINES = {
         "There are not enough slots available in the system to satisfy the 2 slots",
         "ORTE was unable to reliably start one or more daemons.",
     ],
+    "horovod-shut-down": [
+        "tensorflow.python.framework.errors_impl.UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks",
+    ],
     "ray-worker-lost": [
         "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: x",
         "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task. Check the logs",
