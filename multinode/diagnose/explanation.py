@@ -208,6 +208,10 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
     report = reading.report
     rank, host, worker, error = word.rank, word.host, word.worker, word.error
     ended = word.is_exception or word.is_abort or word.is_of_peers
+    below = word.details
+    if report is not None and report.line == word.line:
+        # The line is the report itself, which goes on below it.
+        host, worker, below = report.host or host, report.worker or worker, tuple(report.text.split("\n")[1:])
     if report is not None and not word.points:
         # What ended the process is of the worker that the report names; any other line without a mark may be another's.
         if rank is None and ended and host in {None, report.host}:
@@ -218,8 +222,8 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
         if host is None and (rank is None or rank == report.death.rank):
             host = report.host
     message = timed_out_collective(word.text) or _SPEAKER.sub("", word.text)
-    reason = next((line for line in word.details if _REASON.match(line)), None)
-    if reason is not None:
+    reason = next((line for line in below if _REASON.match(line)), None)
+    if reason is not None and reason not in message:
         message = f"{message} {reason}"
     if word.points and word.said_by is not None:
         message = f"its collective timed out first, as rank {word.said_by} says"
@@ -375,7 +379,9 @@ _ERROR_LEVEL = re.compile(
     # What a program of the system says before it gives up.
     r"|^\s*[\w./-]{1,100}: (?:(?:fatal )?error: |(?:unrecognized|invalid|unknown|ambiguous) option\b)"
 )
-_BESIDE = re.compile(r"Try .{1,100} --help|srun: (?!error: )|slurmstepd: (?!error: )")
+_BESIDE = re.compile(
+    r"Try .{1,100} --help|srun: (?!error: )|slurmstepd: (?!error: )|Sending process \d{1,9} closing signal"
+)
 
 
 _FRAME = re.compile(r"\s+File \"([^\"]{1,300})\", line (\d{1,9}),? in (\S{1,100})")

@@ -79,6 +79,8 @@ _MARKS = (
     rf"\[pod/(?P<node2>{_NAME})/{_NAME}\]",
     r"std(?:out|err)(?: [FP](?= )|:(?= ))",
     r"<[a-z]{0,10}>(?= )",
+    # quoted, as in a mail
+    r">(?= )",
     rf"[A-Z][a-z]{{2}} [ \d]\d {_CLOCK} (?P<node3>{_NAME}) [\w./-]{{1,64}}\[\d{{1,9}}\]:",
     rf"slurmstepd-(?P<host2>{_NAME}):(?= )",
     rf"(?P<pipe1>{_NAME}) +\|\|?(?= |$)",

@@ -185,10 +185,10 @@ def spoken_words(tail: str, count: int, *, of_launcher: bool) -> str:
 
 def is_progress(text: str) -> bool:
     """Whether a line tells how far a program has come: a step, an epoch, a loss, a bar, a request that it answered."""
-    shape = text.encode(errors="replace").translate(_SHAPE, _FIGURES)
-    return (len(shape) < len(text.encode(errors="replace")) and _is_progress(shape) and not _FRAME.match(text)) or _is_row(
-        text.encode(errors="replace")
-    )
+    piece = text.encode(errors="replace")
+    shape = piece.translate(_SHAPE, _FIGURES)
+    is_step = len(shape) < len(piece) and _is_progress(shape) and not _FRAME.match(text)
+    return is_step or _is_row(piece)
 
 
 def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
@@ -856,7 +856,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     is_nccl = line.is_nccl_warning
     if error is None and is_nccl and (_RETURNED.search(text) is not None or _is_harmless(raw)):
         return None
-    if traceback is not None and traceback.takes_away and (_NOT_EMPTY in text or (error and error.id == "missing-file")):
+    was_taken = _NOT_EMPTY in text or (error is not None and error.id == "missing-file")
+    if was_taken and traceback is not None and traceback.takes_away:
         error = known_errors()["file-taken"]
     if error is None and not (raised or is_abort or is_nccl):
         return None
