@@ -221,10 +221,7 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
             worker = report.worker
         if host is None and (rank is None or rank == report.death.rank):
             host = report.host
-    message = timed_out_collective(word.text) or _SPEAKER.sub("", word.text)
-    reason = next((line for line in below if _REASON.match(line)), None)
-    if reason is not None and reason not in message:
-        message = f"{message} {reason}"
+    message = timed_out_collective(word.text) or _with_reason(_SPEAKER.sub("", word.text), below)
     if word.points and word.said_by is not None:
         message = f"its collective timed out first, as rank {word.said_by} says"
     if host is None and len(reading.hosts) == 1:
@@ -295,6 +292,13 @@ def _describe_report(
         cause=error.cause if error is not None else failure.cause or (meaning.cause if meaning is not None else None),
         hint=hint or (meaning.hint if meaning is not None else None),
     )
+
+
+def _with_reason(message: str, below: Sequence[str]) -> str:
+    """A message with what stands below it and says why, or goes on after its colon."""
+    goes_on = below[:1] if message.endswith(":") else ()
+    reason = next((line for line in below if _REASON.match(line)), next(iter(goes_on), ""))
+    return message if not reason or reason in message else f"{message} {reason}"
 
 
 def _log_failure(failure: Failure, file: str, error: KnownError | None, **fields: Any) -> LogFailure:
@@ -373,11 +377,12 @@ def _last_said(reading: LogReading, report: LauncherReport) -> str:
     return ""
 
 
-# What a logger calls an error, in the middle of its line.
-_ERROR_LEVEL = re.compile(
-    r"(?<![\w'\"-])(?:ERROR|FATAL|CRITICAL)(?![\w'\"-])"
-    # What a program of the system says before it gives up.
-    r"|^\s*[\w./-]{1,100}: (?:(?:fatal )?error: |(?:unrecognized|invalid|unknown|ambiguous) option\b)"
+# The level that a logger gives its line, and what a program of the system says before it gives up.
+_LEVEL = re.compile(r"(?<![\w'\"-])(?:(ERROR|FATAL|CRITICAL)|WARN(?:ING)?|INFO|DEBUG|TRACE)(?![\w'\"-])")
+_GIVES_UP = re.compile(
+    r"\s*(?:(?:[\w./-]{1,100}: )?(?:fatal )?error: "
+    r"|[\w./-]{1,100}: (?:unrecognized|invalid|unknown|ambiguous) option\b)",
+    re.IGNORECASE,
 )
 _BESIDE = re.compile(
     r"Try .{1,100} --help|srun: (?!error: )|slurmstepd: (?!error: )|Sending process \d{1,9} closing signal"
@@ -398,6 +403,9 @@ def _last_error(reading: LogReading) -> tuple[LogLine, int] | None:
 def _last_frame(reading: LogReading) -> tuple[LogLine, int] | None:
     for back, raw in enumerate(reversed(reading.tail.rstrip("\n").split("\n"))):
         line = parse_line(raw)
+        if line.text.startswith("Traceback (most recent call last)"):
+            # Another process prints its own meanwhile.
+            continue
         if line.text and not line.text[:1].isspace():
             return None
         frame = _FRAME.match(line.text)
@@ -412,7 +420,10 @@ def _logged_error(reading: LogReading) -> tuple[LogLine, int] | None:
     found = None
     for back, raw in enumerate(reversed(lines)):
         line = parse_line(raw)
-        is_error = not line.is_warning and (line.level == "E" or _ERROR_LEVEL.search(raw) is not None)
+        level = _LEVEL.search(raw)
+        is_error = not line.is_warning and (
+            line.level == "E" or (level is not None and level[1] is not None) or _GIVES_UP.match(raw) is not None
+        )
         if not line.text.strip() or (not is_error and _BESIDE.match(line.text)):
             continue
         if not is_error or is_progress(raw):

@@ -48,8 +48,8 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Grammar(msgspec.Struct, frozen=True, kw_only=True):
     begins: str
     lines: int = 1
-    # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker`, `time` and `said`, which is the fact that a
-    # worker ended; `needs` one of these.
+    # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker`, `time` and `said`, the words that a worker
+    # ended; `needs` one of these.
     fields: Mapping[str, re.Pattern[str]]
     needs: tuple[str, ...] = ("code", "signal")
 
@@ -204,6 +204,8 @@ _GRAMMARS: Mapping[str, _Grammar] = {
 BEGINNINGS = tuple(grammar.begins for grammar in _GRAMMARS.values())
 # What DeepSpeed's launcher says of itself when it starts.
 DEEPSPEED_PLACE = "num_local_procs="
+# What Ray says of a node that was started with it.
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens here
 _PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_rank=(\d{1,6})\b")
 _MOST_REPORTS = 400
 
@@ -283,6 +285,7 @@ def _read(
     workers, node_rank = places.get(first.host) or next(iter(places.values()), (0, 0))
     if rank is None and local is not None and workers:
         rank = workers * node_rank + local
+    host = told.get("host") if told.get("host") != ANY_ADDRESS else None
     slot = f"{'slot' if launcher == 'first process' else 'local rank'} {local}"
     worker = told.get("worker") or first.worker or (slot if local is not None and rank is None else None)
     if "node_rank" in told:
@@ -291,7 +294,7 @@ def _read(
         launcher=launcher,
         death=_death(rank, told.get("code"), told.get("signal")),
         line=number,
-        host=told.get("host") or first.host,
+        host=host or first.host,
         time=told.get("time") or first.time,
         worker=worker,
         text=text,

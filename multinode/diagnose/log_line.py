@@ -93,13 +93,17 @@ _MARKS = (
     r"\[\d{9,10}\.\d{3,9}\]",
     r"(?:\[[\w.:]{1,64}\])?\[(?P<level4>ERROR|CRITICAL|FATAL)\](?: *-)?",
     r"-? ?(?P<level5>ERROR|CRITICAL)(?: ?[-:])?(?= )",
+    r"[a-z][\w.-]{1,63} +(?P<level8>ERROR|CRITICAL) +(?=[A-Z]\w*:)",
     # libfabric, UCX, NCCL
     r"libfabric:\d{1,9}:\d{1,12}::[\w:]{1,80}\(\):\d{1,6}<\w{1,10}>",
     rf"\[(?P<host3>{_NAME}):\d{{1,9}}(?: *:\d{{1,9}}){{0,2}}\]",
     r"[\w./]{1,100}:\d{1,6} +UCX +(?P<level7>[EFWID][A-Z]{3,4})\b",
     rf"(?P<host4>{_NAME}):rank(?P<rank7>\d{{1,9}})\.\w{{1,64}}:",
     r"[\w./]{1,200}:\d{1,6} (?P<warning1>NCCL WARN)\b",
-    rf"\[(?P<host6>{_NAME})\]\[\d{{1,9}}:\d{{1,9}}\]\[\d{{1,4}}\]\[[\w./]{{1,100}}:\d{{1,6}}\] (?P<warning2>NCCL WARN)\b",
+    (
+        rf"\[(?P<host6>{_NAME})\]\[\d{{1,9}}:\d{{1,9}}\]\[\d{{1,4}}\]\[[\w./]{{1,100}}:\d{{1,6}}\]"
+        r" (?P<warning2>NCCL WARN)\b"
+    ),
     (
         rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[\d{{1,4}}\]"
         r"(?: [\w./]{1,200}:\d{1,6}(?: (?P<warning3>(?:NCCL )?WARN)\b)?| (?P<warning4>NCCL WARN)\b)?"

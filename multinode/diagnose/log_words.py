@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from multinode.diagnose.known_errors import KnownError, anchor, find_error, known_errors, text_pattern
 from multinode.diagnose.launcher_report import (
+    ANY_ADDRESS,
     BEGINNINGS,
     DEEPSPEED_PLACE,
     LauncherReport,
@@ -161,7 +162,7 @@ def last_words(log: str, count: int, *, of_launcher: bool = True) -> str:
 
 
 def _without_cut_traceback(lines: list[str]) -> list[str]:
-    """The lines before a traceback at the end that has lost its own end; all where none has, or nothing stands before."""
+    """The lines before a traceback without an end, at the end of all; all of them where nothing else stands there."""
     starts = [number for number, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
     if not starts or not any(line.strip() for line in lines[: starts[-1]]):
         return lines
@@ -276,11 +277,13 @@ _OTHERS = (
     *_CHAINED,
 )
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
-_RAISED = re.compile(rb"(?:[a-z_](?:%s)|\bexception)(?: \(see above for traceback\))?(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
+_RAISED = re.compile(
+    rb"(?:[a-z_](?:%s)|\bexception)(?: \(see above for traceback\))?(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE
+)
 # The form of a line of progress, in small letters and without figures; and what none has.
 _PROGRESS = re.compile(
     rb"%\|| it/s|\bs/it\b|http/\.?\" +ok|http/\.\" *$"
-    rb"|\b(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
+    rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
     rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
     rb"|nccl info (?!.*-> *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
@@ -617,7 +620,7 @@ class _Reader:
         if _ANNOUNCED in line.raw:
             self._announce(line.raw)
         ran_on = _RAY_TASK.search(line.raw) if _RAY_CALL in line.raw else None
-        if ran_on is not None and ran_on[1] != _ANY_ADDRESS:
+        if ran_on is not None and ran_on[1] != ANY_ADDRESS:
             self._ran_on[line.process] = number, ran_on[1]
         if _ENDED.search(line.text):
             self._ended_line = number
@@ -652,12 +655,10 @@ class _Reader:
         ):
             return
         if is_report:
-            # No exception goes on in what a launcher says.
+            # No exception goes on in what a launcher says, and of the line itself the report says by whom it is.
             self._below.pop(line.process, None)
-        if word is not None and is_report and word.error is None:
-            # The report says the same, and by whom.
-            return
-        if not is_report and (word is None or not (word.is_exception or word.is_abort or word.is_nccl)):
+            word = word if word is None or word.error is not None else None
+        elif word is None or not (word.is_exception or word.is_abort or word.is_nccl):
             self._keep_below(number, line)
         if word is None:
             return
@@ -813,7 +814,6 @@ _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 _ARGPARSE = re.compile(r"[\w ./-]{1,200}: error: (?:unrecognized|the following|ambiguous|argument)")
 # Where the task ran whose exception Ray raises again, and prints below.
 _RAY_TASK = re.compile(r"\bray::[^ ]{1,200} \(pid=\d{1,9}, ip=([\d.]{7,15})")
-_ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens here
 # A node in the words of Ray.
 _NODE_IP = re.compile(r"(?:\(IP: |^ip: )([\d.]{7,15})(?:,|$)")
 # The rank that an exception is about, in its words.
