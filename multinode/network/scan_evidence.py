@@ -60,7 +60,15 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tcp: RawTcp = RawTcp()
     rdma: tuple[PairSpeed, ...] = ()  # ib_write_bw around the ring
     path: NicPathCheck = NicPathCheck(ok=None)
-    over_rdma: bool = False  # whether the collectives used RDMA, which TCP cannot be compared with
+    # whether the collectives used RDMA, which TCP cannot be compared with; None if unknown
+    over_rdma: bool | None = False
+    link_layer: str | None = None  # of the RDMA ports: `InfiniBand` or `Ethernet` (RoCE)
+    bonds: tuple[str, ...] = ()  # used interfaces or RDMA devices that are bonds of several NICs
+    rdma_program: str = "ib_write_bw"  # that measured `rdma`
+    is_raw_only: bool = False  # whether only raw TCP or RDMA was to be measured, without collectives
+    lost_share: float | None = None  # share of segments that raw TCP sent again, if counted
+    tcp_in_one_thread: bool = False  # whether one thread ran all connections of raw TCP
+    wrong_beside_rows: int = 0  # wrong values that only a summary of the rows counts
     # share of the operations' time in which the node's workers waited for others, 0 to 1
     wait_share_by_node: dict[str, float] = {}
     busy_percent_by_node: dict[str, float] = {}  # processors, during the collectives
@@ -71,6 +79,11 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         rates = [sum(self.nics_gbit_per_s.get(name, ())) or nic.speed_gbit_per_s for name, nic in self.nics.items()]
         measured = [rate for rate in rates if rate]
         return min(measured) if measured and len(measured) == len(rates) else None
+
+    @property
+    def num_wrong(self) -> int:
+        """Wrong values of all messages."""
+        return sum(row.num_wrong or 0 for row in self.rows) or self.wrong_beside_rows
 
     @functools.cached_property
     def mtu(self) -> int | None:
