@@ -68,6 +68,7 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     is_raw_only: bool = False  # whether only raw TCP or RDMA was to be measured, without collectives
     lost_share: float | None = None  # share of segments that raw TCP sent again, if counted
     tcp_in_one_thread: bool = False  # whether one thread ran all connections of raw TCP
+    processes_alone: int = 0  # tests that had one worker, where several were started
     wrong_beside_rows: int = 0  # wrong values that only a summary of the rows counts
     # share of the operations' time in which the node's workers waited for others, 0 to 1
     wait_share_by_node: dict[str, float] = {}

@@ -325,10 +325,12 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 def _alone(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if seen.layout.workers == 1:
+        processes = f"each of {seen.processes_alone} processes ran" if seen.processes_alone > 1 else "the process ran"
         yield NetworkFinding(
             code="alone",
-            message="busbw is 0 because every process ran a test of its own, with itself as the only rank: the program "
-            "was built without MPI, or its MPI did not recognise the launcher that started it",
+            figures={"processes": seen.processes_alone} if seen.processes_alone > 1 else {},
+            message=f"busbw is 0 because {processes} a test of its own, with itself as the only rank: the program "
+            "was built without MPI, or its MPI is not that of the launcher",
             hint="build nccl-tests with MPI: make MPI=1 MPI_HOME=DIR, with DIR of the mpirun that starts it; or "
             "measure without MPI: multinode nccl-test --hosts HOSTFILE",
         )
@@ -404,7 +406,9 @@ def _half_duplex(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 
 def _odd_pairs(seen: ScanEvidence) -> Iterator[NetworkFinding]:
-    yield from seen.odd or find_odd_in_ring(seen.tcp.ring, nic_ceilings(seen.nics))
+    # One stream has no other to be compared with, not even the way back.
+    if len(seen.tcp.ring) > 1:
+        yield from seen.odd or find_odd_in_ring(seen.tcp.ring, nic_ceilings(seen.nics))
 
 
 def _slower_link(seen: ScanEvidence) -> Iterator[NetworkFinding]:

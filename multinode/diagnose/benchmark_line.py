@@ -1,0 +1,45 @@
+"""Which lines of a text are the output of nccl-tests, iperf3 or perftest (ib_write_bw). Pure.
+
+Their figures are read by `multinode.network`.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SPEED = r"[\d.]+(?:e[+-]?\d+)?"
+TABLE_ROW = re.compile(
+    r"(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+(?P<dtype>(?!Bytes|[KMGT]B)[a-z]\w{2,15})\s+"
+    rf"(?:(?P<redop>[a-z]\w{{0,15}})\s+)?(?P<figures>(?:(?:-?{_SPEED}|N/A)\s*){{4,9}})$",
+    re.ASCII | re.IGNORECASE,
+)
+"""A row of nccl-tests: size, count, type, reduction, root; time, algbw, busbw and #wrong, out of place and in place."""
+INTERVAL = re.compile(
+    r"\[ *(?P<id>SUM|\d{1,6})\](?:\[(?P<way>[TR]X)-[CS]\])? +(?P<start>\d{1,9}\.\d{1,6}) *- *(?P<end>\d{1,9}\.\d{1,6}) +sec +"
+    r"(?P<amount>[\d.]{1,12}) +(?P<amount_unit>[KMGT]?)Bytes +(?P<rate>[\d.]{1,12}) +(?P<unit>[KMGT]?)(?P<kind>bits|Bytes)/sec"
+    r"(?P<rest>.{0,120})",
+    re.ASCII,
+)
+"""An interval of iperf3 or iperf 2: transfer, rate, and in `rest` retransmits and the role."""
+PERFTEST_TITLE = re.compile(
+    r"\b(?P<verb>RDMA_Write|RDMA_Read|Send|Write|Read)(?: Post List)?(?P<both> Bidirectional)? BW Test", re.IGNORECASE
+)
+PERFTEST_HEAD = re.compile(r"BW average ?\[(?P<unit>Gb|Gib|GiB|GB|MB|MiB|Mb)/sec\]")
+
+_PROGRAMS = {
+    "nccl-tests": (
+        re.compile(r"# nThread \d+ nGpus \d|# (?:Out of bounds values|Avg bus bandwidth) *:|# Collective test\b"),
+        TABLE_ROW,
+    ),
+    "iperf3": (INTERVAL, re.compile(r'"sum_(?:sent|received)"\s*:')),
+    "perftest": (PERFTEST_TITLE, PERFTEST_HEAD),
+}
+
+
+def benchmark_of(line: str) -> str | None:
+    """`nccl-tests`, `iperf3` or `perftest` if a line is a part of its output; without the marks before the line."""
+    text = line.strip()
+    for program, patterns in _PROGRAMS.items():
+        if any(pattern.search(text) if pattern is not TABLE_ROW else pattern.match(text) for pattern in patterns):
+            return program
+    return None
