@@ -50,8 +50,11 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         "nccl-test",
-        epilog=examples("nccl-test --hosts hosts.txt", "nccl-test --hosts hosts.txt --pairs all_reduce sendrecv",
-            "nccl-test --read all_reduce_perf.log --link 4x200gbit --nodes 2"),
+        epilog=examples(
+            "nccl-test --hosts hosts.txt",
+            "nccl-test --hosts hosts.txt --pairs all_reduce sendrecv",
+            "nccl-test --read all_reduce_perf.log --link 4x200gbit --nodes 2",
+        ),
     )(expand_options(nccl_test))
 
 

@@ -28,7 +28,7 @@ PERFTEST_HEAD = re.compile(r"BW average ?\[(?P<unit>Gb|Gib|GiB|GB|MB|MiB|Mb)/sec
 
 _PROGRAMS = {
     "nccl-tests": (
-        re.compile(r"# nThread \d+ nGpus \d|# (?:Out of bounds values|Avg bus bandwidth) *:|# Collective test\b"),
+        re.compile(r"\bnThread \d+ nGpus \d|\b(?:Out of bounds values|Avg bus bandwidth) *:|# Collective test\b"),
         TABLE_ROW,
     ),
     "iperf3": (INTERVAL, re.compile(r'"sum_(?:sent|received)"\s*:')),

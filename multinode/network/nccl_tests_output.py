@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -31,11 +33,12 @@ _COLLECTIVES = (
     "hypercube",
 )
 _PROGRAM = re.compile(rf"\b(?P<name>{'|'.join(_COLLECTIVES)})_perf\b|# Collective test: (?P<ours>\w{{1,32}})")
-_HEAD = re.compile(r"# (?:nThread \d|Collective test\b|nccl-tests version)|#\s+size\s+count\s+type\b")
+# A thread without a code block shows `# nThread` as a title, and its text has no mark.
+_HEAD = re.compile(r"(?:# ?)?(?:nThread \d|Collective test\b|nccl-tests version|\s*size\s+count\s+type\b)")
 _RANK = re.compile(
-    r"#\s*Rank\s+(?P<rank>\d{1,6})\s(?:.{0,60}?\s)?on\s+(?P<host>[\w.:-]{1,255})\s+device\s+(?P<device>\S{1,16})"
+    r"(?:#\s*)?Rank\s+(?P<rank>\d{1,6})\s(?:.{0,60}?\s)?on\s+(?P<host>[\w.:-]{1,255})\s+device\s+(?P<device>\S{1,16})"
 )
-_WRONG = re.compile(r"# Out of bounds values *: *(?P<count>\d{1,12})(?: +(?P<end>\w+))?")
+_WRONG = re.compile(r"\bOut of bounds values *: *(?P<count>\d{1,12})(?: +(?P<end>\w+))?")
 _GPUS = re.compile(r"nThread (?P<threads>\d{1,4}) nGpus (?P<gpus>\d{1,4})")
 # Numbers of a row: time, algbw, busbw, #wrong.
 _A_WAY = 4
@@ -75,14 +78,18 @@ class PrintedTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alone(self) -> bool:
-        """Whether every process was the only rank of its test: it sent nothing, which makes busbw 0."""
+        """Whether every process ran a test of its own: with one rank, which makes busbw 0, or all tests in turns."""
         speeds = [(algbw, busbw) for row in self.rows for _, algbw, busbw, _ in row.ways]
         sent_none = bool(speeds) and all(busbw == 0 for _, busbw in speeds)
-        return sent_none and max(algbw for algbw, _ in speeds) > _NOTHING_GB_PER_S
+        if sent_none and max(algbw for algbw, _ in speeds) > _NOTHING_GB_PER_S:
+            return True
+        # Processes that start a test together print each of its sizes together.
+        runs = [len(list(rows)) for _, rows in itertools.groupby(self.rows, lambda row: row.size_bytes)]
+        return sum(rank == 0 for rank, _, _ in self.ranks) > 1 or (len(runs) > 1 and statistics.median(runs) > 1)
 
     @property
     def processes_alone(self) -> int:
-        """How many tests with one rank wrote to this text, at least."""
+        """How many of such tests wrote to this text, at least."""
         sizes = Counter(row.size_bytes for row in self.rows)
         return max([sum(rank == 0 for rank, _, _ in self.ranks), *sizes.values()], default=0)
 
@@ -154,7 +161,10 @@ def _joined(tables: Iterable[PrintedTable]) -> Iterable[PrintedTable]:
             alone = table
         else:
             alone = replace(
-                alone, rows=alone.rows + table.rows, ranks=alone.ranks + table.ranks, wrong=max(alone.wrong, table.wrong)
+                alone,
+                rows=alone.rows + table.rows,
+                ranks=alone.ranks + table.ranks,
+                wrong=max(alone.wrong, table.wrong),
             )
     if alone is not None:
         yield alone
@@ -234,7 +244,12 @@ def _likely_ranks(candidates: Sequence[int], nodes: int, gpus_per_process: int) 
         return candidates[0] if candidates else unit
     return min(
         fitting,
-        key=lambda ranks: (ranks % unit != 0, ranks // nodes > _USUAL_GPUS, -math.gcd(ranks // nodes, _USUAL_GPUS), ranks),
+        key=lambda ranks: (
+            ranks % unit != 0,
+            ranks // nodes > _USUAL_GPUS,
+            -math.gcd(ranks // nodes, _USUAL_GPUS),
+            ranks,
+        ),
     )
 
 

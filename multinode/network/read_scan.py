@@ -6,7 +6,7 @@ and said.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.network.stream_output import RdmaRun, TcpRun, parse_iperf, parse_perftest
 from multinode.records.log import clean_log
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.pair_speeds import PairSpeed, RawTcp, fastest_of, slowest_gb_per_s
+from multinode.traffic.pair_speeds import Pair, PairSpeed, RawTcp, fastest_of, slowest_gb_per_s
 from multinode.units import format_count
 
 # Faster than TCP is on any NIC.
@@ -127,9 +127,10 @@ class _Streams:
     def __init__(self, tcp: Sequence[TcpRun], rdma: Sequence[RdmaRun], nics: Sequence[float]) -> None:
         runs = [run for run in tcp if not run.is_udp]
         several = [run for run in runs if run.connections > 1]
+        usual = next((run.pair for run in runs if run.pair is not None), ("client", "server"))
         self.tcp = RawTcp(
-            one=fastest_of(_speeds(run for run in runs if run.connections == 1)),
-            several=fastest_of(_speeds(several)),
+            one=fastest_of(_speeds((run for run in runs if run.connections == 1), usual)),
+            several=fastest_of(_speeds(several, usual)),
             connections=max((run.connections for run in runs), default=0),
         )
         self.lost_share = max((run.lost_share for run in runs if run.lost_share is not None), default=None)
@@ -168,9 +169,11 @@ class _Streams:
         return (PairSpeed(source=first, target=last, gbit_per_s=self.rdma_gbit_per_s),)
 
 
-def _speeds(runs: Iterator[TcpRun] | Sequence[TcpRun]) -> list[PairSpeed]:
+def _speeds(runs: Iterable[TcpRun], usual: Pair) -> list[PairSpeed]:
+    pairs = ((run, run.pair or usual) for run in runs)
     return [
-        PairSpeed(source=run.pair[0], target=run.pair[1], gbit_per_s=run.gbit_per_s, error=run.error) for run in runs
+        PairSpeed(source=source, target=target, gbit_per_s=run.gbit_per_s, error=run.error)
+        for run, (source, target) in pairs
     ]
 
 
@@ -204,6 +207,14 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
         nccl=nccl,
     )
     evidence = replace(evidence, wrong_beside_rows=table.wrong, processes_alone=table.processes_alone)
+    fastest, raw = max((share.nic_gb_per_s for share in evidence.shares), default=0.0), evidence.raw_gb_per_s
+    if layout.nodes > 1 and raw is not None and fastest > _TOGETHER * raw:
+        # It is no bound of the collective then.
+        evidence = replace(evidence, tcp=RawTcp(), rdma=())
+        assumed.append(
+            f"the raw streams are ignored, because the collective is faster ({fastest:.3g} against {raw:.3g} GB/s): "
+            "they used fewer NICs or connections, or another network"
+        )
     if any(device == "cpu" for _, _, device in table.ranks):
         evidence = replace(evidence, backend="gloo")
     verdict = judge_scan(evidence)
@@ -216,7 +227,7 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
         link_gbit_per_s=evidence.link_gbit_per_s,
         ceiling_gb_per_s=evidence.ceiling_gb_per_s,
         rows=rows,
-        tcp=streams.tcp,
+        tcp=evidence.tcp,
         rdma=evidence.rdma,
         nccl=nccl,
         assumed=tuple(assumed),
@@ -235,7 +246,7 @@ def _raw_scans(streams: _Streams, told: Missing) -> Iterator[ReadScan]:
         evidence = _evidence(
             streams, told, names=names, rows=(), layout=Layout(nodes=2), over_rdma=over_rdma, nccl=None
         )
-        evidence = replace(evidence, is_raw_only=True)
+        evidence = replace(evidence, is_raw_only=True, backend="unknown")
         yield ReadScan(
             programs=streams.programs[1:] if over_rdma and streams.tcp.ring else streams.programs[:1],
             link_gbit_per_s=evidence.link_gbit_per_s,
@@ -282,9 +293,7 @@ def _evidence(
     )
 
 
-def _over_rdma(
-    rows: Sequence[CollectiveRow], streams: _Streams, nccl: NcclPath | None, told: Missing
-) -> bool | None:
+def _over_rdma(rows: Sequence[CollectiveRow], streams: _Streams, nccl: NcclPath | None, told: Missing) -> bool | None:
     """By option or NCCL's log; else by what was measured beside it, or what TCP cannot reach. None is unknown."""
     if told.over_rdma is not None:
         return told.over_rdma

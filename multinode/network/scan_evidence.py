@@ -28,6 +28,8 @@ _COLLECTIVE_ENOUGH = (0.85, 0.7)
 _TCP_ENOUGH = (0.8, 0.5)
 # Share of a link that RDMA carries; a PCIe slot loses some of its rate to packets.
 _RDMA_ENOUGH = 0.7
+# Of the line rate, by a raw stream alone.
+_RAW_ENOUGH = 0.7
 # No link carries more: larger frames than the MTU says, and clock errors, matter less.
 MORE_THAN_A_LINK = 1.05
 # TCP rarely passes 3 to 5 GB/s, whatever the link.
@@ -181,7 +183,20 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def is_well(self) -> bool:
         """Whether TCP, RDMA and collectives are known not to be slow."""
+        if self.is_raw_only:
+            return self.raw_is_slow is False
         return self.collective_is_slow is False and not self.tcp_is_slow and not self.rdma_is_slow
+
+    @property
+    def raw_gb_per_s(self) -> float | None:
+        """Raw RDMA if the collectives used it, else raw TCP, at the slowest place of the ring."""
+        return self.rdma_gb_per_s if self.over_rdma else self.tcp_gb_per_s
+
+    @property
+    def raw_is_slow(self) -> bool | None:
+        """Whether a raw stream that nothing else disturbs is below its link; None if unknown."""
+        raw, ceiling = self.raw_gb_per_s, self.ceiling_gb_per_s
+        return raw < _RAW_ENOUGH * ceiling if raw is not None and ceiling is not None else None
 
 
 def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:

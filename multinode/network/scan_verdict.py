@@ -47,8 +47,6 @@ _ONE_OF_MANY = 0.7
 # TCP itself is the limit, which is no fault.
 _TCP_LIMIT_LINK_GBIT = 25.0
 _TCP_LIMIT_SHARE = 0.7
-# Of the line rate, by a raw stream that nothing else uses.
-_RAW_ENOUGH = 0.7
 # A switch needs a tenth of this.
 _LAN_ROUND_TRIP_US = 1000.0
 _ODD_ROUND_TRIP_US = 500.0
@@ -100,7 +98,7 @@ def judge_scan(seen: ScanEvidence) -> Verdict:
     return Verdict(
         status=status,
         text=_verdict_text(status, seen, causes, nics),
-        over_rdma=seen.over_rdma,
+        over_rdma=bool(seen.over_rdma),
         worst=seen.worst,
         nics=nics,
         nodes=tuple(dict.fromkeys(name for cause in causes for name in cause.nodes)),
@@ -114,12 +112,14 @@ def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFindi
     failed = {
         "wrong_values": "wrong results: a collective returned incorrect values",
         "wrong_path": "wrong network: the traffic did not use the data plane's NICs",
-        "alone": "no result: every process was the only worker of its own test",
+        "alone": "no result: the processes did not run one test together"
+        if seen.processes_alone > 1
+        else "no result: the test had one worker",
         "empty": "no result: no size was measured by all workers",
     }
     if status in failed:
         return failed[status]
-    if worst is None:
+    if seen.is_raw_only or worst is None:
         return _raw_text(status, seen, causes)
     several = len({share.collective for share in seen.shares}) > 1
     subject = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
@@ -141,9 +141,7 @@ def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFindi
 def _raw_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding]) -> str:
     """Of raw streams without a collective."""
     link, ceiling = seen.link_gbit_per_s, seen.ceiling_gb_per_s
-    name, speed = (seen.rdma_program, seen.rdma_gb_per_s) if seen.over_rdma else ("raw TCP", seen.tcp_gb_per_s)
-    if speed is None:
-        return "no result: no stream ran"
+    name, speed = seen.rdma_program if seen.over_rdma else "raw TCP", seen.raw_gb_per_s or 0.0
     reached = f"{name} reaches {speed:.3g} GB/s ({format_rate(speed * BITS_PER_BYTE)})"
     if link is None or ceiling is None:
         return f"inconclusive: {reached}; the link rate is not known for comparison"
@@ -175,12 +173,14 @@ def _shares(status: str, seen: ScanEvidence, worst: SizeShare, nics: int) -> str
 
 
 def _status(seen: ScanEvidence) -> str:
-    if seen.num_wrong:
-        return "wrong_values"
-    if seen.path.ok is False:
-        return "wrong_path"
-    if seen.layout.workers == 1:
-        return "alone"
+    failures = {
+        "wrong_values": bool(seen.num_wrong),
+        "wrong_path": seen.path.ok is False,
+        "alone": seen.layout.workers == 1,
+    }
+    failed = next((name for name, is_so in failures.items() if is_so), None)
+    if failed is not None:
+        return failed
     if seen.worst is None:
         return _raw_status(seen) if seen.is_raw_only else "empty"
     if seen.layout.nodes == 1:
@@ -191,12 +191,11 @@ def _status(seen: ScanEvidence) -> str:
 
 
 def _raw_status(seen: ScanEvidence) -> str:
-    speed, ceiling = (seen.rdma_gb_per_s if seen.over_rdma else seen.tcp_gb_per_s), seen.ceiling_gb_per_s
-    if speed is None:
+    if seen.raw_gb_per_s is None:
         return "empty"
-    if ceiling is None or speed > MORE_THAN_A_LINK * ceiling:
+    if seen.raw_is_slow is None or seen.raw_gb_per_s > MORE_THAN_A_LINK * (seen.ceiling_gb_per_s or 0.0):
         return "inconclusive"
-    return "slow" if speed < _RAW_ENOUGH * ceiling else "ok"
+    return "slow" if seen.raw_is_slow else "ok"
 
 
 def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
@@ -324,15 +323,23 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 
 def _alone(seen: ScanEvidence) -> Iterator[NetworkFinding]:
-    if seen.layout.workers == 1:
-        processes = f"each of {seen.processes_alone} processes ran" if seen.processes_alone > 1 else "the process ran"
+    if seen.layout.workers > 1:
+        return
+    build = "make MPI=1 MPI_HOME=DIR, with DIR of the mpirun that starts it"
+    if seen.processes_alone > 1:
         yield NetworkFinding(
             code="alone",
-            figures={"processes": seen.processes_alone} if seen.processes_alone > 1 else {},
-            message=f"busbw is 0 because {processes} a test of its own, with itself as the only rank: the program "
-            "was built without MPI, or its MPI is not that of the launcher",
-            hint="build nccl-tests with MPI: make MPI=1 MPI_HOME=DIR, with DIR of the mpirun that starts it; or "
-            "measure without MPI: multinode nccl-test --hosts HOSTFILE",
+            figures={"processes": seen.processes_alone},
+            message=f"{seen.processes_alone} processes ran a test each, with only their own GPUs (busbw is 0 with one): "
+            "the program was built without MPI, or its MPI is not that of the launcher",
+            hint=f"build nccl-tests with MPI: {build}; or measure without MPI: multinode nccl-test --hosts HOSTFILE",
+        )
+    else:
+        yield NetworkFinding(
+            code="one_rank",
+            message="busbw is 0 because the test had one rank, which has nobody to send to",
+            hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built without "
+            f"MPI: {build}",
         )
 
 
@@ -586,8 +593,8 @@ def _one_core(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield NetworkFinding(
             code="one_thread",
             figures={"connections": seen.tcp.connections},
-            message=f"this iperf3 runs its {seen.tcp.connections} connections in one thread: at this speed one CPU core "
-            "is the limit, not the network",
+            message=f"this iperf3 runs its {seen.tcp.connections} connections in one thread: at this speed one CPU "
+            "core is the limit, not the network",
             hint="measure with iperf3 3.16 or later, or with one iperf3 process per connection, each with its own port "
             "(-p)",
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from multinode.diagnose.benchmark_line import INTERVAL, PERFTEST_HEAD, PERFTEST_TITLE
 from multinode.traffic.pair_speeds import Pair
@@ -20,6 +21,8 @@ _LOCAL = re.compile(
     r"(?P<remote>[\w.:%-]{1,64}) port \d{1,5}"
 )
 _BEGIN = re.compile(r"Connecting to host|Accepted connection from|Client connecting to|Server listening on|iperf 3\.\d")
+_COMMAND = re.compile(r"\biperf3?(?:\.exe)? .{0,200}?-(?:c|-client|s|-server)\b.{0,200}")
+_CONNECTIONS = re.compile(r" -(?:P|-parallel) ?=?(\d{1,3})\b")
 _VERSION = re.compile(r"iperf (?P<major>\d{1,2})\.(?P<minor>\d{1,3})")
 _SERVER_PORT = 5201
 _RETRANSMITS = re.compile(r"\s+(\d{1,12})(?=\s|$)(?!\s+ms)")
@@ -52,7 +55,7 @@ _PROGRAMS = {"rdma_write": "ib_write_bw", "rdma_read": "ib_read_bw", "write": "i
 class TcpRun(msgspec.Struct, frozen=True, kw_only=True):
     """One direction of one run of iperf."""
 
-    pair: Pair = ("client", "server")
+    pair: Pair | None = None  # addresses of sender and receiver; None if the text does not have them
     connections: int
     gbit_per_s: float | None = None  # None if it failed
     lost_share: float | None = None  # retransmitted share of its segments, if counted
@@ -91,9 +94,13 @@ def parse_iperf(lines: Sequence[str]) -> tuple[TcpRun, ...]:
         if (release := _VERSION.search(text)) is not None:
             version = (int(release["major"]), int(release["minor"]))
         local, match = _LOCAL.search(text), INTERVAL.search(text)
-        if run.is_whole and (_BEGIN.search(text) or local or (match is not None and _interval(match).role is None)):
+        interval = _interval(match) if match is not None else None
+        command = _COMMAND.search(text)
+        if run.intervals and (_BEGIN.search(text) or local or command or run.is_over(interval)):
             found += run.runs(version)
             run = _TextRun()
+        if command is not None and (count := _CONNECTIONS.search(command[0])) is not None:
+            run.connections = int(count[1])
         if "Reverse mode" in text:
             run.is_reverse = True
         if "Accepted connection from" in text:
@@ -101,8 +108,8 @@ def parse_iperf(lines: Sequence[str]) -> tuple[TcpRun, ...]:
         if local is not None:
             run.local, run.remote = local["local"], local["remote"]
             run.is_server = run.is_server or int(local["port"]) == _SERVER_PORT
-        if match is not None:
-            run.intervals.append(_interval(match))
+        if interval is not None:
+            run.intervals.append(interval)
     return (*found, *run.runs(version))
 
 
@@ -129,12 +136,21 @@ class _TextRun:
 
     def __init__(self) -> None:
         self.intervals: list[_Interval] = []
-        self.local, self.remote = "client", "server"
+        self.local, self.remote = "", ""
         self.is_server = self.is_reverse = False
+        self.connections = 1
 
-    @property
-    def is_whole(self) -> bool:
-        return any(interval.role for interval in self.intervals)
+    def is_over(self, after: _Interval | None) -> bool:
+        """Whether an interval belongs to the next run: this one has its summary already, or only one stream to sum."""
+        summed = {(each.stream, each.way, each.role) for each in self.intervals if each.role is not None}
+        if after is None or not summed:
+            return False
+        is_of_one = after.stream == "SUM" and len({each.stream for each in self.intervals}) == 1
+        return (
+            after.role is None
+            or (after.stream, after.way, after.role) in summed
+            or (is_of_one and not any(stream == "SUM" for stream, _, _ in summed))
+        )
 
     def runs(self, version: tuple[int, int] | None) -> Iterator[TcpRun]:
         for way in dict.fromkeys(interval.way for interval in self.intervals):
@@ -154,8 +170,8 @@ class _TextRun:
         if (way == "RX") if way else self.is_reverse != self.is_server:
             pair = pair[::-1]
         yield TcpRun(
-            pair=pair,
-            connections=max(1, len(streams)),
+            pair=pair if all(pair) else None,
+            connections=max(self.connections, len(streams), 1 + bool(sums)),
             gbit_per_s=sums[-1].gbit_per_s if sums else _sum_of_streams(received),
             lost_share=again * _SEGMENT_BYTES / size_bytes if again is not None and size_bytes else None,
             in_one_thread=version is not None and (3, 0) <= version < _THREADS_SINCE,
@@ -186,7 +202,7 @@ def _total(mine: Sequence[_Interval], figure: Any) -> float | None:
 
 def _json_runs(text: str) -> Iterator[TcpRun]:
     place = 0
-    while 0 <= (place := text.find("{", place)) and '"sum_' in text[place:]:
+    while (place := text.find("{", place)) >= 0 and '"sum_' in text[place:]:
         try:
             document, size = json.JSONDecoder().raw_decode(text[place:])
         except (ValueError, RecursionError):
@@ -202,18 +218,20 @@ def _document_runs(document: Any) -> Iterator[TcpRun]:
     test = _part(start, "test_start")
     connected = start.get("connected")
     first = connected[0] if isinstance(connected, list) and connected and isinstance(connected[0], dict) else {}
-    pair = (str(first.get("local_host", "client")), str(first.get("remote_host", "server")))
+    local, remote = first.get("local_host"), first.get("remote_host")
+    pair = (local, remote) if isinstance(local, str) and isinstance(remote, str) else None
     release = _VERSION.search(str(start.get("version", "")))
     version = (int(release["major"]), int(release["minor"])) if release is not None else None
     streams = end.get("streams")
     connections = _number(test, "num_streams") or (len(streams) if isinstance(streams, list) else 1)
-    common = {
-        "connections": max(1, int(connections)),
-        "in_one_thread": version is not None and version < _THREADS_SINCE,
-        "is_udp": test.get("protocol") == "UDP",
-    }
+    run = TcpRun(
+        pair=pair,
+        connections=max(1, int(connections)),
+        in_one_thread=version is not None and version < _THREADS_SINCE,
+        is_udp=test.get("protocol") == "UDP",
+    )
     if isinstance(document, dict) and isinstance(document.get("error"), str) and not end:
-        yield TcpRun(pair=pair, error=document["error"], **common)
+        yield replace(run, error=document["error"])
     for suffix in ("", "_bidir_reverse"):
         sent, received = _part(end, f"sum_sent{suffix}"), _part(end, f"sum_received{suffix}")
         rate = _number(received, "bits_per_second") or _number(sent, "bits_per_second")
@@ -221,11 +239,11 @@ def _document_runs(document: Any) -> Iterator[TcpRun]:
             continue
         again, size_bytes = _number(sent, "retransmits"), _number(sent, "bytes")
         is_back = bool(test.get("reverse")) or bool(suffix)
-        yield TcpRun(
-            pair=pair[::-1] if is_back else pair,
+        yield replace(
+            run,
+            pair=pair[::-1] if pair is not None and is_back else pair,
             gbit_per_s=rate / 1e9,
             lost_share=again * _SEGMENT_BYTES / size_bytes if again is not None and size_bytes else None,
-            **common,
         )
 
 
@@ -261,5 +279,5 @@ def parse_perftest(lines: Iterable[str]) -> tuple[RdmaRun, ...]:
         elif unit is not None and (row := _PERFTEST_ROW.match(text)) is not None:
             speed = float(row["average"]) * _PERFTEST_GBIT[unit] * parts
             if speed > runs[-1].gbit_per_s:
-                runs[-1] = msgspec.structs.replace(runs[-1], gbit_per_s=speed)
+                runs[-1] = replace(runs[-1], gbit_per_s=speed)
     return tuple(run for run in runs if run.gbit_per_s > 0)
