@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 
-_SPEED = r"[\d.]+(?:e[+-]?\d+)?"
+_SPEED = r"[\d.]{1,20}(?:e[+-]?\d{1,3})?"
 TABLE_ROW = re.compile(
-    r"(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+(?P<dtype>(?!Bytes|[KMGT]B)[a-z]\w{2,15})\s+"
+    r"(?:\[[^\]]{0,64}\]:?\s+|\S{1,64}[:>|]\s+){0,3}(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+(?P<dtype>[a-z]\w{2,15})\s+"
     rf"(?:(?P<redop>[a-z]\w{{0,15}})\s+)?(?P<figures>(?:(?:-?{_SPEED}|N/A)\s*){{4,9}})$",
     re.ASCII | re.IGNORECASE,
 )
 """A row of nccl-tests: size, count, type, reduction, root; time, algbw, busbw and #wrong, out of place and in place."""
 INTERVAL = re.compile(
-    r"\[ *(?P<id>SUM|\d{1,6})\](?:\[(?P<way>[TR]X)-[CS]\])? +(?P<start>\d{1,9}\.\d{1,6}) *- *(?P<end>\d{1,9}\.\d{1,6}) +sec +"
-    r"(?P<amount>[\d.]{1,12}) +(?P<amount_unit>[KMGT]?)Bytes +(?P<rate>[\d.]{1,12}) +(?P<unit>[KMGT]?)(?P<kind>bits|Bytes)/sec"
-    r"(?P<rest>.{0,120})",
+    r"\[ *(?P<id>SUM|\d{1,6})\](?:\[(?P<way>[TR]X)-[CS]\])? +"
+    r"(?P<start>\d{1,9}\.\d{1,6}) *- *(?P<end>\d{1,9}\.\d{1,6}) +sec +"
+    r"(?P<amount>[\d.]{1,12}) +(?P<amount_unit>[KMGT]?)Bytes +"
+    r"(?P<rate>[\d.]{1,12}) +(?P<unit>[KMGT]?)(?P<kind>bits|Bytes)/sec(?P<rest>.{0,120})",
     re.ASCII,
 )
 """An interval of iperf3 or iperf 2: transfer, rate, and in `rest` retransmits and the role."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from multinode.diagnose.benchmark_line import TABLE_ROW
 from multinode.network.scan_evidence import CollectiveRow
+from multinode.records.benchmark import DTYPE_BYTES
 from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.units import format_count
 
@@ -32,6 +33,8 @@ _COLLECTIVES = (
     "scatter",
     "hypercube",
 )
+# What people write above a table.
+_WORDS = re.compile(r"\b(?P<to>all[-_ ]?to[-_ ]?all|a2a)\b|\b(?P<gather>all[-_ ]?gather)\b", re.IGNORECASE)
 _PROGRAM = re.compile(rf"\b(?P<name>{'|'.join(_COLLECTIVES)})_perf\b|# Collective test: (?P<ours>\w{{1,32}})")
 # A thread without a code block shows `# nThread` as a title, and its text has no mark.
 _HEAD = re.compile(r"(?:# ?)?(?:nThread \d|Collective test\b|nccl-tests version|\s*size\s+count\s+type\b)")
@@ -73,7 +76,9 @@ class PrintedTable(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None  # the collective, if the text names it
     rows: tuple[PrintedRow, ...] = ()
     ranks: tuple[tuple[int, str, str], ...] = ()  # rank, host and device of each `# Rank` line
+    words: str | None = None  # the collective that the text above it speaks of
     wrong: int = 0  # wrong values by its last line
+    ends: int = 0  # its last lines: one per test
     gpus_per_process: int = 1
 
     @property
@@ -85,22 +90,36 @@ class PrintedTable(msgspec.Struct, frozen=True, kw_only=True):
             return True
         # Processes that start a test together print each of its sizes together.
         runs = [len(list(rows)) for _, rows in itertools.groupby(self.rows, lambda row: row.size_bytes)]
-        return sum(rank == 0 for rank, _, _ in self.ranks) > 1 or (len(runs) > 1 and statistics.median(runs) > 1)
+        several = sum(rank == 0 for rank, _, _ in self.ranks) > 1 or (not self.rows and self.ends > 1)
+        return several or (len(runs) > 1 and statistics.median(runs) > 1)
 
     @property
     def processes_alone(self) -> int:
         """How many of such tests wrote to this text, at least."""
         sizes = Counter(row.size_bytes for row in self.rows)
-        return max([sum(rank == 0 for rank, _, _ in self.ranks), *sizes.values()], default=0)
+        return max(self.ends, sum(rank == 0 for rank, _, _ in self.ranks), *sizes.values(), 0)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a collective splits the buffer, by size and count: the number of ranks, or 1."""
+        parts = [
+            row.size_bytes / (row.count * width)
+            for row in self.rows
+            if (width := DTYPE_BYTES.get(row.dtype)) is not None
+        ]
+        whole = Counter(round(part) for part in parts if round(part) >= 1 and math.isclose(part, round(part)))
+        return whole.most_common(1)[0][0] if whole else 1
 
 
 def parse_tables(lines: Iterable[str]) -> tuple[PrintedTable, ...]:
     """All tables of a text, whose lines have no marks of launchers; tests with a single rank count as one."""
-    tables, table, name = list[PrintedTable](), PrintedTable(), None
+    tables, table, name, words = list[PrintedTable](), PrintedTable(), None, None
     for line in lines:
         text = line.strip()
         if (program := _PROGRAM.search(text)) is not None:
             name = _NAMES.get(program["name"], program["name"]) or program["ours"]
+        elif (said := _WORDS.search(text)) is not None:
+            words = "all_to_all" if said["to"] else "all_gather"
         is_next = _HEAD.match(text) is not None or (program is not None and not text.startswith("#"))
         if table.rows and is_next:
             tables.append(table)
@@ -113,11 +132,12 @@ def parse_tables(lines: Iterable[str]) -> tuple[PrintedTable, ...]:
                 table = PrintedTable()
             table = replace(table, ranks=(*table.ranks, (int(rank["rank"]), rank["host"], rank["device"])))
         elif (wrong := _WRONG.search(text)) is not None:
-            table = replace(table, wrong=max(table.wrong, int(wrong["count"]), int(wrong["end"] == "FAILED")))
+            failed = max(table.wrong, int(wrong["count"]), int(wrong["end"] == "FAILED"))
+            table = replace(table, wrong=failed, ends=table.ends + 1)
         elif (row := _parse_row(text)) is not None:
-            table = replace(table, name=table.name or name, rows=(*table.rows, row))
+            table = replace(table, name=table.name or name, words=words, rows=(*table.rows, row))
     tables.append(table)
-    return tuple(_joined(found for found in tables if found.rows or found.wrong))
+    return tuple(_joined(found for found in tables if found.rows or found.wrong or found.is_alone))
 
 
 def _parse_row(text: str) -> PrintedRow | None:
@@ -171,19 +191,18 @@ def _joined(tables: Iterable[PrintedTable]) -> Iterable[PrintedTable]:
 
 
 def find_collective(table: PrintedTable) -> tuple[str, bool]:
-    """The collective, and whether it is certain: the text's name, else what type of row and ratio of speeds allow."""
-    if table.name is not None:
-        return table.name, True
-    row = max(table.rows, key=lambda row: row.best[1])
-    algbw, busbw = row.best[1:3]
-    is_reduction = row.redop not in {"none", ""}
+    """The collective, and whether it is certain: the text's name, else what the form of the rows allows."""
+    row = max(table.rows, key=lambda row: row.size_bytes, default=None)
+    if table.name is not None or row is None:
+        return table.name or "all_reduce", True
+    is_reduction, is_split = row.redop != "none", table.parts > 1
     if row.root >= 0:
         return ("reduce" if is_reduction else "broadcast"), True
-    if table.is_alone:
-        return ("all_reduce" if is_reduction else "all_gather"), False
     if is_reduction:
-        return ("all_reduce" if busbw >= algbw - 2 * _ROUNDED else "reduce_scatter"), True
-    return ("sendrecv" if busbw >= algbw - 2 * _ROUNDED else "all_gather"), False
+        return ("reduce_scatter" if is_split else "all_reduce"), True
+    if not is_split:
+        return "sendrecv", False
+    return table.words or "all_gather", table.words is not None
 
 
 class PrintedLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +225,8 @@ def find_layout(table: PrintedTable, collective: str, nodes: int | None) -> Prin
     """From the `# Rank` lines; else from `nodes` and the ratio of busbw to algbw, which depends on the ranks."""
     if table.is_alone:
         return PrintedLayout(layout=Layout(nodes=1, workers_per_node=1))
+    if not table.rows and not table.ranks:
+        return PrintedLayout(layout=Layout(nodes=nodes or 2), is_assumed=nodes is None)
     hosts = Counter(host for _, host, _ in dict.fromkeys(table.ranks))
     named = len({rank for rank, _, _ in table.ranks})
     candidates = _rank_counts(table, collective)
@@ -223,8 +244,10 @@ def find_layout(table: PrintedTable, collective: str, nodes: int | None) -> Prin
 
 
 def _rank_counts(table: PrintedTable, collective: str) -> tuple[int, ...]:
-    """Numbers of ranks that agree with the speeds of all rows; empty if the factor does not depend on them."""
-    if bus_factor(collective, 2) == bus_factor(collective, 3):
+    """Numbers of ranks that agree with the counts or speeds of all rows; empty if neither depends on them."""
+    if table.parts > 1:
+        return (table.parts,)
+    if not table.rows or bus_factor(collective, 2) == bus_factor(collective, 3):
         return ()
     speeds = [(algbw, busbw) for row in table.rows for _, algbw, busbw, _ in row.ways]
     large = sorted(speeds, reverse=True)[: max(1, len(speeds) // 2)]

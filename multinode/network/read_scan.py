@@ -29,7 +29,7 @@ from multinode.network.stream_output import RdmaRun, TcpRun, parse_iperf, parse_
 from multinode.records.log import clean_log
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import Pair, PairSpeed, RawTcp, fastest_of, slowest_gb_per_s
-from multinode.units import format_count
+from multinode.units import format_count, format_size
 
 # Faster than TCP is on any NIC.
 _BEYOND_TCP_GB_PER_S = 5.0
@@ -90,10 +90,10 @@ def read_scans(texts: Sequence[tuple[str, str]], missing: Missing | None = None)
     lines = [_clean(line) for _, text in texts for line in text.splitlines()[:_MOST_LINES]]
     tables, tcp, rdma = parse_tables(lines), parse_iperf(lines), parse_perftest(lines)
     files = tuple(name for name, _ in texts)
+    small = [run for run in rdma if not run.is_large]
     nccl = parse_nccl_log(lines)
-    tables = tuple(table for table in tables if table.rows)
-    if not tables and not rdma and not any(not run.is_udp for run in tcp):
-        raise _nothing(lines, files, tcp)
+    if not tables and not any(run.is_large for run in rdma) and not any(not run.is_udp for run in tcp):
+        raise _nothing(lines, files, tcp, small)
     streams = _Streams(tcp, rdma, told.nics_gbit_per_s)
     scans = [_table_scan(table, streams, nccl, told) for table in tables] or list(_raw_scans(streams, told))
     return ReadReport(files=files, scans=tuple(scans))
@@ -101,11 +101,17 @@ def read_scans(texts: Sequence[tuple[str, str]], missing: Missing | None = None)
 
 def _clean(line: str) -> str:
     """A line without quotation marks of a thread, marks of a launcher, and control characters."""
-    return parse_line(clean_log(line).lstrip("> ").rstrip()).text
+    return parse_line(clean_log(line.replace("**", "")).strip("`> ")).text
 
 
-def _nothing(lines: Sequence[str], files: Sequence[str], tcp: Sequence[TcpRun]) -> UsageError:
+def _nothing(lines: Sequence[str], files: Sequence[str], tcp: Sequence[TcpRun], small: Sequence[RdmaRun]) -> UsageError:
     names = ", ".join(files)
+    if small:
+        return UsageError(
+            f"{names}: {small[0].program} sent messages of {format_size(small[0].size_bytes)}, which measure the "
+            "message rate and not the bandwidth",
+            hint=f"measure large messages: {small[0].program} -s 1048576",
+        )
     if tcp:
         return UsageError(
             f"{names}: iperf3 measured UDP, which sends at the rate of -b", hint="measure TCP: iperf3 without -u"
@@ -136,6 +142,9 @@ class _Streams:
         self.lost_share = max((run.lost_share for run in runs if run.lost_share is not None), default=None)
         self.in_one_thread = bool(several) and all(run.in_one_thread for run in several)
         self.assumed = list[str]()
+        if any(not run.is_large for run in rdma):
+            self.assumed.append("the RDMA runs with messages below 64 KiB are ignored: they measure the message rate")
+        rdma = [run for run in rdma if run.is_large]
         if len(runs) < len(tcp):
             self.assumed.append("the UDP runs of iperf3 are ignored: UDP sends at the rate of -b")
         self.runs = tuple(rdma)
@@ -197,16 +206,16 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
             "--workers-per-node N"
         )
     rows = collective_rows(table, collective, layout.workers)
-    evidence = _evidence(
-        streams,
-        told,
-        names=found.hosts or tuple(f"node{number}" for number in range(layout.nodes)),
+    names = found.hosts or tuple(f"node{number}" for number in range(layout.nodes))
+    evidence = replace(
+        _evidence(streams, told, names if layout.nodes > 1 else (), nccl),
         rows=rows,
         layout=layout,
+        backend="gloo" if any(device == "cpu" for _, _, device in table.ranks) else "nccl",
         over_rdma=_over_rdma(rows, streams, nccl, told),
-        nccl=nccl,
+        wrong_beside_rows=table.wrong,
+        processes_alone=table.processes_alone,
     )
-    evidence = replace(evidence, wrong_beside_rows=table.wrong, processes_alone=table.processes_alone)
     fastest, raw = max((share.nic_gb_per_s for share in evidence.shares), default=0.0), evidence.raw_gb_per_s
     if layout.nodes > 1 and raw is not None and fastest > _TOGETHER * raw:
         # It is no bound of the collective then.
@@ -215,8 +224,6 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
             f"the raw streams are ignored, because the collective is faster ({fastest:.3g} against {raw:.3g} GB/s): "
             "they used fewer NICs or connections, or another network"
         )
-    if any(device == "cpu" for _, _, device in table.ranks):
-        evidence = replace(evidence, backend="gloo")
     verdict = judge_scan(evidence)
     if evidence.link_gbit_per_s is None and layout.nodes > 1 and not verdict.is_failure:
         assumed.append(_NO_LINK)
@@ -243,10 +250,9 @@ def _raw_scans(streams: _Streams, told: Missing) -> Iterator[ReadScan]:
         names = _endpoints(streams) or ("node0", "node1")
         if not (streams.rdma(names) if over_rdma else streams.tcp.ring):
             continue
-        evidence = _evidence(
-            streams, told, names=names, rows=(), layout=Layout(nodes=2), over_rdma=over_rdma, nccl=None
+        evidence = replace(
+            _evidence(streams, told, names, None), is_raw_only=True, backend="unknown", over_rdma=over_rdma
         )
-        evidence = replace(evidence, is_raw_only=True, backend="unknown")
         yield ReadScan(
             programs=streams.programs[1:] if over_rdma and streams.tcp.ring else streams.programs[:1],
             link_gbit_per_s=evidence.link_gbit_per_s,
@@ -262,29 +268,18 @@ def _endpoints(streams: _Streams) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for pair in streams.tcp.ring for name in (pair.source, pair.target)))
 
 
-def _evidence(
-    streams: _Streams,
-    told: Missing,
-    *,
-    names: Sequence[str],
-    rows: tuple[CollectiveRow, ...],
-    layout: Layout,
-    over_rdma: bool | None,
-    nccl: NcclPath | None,
-) -> ScanEvidence:
+def _evidence(streams: _Streams, told: Missing, names: Sequence[str], nccl: NcclPath | None) -> ScanEvidence:
+    """What the text has beside a table; `names` are of the nodes, none for a single one."""
     nics, link = told.nics_gbit_per_s, sum(told.nics_gbit_per_s) or None
     devices = [*streams.devices, *((nccl.used or nccl.nics) if nccl is not None else ())]
-    everyone = dict.fromkeys([*names, *_endpoints(streams)]) if layout.nodes > 1 else {}
+    everyone = dict.fromkeys([*names, *_endpoints(streams)]) if names else {}
     layers = {kind for kind in ("IB", "RoCE") if any(name.endswith(f"/{kind}") for name in devices)}
     return ScanEvidence(
-        rows=rows,
-        layout=layout,
-        backend="nccl",
+        rows=(),
         nics={name: Interface(name="eth0", speed_gbit_per_s=link) for name in everyone} if link else {},
         nics_gbit_per_s=dict.fromkeys(everyone, nics) if nics else {},
         tcp=streams.tcp,
-        rdma=streams.rdma(names),
-        over_rdma=over_rdma,
+        rdma=streams.rdma(names) if names else (),
         link_layer=streams.link_layer or ("InfiniBand" if layers == {"IB"} else None),
         bonds=tuple(dict.fromkeys(name.partition(":")[0] for name in devices if "bond" in name)),
         rdma_program=streams.rdma_program,

@@ -34,8 +34,10 @@ from multinode.units import BITS_PER_BYTE, format_list, format_rate, format_size
 
 # AWS caps a flow at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2 instance network bandwidth").
 _FLOW_CAPS_GBIT, _NEAR_A_CAP = (5.0, 10.0), (0.9, 1.02)
-# One GPU's PCIe slot with 16 lanes, by generation, in Gbit/s; a copy reaches seven tenths of it and more.
-_GPU_SLOTS_GBIT, _NEAR_A_SLOT = {"4.0": 252.0, "5.0": 504.0, "6.0": 968.0}, 0.7
+# One GPU's PCIe slot with 16 lanes, by generation, in Gbit/s. Half of it and more is beyond the generation before.
+_GPU_SLOTS_GBIT, _NEAR_A_SLOT = {"4.0": 252.0, "5.0": 504.0, "6.0": 968.0}, 0.5
+# Any CPU core receives this much.
+_CORE_LEAST_GBIT = 5.0
 # A lost segment in ten thousand limits a TCP connection below 10 Gbit/s at a round trip of 0.1 ms (Mathis et al.,
 # "The macroscopic behavior of the TCP congestion avoidance algorithm", 1997).
 _LOSS_NOTICED = 1e-4
@@ -60,6 +62,7 @@ _SOCKETS = (
     "more can be far slower"
 )
 _BUFFERS = "use a larger MTU, a faster core, or larger socket buffers: sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem"
+_PERCENT = 0.01
 _PLACEMENT = "on AWS, put the nodes into one cluster placement group"
 
 
@@ -109,16 +112,8 @@ def judge_scan(seen: ScanEvidence) -> Verdict:
 
 def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding], nics: int) -> str:
     worst, link = seen.worst, seen.link_gbit_per_s
-    failed = {
-        "wrong_values": "wrong results: a collective returned incorrect values",
-        "wrong_path": "wrong network: the traffic did not use the data plane's NICs",
-        "alone": "no result: the processes did not run one test together"
-        if seen.processes_alone > 1
-        else "no result: the test had one worker",
-        "empty": "no result: no size was measured by all workers",
-    }
-    if status in failed:
-        return failed[status]
+    if status in {"wrong_values", "wrong_path", "alone", "empty"}:
+        return _failure_text(status, seen)
     if seen.is_raw_only or worst is None:
         return _raw_text(status, seen, causes)
     several = len({share.collective for share in seen.shares}) > 1
@@ -138,6 +133,16 @@ def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFindi
     return f"slow: {reached}"
 
 
+def _failure_text(status: str, seen: ScanEvidence) -> str:
+    one = "the test had one worker"
+    return {
+        "wrong_values": "wrong results: a collective returned incorrect values",
+        "wrong_path": "wrong network: the traffic did not use the data plane's NICs",
+        "alone": f"no result: {'the processes did not run one test together' if seen.processes_alone > 1 else one}",
+        "empty": "no result: no size was measured by all workers",
+    }[status]
+
+
 def _raw_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding]) -> str:
     """Of raw streams without a collective."""
     link, ceiling = seen.link_gbit_per_s, seen.ceiling_gb_per_s
@@ -145,9 +150,11 @@ def _raw_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding])
     reached = f"{name} reaches {speed:.3g} GB/s ({format_rate(speed * BITS_PER_BYTE)})"
     if link is None or ceiling is None:
         return f"inconclusive: {reached}; the link rate is not known for comparison"
-    share = f"{speed / ceiling:.0%} of the {'' if seen.over_rdma else 'TCP '}line rate"
+    digits = 0 if speed >= _PERCENT * ceiling else 1
+    share = f"{speed / ceiling:.{digits}%} of the {'' if seen.over_rdma else 'TCP '}line rate"
     if status == "ok":
-        return f"network OK for a link of {format_rate(link)}{', see the cause below' if causes else ''}: {reached}, {share}"
+        beside = ", see the cause below" if causes else ""
+        return f"network OK for a link of {format_rate(link)}{beside}: {reached}, {share}"
     if status == "inconclusive":
         return f"inconclusive: {reached}, {share} of a link of {format_rate(link)}, more than this link can carry"
     return f"slow: {reached}, {share} of a link of {format_rate(link)}"
@@ -330,16 +337,16 @@ def _alone(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield NetworkFinding(
             code="alone",
             figures={"processes": seen.processes_alone},
-            message=f"{seen.processes_alone} processes ran a test each, with only their own GPUs (busbw is 0 with one): "
-            "the program was built without MPI, or its MPI is not that of the launcher",
+            message=f"{seen.processes_alone} processes ran a test each, with only their own GPUs (busbw is 0 with "
+            "one): the program was built without MPI, or its MPI is not that of the launcher",
             hint=f"build nccl-tests with MPI: {build}; or measure without MPI: multinode nccl-test --hosts HOSTFILE",
         )
     else:
         yield NetworkFinding(
             code="one_rank",
             message="busbw is 0 because the test had one rank, which has nobody to send to",
-            hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built without "
-            f"MPI: {build}",
+            hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built "
+            f"without MPI: {build}",
         )
 
 
@@ -583,13 +590,13 @@ def _one_core(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     is_short = tcp is not None and ceiling is not None and tcp < _TCP_LIMIT_SHARE * ceiling
     if not is_short or (seen.link_gbit_per_s or 0.0) < _TCP_LIMIT_LINK_GBIT:
         return
-    if not seen.tcp.several:
+    if not seen.tcp.several and (tcp or 0.0) * BITS_PER_BYTE >= _CORE_LEAST_GBIT:
         yield NetworkFinding(
             code="one_stream",
-            message="only one connection was measured: at this speed it is limited by one CPU core",
+            message="only one connection was measured: one CPU core limits it at such speeds, rather than the network",
             hint="measure with several: iperf3 -P 8, version 3.16 or later",
         )
-    elif seen.tcp_in_one_thread:
+    elif seen.tcp.several and seen.tcp_in_one_thread:
         yield NetworkFinding(
             code="one_thread",
             figures={"connections": seen.tcp.connections},
@@ -652,7 +659,7 @@ def _tcp_limit(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     tcp, ceiling = seen.tcp_gb_per_s, seen.ceiling_gb_per_s
     link = seen.link_gbit_per_s or 0.0
     is_limit = tcp and ceiling and not seen.tcp_is_slow and tcp < _TCP_LIMIT_SHARE * ceiling
-    if is_limit and link >= _TCP_LIMIT_LINK_GBIT:
+    if is_limit and link >= _TCP_LIMIT_LINK_GBIT and seen.tcp.several:
         yield NetworkFinding(
             code="tcp_limit",
             figures={"tcp_gb_per_s": tcp or 0.0, "ceiling_gb_per_s": ceiling or 0.0},

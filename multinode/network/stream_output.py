@@ -47,8 +47,11 @@ _PERFTEST_GBIT = {
     "GB": 2.0**30 * BITS_PER_BYTE / 1e9,
     "GiB": 2.0**30 * BITS_PER_BYTE / 1e9,
 }
+# perftest's own default.
+_LARGE_BYTES = 1 << 16
 _PERFTEST_DEVICE = re.compile(r"\bDevice\s*:\s*(?P<device>[\w.-]{1,64})")
 _PERFTEST_LAYER = re.compile(r"\bLink type\s*:\s*(?P<layer>Ethernet|IB)\b")
+_PERFTEST_COMMAND = re.compile(r"\bib_(?:write|read|send)_bw\b")
 _PROGRAMS = {"rdma_write": "ib_write_bw", "rdma_read": "ib_read_bw", "write": "ib_write_bw", "read": "ib_read_bw"}
 
 
@@ -69,8 +72,14 @@ class RdmaRun(msgspec.Struct, frozen=True, kw_only=True):
 
     program: str
     gbit_per_s: float  # one way: half of a bidirectional test
+    size_bytes: int = 0  # of the message that reached it
     device: str | None = None
     link_layer: str | None = None  # `InfiniBand` or `Ethernet`
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the bandwidth limits such messages, and not their rate."""
+        return self.size_bytes >= _LARGE_BYTES
 
 
 class _Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +278,8 @@ def parse_perftest(lines: Iterable[str]) -> tuple[RdmaRun, ...]:
             program = _PROGRAMS.get(title["verb"].lower(), "ib_send_bw")
             parts = 0.5 if title["both"] else 1.0
             unit, device, layer = None, None, None
+        if (command := _PERFTEST_COMMAND.search(text)) is not None:
+            program, unit = command[0], None
         if (named := _PERFTEST_DEVICE.search(text)) is not None:
             device = named["device"]
         if (linked := _PERFTEST_LAYER.search(text)) is not None:
@@ -279,5 +290,5 @@ def parse_perftest(lines: Iterable[str]) -> tuple[RdmaRun, ...]:
         elif unit is not None and (row := _PERFTEST_ROW.match(text)) is not None:
             speed = float(row["average"]) * _PERFTEST_GBIT[unit] * parts
             if speed > runs[-1].gbit_per_s:
-                runs[-1] = replace(runs[-1], gbit_per_s=speed)
+                runs[-1] = replace(runs[-1], gbit_per_s=speed, size_bytes=int(row["size"]))
     return tuple(run for run in runs if run.gbit_per_s > 0)
