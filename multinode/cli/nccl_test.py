@@ -252,7 +252,7 @@ def _check_least(rows: Sequence[CollectiveRow], min_busbw: float | None) -> None
 
 # What says something of a printed text; everything else measures.
 _OF_READING = frozenset(
-    {"--read", "--link", "--rdma", "--no-rdma", "--nodes", "--workers-per-node", "--min-busbw", "--json", "--details"}
+    {"--read", "--link", "--rdma", "--no-rdma", "--nodes", "--workers-per-node", "--min-busbw", "--json"}
 )
 
 

@@ -120,17 +120,15 @@ def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFindi
     subject = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
     if status == "one_node":
         return f"no network used: {subject} reaches {worst.busbw_gb_per_s:.3g} GB/s busbw between workers of one node"
-    reached = f"{subject} reaches {_shares(status, seen, worst, nics)}"
-    if status == "inconclusive" and seen.beyond is not None:
-        return f"inconclusive: {reached}, more than this link can carry"
-    if status == "inconclusive":
-        speed = f"{worst.nic_gb_per_s:.3g} GB/s per NIC"
+    if status == "inconclusive" and seen.beyond is None:
+        speed = f"{worst.nic_gb_per_s:.3g} GB/s per node"
         return f"inconclusive: {subject} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
+    reached = f"{subject} reaches {_shares(status, seen, worst, nics)}"
     if status == "ok":
         together = f" ({nics} NICs together)" if nics > 1 else ""
         rate = f" for a link of {format_rate(link)}{together}" if link else ""
         return f"network OK{rate}{', see the cause below' if causes else ''}: {reached}"
-    return f"slow: {reached}"
+    return f"inconclusive: {reached}, more than this link can carry" if status == "inconclusive" else f"slow: {reached}"
 
 
 def _failure_text(status: str, seen: ScanEvidence) -> str:
