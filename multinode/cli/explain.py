@@ -91,7 +91,9 @@ def _nothing(explanation: Explanation) -> Iterator[Part]:
     found = f"no failure found in {logs} ({lines})"
     if explanation.benchmarks:
         programs = format_list(tuple(dict.fromkeys(explanation.benchmarks.values())))
-        found = f"no error message found in {logs} ({lines}), but figures of {programs}: multinode nccl-test judges them"
+        found = (
+            f"no error message found in {logs} ({lines}), but figures of {programs}: multinode nccl-test judges them"
+        )
     yield paragraph(found, style="bold")
     yield ""
     yield labelled([*_rows("Last", explanation.last_lines), *_rows("Next", explanation.next)])

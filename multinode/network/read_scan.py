@@ -292,8 +292,9 @@ def _over_rdma(rows: Sequence[CollectiveRow], streams: _Streams, nccl: NcclPath 
     """By option or NCCL's log; else by what was measured beside it, or what TCP cannot reach. None is unknown."""
     if told.over_rdma is not None:
         return told.over_rdma
-    if nccl is not None and nccl.network is not None:
-        return nccl.over_rdma
+    if nccl is not None and (nccl.network is not None or nccl.nics):
+        # RDMA NICs are listed with their kind: `mlx5_0:1/RoCE`.
+        return nccl.over_rdma or (nccl.network is None and all("/" in name for name in nccl.nics))
     best = max((row.algbw_gb_per_s for row in rows), default=0.0)
     if streams.runs or best > _BEYOND_TCP_GB_PER_S:
         return True

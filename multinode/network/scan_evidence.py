@@ -20,6 +20,7 @@ _LARGE_BYTES = 1 << 20
 SMALL_BYTES = 4096
 # From this rate on, processors limit TCP, and repeats differ.
 _FAST_LINK_GBIT = 10.0
+_MOSTLY = 0.5
 # A longer time is not the cost of a message: workers are waiting.
 _START_MOST_US = 2000.0
 # Thresholds of slowness for links that TCP fills easily, and for faster ones. A stream fills 10 Gbit/s; a collective
@@ -47,6 +48,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     share_of_tcp: float | None = None  # of raw TCP around the ring; None if not measured. Likewise `share_of_rdma`.
     share_of_rdma: float | None = None
     usual_share: float = 1.0  # share of a link that the backend normally gets for this collective
+    latency_share: float = 0.0  # of its time, what a small message takes as well; 1 for a small message
     # of the smaller of the two and of `usual_share`, without the time of a small message; None if neither is known
     fill: float | None = None
 
@@ -176,9 +178,14 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def collective_is_slow(self) -> bool | None:
         """Whether `worst` is below raw TCP, or else the link; None if unknown."""
-        if self.worst is None or self.worst.fill is None or self.beyond is not None:
+        if self.worst is None or self.worst.fill is None or self.beyond is not None or self.is_latency:
             return None
         return self.worst.fill < _COLLECTIVE_ENOUGH[self.is_fast_link]
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether the largest message mostly measured the latency, which says nothing of the bandwidth."""
+        return self.worst is not None and self.worst.latency_share > _MOSTLY
 
     @property
     def is_well(self) -> bool:
@@ -209,12 +216,12 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
     best = min((each for each in (ceiling, tcp, rdma) if each), default=None)
     usual_share = link_share(*case)
     fill = None
+    small = [other for other in seen.rows if other.collective == row.collective and other.size_bytes <= SMALL_BYTES]
+    start_us = min((other.time_us for other in small if other.size_bytes < row.size_bytes), default=0.0)
+    start_us = min(start_us, _START_MOST_US)
     if best is not None and speed > 0:
         # Time needed by the network, and the fixed cost of every message.
-        needed_us = row.time_us * speed / (best * usual_share)
-        small = [other for other in seen.rows if other.collective == row.collective and other.size_bytes <= SMALL_BYTES]
-        start_us = min((other.time_us for other in small if other.size_bytes < row.size_bytes), default=0.0)
-        fill = (needed_us + min(start_us, _START_MOST_US)) / row.time_us
+        fill = (row.time_us * speed / (best * usual_share) + start_us) / row.time_us
     return SizeShare(
         collective=row.collective,
         size_bytes=row.size_bytes,
@@ -224,6 +231,7 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
         share_of_tcp=speed / tcp if tcp else None,
         share_of_rdma=speed / rdma if rdma else None,
         usual_share=usual_share,
+        latency_share=1.0 if row.size_bytes <= SMALL_BYTES else start_us / row.time_us,
         fill=fill,
     )
 

@@ -121,14 +121,21 @@ def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFindi
     if status == "one_node":
         return f"no network used: {subject} reaches {worst.busbw_gb_per_s:.3g} GB/s busbw between workers of one node"
     if status == "inconclusive" and seen.beyond is None:
-        speed = f"{worst.nic_gb_per_s:.3g} GB/s per node"
-        return f"inconclusive: {subject} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
+        return f"inconclusive: {_unknown_text(subject, seen, worst)}"
     reached = f"{subject} reaches {_shares(status, seen, worst, nics)}"
     if status == "ok":
         together = f" ({nics} NICs together)" if nics > 1 else ""
         rate = f" for a link of {format_rate(link)}{together}" if link else ""
         return f"network OK{rate}{', see the cause below' if causes else ''}: {reached}"
     return f"inconclusive: {reached}, more than this link can carry" if status == "inconclusive" else f"slow: {reached}"
+
+
+def _unknown_text(subject: str, seen: ScanEvidence, worst: SizeShare) -> str:
+    """Why a speed cannot be judged."""
+    if seen.is_latency:
+        return f"{subject} mostly measures latency: measure larger messages, -e 64M and more"
+    speed = f"{worst.nic_gb_per_s:.3g} GB/s per node"
+    return f"{subject} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
 
 
 def _failure_text(status: str, seen: ScanEvidence) -> str:

@@ -227,6 +227,15 @@ def test_what_the_text_lacks_is_said_with_the_option_that_tells_it() -> None:
     assert (named.collective, named.assumed) == ("all_to_all", ())
 
 
+def test_small_messages_say_nothing_of_the_bandwidth() -> None:
+    small = read(table(0.3, Layout(nodes=2), size_bytes=4096), told("100gbit"))
+    assert (small.verdict.status, codes(small)) == ("inconclusive", [])
+    assert "all_reduce of 4 KiB mostly measures latency: measure larger messages" in small.verdict.text
+    lines = table(2.6, Layout(nodes=2), size_bytes=65536).splitlines()
+    lines.insert(-3, "  8  2  float  sum  -1  20.0  0.00  0.00  0  20.0  0.00  0.00  0")
+    assert read("\n".join(lines), told("100gbit")).verdict.status == "inconclusive"
+
+
 def test_one_node_and_one_rank_use_no_network() -> None:
     assert read(table(200.0, Layout(nodes=1, workers_per_node=8)), told("100gbit")).verdict.status == "one_node"
     alone = read(

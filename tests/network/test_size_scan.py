@@ -319,7 +319,7 @@ def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used() -> None:
 
 def test_two_halves_of_one_port_carry_no_more_than_the_port() -> None:
     """As on NVIDIA's GB10: each half reports the rate of the whole, and its slot carries more than half of it."""
-    halves = {"rate_gbit_per_s": 1.0, "pcie_gbit_per_s": 0.63, "board": "NVD0000000087"}
+    halves: dict[str, Any] = {"rate_gbit_per_s": 1.0, "pcie_gbit_per_s": 0.63, "board": "NVD0000000087"}
     said = over_two_ports(log=True, **halves)
     assert (said.link_gbit_per_s, said.verdict.nics, said.verdict.status) == (1.0, 2, "ok")
     assert over_two_ports(log=True, **halves | {"board": None}).link_gbit_per_s == pytest.approx(1.26)
