@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
-_SPEED = r"[\d.]{1,20}(?:e[+-]?\d{1,3})?"
+_FIGURE = r"(?:-?[\d.]{1,20}(?:e[+-]?\d{1,3})?|N/A)"
 TABLE_ROW = re.compile(
     r"(?:\[[^\]]{0,64}\]:?\s+|\S{1,64}[:>|]\s+){0,3}(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+(?P<dtype>[a-z]\w{2,15})\s+"
-    rf"(?:(?P<redop>[a-z]\w{{0,15}})\s+)?(?P<figures>(?:(?:-?{_SPEED}|N/A)\s*){{4,9}})$",
+    rf"(?:(?P<redop>[a-z]\w{{0,15}})\s+)?(?P<figures>(?:{_FIGURE}\s+){{3,8}}{_FIGURE})\s*$",
     re.ASCII | re.IGNORECASE,
 )
 """A row of nccl-tests: size, count, type, reduction, root; time, algbw, busbw and #wrong, out of place and in place."""

@@ -49,6 +49,7 @@ _A_WAY = 4
 _ROUNDED = 0.0051
 _MOST_RANKS = 4096
 _USUAL_GPUS = 8
+_MOST_ROWS = 4096
 # A rank alone copies to itself; its algbw is far above this.
 _NOTHING_GB_PER_S = 0.05
 
@@ -113,31 +114,52 @@ class PrintedTable(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_tables(lines: Iterable[str]) -> tuple[PrintedTable, ...]:
     """All tables of a text, whose lines have no marks of launchers; tests with a single rank count as one."""
-    tables, table, name, words = list[PrintedTable](), PrintedTable(), None, None
+    reader = _TableReader()
     for line in lines:
-        text = line.strip()
-        if (program := _PROGRAM.search(text)) is not None:
-            name = _NAMES.get(program["name"], program["name"]) or program["ours"]
+        reader.take(line.strip())
+    return tuple(_joined(table for table in reader.tables() if table.rows or table.wrong or table.is_alone))
+
+
+class _TableReader:
+    """Cuts a text into tables: a row is followed by rows and last lines of the same test, anything else begins one."""
+
+    def __init__(self) -> None:
+        self._done = list[PrintedTable]()
+        self._table = PrintedTable()
+        self._name: str | None = None
+        self._words: str | None = None
+
+    def tables(self) -> list[PrintedTable]:
+        return [*self._done, self._table]
+
+    def take(self, text: str) -> None:
+        program = _PROGRAM.search(text)
+        if program is not None:
+            self._name = _NAMES.get(program["name"], program["name"]) or program["ours"]
         elif (said := _WORDS.search(text)) is not None:
-            words = "all_to_all" if said["to"] else "all_gather"
-        is_next = _HEAD.match(text) is not None or (program is not None and not text.startswith("#"))
-        if table.rows and is_next:
-            tables.append(table)
-            table = PrintedTable()
+            self._words = "all_to_all" if said["to"] else "all_gather"
+        if _HEAD.match(text) is not None or (program is not None and not text.startswith("#")):
+            self._begin()
         if (gpus := _GPUS.search(text)) is not None:
-            table = replace(table, gpus_per_process=int(gpus["threads"]) * int(gpus["gpus"]))
+            self._table = replace(self._table, gpus_per_process=int(gpus["threads"]) * int(gpus["gpus"]))
         if (rank := _RANK.match(text)) is not None:
-            if table.rows:
-                tables.append(table)
-                table = PrintedTable()
-            table = replace(table, ranks=(*table.ranks, (int(rank["rank"]), rank["host"], rank["device"])))
+            self._begin()
+            known = (int(rank["rank"]), rank["host"], rank["device"])
+            self._table = replace(self._table, ranks=(*self._table.ranks, known)[:_MOST_ROWS])
         elif (wrong := _WRONG.search(text)) is not None:
-            failed = max(table.wrong, int(wrong["count"]), int(wrong["end"] == "FAILED"))
-            table = replace(table, wrong=failed, ends=table.ends + 1)
+            failed = max(self._table.wrong, int(wrong["count"]), int(wrong["end"] == "FAILED"))
+            self._table = replace(self._table, wrong=failed, ends=self._table.ends + 1)
         elif (row := _parse_row(text)) is not None:
-            table = replace(table, name=table.name or name, words=words, rows=(*table.rows, row))
-    tables.append(table)
-    return tuple(_joined(found for found in tables if found.rows or found.wrong or found.is_alone))
+            if len(self._table.rows) >= _MOST_ROWS:
+                self._begin()
+            name = self._table.name or self._name
+            self._table = replace(self._table, name=name, words=self._words, rows=(*self._table.rows, row))
+
+    def _begin(self) -> None:
+        """Another table, unless this one has no rows and no last line yet."""
+        if self._table.rows or self._table.ends:
+            self._done.append(self._table)
+            self._table = PrintedTable()
 
 
 def _parse_row(text: str) -> PrintedRow | None:

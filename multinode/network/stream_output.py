@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from multinode.diagnose.benchmark_line import INTERVAL, PERFTEST_HEAD, PERFTEST_TITLE
+from multinode.records.log import clean_log
 from multinode.traffic.pair_speeds import Pair
 from multinode.units import BITS_PER_BYTE
 
@@ -30,6 +33,11 @@ _UDP = re.compile(r"\bms +\d+/\s*\d+ +\(")
 # From 3.16 on, each connection has a thread of its own (release notes of iperf 3.16).
 _THREADS_SINCE = (3, 16)
 _SEGMENT_BYTES = 1448
+# A document of iperf3 --json begins a line; what was cut out of one has its sums.
+_OBJECT = re.compile(r"^\{", re.MULTILINE)
+_SUM = re.compile(r'"(sum_received)"\s*:\s*(\{[^{}]{0,2000}\})')
+_HOSTS = ("local_host", "remote_host")
+_MOST_DOCUMENTS, _MOST_NAME, _MOST_ERROR = 200, 64, 300
 # An interval of the whole test, where no role marks it: it begins at 0 and is longer than those before.
 _LEAST_WHOLE_S = 1.5
 
@@ -118,7 +126,7 @@ def parse_iperf(lines: Sequence[str]) -> tuple[TcpRun, ...]:
             run.local, run.remote = local["local"], local["remote"]
             run.is_server = run.is_server or int(local["port"]) == _SERVER_PORT
         if interval is not None:
-            run.intervals.append(interval)
+            run.take(interval)
     return (*found, *run.runs(version))
 
 
@@ -148,18 +156,22 @@ class _TextRun:
         self.local, self.remote = "", ""
         self.is_server = self.is_reverse = False
         self.connections = 1
+        self._streams: set[str] = set()
+        self._summed: set[tuple[str, str | None, str]] = set()
+
+    def take(self, interval: _Interval) -> None:
+        """One more interval of this run."""
+        self.intervals.append(interval)
+        self._streams.add(interval.stream)
+        if interval.role is not None:
+            self._summed.add((interval.stream, interval.way, interval.role))
 
     def is_over(self, after: _Interval | None) -> bool:
         """Whether an interval belongs to the next run: this one has its summary already, or only one stream to sum."""
-        summed = {(each.stream, each.way, each.role) for each in self.intervals if each.role is not None}
-        if after is None or not summed:
+        if after is None or not self._summed:
             return False
-        is_of_one = after.stream == "SUM" and len({each.stream for each in self.intervals}) == 1
-        return (
-            after.role is None
-            or (after.stream, after.way, after.role) in summed
-            or (is_of_one and not any(stream == "SUM" for stream, _, _ in summed))
-        )
+        is_of_one = after.stream == "SUM" and len(self._streams) == 1 and "SUM" not in self._streams
+        return after.role is None or (after.stream, after.way, after.role) in self._summed or is_of_one
 
     def runs(self, version: tuple[int, int] | None) -> Iterator[TcpRun]:
         for way in dict.fromkeys(interval.way for interval in self.intervals):
@@ -210,15 +222,27 @@ def _total(mine: Sequence[_Interval], figure: Any) -> float | None:
 
 
 def _json_runs(text: str) -> Iterator[TcpRun]:
-    place = 0
-    while (place := text.find("{", place)) >= 0 and '"sum_' in text[place:]:
-        try:
-            document, size = json.JSONDecoder().raw_decode(text[place:])
-        except (ValueError, RecursionError):
-            place += 1
-            continue
-        place += size
+    """Whole documents; without any, the sums of one that was cut."""
+    documents = list(_documents(text))
+    for document in documents:
         yield from _document_runs(document)
+    sums = [] if documents else _SUM.findall(text)
+    for name, part in sums:
+        with contextlib.suppress(ValueError):
+            yield from _document_runs({"end": {name: json.loads(part)}})
+
+
+def _documents(text: str) -> Iterator[Any]:
+    last = text.rfind('"sum_')
+    tries = itertools.islice(_OBJECT.finditer(text, 0, max(last, 0)), _MOST_DOCUMENTS)
+    end = 0
+    for begin in (match.start() for match in tries):
+        if begin < end:
+            continue
+        with contextlib.suppress(ValueError, RecursionError):
+            document, size = json.JSONDecoder().raw_decode(text[begin:])
+            end = begin + size
+            yield document
 
 
 def _document_runs(document: Any) -> Iterator[TcpRun]:
@@ -227,8 +251,8 @@ def _document_runs(document: Any) -> Iterator[TcpRun]:
     test = _part(start, "test_start")
     connected = start.get("connected")
     first = connected[0] if isinstance(connected, list) and connected and isinstance(connected[0], dict) else {}
-    local, remote = first.get("local_host"), first.get("remote_host")
-    pair = (local, remote) if isinstance(local, str) and isinstance(remote, str) else None
+    hosts = [clean_log(host)[:_MOST_NAME] for name in _HOSTS if isinstance(host := first.get(name), str)]
+    pair = (hosts[0], hosts[1]) if len(hosts) == len(_HOSTS) else None
     release = _VERSION.search(str(start.get("version", "")))
     version = (int(release["major"]), int(release["minor"])) if release is not None else None
     streams = end.get("streams")
@@ -240,7 +264,7 @@ def _document_runs(document: Any) -> Iterator[TcpRun]:
         is_udp=test.get("protocol") == "UDP",
     )
     if isinstance(document, dict) and isinstance(document.get("error"), str) and not end:
-        yield replace(run, error=document["error"])
+        yield replace(run, error=clean_log(document["error"])[:_MOST_ERROR])
     for suffix in ("", "_bidir_reverse"):
         sent, received = _part(end, f"sum_sent{suffix}"), _part(end, f"sum_received{suffix}")
         rate = _number(received, "bits_per_second") or _number(sent, "bits_per_second")

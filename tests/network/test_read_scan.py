@@ -289,6 +289,26 @@ def test_iperf3_as_json() -> None:
     assert (many.verdict.status, codes(many)[0]) == ("slow", "one_thread")
 
 
+def test_a_document_that_was_cut_still_has_its_sum() -> None:
+    cut = iperf_json(9.4).partition('"end"')[2].replace("}\n}", "}\n  ...")
+    assert read(cut, told("10gbit")).verdict.status == "ok"
+
+
+def test_names_in_a_document_cannot_move_the_cursor() -> None:
+    text = iperf_json(1.0).replace("10.0.0.1", "\\u001b[2Ja") + iperf_json(9.4, reverse=1)
+    shown = "".join(str(part) for part in read_parts(read_scans([("log", text)], told("10gbit"))))
+    assert "\x1b" not in shown
+    scan = read(text, told("10gbit"))
+    assert all("\x1b" not in pair.source + pair.target for pair in scan.tcp.one)
+
+
+def test_a_long_log_is_read_in_time() -> None:
+    streams = "".join(f"[{n % 8:>3}] {n}.00-{n + 1}.00  sec  1.09 GBytes  9.40 Gbits/sec\n" for n in range(60_000))
+    rows = "   1048576  262144  float  sum  -1  105.9  9.90  17.33  0  105.7  9.92  17.37  0\n" * 20_000
+    digits = "1" * 400 + " 1 float " + "1" * 400 + "x\n"
+    assert read_scans([("log", streams + rows + digits * 200 + "{" * 5000)], told("100gbit")).scans
+
+
 def test_udp_measures_what_was_asked_for() -> None:
     with pytest.raises(UsageError, match="UDP, which sends at the rate of -b"):
         read(iperf_json(1.0, protocol="UDP"), told("10gbit"))
