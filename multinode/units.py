@@ -54,7 +54,7 @@ def parse_nics(text: str) -> tuple[float, ...]:
         ValueError: it is neither; the message says how to write it.
     """
     count, cross, rate = text.strip().lower().rpartition("x")
-    if cross and not (count.isdecimal() and 0 < int(count) <= _MOST_NICS):
+    if cross and not (count.strip().isdecimal() and 0 < int(count) <= _MOST_NICS):
         raise ValueError(f"{text!r} is not the rate of NICs; write it as 100gbit or 4x200gbit")
     return (parse_rate(rate),) * (int(count) if cross else 1)
 

@@ -2,7 +2,8 @@
 
 Each file of `pasted` is named after its thread: `nccl-tests-119` is NVIDIA/nccl-tests#119, `iperf-55` esnet/iperf#55,
 `perftest-273` linux-rdma/perftest#273, `aws-ofi-nccl-65` aws/aws-ofi-nccl#65, `iperf3-win-builds-2`
-ar51an/iperf3-win-builds#2, `calico-4961` projectcalico/calico#4961. `nccl-1453` (NVIDIA/nccl) has the figures of its thread.
+ar51an/iperf3-win-builds#2, `calico-4961` projectcalico/calico#4961. `nccl-1453` (NVIDIA/nccl) has the figures of its
+thread.
 """
 
 from __future__ import annotations
