@@ -23,7 +23,7 @@ from multinode.network.nccl_tests_output import (
     parse_tables,
 )
 from multinode.network.nic_path import NcclPath, parse_nccl_log
-from multinode.network.scan_evidence import CollectiveRow, ScanEvidence
+from multinode.network.scan_evidence import MORE_THAN_A_LINK, CollectiveRow, ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.network.stream_output import RdmaRun, TcpRun, parse_iperf, parse_perftest
 from multinode.records.log import clean_log
@@ -35,7 +35,6 @@ from multinode.units import format_count, format_size
 _BEYOND_TCP_GB_PER_S = 5.0
 # No RDMA NIC is slower.
 _RDMA_LEAST_GBIT = 10.0
-_TOGETHER = 1.05
 _MOST_LINES = 200_000
 
 
@@ -163,9 +162,9 @@ class _Streams:
         if not best:
             return None
         total, devices = sum(best.values()), len(best)
-        if nics and total > _TOGETHER * sum(nics):
+        if nics and total > MORE_THAN_A_LINK * sum(nics):
             return max(best.values())
-        if devices < len(nics) and total <= _TOGETHER * sum(nics[:devices]):
+        if devices < len(nics) and total <= MORE_THAN_A_LINK * sum(nics[:devices]):
             measured = format_count(devices, "NIC")
             self.assumed.append(f"raw RDMA was measured over {measured} of {len(nics)}: the others are taken as equal")
             return total * len(nics) / devices
@@ -217,7 +216,7 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
         processes_alone=table.processes_alone,
     )
     fastest, raw = max((share.nic_gb_per_s for share in evidence.shares), default=0.0), evidence.raw_gb_per_s
-    if layout.nodes > 1 and raw is not None and fastest > _TOGETHER * raw:
+    if layout.nodes > 1 and raw is not None and fastest > MORE_THAN_A_LINK * raw:
         # It is no bound of the collective then.
         evidence = replace(evidence, tcp=RawTcp(), rdma=())
         assumed.append(
