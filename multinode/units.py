@@ -26,6 +26,7 @@ _DURATION = re.compile(
 )
 # `3:35:20` and `28:04` as tqdm and the Trainer print them: two parts are minutes and seconds.
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,6}):)?(?P<m>\d{1,6}):(?P<s>\d{2}(?:\.\d{1,6})?)", re.ASCII)
+_MOST_NICS = 64
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DURATION_S = {"d": 86400, "h": _HOUR_S, "m": _MINUTE_S, "s": 1}
@@ -44,6 +45,18 @@ def parse_rate(text: str) -> float:
     if match is None or float(match["number"]) == 0:
         raise ValueError(f"{text!r} is not a link rate; write it as 100mbit, 1gbit or 2.5gbit")
     return float(match["number"]) * _RATE_GBIT[(match["unit"] or "gbit").lower()]
+
+
+def parse_nics(text: str) -> tuple[float, ...]:
+    """The rates of a node's NICs, in Gbit/s: `200gbit`, or of four `4x200gbit`.
+
+    Raises:
+        ValueError: it is neither; the message says how to write it.
+    """
+    count, cross, rate = text.strip().lower().rpartition("x")
+    if cross and not (count.strip().isdecimal() and 0 < int(count) <= _MOST_NICS):
+        raise ValueError(f"{text!r} is not the rate of NICs; write it as 100gbit or 4x200gbit")
+    return (parse_rate(rate),) * (int(count) if cross else 1)
 
 
 def parse_size(text: str) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -29,13 +31,15 @@ from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import ExecuteOptions
-from multinode.records.files import read_text, write_text
-from multinode.units import parse_size
+from multinode.records.files import MAX_BYTES, read_text, write_text
+from multinode.units import parse_nics, parse_size
 
 if TYPE_CHECKING:
     from multinode import api
     from multinode.launch.context import Launch
     from multinode.network.measure import Extent
+    from multinode.network.read_scan import Missing
+    from multinode.network.scan_evidence import CollectiveRow
     from multinode.network.size_scan import ScanReport
 
 # A training waits longer for a node that cannot be reached; a measurement with such a gap is worth nothing.
@@ -46,7 +50,11 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         "nccl-test",
-        epilog=examples("nccl-test --hosts hosts.txt", "nccl-test --hosts hosts.txt --pairs all_reduce sendrecv"),
+        epilog=examples(
+            "nccl-test --hosts hosts.txt",
+            "nccl-test --hosts hosts.txt --pairs all_reduce sendrecv",
+            "nccl-test --read all_reduce_perf.log --link 4x200gbit --nodes 2",
+        ),
     )(expand_options(nccl_test))
 
 
@@ -121,6 +129,32 @@ def nccl_test(
         ),
     ] = False,
     form: Annotated[Literal["table", "nccl-tests"], typer.Option("--format", help="Output format.")] = "table",
+    read: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--read",
+            metavar="FILE",
+            rich_help_panel="Output of other programs",
+            help="Judge what nccl-tests, iperf3 or ib_write_bw printed, instead of measuring; - is standard input. "
+            "Repeatable. --nodes and --workers-per-node, and a collective, give what the text lacks.",
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[Nx]RATE",
+            rich_help_panel="Output of other programs",
+            help="With --read: link rate of a node, such as 25gbit, or of its NICs, such as 4x200gbit.",
+        ),
+    ] = None,
+    rdma: Annotated[
+        bool | None,
+        typer.Option(
+            "--rdma/--no-rdma",
+            rich_help_panel="Output of other programs",
+            help="With --read: whether the collectives used RDMA. Default: as NCCL's log says or the speeds imply.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", metavar="FILE", help="Write a chart of busbw over size to this .html file."),
@@ -142,6 +176,12 @@ def nccl_test(
 
     Columns, units and busbw are as in nccl-tests.
     """
+    if read:
+        _only_read([option[0] for option in read_invocation(ctx).options])
+        missing = _missing(collectives, link, nodes, workers_per_node, over_rdma=rdma)
+        _read(read, missing, min_busbw, as_json=as_json)
+    if link is not None or rdma is not None:
+        raise UsageError("--link and --rdma describe the output of --read, which is missing", hint="add --read FILE")
     from multinode import api
     from multinode.network.measure import check_reduction
     from multinode.records.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice
@@ -199,11 +239,68 @@ def nccl_test(
         print_document(report)
     else:
         _print_report(report, form, like, details=details, given=given_options(ctx, {"--hosts", "--nodes"}))
-    for collective in dict.fromkeys(row.collective for row in report.rows):
-        best = max(row.busbw_gb_per_s for row in report.rows if row.collective == collective)
+    _check_least(report.rows, min_busbw)
+    raise typer.Exit(1 if report.verdict.is_failure or not report.rows else 0)
+
+
+def _check_least(rows: Sequence[CollectiveRow], min_busbw: float | None) -> None:
+    for collective in dict.fromkeys(row.collective for row in rows):
+        best = max(row.busbw_gb_per_s for row in rows if row.collective == collective)
         if min_busbw is not None and best < min_busbw:
             fail_gate(f"{collective} reaches {best:.4g} GB/s busbw, below --min-busbw {min_busbw:g}")
-    raise typer.Exit(1 if any(row.num_wrong for row in report.rows) or not report.rows else 0)
+
+
+# What says something of a printed text; everything else measures.
+_OF_READING = frozenset(
+    {"--read", "--link", "--rdma", "--no-rdma", "--nodes", "--workers-per-node", "--min-busbw", "--json"}
+)
+
+
+def _only_read(options: Sequence[str]) -> None:
+    others = [name for name in options if name not in _OF_READING]
+    if others:
+        raise UsageError(f"--read judges a text and measures nothing: {', '.join(others)} cannot be combined with it")
+
+
+def _missing(
+    collectives: Sequence[str] | None,
+    link: str | None,
+    nodes: int | None,
+    workers_per_node: int | None,
+    *,
+    over_rdma: bool | None,
+) -> Missing:
+    from multinode.network.read_scan import Missing
+    from multinode.records.benchmark import COLLECTIVES, check_choice
+
+    if collectives and len(collectives) > 1:
+        raise UsageError("with --read, at most one collective can be named")
+    return Missing(
+        collective=check_choice("collective", collectives[0], COLLECTIVES) if collectives else None,
+        nics_gbit_per_s=parse_option("--link", link, parse_nics) if link is not None else (),
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        over_rdma=over_rdma,
+    )
+
+
+def _read(files: Sequence[str], missing: Missing, min_busbw: float | None, *, as_json: bool) -> NoReturn:
+    from multinode.network.read_scan import read_scans
+    from multinode.network.screen import read_parts
+
+    report = read_scans([(name, _text(name)) for name in dict.fromkeys(files)], missing)
+    if as_json:
+        print_document(report)
+    else:
+        print_screen(read_parts(report))
+    _check_least([row for scan in report.scans for row in scan.rows], min_busbw)
+    raise typer.Exit(1 if any(scan.verdict.is_failure for scan in report.scans) else 0)
+
+
+def _text(name: str) -> str:
+    if name != "-":
+        return read_text(Path(name), "the output")
+    return sys.stdin.buffer.read(MAX_BYTES).decode(errors="replace")
 
 
 def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from multinode.cluster.quoting import quote_path
+from multinode.diagnose.benchmark_line import benchmark_of
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure, signal_error
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
@@ -36,6 +37,7 @@ from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun
 
 STDIN = "-"
+_READ = "multinode nccl-test"
 _LAST_WORDS, _VERY_LAST_WORDS = 20, 3
 _LAST_SHOWN = 5
 _MOST_PLACES = 4
@@ -73,6 +75,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     next: tuple[str, ...]  # what to look at next: commands and sentences
     files: dict[str, int]  # those that were read, with their lines
     last_lines: tuple[str, ...] = ()  # of the last log, where no failure was found
+    # by file, the program that measured a network (`nccl-tests`, `iperf3`, `perftest`), where no failure was found
+    benchmarks: dict[str, str] = {}
     is_unclear: bool = False  # whether a traceback or the like stands in a log in which no failure could be named
 
 
@@ -119,12 +123,16 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
 def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> Explanation:
     """What is said where no failure was found."""
     readings = [reading for _, reading in logs]
-    steps = [
+    benchmarks = {name: program for name, reading in logs if (program := _benchmark(reading)) is not None}
+    steps = (
+        [f"{_READ} {' '.join(f'--read {quote_path(name)}' for name in benchmarks)} --link RATE"] if benchmarks else []
+    )
+    steps += [
         f"{name}, line {word.line}: {_why_not(word)}: {word.text[:_MOST_SHOWN]}"
         for name, reading in logs
         for word in reading.words[-1:]
     ]
-    if not any(reading.has_nccl for reading in readings):
+    if not benchmarks and not any(reading.has_nccl for reading in readings):
         steps.append("if the run failed, pass the logs of all nodes, stderr too, and those of NCCL (NCCL_DEBUG=WARN)")
     return Explanation(
         first_failure=None,
@@ -132,12 +140,18 @@ def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> E
         order_known=True,
         next=tuple(steps),
         files=files,
-        last_lines=tuple(last_lines(readings[-1].tail, _LAST_SHOWN).split("\n")) if readings else (),
+        last_lines=tuple(last_lines(readings[-1].tail, _LAST_SHOWN).split("\n")) if readings and not benchmarks else (),
+        benchmarks=benchmarks,
         is_unclear=any(
             _TRACE.search(reading.tail) is not None and not reading.words and reading.ended_line is None
             for reading in readings
         ),
     )
+
+
+def _benchmark(reading: LogReading) -> str | None:
+    lines = (parse_line(clean_log(line)).text for line in reading.tail.splitlines())
+    return next((program for line in lines if (program := benchmark_of(line)) is not None), None)
 
 
 def _why_not(word: LogWord) -> str:
