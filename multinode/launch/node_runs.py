@@ -368,3 +368,19 @@ def runs_document(runs: Sequence[StoredRun]) -> RunsDocument:
             for stored in runs
         )
     )
+
+
+def load_balance(root: Path, name: str) -> Balance:
+    """The speeds that a stored run has measured, for `--balance`.
+
+    Raises:
+        UsageError: there is no such run, or it does not tell how fast its nodes are.
+    """
+    directory = RunDirectory.open(root, name)
+    summary = directory.read("summary.json", Summary)
+    if summary is None or summary.balance is None:
+        raise UsageError(
+            f"--balance {name}: run {directory.run_id} does not tell how fast its nodes are",
+            hint="a run on several nodes whose stragglers multinode show knows, or --balance NODE=SPEED,...",
+        )
+    return msgspec.structs.replace(summary.balance.balance, run_id=directory.run_id)
