@@ -1,4 +1,4 @@
-"""From the options of a verb to what was asked for; what is noted while it is read goes to stderr."""
+"""From the options of a verb to what was asked for."""
 
 from __future__ import annotations
 
@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multinode.cli.options import SCRIPT, read_invocation
-from multinode.cli.output import note
 
 if TYPE_CHECKING:
-    from multinode.launch.context import Nodes
     from multinode.launch.inputs import TrainingInput
 
 Input = TypeVar("Input", bound="TrainingInput")
-
-
-def read_cluster(hosts: str | None, nodes: int | None = None) -> Nodes:
-    """The nodes named by `--hosts` or its alternatives, limited to `--nodes`."""
-    from multinode import api
-
-    return api.load_nodes(hosts, nodes, note)
 
 
 def fill(kind: type[Input], ctx: Any, words: Sequence[str] | None, *groups: object, **options: object) -> Input:
