@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.text import Text
 
 from multinode.cli.contrast import print_contrast
-from multinode.cli.run_page import load_report, write_page
 from multinode.contrast.figures import Contrast
 from multinode.contrast.side import load_contrast
 from multinode.launch.progress_table import ProgressTable
@@ -27,6 +26,7 @@ from multinode.records.progress import NodeProgress, RunProgress, advance_node, 
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.records.samples import Sample, StepSample, parse_samples
+from multinode.results.run_page import load_report, write_page
 from tests.browser.chromium import View, chromium
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"

@@ -62,7 +62,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def keyword(option: Any) -> str:
     """The keyword of an option: its longest name."""
-    name = max(option.opts, key=len).removeprefix("--").replace("-", "_")
+    name: str = max(option.opts, key=len).removeprefix("--").replace("-", "_")
     return {"with": "with_", "from": "from_"}.get(name, name)
 
 
@@ -79,7 +79,7 @@ def test_a_call_has_the_options_of_its_command_with_their_defaults_and_limits(ve
         option, default = options[name], field.default
         assert (option.default or None) == (default or None), name
         kinds = properties[name].get("anyOf", [properties[name]])
-        numbers = next((kind for kind in kinds if kind.get("type") in {"integer", "number"}), {})
+        numbers: dict[str, float] = next((kind for kind in kinds if kind.get("type") in {"integer", "number"}), {})
         if kinds[0].get("type") != "array":
             assert (numbers.get("minimum"), numbers.get("maximum")) == bounds(option), name
         choices = next((kind["enum"] for kind in kinds if "enum" in kind), None)

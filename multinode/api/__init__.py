@@ -1,13 +1,11 @@
-"""multinode from Python: what the verbs of the command do, as functions of structs; the command itself calls them.
+"""multinode from Python: each verb as one call, and what it is made of: functions of structs.
 
-Nothing is printed. What goes wrong is raised as a MultinodeError, with the node, what was run and a hint. What this
-module names is stable: within a major version functions and fields are added, and none is renamed or removed.
+What goes wrong is raised as a MultinodeError, with the node, what was run and a hint. Names are stable: within a major
+version functions and fields are added, and none is renamed or removed.
 
     from multinode import api
 
-    nodes = api.load_nodes("hosts.txt")
-    with api.connect(nodes.cluster, say=print) as context:
-        report = api.check(nodes.cluster, context)
+    launched = api.run_launch("hosts.txt", ["train.py", "--lr", "1e-4"], nodes=2)
 """
 
 from __future__ import annotations

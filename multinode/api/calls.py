@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,7 @@ def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, *
         NodeError, NodeFailed: as `launch`; nothing was started.
         MultinodeError: what `fetch` names could not be fetched from a run that succeeded.
     """
+    options.setdefault("notify", os.environ.get("MULTINODE_NOTIFY"))
     given = read_keywords(LaunchInput, "run_launch", options, hosts=read_hosts(hosts), **read_job(job))
     note = _note(say)
     launch, restarts = given.read(note)

@@ -35,7 +35,7 @@ class ContrastInput(TrainingInput, frozen=True, kw_only=True):
     fresh: bool = False
 
     def read(self, note: Note) -> tuple[Launch, ContrastRequest]:
-        """The launch of the whole job on all nodes, and which sides are measured."""
+        """The launch of the job on all nodes, and which sides are measured."""
         counts = parse_option("--nodes", self.nodes, _parse_numbers) if self.nodes is not None else ()
         training = read_training(
             self,
