@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
-    from multinode.experiment.sweep import Swept
+    from multinode.experiment.cells import CellTable
     from multinode.experiment.tune import Tuned
     from multinode.job.code_tree import CodeTree
     from multinode.job.engine_commands import Engine
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from multinode.network.size_scan import ScanReport
     from multinode.predict.advice import Recommendations
     from multinode.predict.forecast import Forecast, ForecastRequest
-    from multinode.predict.try_advice import AdviceTrial
     from multinode.profile.summary import Summary
     from multinode.records.benchmark import CollectiveTest, Message
     from multinode.records.finding import Finding
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from multinode.traffic.step_calls import Strategy
 
 __all__ = [
-    "AdviceTrial",
+    "CellTable",
     "CheckFinding",
     "CheckOptions",
     "CheckReport",
@@ -107,7 +106,6 @@ __all__ = [
     "StoredRun",
     "Strategy",
     "Summary",
-    "Swept",
     "TuneReport",
     "Tuned",
     "UsageError",
@@ -153,8 +151,7 @@ _FROM = {
     "network.size_scan": ("ScanReport",),
     "predict.forecast": ("Forecast", "ForecastRequest"),
     "predict.advice": ("Recommendations",),
-    "predict.try_advice": ("AdviceTrial",),
-    "experiment.sweep": ("Swept",),
+    "experiment.cells": ("CellTable",),
     "experiment.tune": ("Tuned",),
     "network.nccl_tuning": ("TuneReport",),
     "results.run_page": ("Report",),

@@ -17,7 +17,7 @@ from multinode.contrast.screen import contrast_parts
 from multinode.errors import MultinodeError
 from multinode.experiment.cell_sheet import cell_parts
 from multinode.experiment.inputs import SweepInput, TuneInput, refuse_other_kind
-from multinode.experiment.sweep import Swept, load_table, measure_swept
+from multinode.experiment.sweep import load_tables, measure_swept
 from multinode.experiment.tune import Tuned, measure_tuned
 from multinode.experiment.tuning_screen import tuning_parts
 from multinode.export.target import parse_targets
@@ -31,8 +31,7 @@ from multinode.launch.transfer import fetch_results
 from multinode.network.inputs import NcclTestInput
 from multinode.network.screen import scan_parts
 from multinode.predict.advice_screen import advice_parts
-from multinode.predict.try_advice import AdviceTrial, try_advice
-from multinode.records.run_directory import RunDirectory
+from multinode.predict.try_advice import try_advice
 from multinode.render.sheet import Block
 from multinode.results.run_page import load_report, report_blocks
 
@@ -42,9 +41,11 @@ if TYPE_CHECKING:
     from multinode.check.check import CheckReport
     from multinode.cluster.cluster import Cluster
     from multinode.contrast.measure import Contrasted
+    from multinode.experiment.cells import CellTable
     from multinode.launch.context import Launched, RunContext
     from multinode.network.nccl_tuning import TuneReport
     from multinode.network.size_scan import ScanReport
+    from multinode.predict.advice import Recommendations
     from multinode.records.run import Run
 
 Say = Callable[[str], None] | None
@@ -180,7 +181,7 @@ def run_nccl_test(
 
 
 @takes(SweepInput, "sweep")
-def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Swept]:
+def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[CellTable]:
     """Measure a job over a grid of settings, nodes and workers, as `multinode sweep`.
 
     The same call goes on with what was interrupted. `grid={"per_device_train_batch_size": [1, 2, 4]}` of a YAML,
@@ -199,11 +200,11 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
     given = read_keywords(SweepInput, "sweep", options, hosts=read_hosts(hosts), **read_job(job))
     note = _note(say)
     swept = measure_swept(given.read(note), given.resume, lambda cluster: _connected(cluster, say), note)
-    table = load_table(RunDirectory(swept.directory))
+    table = load_tables(swept.directory.parent, [swept.directory.name])
     return Result(
-        value=swept,
+        value=table,
         directory=swept.directory,
-        screen=lambda: cell_parts(table, _WIDTH) if table is not None else (),
+        screen=lambda: cell_parts(table, _WIDTH),
         blocks=lambda: _stored_blocks(swept.directory),
     )
 
@@ -211,11 +212,11 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
 @takes(TuneInput, "tune")
 def tune(
     hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any
-) -> Result[Tuned] | Result[AdviceTrial]:
+) -> Result[Tuned] | Result[Recommendations]:
     """Find the change that reaches the loss of a training fastest, as `multinode tune`.
 
     With `from_="last"` the changes that `advise` suggests for a stored run are measured by their speed, and the result
-    holds an `AdviceTrial`. The same call goes on with what was interrupted.
+    holds `Recommendations`. The same call goes on with what was interrupted.
 
     Args:
         hosts: as for `run_check`.
@@ -237,7 +238,7 @@ def tune(
             trial = try_advice(request.launch, context, request.recommendations, request.trials)
         found = trial.recommendations
         return Result(
-            value=trial, directory=trial.directory, screen=lambda: advice_parts(found, found.advice, details=True)
+            value=found, directory=trial.directory, screen=lambda: advice_parts(found, found.advice, details=True)
         )
     tuned = measure_tuned(given.read(note), given.resume, lambda cluster: _connected(cluster, say), note)
     return Result(value=tuned, directory=tuned.directory, screen=lambda: tuning_parts(tuned.tuning))

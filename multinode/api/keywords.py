@@ -149,7 +149,7 @@ def read_hosts(hosts: Names) -> str | None:
     if hosts is None or isinstance(hosts, str | os.PathLike):
         return None if hosts is None else os.fspath(hosts)
     # A comma at the end makes a list of one name.
-    return ",".join([*hosts, ""])
+    return f"{hosts[0]}," if len(hosts) == 1 else ",".join(hosts)
 
 
 def read_job(job: JobWords) -> dict[str, tuple[str, ...]]:

@@ -140,8 +140,8 @@ def nccl_test(
 
     if tune and (output or min_busbw is not None):
         raise UsageError(
-            "--tune measures one test with several settings between nodes; it cannot be combined with --pairs, "
-            "--compare, --output, --min-busbw or --local"
+            "--tune measures one test with several settings between nodes; it cannot be combined with --output or "
+            "--min-busbw"
         )
     if write and not tune:
         raise UsageError("--write is an option of --tune, which is missing", hint="add --tune")

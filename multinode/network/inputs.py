@@ -95,7 +95,7 @@ class NcclTestInput(NodeInput, frozen=True, kw_only=True, rename={"set_": "set"}
         if self.tune and (self.pairs or self.compare or self.local is not None):
             raise UsageError(
                 "--tune measures one test with several settings between nodes; it cannot be combined with --pairs, "
-                "--compare, --output, --min-busbw or --local"
+                "--compare or --local"
             )
         if self.fresh and not self.tune:
             raise UsageError("--fresh is an option of --tune, which is missing", hint="add --tune")

@@ -49,8 +49,8 @@ def test_the_page_on_python_runs_as_it_stands(
     assert launched.value.summary.steps == again.summary.steps == 40
     assert (scan.value.backend, [row.size_bytes for row in scan.value.rows]) == ("gloo", [1 << 16, 1 << 20, 1 << 24])
     assert contrasted.value.contrast.candidate.nodes == 2
-    assert [cell.state for cell in session["table"].value.record.cells] == ["measured", "measured"]
-    (tried,) = [advice for advice in session["tuned"].value.recommendations.advice if advice.tried is not None]
+    assert [cell.state for cell in session["table"].value.cells] == ["measured", "measured"]
+    (tried,) = [advice for advice in session["tuned"].value.advice if advice.tried is not None]
     assert tried.tried.gain is not None, tried.tried.reason
     assert {scenario.nodes for scenario in session["forecast"].scenarios} == {2, 4}
     assert session["stored"].run == run
