@@ -22,11 +22,11 @@ from known_truth import STRATEGIES
 from provoked import PROVOKED
 
 from multinode.bench.measure import bench
-from multinode.cli.run_page import load_report, report_markdown
 from multinode.job.job import ScriptJob
 from multinode.launch.context import ExecuteOptions, RunContext
 from multinode.launch.launch import launch
 from multinode.records.benchmark import DeviceTest
+from multinode.results.run_page import load_report, report_markdown
 from multinode.transport.local import LocalTransport
 from tests.gpu.one_gpu import TRAIN, launch_of
 

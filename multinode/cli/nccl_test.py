@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from multinode.cli.inputs import make_launch, parse_option, read_nodes, with_environment
+from multinode.cli.inputs import given_values
 from multinode.cli.options import (
     Check,
     Details,
@@ -24,26 +24,21 @@ from multinode.cli.options import (
     given_options,
     read_invocation,
 )
-from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
+from multinode.cli.output import fail_gate, note, print_document, print_screen, print_table
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cluster.hostfile_variables import with_variables
+from multinode.decoding import parse_option
 from multinode.errors import UsageError
-from multinode.job.planning import LaunchOptions
-from multinode.launch.context import ExecuteOptions
-from multinode.records.files import MAX_BYTES, read_text, write_text
-from multinode.units import parse_nics, parse_size
+from multinode.records.files import MAX_BYTES, choose_form, read_text, write_text
+from multinode.units import parse_nics
 
 if TYPE_CHECKING:
-    from multinode import api
     from multinode.launch.context import Launch
     from multinode.network.measure import Extent
     from multinode.network.read_scan import Missing
     from multinode.network.scan_evidence import CollectiveRow
     from multinode.network.size_scan import ScanReport
-
-# A training waits longer for a node that cannot be reached; a measurement with such a gap is worth nothing.
-_LEASE_S = 30.0
 
 
 def register(app: typer.Typer) -> None:
@@ -183,55 +178,52 @@ def nccl_test(
     if link is not None or rdma is not None:
         raise UsageError("--link and --rdma describe the output of --read, which is missing", hint="add --read FILE")
     from multinode import api
-    from multinode.network.measure import check_reduction
-    from multinode.records.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice
+    from multinode.network.inputs import NcclTestInput
 
-    sizes = api.scan_sizes(
-        parse_option("-b", begin, parse_size),
-        parse_option("-e", end, parse_size),
-        factor=factor,
-        step_bytes=parse_option("-i", step, parse_size) if step is not None else None,
-    )
-    test = api.CollectiveTest(
-        messages=api.scan_messages(collectives or ["all_reduce"], sizes),
-        dtype=check_choice("dtype", dtype, tuple(DTYPE_BYTES)),
-        redop=check_choice("op", op, REDOPS),
-        iters=iters,
-        warmup_iters=warmup_iters,
-        max_seconds=max_seconds,
-        check=verify,
-        backend=check_choice("backend", backend, BACKENDS) if backend is not None else None,
-    )
-    check_reduction(op, dtype)
-    training = api.load_job(like, set_ or []) if like is not None else None
-    if set_ and training is None:
-        raise UsageError("--set changes the job of --like, which is missing", hint="add --like JOB.yaml")
-    if local is not None and workers_per_node is not None:
-        raise UsageError("--local already sets the number of workers", hint="remove --workers-per-node")
-    if tune and (pairs or compare or output or local is not None or min_busbw is not None):
+    if tune and (output or min_busbw is not None):
         raise UsageError(
-            "--tune measures one test with several settings between nodes; it cannot be combined with --pairs, "
-            "--compare, --output, --min-busbw or --local"
+            "--tune measures one test with several settings between nodes; it cannot be combined with --output or "
+            "--min-busbw"
         )
-    if (write or fresh) and not tune:
-        raise UsageError(
-            f"--{'write' if write else 'fresh'} is an option of --tune, which is missing", hint="add --tune"
-        )
+    if write and not tune:
+        raise UsageError("--write is an option of --tune, which is missing", hint="add --tune")
     choose_form(None, output, {".html": "html", ".htm": "html"})
-    # A training uses all slots; bare sizes are of the network between the nodes.
-    workers = local or workers_per_node or (None if training is not None else 1)
-    launch = make_launch(
-        _cluster(hosts, nodes, local),
-        test,
-        with_environment(LaunchOptions(workers_per_node=workers, command=read_invocation(ctx)), common),
-        ExecuteOptions(lease_s=_LEASE_S, stall_s=hang_timeout or None, on_stall=on_hang),
-        check=check,
+    options = {
+        "hosts": hosts,
+        "nodes": nodes,
+        "local": local,
+        "workers_per_node": workers_per_node,
+        "begin": begin,
+        "end": end,
+        "factor": factor,
+        "step": step,
+        "iters": iters,
+        "warmup_iters": warmup_iters,
+        "verify": verify,
+        "dtype": dtype,
+        "op": op,
+        "max_seconds": max_seconds,
+        "backend": backend,
+        "like": like,
+        "set_": set_,
+        "tcp": tcp,
+        "pairs": pairs,
+        "compare": compare,
+        "tune": tune,
+        "repeats": repeats,
+        "fresh": fresh,
+        "check": check,
+        "hang_timeout": hang_timeout,
+        "on_hang": on_hang,
+    }
+    given = NcclTestInput(
+        collectives=tuple(collectives or ()), invocation=read_invocation(ctx), **given_values(options | vars(common))
     )
+    launch, extent = given.read(note)
     if tune:
-        _tune(launch, api.Extent(like=training, fresh=fresh), repeats, write=write, details=details, as_json=as_json)
+        _tune(launch, extent, repeats, write=write, details=details, as_json=as_json)
         return
     with open_context(launch.cluster, local=local is not None) as context:
-        extent = api.Extent(tcp=tcp, pairs=pairs, compare=compare, like=training)
         report = api.nccl_test(launch, context, extent)
     if output is not None:
         _write_page(report, output)
@@ -324,16 +316,6 @@ def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details:
             note(line)
         write_text(path, with_variables(launch.hostfile, report.winner))
         note(f"{path}: {env_keys(report)} on the line of every node")
-
-
-def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nodes:
-    try:
-        return read_nodes(hosts, nodes, local)
-    except UsageError as error:
-        if hosts is not None or nodes is not None:
-            raise
-        also = "to run without nodes: multinode nccl-test --local 2"
-        raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
 
 
 def _print_report(report: ScanReport, form: str, like: Path | None, *, details: bool, given: str) -> None:
