@@ -30,6 +30,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     predicted: float
     interval: tuple[float, float]  # low, high, as the model assumes
     measured: float
+    measured_range: tuple[float, float] | None = None  # that its rounding leaves: low, high; None if it is exact
     link_gbit_per_s: float | None = None  # of a node's NIC; None on one node
     nodes: int | None = None
 
@@ -47,7 +48,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     def is_covered(self) -> bool:
         """Whether the measured value is in the interval."""
         low, high = self.interval
-        return low <= self.measured <= high
+        least, most = self.measured_range or (self.measured, self.measured)
+        return low <= most and least <= high
 
 
 class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
-from multinode.predict.published import PublishedBenchmarks, evidence_of_benchmarks
+from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence_of_benchmarks
 from multinode.predict.request import load_published_benchmarks
 from multinode.traffic.step_calls import Strategy
 

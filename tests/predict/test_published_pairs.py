@@ -11,7 +11,7 @@ import pytest
 
 from multinode.predict.forecast import ForecastRequest, make_forecast
 from multinode.predict.leave_one_out import Trial, back_test
-from multinode.predict.published import evidence_of_benchmarks
+from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.request import load_published_benchmarks
 
 PAIRS = sorted((Path(__file__).parent / "published_pairs").glob("*.yaml"))
