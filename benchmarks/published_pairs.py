@@ -66,7 +66,7 @@ def pair_of(path: Path) -> Pair:
         inside=trial.is_covered,
         verdict=forecast.shortfall.message if forecast.shortfall is not None else "",
         cases="; ".join(
-            f"{case.name} {case.interval[0] / alone:.2f} to {case.interval[1] / alone:.2f}" for case in row.cases
+            f"{case.case} {case.interval[0] / alone:.2f} to {case.interval[1] / alone:.2f}" for case in row.cases
         ),
     )
 

@@ -15,9 +15,9 @@ ETHERNET_MTU = 1500
 _TCP_IP_HEADER_BYTES = 52
 _ETHERNET_FRAMING_BYTES = 38
 
-# An upper-case B would be bytes.
+# An upper-case B, and bps as tc reads it, would be bytes.
 _RATE = re.compile(
-    r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<times>[kmgtKMGT]?)(?i:bit)(?:/s|ps)?|(?P<short>[kmgtKMGT])(?:b(?:/s|ps)?)?)?"
+    r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<times>[kmgtKMGT]?)(?i:bit)(?:/s)?|(?P<short>[kmgtKMGT])(?:b(?:/s)?)?)?"
 )
 _RATE_GBIT = {"": 1e-9, "k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
 _SIZE = re.compile(r"(?P<number>\d+)(?P<unit>[kmg]?)i?b?", re.IGNORECASE)

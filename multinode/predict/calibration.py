@@ -26,7 +26,7 @@ from multinode.predict.cost_model import (
 )
 from multinode.predict.draws import Draw
 from multinode.predict.leave_one_out import ResidualQuantile
-from multinode.predict.network_model import CommTimes, Link, NetworkModel, UncertaintySource, comm_times
+from multinode.predict.network_model import CommTimes, Link, NetworkCase, NetworkModel, UncertaintySource, comm_times
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
@@ -99,6 +99,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     # factor on the own work in each draw, if it comes from a step of several nodes that nothing splits
     own_of: dict[Draw, float] = {}
     quantile: ResidualQuantile | None = None  # error of the model on stored runs; None if it was not tested
+
+    def in_case(self, case: NetworkCase) -> Calibration:
+        """The same training, if NCCL uses the network that way; nobody tested the model with it."""
+        network = msgspec.structs.replace(self.network, case=case)
+        return msgspec.structs.replace(self, network=network, quantile=None)
 
     def known_workers(self, nodes: int) -> int:
         """The most workers per node of a run on this many nodes."""

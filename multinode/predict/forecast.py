@@ -14,11 +14,11 @@ from multinode.job.restrictions import power_sgd_rank
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
-from multinode.predict.evidence import Evidence
+from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.leave_one_out import BackTest, Trial, back_test
 from multinode.predict.network_model import UncertaintySource, why_measure
 from multinode.predict.predict import Basis, Prediction
-from multinode.predict.shortfall import PredictedCase, judge_speed, predict_cases
+from multinode.predict.shortfall import judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
 from multinode.records.averaging import Averaging
@@ -90,8 +90,8 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     parts: StepParts
     bottleneck: Bottleneck  # the main limit
     doubts: tuple[UncertaintySource, ...] = ()  # reasons for the width of the interval
-    # the same if NCCL used the network in another way than the likely one; only on the training's own, unmeasured link
-    cases: tuple[PredictedCase, ...] = ()
+    case: str = ""  # another way to use the network than the likely one: `one of 8 NICs`, `TCP sockets`
+    cases: tuple[PredictedScenario, ...] = ()  # the same scenario in each; only on the training's own, unmeasured link
     measured: bool = False  # whether exactly this was measured, so that the prediction is close by construction
 
     @property
@@ -272,11 +272,7 @@ def _shortfall(evidence: Evidence) -> Finding | None:
     if evidence.today_samples_per_s is not None:
         sent = sent_as(evidence.calibration, evidence.today, evidence.grad_compress)
         return judge_speed(evidence.calibration, sent, evidence.today_samples_per_s)
-    held = next((held for held in evidence.holdouts if held.scenario == evidence.today), None)
-    if held is None:
-        return None
-    most = held.samples_per_s_range[1] if held.samples_per_s_range is not None else None
-    return judge_speed(held.calibration, held.scenario, held.samples_per_s, most)
+    return next((_shortfall_of(held) for held in evidence.holdouts if held.scenario == evidence.today), None)
 
 
 def _one_node(evidence: Evidence) -> PredictedScenario | None:
@@ -311,9 +307,19 @@ def back_tested(evidence: Evidence) -> BackTest:
                 nodes=row.nodes,
                 measured=held.samples_per_s,
                 measured_range=held.samples_per_s_range,
+                shortfall=_shortfall_of(held),
             )
         )
     return back_test(tested)
+
+
+def _shortfall_of(held: HoldoutRun) -> Finding | None:
+    """Of a run whose network was not measured: that of another is known, and a miss is the model's."""
+    if held.calibration.network.is_measured:
+        return None
+    most = held.samples_per_s_range[1] if held.samples_per_s_range is not None else None
+    sent = sent_as(held.calibration, held.scenario, held.grad_compress)
+    return judge_speed(held.calibration, sent, held.samples_per_s, most)
 
 
 def trusted(evidence: Evidence, tested: BackTest) -> Evidence:
@@ -338,10 +344,18 @@ class _Variants:
             grad_compress=point.grad_compress,
             measured=self._is_measured(scenario, point),
         )
-        if scenario.link != self.evidence.today.link or row.measured:
+        if scenario.layout.nodes == 1 or scenario.link != self.evidence.today.link or row.measured:
             return row
-        sent = sent_as(calibration, scenario, point.grad_compress)
-        return msgspec.structs.replace(row, cases=predict_cases(calibration, sent))
+        cases = [
+            msgspec.structs.replace(
+                predict_scenario(
+                    calibration.in_case(case), scenario, method=row.method, grad_compress=point.grad_compress
+                ),
+                case=case.name,
+            )
+            for case in calibration.network.on(scenario.link).cases()
+        ]
+        return msgspec.structs.replace(row, cases=tuple(cases))
 
     def _calibration(self, point: _Point) -> Calibration:
         key = (point.strategy, point.method)

@@ -13,7 +13,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.network.size_scan import ScanReport
-from multinode.predict.draws import OTHERWISE, between
+from multinode.predict.draws import OTHERWISE, between, linear
 from multinode.traffic.algorithms import (
     Layout,
     algorithms_of,
@@ -42,6 +42,8 @@ _STATED_RATE = 0.25
 # overlays reach 0.62 of the host's (mFlow: 16.5 of 26.6 Gbit/s) and less, collectives over RDMA 0.49 (nccl#700) and
 # 0.54 (nccl#2409) of the NICs' rate.
 _LEAST_CARRIED = 0.4
+# Beyond `OTHERWISE`, the draws of a shared link or an overlay that carry something between; half of those that there are.
+_ANY_SHARE = 0.3
 # From this rate on, clouds may cap a flow: AWS at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2
 # instance network bandwidth").
 _CLOUD_LINK_GBIT, _FLOW_CAPS_GBIT = 25.0, (5.0, 10.0)
@@ -90,6 +92,15 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
     cloud: bool | None = None  # whether the nodes are rented from a cloud, which may cap a flow; None if unknown
     case: NetworkCase | None = None  # how NCCL uses it; None is the likely case: every NIC, RDMA if it has that
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether more than its rate is known."""
+        return bool(self.curves) or self.stream_gb_per_s is not None
+
+    def on(self, link: Link) -> NetworkModel:
+        """The same network with another link."""
+        return msgspec.structs.replace(self, link=link)
+
     def may_cap_flows(self, link: Link) -> bool:
         """Whether a cloud may cap a TCP flow far below the rate."""
         if link.rdma or self.cloud is False:
@@ -98,7 +109,7 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def cases(self) -> tuple[NetworkCase, ...]:
         """Other ways than the likely one to use the link; none of a measured network."""
-        if self.curves or self.stream_gb_per_s is not None:
+        if self.is_measured:
             return ()
         goodput, nics = self.link.goodput_gb_per_s, self._nics
         one, (slow, fast) = goodput / nics, self.cap_gb_per_s
@@ -146,8 +157,8 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
                 return least
             if self.may_cap_flows(link):
                 return min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
-            # What others leave of a shared link, or an overlay of a processor, is any share.
-            return between((position - OTHERWISE) / (1 - OTHERWISE), goodput, goodput, least)
+            # What others leave of a shared link, or an overlay of a processor, is any share down to the least.
+            return 1 / linear((position - OTHERWISE) / _ANY_SHARE, 1 / goodput, 1 / goodput, 1 / least)
         part = min(1.0, self.stream_gb_per_s / self.link.goodput_gb_per_s)
         if part >= _AS_RATED:
             return goodput * part
@@ -257,7 +268,7 @@ def _why_stated(network: NetworkModel, link: Link) -> str:
 
 def why_measure(network: NetworkModel) -> str:
     """Why to measure a stream, and how to name it; empty if one was measured, or the rate is sufficient."""
-    if network.curves or network.stream_gb_per_s is not None or not network.may_cap_flows(network.link):
+    if network.is_measured or not network.may_cap_flows(network.link):
         return ""
     low, high = _FLOW_CAPS_GBIT
     return (

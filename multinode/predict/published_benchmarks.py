@@ -86,7 +86,9 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         text = self.gbit_per_s
         if not isinstance(text, str):
             return text, self.nics
-        match = _NICS.fullmatch(text.strip())
+        # In a post, bps are bits.
+        text = text.strip().replace("bps", "bit")
+        match = _NICS.fullmatch(text)
         if match is None:
             return parse_rate(text), self.nics
         nics = int(match["nics"])

@@ -25,26 +25,6 @@ _HALVINGS = 60
 _CODE = "slower-than-network"
 
 
-class PredictedCase(msgspec.Struct, frozen=True, kw_only=True):
-    """A scenario in another case of its network than the likely one."""
-
-    name: str  # `one of 8 NICs`, `TCP sockets`
-    samples_per_s: float  # of all workers
-    interval: tuple[float, float]  # of it: low, high
-
-
-def predict_cases(calibration: Calibration, scenario: Scenario) -> tuple[PredictedCase, ...]:
-    """The scenario in each other case of its network; none on one node, or if the network was measured."""
-    if scenario.layout.nodes == 1:
-        return ()
-    network = msgspec.structs.replace(calibration.network, link=scenario.link)
-    predicted = [(case.name, _in_case(calibration, scenario, case)) for case in network.cases()]
-    return tuple(
-        PredictedCase(name=name, samples_per_s=prediction.samples_per_s, interval=prediction.interval)
-        for name, prediction in predicted
-    )
-
-
 def judge_speed(
     calibration: Calibration, scenario: Scenario, samples_per_s: float, most_samples_per_s: float | None = None
 ) -> Finding | None:
@@ -73,15 +53,12 @@ def judge_speed(
     slower = measured_ms / alone.step_time_ms
     if slower < _NOTICEABLE or scenario.samples / least_ms * _MS_PER_S >= _least(plain, scenario, alone):
         return None
-    network = msgspec.structs.replace(plain.network, link=scenario.link)
-    gb_per_s = _as_from(plain, scenario, measured_ms)
-    gbit_per_s = gb_per_s * BITS_PER_BYTE
-    rate = scenario.samples / measured_ms * _MS_PER_S
-    held = [case for case in predict_cases(plain, scenario) if case.interval[0] <= rate <= case.interval[1]]
-    case = min(held, key=lambda each: abs(math.log(each.samples_per_s / rate)), default=None)
-    allows = "allow" if not (network.curves or network.stream_gb_per_s) else "allow as measured"
+    network, rate = plain.network.on(scenario.link), scenario.samples / measured_ms * _MS_PER_S
+    gbit_per_s = _as_from(plain, scenario, measured_ms) * BITS_PER_BYTE
+    case = _nearest_case(plain, scenario, rate)
+    allows = "allow as measured" if network.is_measured else "allow"
     over = " over RDMA" if scenario.link.rdma else ""
-    as_with = f", as with {case.name}" if case is not None else ""
+    as_with = f", as with {case}" if case else ""
     return Finding(
         code=_CODE,
         message=(
@@ -93,9 +70,15 @@ def judge_speed(
             "slower": slower,
             "link_gbit_per_s": scenario.link.gbit_per_s,
             "as_from_gbit_per_s": gbit_per_s,
-            **({"case": case.name} if case is not None else {}),
+            **({"case": case} if case else {}),
         },
     )
+
+
+def shortfall_words(finding: Finding) -> str:
+    """What was found, and what to do, as one line."""
+    hint = finding.hint or ""
+    return f"{finding.message}. {hint[:1].upper()}{hint[1:]}"
 
 
 def _untaught(calibration: Calibration) -> Calibration:
@@ -103,28 +86,36 @@ def _untaught(calibration: Calibration) -> Calibration:
     return msgspec.structs.replace(calibration, costs=costs, residual=Residual(), quantile=None)
 
 
-def _in_case(calibration: Calibration, scenario: Scenario, case: NetworkCase) -> Prediction:
-    network = msgspec.structs.replace(calibration.network, case=case)
-    return Prediction(msgspec.structs.replace(calibration, network=network, quantile=None), scenario)
+def _nearest_case(calibration: Calibration, scenario: Scenario, rate: float) -> str:
+    """The case whose interval holds a speed; empty if none does."""
+    cases = calibration.network.on(scenario.link).cases()
+    predicted = [(case.name, Prediction(calibration.in_case(case), scenario)) for case in cases]
+    held = [(abs(math.log(at.samples_per_s / rate)), name) for name, at in predicted if _holds(at, rate)]
+    return min(held)[1] if held else ""
+
+
+def _holds(prediction: Prediction, rate: float) -> bool:
+    low, high = prediction.interval
+    return low <= rate <= high
 
 
 def _least(calibration: Calibration, scenario: Scenario, alone: Prediction) -> float:
     """The lowest speed that is not judged."""
-    network = msgspec.structs.replace(calibration.network, link=scenario.link)
+    network = calibration.network.on(scenario.link)
     if not network.cases():
         return alone.interval[0]
-    return _in_case(calibration, scenario, network.as_rated).interval[0]
+    return Prediction(calibration.in_case(network.as_rated), scenario).interval[0]
 
 
 def _as_from(calibration: Calibration, scenario: Scenario, measured_ms: float) -> float:
     """The payload of a link in GB/s with which the model predicts the measured step."""
-    network = msgspec.structs.replace(calibration.network, link=scenario.link)
-    # Without its curves: they are of another link.
-    stated = msgspec.structs.replace(calibration, network=msgspec.structs.replace(network, curves={}))
+    # The curves are of the link that was measured.
+    network = msgspec.structs.replace(calibration.network.on(scenario.link), curves={})
+    stated = msgspec.structs.replace(calibration, network=network)
 
     def takes_longer(gb_per_s: float) -> bool:
         case = NetworkCase(name="", gb_per_s=(gb_per_s, gb_per_s))
-        return _in_case(stated, scenario, case).step_time_ms > measured_ms
+        return Prediction(stated.in_case(case), scenario).step_time_ms > measured_ms
 
     low, high = math.log(_SLOWEST_GB_PER_S), math.log(scenario.link.goodput_gb_per_s)
     for _ in range(_HALVINGS):
@@ -134,7 +125,7 @@ def _as_from(calibration: Calibration, scenario: Scenario, measured_ms: float) -
 
 
 def _hint(network: NetworkModel) -> str:
-    if network.curves or network.stream_gb_per_s is not None:
+    if network.is_measured:
         return "find what the step waits for: multinode show"
     if network.link.rdma:
         return "is NCCL using RDMA, on every NIC? multinode nccl-test"
