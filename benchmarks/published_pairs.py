@@ -88,7 +88,9 @@ def summary(name: str, pairs: Sequence[Pair]) -> str:
 
 def report(pairs: Sequence[Pair]) -> Iterator[str]:
     """Every pair, then what they come to."""
-    yield from header("pair", "measured", "predicted", "interval", "inside", "half width", "faster or slower", "cases", "verdict")
+    yield from header(
+        "pair", "measured", "predicted", "interval", "inside", "half width", "faster or slower", "cases", "verdict"
+    )
     for pair in pairs:
         yield row_of(
             pair.name,

@@ -14,8 +14,8 @@ LOW, MIDDLE, HIGH = 0.05, 0.5, 0.95
 """Levels of a speed among the draws: the ends of an interval of 90%, and the prediction itself."""
 OTHERWISE = 0.5
 """Draws beyond this position, or its negative, have the other of two values that nothing lies between."""
-# A rank-1 lattice. Of all generators, these have the most exact quantiles of sums of up to seven unknowns: off by 6%, and
-# exact for one.
+# A rank-1 lattice. Of all generators, these have the most exact quantiles of sums of up to seven unknowns: off by 6%,
+# and exact for one.
 _HALF, _GENERATORS = 30, (1, 40, 14, 11, 13, 32, 38)
 
 

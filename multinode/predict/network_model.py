@@ -42,7 +42,7 @@ _STATED_RATE = 0.25
 # overlays reach 0.62 of the host's (mFlow: 16.5 of 26.6 Gbit/s) and less, collectives over RDMA 0.49 (nccl#700) and
 # 0.54 (nccl#2409) of the NICs' rate.
 _LEAST_CARRIED = 0.4
-# Beyond `OTHERWISE`, the draws of a shared link or an overlay that carry something between; half of those that there are.
+# Half of the draws beyond `OTHERWISE`: those of a shared link or an overlay that carries more than that.
 _ANY_SHARE = 0.3
 # From this rate on, clouds may cap a flow: AWS at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2
 # instance network bandwidth").
@@ -150,20 +150,22 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         if self.case is not None:
             return _bounded(self.case.gb_per_s, position)
         if self.stream_gb_per_s is None:
-            if self.curves or position < OTHERWISE:
-                return goodput
-            least = goodput * _LEAST_CARRIED
-            if link.rdma:
-                return least
-            if self.may_cap_flows(link):
-                return min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
-            # What others leave of a shared link, or an overlay of a processor, is any share down to the least.
-            return 1 / linear((position - OTHERWISE) / _ANY_SHARE, 1 / goodput, 1 / goodput, 1 / least)
+            return goodput if self.curves or position < OTHERWISE else self._badly_carried(link, position)
         part = min(1.0, self.stream_gb_per_s / self.link.goodput_gb_per_s)
         if part >= _AS_RATED:
             return goodput * part
         slow, fast = sorted((goodput * part, min(goodput, self.stream_gb_per_s)))
         return between(position, fast, math.sqrt(slow * fast), slow)
+
+    def _badly_carried(self, link: Link, position: float) -> float:
+        goodput = link.goodput_gb_per_s
+        least = goodput * _LEAST_CARRIED
+        if link.rdma:
+            return least
+        if self.may_cap_flows(link):
+            return min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
+        # What others leave of a shared link, or an overlay of a processor, is any share down to the least.
+        return 1 / linear((position - OTHERWISE) / _ANY_SHARE, 1 / goodput, 1 / goodput, 1 / least)
 
 
 class UncertaintySource(msgspec.Struct, frozen=True, kw_only=True):

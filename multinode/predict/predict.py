@@ -38,7 +38,7 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, passing_bytes, with_gradients
-from multinode.units import format_count
+from multinode.units import format_count, format_rate
 
 Basis = Literal["back-test", "measured", "assumed"]
 """Source of an interval."""
@@ -481,8 +481,17 @@ def with_base(calibration: Calibration, scenario: Scenario, step_ms: float) -> C
         calibration: as if the step were all own work.
         scenario: of the step.
         step_ms: its time.
+
+    Raises:
+        UsageError: the network takes longer for its communication.
     """
     at = Prediction(calibration, scenario)
+    if (least_ms := at.step_of(Draw(), _LEAST_FACTOR).exposed_ms) >= step_ms:
+        rate = format_rate(scenario.link.gbit_per_s)
+        raise UsageError(
+            f"a step of {step_ms:.3g} ms is too short for its communication, {least_ms:.3g} ms at {rate}",
+            hint="check the network, the strategy and the batches",
+        )
 
     def own(draw: Draw) -> float:
         return largest(_LEAST_FACTOR, 1.0, lambda factor: at.step_of(draw, factor).step_ms <= step_ms)

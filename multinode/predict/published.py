@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from decimal import Decimal
 from importlib.resources import files
+
 import msgspec
 
 from multinode.predict.rounded import Rounded, parse_rounded

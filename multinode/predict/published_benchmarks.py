@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -15,12 +15,12 @@ from multinode.job.flops import flops_per_token
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.job.workload import JobSettings
 from multinode.predict.calibration import MOST_FIXED, Calibration, CalibrationRun, calibrate
-from multinode.predict.cost_model import Scenario, hideable_share
+from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.network_model import Link, UncertaintySource, stated_network
 from multinode.predict.predict import LEAST_DOUBT, with_base
 from multinode.predict.published import parse_published
-from multinode.predict.rounded import Rounded, exactly, parse_rounded, product, round_number
+from multinode.predict.rounded import Rounded, exactly, product, round_number
 from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Summary
@@ -262,10 +262,9 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
         overlap=benchmarks.overlap,
     )
     if first.layout.nodes > 1:
-        link = _link(base.network) if base.network is not None else network.link
         at = msgspec.structs.replace(
             today,
-            link=link,
+            link=network.link if base.network is None else _link(base.network),
             layout=first.layout,
             per_device_batch=first.per_device_batch,
             accumulation=first.accumulation,
@@ -345,17 +344,15 @@ def _fixed_ms(points: Sequence[_Point]) -> float | None:
             "single_node: steps of more samples took no longer", hint="check per_device_batch and accumulation"
         )
     # Rounding and caches may put the line below zero; no step has less than nothing.
-    fixed_ms = min(math.fsum(times_ms) / len(times_ms) - slope * mean, min(times_ms))
+    fixed_ms = min(math.fsum(times_ms) / len(times_ms) - slope * mean, *times_ms)
     return max(0.0, fixed_ms)
 
 
 def _start_up_notes(base: Speed) -> tuple[str, ...]:
     if base.steps is None:
         return ()
-    return (
-        f"the figure is a mean over {base.steps} steps with start-up, which counts as work done once per step: a figure "
-        "without the first steps, or one of another accumulation, narrows the intervals",
-    )
+    narrower = "a figure without the first steps, or a second one of another accumulation, narrows the intervals"
+    return (f"start-up is part of a mean over {base.steps} steps: {narrower}",)
 
 
 def _subject(benchmarks: PublishedBenchmarks, strategy: Strategy) -> Subject:

@@ -27,7 +27,7 @@ SHORT = {
 }
 # Outside of the interval, and why.
 MISSES = {
-    **{name: "its nodes used their network badly" for name in ("titan-708-faulty", "llmc-2n", "llmc-8n")},
+    **dict.fromkeys(("titan-708-faulty", "llmc-2n", "llmc-8n"), "its nodes used their network badly"),
     "dlperf-tf1-bert-b32-4n": "32 of its 100 Gbit/s, with Horovod in TensorFlow 1",
     "mpt-13b-a100-2n": "2.39x on two nodes, with micro-batches of 10 samples instead of 4: at most 2.34x",
     "mpt-760m-h100-2n": "2.17x on two nodes, with one micro-batch instead of two: at most 2.07x",
