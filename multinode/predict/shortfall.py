@@ -15,7 +15,7 @@ from multinode.predict.network_model import NetworkCase, NetworkModel
 from multinode.predict.predict import Prediction
 from multinode.records.finding import Finding
 from multinode.render.sheet import times
-from multinode.units import BITS_PER_BYTE, format_rate
+from multinode.units import format_rate
 
 _MS_PER_S = 1e3
 # A rate may be off by as much before its link is suspected, as a nominal one is.
@@ -54,21 +54,22 @@ def judge_speed(
     if slower < _NOTICEABLE or scenario.samples / least_ms * _MS_PER_S >= _least(plain, scenario, alone):
         return None
     network, rate = plain.network.on(scenario.link), scenario.samples / measured_ms * _MS_PER_S
-    gbit_per_s = _as_from(plain, scenario, measured_ms) * BITS_PER_BYTE
+    link = scenario.link
+    gbit_per_s = link.gbit_per_s * _as_from(plain, scenario, measured_ms) / link.goodput_gb_per_s
     case = _nearest_case(plain, scenario, rate)
     allows = "allow as measured" if network.is_measured else "allow"
-    over = " over RDMA" if scenario.link.rdma else ""
+    over = " over RDMA" if link.rdma else ""
     as_with = f", as with {case}" if case else ""
     return Finding(
         code=_CODE,
         message=(
-            f"{times(slower)} slower than {format_rate(scenario.link.gbit_per_s)}{over} {allows}: as from about "
+            f"{times(slower)} slower than {format_rate(link.gbit_per_s)}{over} {allows}: as from about "
             f"{format_rate(float(f'{gbit_per_s:.2g}'))}{as_with}"
         ),
         hint=_hint(network),
         figures={
             "slower": slower,
-            "link_gbit_per_s": scenario.link.gbit_per_s,
+            "link_gbit_per_s": link.gbit_per_s,
             "as_from_gbit_per_s": gbit_per_s,
             **({"case": case} if case else {}),
         },
