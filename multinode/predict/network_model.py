@@ -162,8 +162,9 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         least = goodput * _LEAST_CARRIED
         if link.rdma:
             return least
-        if self.may_cap_flows(link):
-            return min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
+        # A faster link is never slower, so that this holds below the rates that clouds cap, too.
+        if self.cloud is not False:
+            least = min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
         # What others leave of a shared link, or an overlay of a processor, is any share down to the least.
         return 1 / linear((position - OTHERWISE) / _ANY_SHARE, 1 / goodput, 1 / goodput, 1 / least)
 
@@ -276,7 +277,7 @@ def why_measure(network: NetworkModel) -> str:
     return (
         f"{format_rate(network.link.gbit_per_s)} is nominal, not measured: clouds cap a flow at {low:g} to {high:g} "
         "Gbit/s and advertise the maximum. Measure a stream (iperf3) and give its rate: --stream RATE, or "
-        "payload_gbit_per_s in a file of figures; or write network.cloud: false there if no cloud rents these nodes"
+        "payload_gbit_per_s in a file of figures; or network.cloud: false if they are not in a cloud"
     )
 
 
