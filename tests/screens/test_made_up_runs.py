@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,44 @@ import pytest
 from multinode.network.charts import scan_page
 from tests.golden import Golden
 from tests.network.test_screen import WELL
+from tests.predict.stored import comm_ms, sweep_record, training_record
+from tests.predict.test_request import launched_record, store
 from tests.screens.made_up_runs import NAMES, store_made_up
 from tests.screens.screens import page_text, reported_text, screens_text
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FORECASTS = {
+    "predict": (
+        "predict one two scan --details",
+        "predict one",
+        "predict one lora scan",
+        "predict one two scan --link 10 --strategy ddp,zero1,zero2,zero3 --method full,lora:8",
+        "predict one two scan --link 1 --diloco 64 --sync-dtype fp16 --bucket-mib 100 --overlap off",
+        "predict --benchmarks two_boxes_lora.yaml --details",
+    ),
+    "advise": ("advise one two scan --details", "advise two"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stored trainings of one kind and an nccl-test, and published benchmarks."""
+    folder = tmp_path_factory.mktemp("trained")
+    exposed_ms = comm_ms(1.0)
+    for record in (
+        sweep_record("scan"),
+        launched_record("one", 1),
+        launched_record("two", 2, exposed_ms=exposed_ms),
+        training_record("lora", 2, exposed_ms=exposed_ms / 10, job={"finetuning_type": "lora", "lora_rank": 8}),
+    ):
+        store(folder / "runs", record)
+    shutil.copy(CONFIGS / "figures" / "two_boxes_lora.yaml", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FORECASTS)
+def test_what_is_predicted_and_advised(trained: Path, golden: Golden, name: str) -> None:
+    golden.check(f"made-up/{name}.txt", screens_text(trained, FORECASTS[name]))
 
 
 @pytest.fixture(scope="module")
