@@ -33,7 +33,7 @@ _DEADLINE_S = 900
 class Recording(NamedTuple):
     """A run to make: `{NAME}` in its command is the id of an earlier one.
 
-    With `stop_at`, it is interrupted when its part of this number has recorded as many samples.
+    With `stop_at`, it is interrupted when the workers of its part of this number have recorded as many samples.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Recorder:
                 key=lambda path: path.stat().st_mtime_ns,
             )
             if len(begun) >= parts:
-                texts = [path.read_bytes() for path in begun[-1].parent.glob("samples/node-*/*.jsonl")]
+                texts = [path.read_bytes() for path in begun[-1].parent.glob("samples/node-*/rank-*.jsonl")]
                 if sum(text.count(b"\n") for text in texts) >= lines:
                     return
             time.sleep(0.2)

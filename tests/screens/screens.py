@@ -18,20 +18,20 @@ import pytest
 
 from multinode.cli.main import run
 
-__all__ = ["document_of", "page_text", "reported_text", "screens_text"]
+__all__ = ["WIDTHS", "document_of", "page_text", "reported_text", "screens_text"]
 
-_WIDTHS = (80, 160)
+WIDTHS = (80, 160)
 _BLOCKS = {"h1", "h2", "p", "pre", "li", "tr", "div", "title"}
 _HIDDEN = {"script", "style"}
 
 
-def screens_text(folder: Path, commands: Sequence[str]) -> str:
-    """Each command with what it prints, at every width; `folder` has `runs` in it, and is the working directory."""
+def screens_text(folder: Path, commands: Sequence[str], widths: Sequence[int] = WIDTHS) -> str:
+    """Each command with what it prints, at each width; `folder` has `runs` in it, and is the working directory."""
     shown = []
     for command in commands:
-        texts = {width: _call(folder, command.split(), width) for width in _WIDTHS}
+        texts = {width: _call(folder, command.split(), width) for width in widths}
         if len(set(texts.values())) == 1:
-            shown.append(f"$ multinode {command}\n{texts[_WIDTHS[0]]}")
+            shown.append(f"$ multinode {command}\n{texts[widths[0]]}")
         else:
             shown += [f"$ multinode {command}  # {width} columns\n{text}" for width, text in texts.items()]
     return "\n".join(shown)
@@ -39,7 +39,7 @@ def screens_text(folder: Path, commands: Sequence[str]) -> str:
 
 def document_of(folder: Path, command: str) -> Any:
     """What a command prints with --json."""
-    return json.loads(_call(folder, [*command.split(), "--json"], _WIDTHS[0], told=False))
+    return json.loads(_call(folder, [*command.split(), "--json"], WIDTHS[0], told=False))
 
 
 def _call(folder: Path, words: Sequence[str], width: int, *, told: bool = True) -> str:
@@ -81,7 +81,7 @@ def _logging() -> Iterator[None]:
 def reported_text(folder: Path, *run_ids: str) -> str:
     """The words of the page that `report` writes of these runs."""
     path = folder / "page.html"
-    told = _call(folder, ["report", *run_ids, "-o", str(path)], _WIDTHS[0])
+    told = _call(folder, ["report", *run_ids, "-o", str(path)], WIDTHS[0])
     assert "exit code" not in told, told
     text = page_text(path.read_text())
     path.unlink()
