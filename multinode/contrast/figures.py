@@ -190,6 +190,11 @@ def network_words(side: Side) -> str:
     return f"{text}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"
 
 
+def channel(side: Side) -> str:
+    """What its workers exchange data over, in words."""
+    return "the network" if side.nodes > 1 else "communication inside the node"
+
+
 ASKED = "set with --mode"
 
 

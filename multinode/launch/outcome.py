@@ -15,7 +15,7 @@ from multinode.errors import MultinodeError
 from multinode.job.workload import Workload, differing_setting
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
-from multinode.profile.step_split import PARTS
+from multinode.profile.step_split import INSIDE, PARTS
 from multinode.profile.summary import Summary, unused_gpus
 from multinode.records.plan import CodeCopy, LaunchPlan
 from multinode.records.run import (
@@ -134,7 +134,7 @@ def step_sheet(summary: Summary) -> Sheet:
                 rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
                 if field == "exposed_ms" and mean.local_ms:
                     inside = percent(mean.local_ms / mean.step_ms, ".0f")
-                    rows.append(("    of it inside a node", measured(summary, "local_ms", mean.local_ms), inside))
+                    rows.append((f"  {INSIDE}", measured(summary, "local_ms", mean.local_ms), inside))
     if summary.first_loss is not None and summary.last_loss is not None:
         rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
     columns = (Column("", words=True), Column("measured"), Column("of the step"))

@@ -49,7 +49,7 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     exposed_us: float | None = None  # wait in exposed communication, at most the step; None if unknown
     ddp: DdpTimes | None = None  # its DDP counters, if the source is `ddp`
     beside_us: float | None = None  # the part of `exposed_us` in calls other than DDP's reducer; likewise
-    local_us: float = 0.0  # the part of `exposed_us` in groups inside a node, as far as a GPU's waits tell it
+    local_us: float = 0.0  # the part of `exposed_us` in calls of groups inside a node
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def local_us(self, worker: WorkerStep) -> float:
         """The part of it in groups inside a node."""
-        return self.records[worker.record.rank, worker.record.step].local_us
+        return self.records[worker.record.rank, worker.record.step].local_us(host_waits=self.device == "cpu")
 
     def has(self, kind: str) -> bool:
         return any(getattr(records, kind) for records in self.records.values())
@@ -169,7 +169,7 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
             raise UnknownError(f"{_why_untimed(evidence)}; {_TRACE_TELLS}")
         return "device", exposed
     if evidence.device == "cpu":
-        exposed = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
+        exposed = _tell(steps, lambda worker: evidence.exposed_us("host", worker), evidence.local_us)
         if not exposed:
             raise UnknownError("no worker measured its time blocked in collectives")
         return "host", exposed

@@ -88,6 +88,9 @@ PARTS = {
 }
 
 
+INSIDE = "  of it inside a node"
+"""Title of `local_ms`."""
+
 # Figures that lie in others.
 _BESIDE_PARTS = ("core_wait_ms", "local_ms")
 

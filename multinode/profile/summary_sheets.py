@@ -9,7 +9,7 @@ from typing import Any
 from multinode.cluster.hostfile import fold_numbers
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
-from multinode.profile.step_split import PARTS, WorkerSplit
+from multinode.profile.step_split import INSIDE, PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.stats.estimate import known_max
@@ -258,7 +258,14 @@ def _split_sheet(summary: Summary) -> Sheet:
     return Sheet(
         title="where a step goes",
         columns=(Column("part", words=True), Column("time", "ms"), Column("of the step"), Column("", words=True)),
-        rows=tuple(_part(mean, getattr(mean, field), name) for field, name in PARTS.items()),
+        rows=tuple(
+            row
+            for field, name in PARTS.items()
+            for row in (
+                _part(mean, getattr(mean, field), name),
+                *([_part(mean, mean.local_ms, INSIDE)] if field == "exposed_ms" and mean.local_ms else []),
+            )
+        ),
         notes=(summary.split.rule,) if summary.split.rule else (),
     )
 

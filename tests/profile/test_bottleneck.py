@@ -7,7 +7,7 @@ from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.exposure import find_exposure
 from multinode.profile.step_split import Passes, StepSplit, split_steps
 from multinode.profile.stragglers import find_stragglers, find_waiting
-from multinode.records.samples import DeviceWaitSample, Sample
+from multinode.records.samples import DeviceWaitSample, Sample, StepSample
 from tests.profile.made_up_steps import MadeUp, always, changed
 
 
@@ -115,6 +115,21 @@ def test_communication_inside_a_node_is_not_the_network() -> None:
     # On one node there is no network.
     assert find_bottleneck(split).kind == "network"
     assert find_bottleneck(split, nodes=1).kind == "local"
+
+
+@pytest.mark.parametrize("told_by", ["host", "ddp"])
+def test_what_a_host_waited_for_inside_its_node_is_a_part_of_exposed_communication(told_by: str) -> None:
+    def inside(sample: Sample) -> Sample:
+        if isinstance(sample, StepSample):
+            longer = (sample.step_time_us or 0) + 40_000
+            phases = (sample.phases_us or {}) | {"comm_local": 40_000}
+            return msgspec.structs.replace(sample, step_time_us=longer, phases_us=phases)
+        return sample
+
+    split = split_steps(find_exposure(changed(MadeUp(told_by=told_by).observed(), inside)))
+    assert split.mean is not None
+    assert (split.mean.exposed_ms, split.mean.local_ms) == pytest.approx((50.0, 40.0))
+    assert find_bottleneck(split).kind == "local"
 
 
 def test_what_a_gpu_waited_for_inside_its_node_is_a_part_of_exposed_communication() -> None:
