@@ -192,7 +192,7 @@ def summarise(
     if traces:
         from multinode.profile.trace import view_traces
 
-        trace = view_traces(traces, observed.world_size, split.mean, seen.calls)
+        trace = view_traces(traces, observed.world_size, split.mean, seen.calls, scan)
     stragglers: tuple[Straggler, ...] = ()
     waiting, balance, bandwidth = Waiting(), None, InTraining(reason="one worker does not communicate")
     if observed.world_size > 1:

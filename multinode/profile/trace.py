@@ -23,7 +23,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
 from multinode.traffic.algorithms import bus_factor
-from multinode.traffic.step_calls import SMALL_BYTES
+from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 from multinode.units import format_size
 
 # Events take up to four times as much memory as their text.
@@ -393,6 +393,9 @@ def _in_order(collectives: Iterable[CollectiveSpan]) -> tuple[CollectiveSpan, ..
 # Tolerance between exposed communication of the window and of the counters, as a fraction of the step.
 _AGREES = 0.1
 _FEW_STEPS = 3
+# By so much a training's collectives may be slower than nccl-test's.
+_RATE_VARIES = 0.2
+_BYTES_PER_MB = 1e6
 _SLOWED = 0.1
 _BUSY = 0.5
 _MANY_KERNELS = 0.5
@@ -409,6 +412,7 @@ def view_traces(
     world_size: int,
     counted: WorkerSplit | None = None,
     called: Sequence[SeenCall] = (),
+    scan: ScanCurves | None = None,
 ) -> TraceView:
     """The windows of the traced workers, by rank.
 
@@ -422,6 +426,7 @@ def view_traces(
         world_size: number of workers, for groups of unknown size.
         counted: the mean step by the counters, for comparison.
         called: collectives of a step, as the busiest worker called them.
+        scan: an nccl-test of the same nodes and workers, for comparison.
     """
     if not traces:
         return TraceView(missing={"trace": "no window was recorded"})
@@ -438,7 +443,8 @@ def view_traces(
         overlap=least.overlap,
         busbw_gb_per_s=attempt(missing, "busbw_gb_per_s", lambda: _busbw(traces, least.rank, world_size)),
         message_bytes=_usual_sizes(reductions),
-        agreement=_agreement(least, counted, traces[least.rank].device) + _about_kernels(traces[least.rank], called),
+        agreement=_agreement(least, counted, traces[least.rank].device, _by_bytes(called, scan, world_size))
+        + _about_kernels(traces[least.rank], called),
         missing=missing,
     )
 
@@ -517,7 +523,27 @@ def _usual_sizes(reductions: Sequence[CollectiveSpan]) -> tuple[int, ...]:
     return usual[0][0] if usual else ()
 
 
-def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str) -> str:
+class _ByBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step's collectives take one after another at the rate of an nccl-test."""
+
+    took_ms: float
+    size_bytes: float  # that they ask the busiest worker to send
+    run_id: str  # of the nccl-test
+
+
+def _by_bytes(called: Sequence[SeenCall], scan: ScanCurves | None, world_size: int) -> _ByBytes | None:
+    """None without an nccl-test, or where not all large calls are among all workers."""
+    curve = scan.curves.get("all_reduce") if scan is not None else None
+    large = [call for call in called if not call.is_small and call.ranks > 1]
+    if scan is None or curve is None or not large or any(call.ranks != world_size for call in large):
+        return None
+    factor = bus_factor("all_reduce", world_size)
+    took_us = sum(call.count * curve.predict_us(call.asked_bytes / call.count / factor) for call in large if call.count)
+    size_bytes = sum(call.asked_bytes for call in large)
+    return _ByBytes(took_ms=took_us / _US_PER_MS, size_bytes=size_bytes, run_id=scan.run_id)
+
+
+def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str, by_bytes: _ByBytes | None) -> str:
     window = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms"
     if counted is None or counted.exposed_ms is None or counted.step_ms <= 0:
         return f"Exposed communication: {window} per step in the window; it is unknown elsewhere."
@@ -529,7 +555,21 @@ def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str) ->
     if apart <= _AGREES:
         return f"{both}: they agree within {apart:.1%} of the step."
     why = _why_apart(worker, counted.step_ms, counted.exposed_ms, device)
-    return f"{both}: they differ by {apart:.0%} of the step{why}."
+    decided = "" if by_bytes is None else _decided(by_bytes, worker.exposed_ms, counted.exposed_ms)
+    return f"{both}: they differ by {apart:.0%} of the step{why}.{decided}"
+
+
+def _decided(by_bytes: _ByBytes, traced_ms: float, counted_ms: float) -> str:
+    """Which of two figures can be true: exposed communication is no longer than the communication."""
+    most_ms = (1 + _RATE_VARIES) * by_bytes.took_ms
+    if (traced_ms <= most_ms) == (counted_ms <= most_ms):
+        return ""
+    true, other = ("window", "counters") if traced_ms <= most_ms else ("counters", "window")
+    verbs = ("agrees", "show") if true == "window" else ("agree", "shows")
+    return (
+        f" At the rate of nccl-test {by_bytes.run_id}, the {by_bytes.size_bytes / _BYTES_PER_MB:.3g} MB of a step take "
+        f"{by_bytes.took_ms:.3g} ms: the {true} {verbs[0]} with that, and the {other} {verbs[1]} more."
+    )
 
 
 def _about_kernels(events: TraceEvents, called: Sequence[SeenCall]) -> str:
