@@ -211,7 +211,9 @@ def _of_node(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) ->
     else:
         text = f"the other nodes wait {adds} per step of {step} for {loss.node}"
         text += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
-    return text + (f"; {channel(case.candidate)} adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
+    return text + (
+        f"; {channel(case.candidate)} adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else ""
+    )
 
 
 def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:

@@ -138,8 +138,10 @@ def step_sheet(summary: Summary) -> Sheet:
     if summary.first_loss is not None and summary.last_loss is not None:
         rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
     columns = (Column("", words=True), Column("measured"), Column("of the step"))
-    notes = (_MEANS,) if mean is not None and summary.step_time_ms is not None else ()
-    return Sheet(title="", columns=columns, rows=tuple(rows), notes=notes)
+    known = summary.split.steps.words
+    notes = (_MEANS, *([f"exposed communication: {known}"] if known else []))
+    has_parts = mean is not None and summary.step_time_ms is not None
+    return Sheet(title="", columns=columns, rows=tuple(rows), notes=notes if has_parts else ())
 
 
 def measured(summary: Summary, name: str, value: float) -> str:
@@ -198,10 +200,11 @@ def _limit(summary: Summary) -> str:
     if bottleneck is None:
         return ""
     share = f"{bottleneck.share:.0%} of a step" if bottleneck.share is not None else "most of a step"
+    known = f" ({summary.split.steps.words})" if summary.split.steps.words else ""
     worst = max(summary.stragglers, key=lambda straggler: straggler.late_ms, default=None)
     return {
-        "network": f"network-bound: {share} is exposed communication",
-        "local": f"{share} is exposed communication between the workers of a node",
+        "network": f"network-bound: {share} is exposed communication{known}",
+        "local": f"{share} is exposed communication between the workers of a node{known}",
         "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
         "data": f"input-bound: {share} is waiting for data",
         "host": f"host-bound: {share} is neither compute nor communication nor data",

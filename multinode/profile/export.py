@@ -12,6 +12,7 @@ from typing import Any
 
 from multinode.profile.nics import nic_rates
 from multinode.profile.observed import Observed, ObservedNode
+from multinode.records.progress import BLOCKED
 from multinode.records.samples import (
     CgroupSample,
     CollectiveSample,
@@ -26,7 +27,6 @@ from multinode.records.samples import (
     TcpSample,
     TrafficSample,
 )
-from multinode.records.progress import BLOCKED
 from multinode.render.sheet import sanitize
 
 _Row = dict[str, Any]

@@ -64,6 +64,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: dict[int, int] = {}  # micro-batches per step by rank, if the framework reports it
     reason: str = ""  # why there is no source
     rule: str = ""  # which steps these are, in words
+    measured: int = 0  # steps that were looked at
 
 
 _Step = dict[int, WorkerStep]
@@ -94,20 +95,20 @@ def find_exposure(observed: Observed) -> Exposure:
     whole = _whole_steps(observed, observed.counted)
     if not whole:
         return Exposure(reason="no measured step was recorded by all workers")
-    return _expose(observed, whole, _without_rare(whole, observed.syncs))
+    return _expose(observed, whole, _without_rare(whole, observed.syncs), len(observed.counted))
 
 
 def expose_each(observed: Observed) -> Exposure:
     """The same for every step that all workers recorded, measured or not."""
     whole = _whole_steps(observed, observed.steps)
-    return _expose(observed, whole, whole)
+    return _expose(observed, whole, whole, len(observed.steps))
 
 
 def _whole_steps(observed: Observed, numbers: Iterable[int]) -> list[_Step]:
     return [step for number in numbers if (step := _whole_step(observed, number)) is not None]
 
 
-def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) -> Exposure:
+def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step], measured: int) -> Exposure:
     models = last_models(observed)
     devices = {model.device for model in models.values()}
     evidence = _Evidence(
@@ -125,6 +126,7 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) 
         accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
         reason=reasons.get("source", ""),
         rule=_rule(observed, len(whole) - len(usual), len(means)) + _about_counters(evidence, source, means),
+        measured=measured,
     )
 
 

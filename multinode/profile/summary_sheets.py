@@ -285,7 +285,8 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield from _script_calls(summary.comm.calls)
     if comm.exposed_ms is not None:
         share = "" if comm.exposed_share is None else f", {percent(comm.exposed_share)} of the step"
-        yield "exposed", f"{comm.exposed_ms:.1f} ms per step{share}"
+        known = summary.split.steps.words
+        yield "exposed", f"{comm.exposed_ms:.1f} ms per step{share}{f', {known}' if known else ''}"
     if comm.overlap is not None:
         yield "overlap", f"{percent(comm.overlap)} of the communication overlaps with compute"
     yield from _bandwidth(summary)

@@ -3,11 +3,11 @@
 S is counted as nccl-tests does: of an all-gather, a gather and a scatter what all workers have together, of a
 reduce-scatter and an all-to-all what one worker puts in, of all else the tensor.
 
-On the CPU the host waits, in the phase `comm`, or `comm_local` inside a node. On a GPU the computing stream does, timed by pairs of CUDA events, and
-nothing is synchronised: events are asked at later steps whether they have come to pass. FSDP and DeepSpeed call
-collectives on streams of their own, which the computing stream waits for by events, or the host, which then gives it
-nothing to compute: that wait is timed in their place, as far as the calls themselves took so long: a loop may compute
-on such a stream, too. What waits elsewhere is not seen: DDP's reducer waits in C++.
+On the CPU the host waits, in the phase `comm`, or `comm_local` inside a node. On a GPU the computing stream does, timed
+by pairs of CUDA events, and nothing is synchronised: events are asked at later steps whether they have come to pass.
+FSDP and DeepSpeed call collectives on streams of their own, which the computing stream waits for by events, or the
+host, which then gives it nothing to compute: that wait is timed in their place, as far as the calls themselves took so
+long: a loop may compute on such a stream, too. What waits elsewhere is not seen: DDP's reducer waits in C++.
 """
 
 from __future__ import annotations
