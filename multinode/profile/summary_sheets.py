@@ -103,7 +103,8 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
 
 
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
-    silent = any(gpu.peak_memory_gib is None and gpu.memory_total_gib is None for node in nodes for gpu in node.gpus)
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    silent = any(gpu.peak_memory_gib is None and gpu.memory_total_gib is None and not gpu.mig for gpu in gpus)
     unified = ("a GPU without memory here shares its node's (unified memory): see free above",) if silent else ()
     return Sheet(
         title="GPUs",

@@ -378,6 +378,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     time_s: float  # the node's wall clock
     mono_ns: Count  # the node's monotonic clock
     index: Count
+    mig: bool = False  # whether MIG divides it: utilisation, memory, power and energy of the job's part are unknown
     sm_percent: Percent | None = None  # share of time with a kernel running; a waiting NCCL kernel counts as running
     memory_used_gib: Gauge | None = None  # by all processes
     memory_total_gib: Gauge | None = None  # of the GPU
