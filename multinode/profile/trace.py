@@ -44,6 +44,7 @@ _LATE_END = 0.1
 # `worker/trace.py` writes these marks.
 _MARK = re.compile(r"multinode step (\d{1,15}) ends")
 _GLOO = "gloo:"
+_CALLS = ("c10d::", "_c10d_functional::")
 _DEVICE_COMMUNICATION = ("nccl", "rccl", "oneccl")
 _NCCL_KERNEL = re.compile(r"(?:AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|Reduce|AllToAll)")
 # Bytes per element, by torch's dtype names in kernel arguments and in types of inputs.
@@ -305,13 +306,18 @@ def _on_host(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEve
     calendar = _Calendar(steps)
     spans = [event for event in events if event.name.startswith(_GLOO)]
     # Calls are made by training threads; gloo's own threads have operators too, which copy results.
-    callers = {event.tid for event in events if event.name.startswith("c10d::")}
-    gloos = {event.tid for event in spans} - callers
+    calls: dict[int | str | None, list[float]] = {}
+    for event in events:
+        if event.name.startswith(_CALLS):
+            calls.setdefault(event.tid, []).append(event.ts)
+    for times in calls.values():
+        times.sort()
+    gloos = {event.tid for event in spans} - calls.keys()
     collectives = [_gloo_span(event, step) for event in spans if (step := calendar.step_at(event.ts)) is not None]
     computing = merge(
         (event.ts, event.end)
         for event in events
-        if event.cat == "cpu_op" and event.tid not in gloos and not event.name.startswith("c10d::")
+        if event.cat == "cpu_op" and event.tid not in gloos and not _communicates(event, calls.get(event.tid, ()))
     )
     return TraceEvents(
         device="cpu",
@@ -320,6 +326,19 @@ def _on_host(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEve
         computing=tuple(computing),
         hiding=tuple(_hiding(computing, spans, (steps[0].start_us, steps[-1].end_us))),
     )
+
+
+def _communicates(event: _Event, calls: Sequence[float]) -> bool:
+    """Whether an operator is a call, or makes one: autograd's operators contain the hooks of FSDP, which wait.
+
+    What else it does is in operators inside of it, or between two of them.
+
+    Args:
+        event: the operator.
+        calls: when its thread made calls, ascending.
+    """
+    place = bisect.bisect_left(calls, event.ts)
+    return place < len(calls) and calls[place] <= event.end
 
 
 def _hiding(computing: Sequence[Interval], spans: Iterable[_Event], window: Interval) -> list[Interval]:
