@@ -191,7 +191,7 @@ def test_bytes_at_the_rate_of_nccl_test_decide_between_window_and_counters(
     events = TraceEvents(device="cuda", steps=steps, collectives=spans, computing=(), hiding=())
     gathers = SeenCall(op="all_gather", ranks=2, nodes=2, backend="nccl", size_bytes=1482e6, count=1.0)
     clipping = SeenCall(op="all_reduce", ranks=2, nodes=2, backend="nccl", size_bytes=4.0, count=1.0)
-    curve = fit_curve([(size, size / 1.41e3) for size in (1e6, 8e6, 64e6)])
+    curve = fit_curve([(size, size / 1.41e3) for size in (1_000_000, 8_000_000, 64_000_000)])
     scan = ScanCurves(run_id="20260104-nt", world_size=2, nodes=("n1", "n2"), curves={"all_reduce": curve})
     split, called = counters(counted_ms, 1400.0).mean, [gathers, clipping]
     told = view_traces({0: events}, 2, split, called, scan).agreement
