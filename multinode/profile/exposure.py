@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from multinode.profile.calls import last_models
-from multinode.profile.observed import Observed
+from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.progress import StepRecords
-from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
+from multinode.records.samples import DdpSample, DeviceWaitSample, GroupSample, StepSample, TrafficSample
 from multinode.stats.estimate import UnknownError, attempt
 
 # Occasional checkpoints are not typical of a step. Events in more than one step of twenty belong to the training's
@@ -77,6 +77,7 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     wrapped_by_ddp: bool
     device: str | None
     records: dict[tuple[int, int], StepRecords]
+    reduces_inside: bool  # whether DDP reduces in groups inside a node, of several nodes
 
     def exposed_us(self, source: str, worker: WorkerStep) -> float | None:
         records = self.records[worker.record.rank, worker.record.step]
@@ -84,7 +85,8 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def local_us(self, worker: WorkerStep) -> float:
         """The part of it in groups inside a node."""
-        return self.records[worker.record.rank, worker.record.step].local_us(host_waits=self.device == "cpu")
+        local_us = self.records[worker.record.rank, worker.record.step].local_us(host_waits=self.device == "cpu")
+        return local_us + (worker.ddp.exposed_us if worker.ddp is not None and self.reduces_inside else 0.0)
 
     def has(self, kind: str) -> bool:
         return any(getattr(records, kind) for records in self.records.values())
@@ -116,6 +118,7 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step], 
         wrapped_by_ddp=any(model.wrapper == "ddp" for model in models.values()),
         device=devices.pop() if len(devices) == 1 else None,
         records=_records(observed),
+        reduces_inside=_reduces_inside(observed),
     )
     reasons: dict[str, str] = {}
     source, means = attempt(reasons, "source", lambda: _tell_best(usual, evidence)) or (None, usual)
@@ -128,6 +131,21 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step], 
         rule=_rule(observed, len(whole) - len(usual), len(means)) + _about_counters(evidence, source, means),
         measured=measured,
     )
+
+
+def _reduces_inside(observed: Observed) -> bool:
+    """Whether every group of DDP's reducer is inside one of several nodes, as where nodes average."""
+    if len(observed.nodes) == 1:
+        return False
+    groups = [(node, _reducing_groups(node)) for node in observed.nodes]
+    return all(mine and all(set(ranks) <= set(node.ranks) for ranks in mine) for node, mine in groups)
+
+
+def _reducing_groups(node: ObservedNode) -> list[tuple[int, ...]]:
+    calls = {
+        (sample.rank, call.group) for sample in node.of(TrafficSample) for call in sample.calls if call.source == "ddp"
+    }
+    return [group.ranks for group in node.of(GroupSample) if (group.rank, group.group) in calls]
 
 
 def _whole_step(observed: Observed, number: int) -> _Step | None:
