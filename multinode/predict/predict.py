@@ -130,7 +130,7 @@ class Prediction:
     @property
     def bottleneck(self) -> Bottleneck:
         """The main limit, as for a measured run."""
-        return find_bottleneck(split_of(self.parts))
+        return find_bottleneck(split_of(self.parts), nodes=self.scenario.layout.nodes)
 
     def with_residual(self, residual: Residual) -> Prediction:
         """The same prediction with another residual."""

@@ -190,6 +190,11 @@ def _tiles(run: ReportedRun) -> dict[str, str]:
     return dict(_key_figures(run.summary)) if run.summary is not None else {}
 
 
+def _exposed(summary: Summary) -> str:
+    share, known = percent(summary.comm.exposed_share), summary.split.steps.words
+    return f"{share} ({known})" if known and share != UNKNOWN else share
+
+
 def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     used = summary.utilisation
     shares = [nic.share for node in summary.nodes for nic in node.nics if nic.share is not None]
@@ -197,7 +202,7 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
         ("step time (ms)", figure(summary.step_time_ms.median if summary.step_time_ms else None)),
         ("samples/s", format_sig(summary.samples_per_s)),
         ("TGS (tokens/s per worker)", figure(summary.tgs, ",.1f")),
-        ("exposed communication", percent(summary.comm.exposed_share)),
+        ("exposed communication", _exposed(summary)),
         ("of the busiest link", percent(max(shares, default=None))),
         ("MFU", percent(used.mfu if used else None)),
         ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
