@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +21,7 @@ from multinode.cli.options import (
     Overrides,
     expand_options,
     given_options,
+    propose,
     read_invocation,
 )
 from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
@@ -30,6 +32,8 @@ from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.records.files import read_text, write_text
+from multinode.records.invocation import Invocation
+from multinode.records.run_directory import runs_root
 from multinode.units import parse_size
 
 if TYPE_CHECKING:
@@ -198,7 +202,14 @@ def nccl_test(
     if as_json:
         print_document(report)
     else:
-        _print_report(report, form, like, details=details, given=given_options(ctx, {"--hosts", "--nodes"}))
+        given = given_options(ctx, {"--hosts", "--nodes"})
+        if form == "nccl-tests":
+            _print_as_nccl_tests(report)
+        else:
+            from multinode.network.screen import next_step, scan_parts
+
+            print_screen(scan_parts(report, details=details))
+            typer.echo(next_step(report, given, _contrast_command(hosts, nodes, like)))
     for collective in dict.fromkeys(row.collective for row in report.rows):
         best = max(row.busbw_gb_per_s for row in report.rows if row.collective == collective)
         if min_busbw is not None and best < min_busbw:
@@ -239,13 +250,9 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nod
         raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
 
 
-def _print_report(report: ScanReport, form: str, like: Path | None, *, details: bool, given: str) -> None:
-    from multinode.network.screen import nccl_tests_text, next_step, pair_table, scan_lines, scan_parts
+def _print_as_nccl_tests(report: ScanReport) -> None:
+    from multinode.network.screen import nccl_tests_text, pair_table, scan_lines
 
-    if form != "nccl-tests":
-        print_screen(scan_parts(report, details=details))
-        typer.echo(next_step(report, given, str(like) if like is not None else _default_job()))
-        return
     typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
     if report.tcp.pairs:
         print_table(pair_table(report.tcp.pairs, report.odd, nodes=report.nodes), prefix="# ")
@@ -253,15 +260,30 @@ def _print_report(report: ScanReport, form: str, like: Path | None, *, details: 
         typer.echo(f"# {line}")
 
 
-def _default_job() -> str | None:
-    """Empty, as the default job need not be named; None if there is none."""
+def _contrast_command(hosts: str | None, nodes: int | None, like: Path | None) -> str:
+    """The contrast of a training on these nodes: that of `--like`, the last one launched, or the default job."""
+    from multinode.launch.one_node import newest_training
+
+    where = (("--hosts", hosts) if hosts is not None else (), ("--nodes", f"1,{nodes}") if nodes is not None else ())
+    launched = newest_training(runs_root()) if like is None else None
+    if launched is not None:
+        first, without = tuple(itertools.chain(*where)), {"--hosts", "--nodes"}
+        if line := propose(launched, "contrast", first=first, without=without):
+            return line
+    own = "" if like is not None or _has_default_job() else " JOB.yaml (or your command after --)"
+    named = (str(like),) if like is not None else ()
+    invocation = Invocation(verb="contrast", options=tuple(filter(None, where)), job=named)
+    return f"multinode contrast{invocation.arguments}{own}"
+
+
+def _has_default_job() -> bool:
     from multinode.records.settings import default_job, load_settings
 
     try:
         default_job(load_settings(Path.cwd()), Path.cwd())
     except UsageError:
-        return None
-    return ""
+        return False
+    return True
 
 
 def _write_page(report: ScanReport, path: Path) -> None:

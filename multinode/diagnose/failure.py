@@ -485,7 +485,8 @@ def _worker_failure(node: NodeEvidence, sample: ExceptionSample) -> Failure:
     sentence = ": ".join([text.split("\n")[0].rstrip(": "), *([last[1].strip()] if last is not None else [])])
     tail = clean_log(sample.traceback)
     message = f"rank {sample.rank} raised {sentence}"
-    return _failure(node, message, rank=sample.rank, log_tail=tail, time_s=_at(sample.time_s, node))
+    # A signal that ended its launcher came after it.
+    return _failure(node, message, rank=sample.rank, signal=None, log_tail=tail, time_s=_at(sample.time_s, node))
 
 
 def _job_failure(node: NodeEvidence) -> Failure:

@@ -206,20 +206,19 @@ def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
         yield footer("Details", f"multinode show {report.run_id} --details")
 
 
-def next_step(report: ScanReport, given: str, job: str | None = None) -> str:
+def next_step(report: ScanReport, given: str, contrast: str) -> str:
     """The next command.
 
     Args:
         report: what was measured.
         given: the options as typed.
-        job: a training's YAML; empty for the default job, None if there is none.
+        contrast: the command that trains on the measured nodes and on one.
     """
     if len(report.nodes) == 1:
         return footer("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
     if report.verdict.causes:
         return footer("Next", f"multinode check{given} --bandwidth")
-    words = " JOB.yaml (or your script after --)" if job is None else job and f" {shlex.quote(job)}"
-    return footer("Next", f"multinode contrast{given}{words}")
+    return footer("Next", contrast)
 
 
 def scan_lines(report: ScanReport) -> list[str]:

@@ -1,0 +1,114 @@
+"""Trainings in what a container is to them: processes, mounts and a small /dev/shm of its own, the network of its node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from multinode.lab.cluster import ns_command
+from multinode.lab.nodes import SSH_CONFIG
+from multinode.lab.state import Lab
+from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, assert_succeeded, processes_of, wait_for
+from tests.lab.supervised import read_document
+
+pytestmark = [pytest.mark.lab]
+
+PORT = 2222
+# As docker makes it if nothing is said.
+SHM_MIB = 64
+SCRIPT = ("--", "tests/lab/train_mlp.py", "--width", "256")
+# Its processes see themselves alone, and the first one is sshd, as where an image starts nothing else.
+CONTAINER = f"""
+mount -t tmpfs -o size={SHM_MIB}m,mode=1777 tmpfs /dev/shm
+exec /usr/sbin/sshd -D -o ListenAddress=$1:{PORT}
+"""
+LOADING = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.ones(4 << 20)
+
+dist.init_process_group("gloo")
+for batch in DataLoader(Images(), batch_size=8, num_workers=2):
+    dist.all_reduce(batch[0, :8])
+"""
+
+
+@pytest.fixture
+def containers(lab: Lab, tmp_path: Path) -> Iterator[str]:
+    """A hostfile of a container on each node."""
+    with contextlib.ExitStack() as stack:
+        for node in lab.nodes:
+            argv = (*ns_command(node), "unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+            address = node.management_addr
+            stack.enter_context(subprocess.Popen([*argv, "sh", "-ec", CONTAINER, "sh", address]))
+            # The end of its first process is the end of all.
+            stack.callback(os.kill, wait_for(lambda address=address: first_process(address)), signal.SIGKILL)
+        # `NAME,ADDRESS TYPE KEY` of each node.
+        config = SSH_CONFIG.read_text()
+        keys = (SSH_CONFIG.parent / "known_hosts").read_text().splitlines()
+        known = [f"[{names.split(',')[1]}]:{PORT} {key}\n" for names, _, key in (line.partition(" ") for line in keys)]
+        (tmp_path / "known_hosts").write_text("".join(known))
+        (tmp_path / "config").write_text(
+            config.replace(str(SSH_CONFIG.parent / "known_hosts"), str(tmp_path / "known_hosts")).replace("Port 22\n", "")
+        )
+        hosts = Path(lab.hostfile).read_text().replace(str(SSH_CONFIG), f"{tmp_path / 'config'} port={PORT}")
+        (tmp_path / "hosts").write_text(hosts)
+        yield str(tmp_path / "hosts")
+
+
+def first_process(address: str) -> int | None:
+    """The first process of the container at an address."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            title = (path / "cmdline").read_bytes()
+            if title.startswith(b"sshd:") and f"ListenAddress={address}:{PORT} [listener]".encode() in title:
+                return int(path.name)
+    return None
+
+
+def process_namespaces(run_id: str) -> set[int]:
+    """The process namespaces of a run's processes."""
+    return {Path(f"/proc/{pid}/ns/pid").stat().st_ino for pid in processes_of(run_id)}
+
+
+@pytest.mark.torch
+def test_a_training_in_containers_is_measured_and_stopped(containers: str, lab: Lab, command: Command) -> None:
+    launch = ("launch", "--hosts", containers, "--no-check", "--json", *SCRIPT, "--steps")
+    code, document = command.code_and_document(*launch, "12")
+    assert_succeeded(document["run"] if "run" in document else document)
+    assert code == 0
+    first = document["run_id"]
+    with command.running(*launch, "100000") as process:
+        run_id = wait_for(lambda: next((path.parent.name for path in command.runs.glob("*/run.json") if path.parent.name != first), None))
+        wait_for(lambda: any(command.runs.glob(f"{run_id}/samples/node-1/*.jsonl")) and len(processes_of(run_id)) > 3)
+        inside = process_namespaces(run_id)
+        assert len(inside) == 2
+        assert not inside & {Path(f"/proc/{node.init.pid}/ns/pid").stat().st_ino for node in lab.nodes}
+        stopped = command.run("stop", run_id, "--grace-period", "1")
+        assert stopped.returncode == 0, stopped.stderr
+        read_document(process)
+    assert not processes_of(run_id)
+    assert_no_agents()
+
+
+@pytest.mark.torch
+def test_a_small_shm_is_explained(containers: str, command: Command, shared_dir: Path) -> None:
+    (shared_dir / "loading.py").write_text(LOADING)
+    failed = command.run("launch", "--hosts", containers, "--no-check", "--", str(shared_dir / "loading.py"))
+    assert failed.returncode == 1
+    print(failed.stdout, failed.stderr)
+    for p in command.runs.glob("*/logs/*"): print(p, p.read_text())
+    assert "--shm-size=16g" in failed.stderr
