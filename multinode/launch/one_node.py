@@ -38,12 +38,15 @@ def _read_measured(directory: RunDirectory) -> _MeasuredTraining | None:
 
 
 def newest_training(root: Path) -> Invocation | None:
-    """The command line of the newest launch below `root` whose speed is known; None if there is none."""
+    """The command line of the newest launch below `root` that succeeded and whose speed is known, or None."""
     for path in reversed(list_runs(root)[-_MOST_RUNS:]):
         # A file that cannot be read is another command's matter.
         with contextlib.suppress(MultinodeError):
-            run = RunDirectory(path).read("run.json", Run)
-            if run is not None and run.kind == "launch" and run.command is not None and _read_measured(RunDirectory(path)):
+            directory = RunDirectory(path)
+            run = directory.read("run.json", Run)
+            if run is None or (run.kind, run.status) != ("launch", "succeeded") or run.command is None:
+                continue
+            if _read_measured(directory) is not None:
                 return run.command
     return None
 

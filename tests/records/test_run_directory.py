@@ -178,7 +178,7 @@ def test_runs_are_opened_by_a_unique_beginning_or_as_the_last(tmp_path: Path) ->
     assert RunDirectory.open(tmp_path, "20260103").run_id == "20260103-2-bb"
     assert RunDirectory.open(tmp_path, "last").run_id == "20260103-2-bb"
     assert RunDirectory.open(tmp_path, "20260102-1-aa").run_id == "20260102-1-aa"
-    with pytest.raises(UsageError, match=r"several runs begin with '20260102' in .*aa, 20260102-1-aab"):
+    with pytest.raises(UsageError, match=r"2 runs begin with '20260102' in .*aa, 20260102-1-aab"):
         RunDirectory.open(tmp_path, "20260102")
     with pytest.raises(UsageError, match="no run begins with 'x'"):
         RunDirectory.open(tmp_path, "x")
