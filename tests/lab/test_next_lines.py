@@ -1,4 +1,4 @@
-"""The command that each screen proposes, run in a shell as it was printed: of a YAML and of a script, until none is."""
+"""The commands that screens propose, run in a shell as they were printed: for a YAML and for a script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multinode.lab.state import Lab
 from tests.lab.launching import REPOSITORY, RUN_DEADLINE_S, Command
 from tests.lab.supervised import REAL_TORCH
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("slow")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("tiny", "slow")]
 
 YAML = ("--set", "max_steps=8", "configs/tiny_sft.yaml")
 SCRIPT = ("--", "tests/lab/train_mlp.py", "--width", "256", "--steps", "12")
@@ -34,48 +34,37 @@ def slow(lab: Lab) -> Iterator[None]:
     set_rate(names, 1.0)
 
 
-class Followed:
-    """Commands that were run as they were printed, each verb's once."""
-
-    def __init__(self, command: Command) -> None:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._environ = os.environ | {"MULTINODE_RUNS": str(command.runs), "PATH": path}
-
-    def run(self, line: str) -> str:
-        """Run one; the next."""
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=REPOSITORY,
-            env=self._environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_DEADLINE_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        if os.environ.get("SHOW"):
-            print(f"$ {line}\n{done.stdout}\n---\n{done.stderr}", flush=True)
-        found = _PROPOSED.search(done.stdout + done.stderr)
-        return found[1] if found is not None else ""
-
-    def verbs(self, line: str, most: int) -> list[str]:
-        """The verbs of a command and of those that follow from it."""
-        followed = []
-        while line and len(followed) < most:
-            followed.append(line.split()[1])
-            line = self.run(line)
-        return followed
+def run(command: Command, line: str, verb: str) -> str:
+    """Run a line in a shell as it was printed; what its screen proposes next."""
+    assert line.split()[:2] == ["multinode", verb], line
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=REPOSITORY,
+        env=os.environ | {"MULTINODE_RUNS": str(command.runs), "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=RUN_DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    found = _PROPOSED.search(done.stdout + done.stderr)
+    return found[1] if found is not None else ""
 
 
-@pytest.mark.parametrize("job", [pytest.param(SCRIPT, id="script"), pytest.param(YAML, id="yaml")])
-@pytest.mark.usefixtures("tiny")
-def test_every_proposed_command_runs(command: Command, job: tuple[str, ...]) -> None:
-    followed = Followed(command)
+@pytest.mark.parametrize(
+    ("job", "advised"), [pytest.param(SCRIPT, "tune", id="script"), pytest.param(YAML, "launch", id="yaml")]
+)
+def test_every_proposed_command_runs(command: Command, job: tuple[str, ...], advised: str) -> None:
     words = " ".join((*REAL_TORCH, *job))
-    # What one node is measured at ends the first; the second ends with a launch of what tune has found.
-    assert followed.verbs(f"multinode check --hosts lab {words}", 4) == ["check", "launch", "contrast", "launch"]
-    assert followed.verbs("multinode predict", 3)[:2] == ["predict", "advise"]
-    # Of nothing that would disturb the measurement; a size is enough.
-    following = followed.run("multinode nccl-test --hosts lab -b 64K -e 64K")
-    assert following == f"multinode contrast --hosts lab {words}"
+    launch = run(command, f"multinode check --hosts lab {words}", "check")
+    contrast = run(command, launch, "launch")
+    winner = run(command, contrast, "contrast")
+    advise = run(command, "multinode predict", "predict")
+    run(command, run(command, advise, "advise"), advised)
+    run(command, winner, "launch")
+    # bench measures each device for minutes; tests of it are quicker, and its proposal takes its `--hosts` alone.
+    assert run(command, "multinode nccl-test --hosts lab -b 64K -e 64K", "nccl-test") == (
+        f"multinode contrast --hosts lab {words}"
+    )
