@@ -202,14 +202,8 @@ def nccl_test(
     if as_json:
         print_document(report)
     else:
-        given = given_options(ctx, {"--hosts", "--nodes"})
-        if form == "nccl-tests":
-            _print_as_nccl_tests(report)
-        else:
-            from multinode.network.screen import next_step, scan_parts
-
-            print_screen(scan_parts(report, details=details))
-            typer.echo(next_step(report, given, _contrast_command(hosts, nodes, like)))
+        given, contrast = given_options(ctx, {"--hosts", "--nodes"}), contrast_command(hosts, nodes, like)
+        _print_report(report, form, details=details, given=given, contrast=contrast)
     for collective in dict.fromkeys(row.collective for row in report.rows):
         best = max(row.busbw_gb_per_s for row in report.rows if row.collective == collective)
         if min_busbw is not None and best < min_busbw:
@@ -250,9 +244,13 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nod
         raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
 
 
-def _print_as_nccl_tests(report: ScanReport) -> None:
-    from multinode.network.screen import nccl_tests_text, pair_table, scan_lines
+def _print_report(report: ScanReport, form: str, *, details: bool, given: str, contrast: str) -> None:
+    from multinode.network.screen import nccl_tests_text, next_step, pair_table, scan_lines, scan_parts
 
+    if form != "nccl-tests":
+        print_screen(scan_parts(report, details=details))
+        typer.echo(next_step(report, given, contrast))
+        return
     typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
     if report.tcp.pairs:
         print_table(pair_table(report.tcp.pairs, report.odd, nodes=report.nodes), prefix="# ")
@@ -260,7 +258,7 @@ def _print_as_nccl_tests(report: ScanReport) -> None:
         typer.echo(f"# {line}")
 
 
-def _contrast_command(hosts: str | None, nodes: int | None, like: Path | None) -> str:
+def contrast_command(hosts: str | None, nodes: int | None, like: Path | None) -> str:
     """The contrast of a training on these nodes: that of `--like`, the last one launched, or the default job."""
     from multinode.launch.one_node import newest_training
 

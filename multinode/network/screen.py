@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence

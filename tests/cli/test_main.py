@@ -147,9 +147,7 @@ def test_help_has_a_short_option_everywhere(words: tuple[str, ...]) -> None:
         ("launch --hosts", "option '--hosts' requires an argument", "multinode launch --help"),
     ],
 )
-def test_a_command_line_that_cannot_be_read_is_answered_as_any_other_error(
-    words: str, message: str, hint: str
-) -> None:
+def test_a_command_line_that_cannot_be_read_is_answered_as_any_other_error(words: str, message: str, hint: str) -> None:
     error = CliRunner().invoke(build_app(), words.split(), prog_name="multinode").exception
     assert isinstance(error, UsageError), error
     assert (error.message, error.hint) == (message, hint)

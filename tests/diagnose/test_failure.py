@@ -61,7 +61,9 @@ def test_a_worker_that_raised_is_not_blamed_on_the_signal_that_ended_its_launche
 
 def test_an_exception_that_torch_brings_from_another_process_is_named_itself() -> None:
     """Raised by a DataLoader of torch 2.13 in a container with docker's /dev/shm; paths shortened."""
-    original = "RuntimeError: unable to allocate shared memory(shm) for file </torch_25_3_0>: No space left on device (28)"
+    original = (
+        "RuntimeError: unable to allocate shared memory(shm) for file </torch_25_3_0>: No space left on device (28)"
+    )
     trace = (
         "Traceback (most recent call last):\n"
         '  File "loading.py", line 14, in <module>\n'

@@ -1,4 +1,4 @@
-"""Trainings in what a container is to them: processes, mounts and a small /dev/shm of its own, the network of its node."""
+"""Trainings in namespaces like a container's: own processes, own mounts, a small /dev/shm, the network of the node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from multinode.lab.cluster import ns_command
 from multinode.lab.nodes import SSH_CONFIG
 from multinode.lab.state import Lab
-from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, processes_of, wait_for
+from tests.lab.launching import Command, assert_no_agents, processes_of, wait_for
 from tests.lab.supervised import read_document
 
 pytestmark = [pytest.mark.lab]
@@ -58,14 +58,13 @@ def containers(lab: Lab, tmp_path: Path) -> Iterator[str]:
             stack.enter_context(subprocess.Popen(container, stderr=subprocess.DEVNULL))
             # The end of its first process is the end of all.
             stack.callback(os.kill, wait_for(lambda address=address: first_process(address)), signal.SIGKILL)
+        lab_keys = SSH_CONFIG.parent / "known_hosts"
         # `NAME,ADDRESS TYPE KEY` of each node.
-        config = SSH_CONFIG.read_text()
-        keys = (SSH_CONFIG.parent / "known_hosts").read_text().splitlines()
-        known = [f"[{names.split(',')[1]}]:{PORT} {key}\n" for names, _, key in (line.partition(" ") for line in keys)]
-        (tmp_path / "known_hosts").write_text("".join(known))
-        (tmp_path / "config").write_text(
-            config.replace(str(SSH_CONFIG.parent / "known_hosts"), str(tmp_path / "known_hosts")).replace("Port 22\n", "")
-        )
+        entries = [line.partition(" ") for line in lab_keys.read_text().splitlines()]
+        keys = "".join(f"[{names.split(',')[1]}]:{PORT} {key}\n" for names, _, key in entries)
+        (tmp_path / "known_hosts").write_text(keys)
+        config = SSH_CONFIG.read_text().replace("Port 22\n", "")
+        (tmp_path / "config").write_text(config.replace(str(lab_keys), str(tmp_path / "known_hosts")))
         hosts = Path(lab.hostfile).read_text().replace(str(SSH_CONFIG), f"{tmp_path / 'config'} port={PORT}")
         (tmp_path / "hosts").write_text(hosts)
         yield str(tmp_path / "hosts")

@@ -184,6 +184,13 @@ def test_runs_are_opened_by_a_unique_beginning_or_as_the_last(tmp_path: Path) ->
         RunDirectory.open(tmp_path, "x")
 
 
+def test_of_many_runs_that_begin_alike_the_last_ones_are_named(tmp_path: Path) -> None:
+    for number in range(19):
+        RunDirectory.create(tmp_path, f"20260102-{number:02}").write("run.json", RUN)
+    with pytest.raises(UsageError, match=r"19 runs begin with '2026' in .* \(the last ones: [^,]+, [^,]+, [^,]+18\)"):
+        RunDirectory.open(tmp_path, "2026")
+
+
 def test_where_no_run_was_ever_made_there_is_none(tmp_path: Path) -> None:
     assert list_runs(tmp_path / "runs") == []
     with pytest.raises(UsageError, match=r"there are no runs in .* yet"):
