@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -57,7 +58,7 @@ def containers(lab: Lab, tmp_path: Path) -> Iterator[str]:
             # unshare complains of the signal that ends it.
             stack.enter_context(subprocess.Popen(container, stderr=subprocess.DEVNULL))
             # The end of its first process is the end of all.
-            stack.callback(os.kill, wait_for(lambda address=address: first_process(address)), signal.SIGKILL)
+            stack.callback(os.kill, wait_for(functools.partial(first_process, address)), signal.SIGKILL)
         lab_keys = SSH_CONFIG.parent / "known_hosts"
         # `NAME,ADDRESS TYPE KEY` of each node.
         entries = [line.partition(" ") for line in lab_keys.read_text().splitlines()]
@@ -70,14 +71,14 @@ def containers(lab: Lab, tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "hosts")
 
 
-def first_process(address: str) -> int | None:
-    """The first process of the container at an address."""
+def first_process(address: str) -> int:
+    """The first process of the container at an address; 0 if it has not begun."""
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             title = (path / "cmdline").read_bytes()
             if title.startswith(b"sshd:") and f"ListenAddress={address}:{PORT} [listener]".encode() in title:
                 return int(path.name)
-    return None
+    return 0
 
 
 @pytest.mark.torch
@@ -87,7 +88,7 @@ def test_a_training_in_containers_is_measured_and_stopped(containers: str, lab: 
     assert (code, trained["status"], trained["world_size"]) == (0, "succeeded", 4), trained
     assert command.document("show", "last", "--json")["summary"]["samples_per_s"] > 0
     with command.running(*launch, "100000") as process:
-        run_id = wait_for(lambda: next((one for one in run_ids(command) if one != trained["run_id"]), None))
+        (run_id,) = wait_for(lambda: [one for one in run_ids(command) if one != trained["run_id"]])
         wait_for(lambda: any(command.runs.glob(f"{run_id}/samples/node-1/*.jsonl")))
         inside = {Path(f"/proc/{pid}/ns/pid").stat().st_ino for pid in processes_of(run_id)}
         assert len(inside) == len(lab.nodes)
