@@ -16,7 +16,7 @@ from multinode.lab.state import Lab
 from tests.lab.launching import REPOSITORY, RUN_DEADLINE_S, Command
 from tests.lab.supervised import REAL_TORCH
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("tiny", "slow")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.long, pytest.mark.usefixtures("tiny", "slow")]
 
 YAML = ("--engine", "torchrun", "--set", "max_steps=8", "configs/tiny_sft.yaml")
 SCRIPT = ("--", "tests/lab/train_mlp.py", "--width", "256", "--steps", "12")
