@@ -19,9 +19,9 @@ from tests.lab.supervised import REAL_TORCH
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.long, pytest.mark.usefixtures("tiny", "slow")]
 
 YAML = ("--engine", "torchrun", "--set", "max_steps=8", "configs/tiny_sft.yaml")
-SCRIPT = ("--", "tests/lab/train_mlp.py", "--width", "256", "--steps", "12")
-# One node is faster: every screen has something to propose.
-SLOW_GBIT_PER_S = 0.02
+SCRIPT = ("--", "tests/lab/train_mlp.py", "--width", "512", "--steps", "12")
+# One node is faster, so that every screen has something to propose.
+SLOW_GBIT_PER_S = 0.1
 _PROPOSED = re.compile(r"^ *(?:Next|Launch it) +(multinode .*)$", re.MULTILINE)
 
 
@@ -65,4 +65,4 @@ def test_every_proposed_command_runs(command: Command, job: tuple[str, ...]) -> 
     # bench measures for minutes, and what it proposes takes over `--hosts` alone.
     trained = run(command, "multinode nccl-test --hosts lab -b 64K -e 64K", "nccl-test")
     assert sorted(trained.split()) == sorted(f"multinode contrast --hosts lab {words}".split())
-    run(command, winner, "launch")
+    run(command, winner, "launch", "tune")
