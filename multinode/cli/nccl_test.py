@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from multinode.cli.options import (
     Overrides,
     expand_options,
     given_options,
+    propose,
     read_invocation,
 )
 from multinode.cli.output import fail_gate, note, print_document, print_screen, print_table
@@ -31,6 +33,8 @@ from multinode.cluster.hostfile_variables import with_variables
 from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.records.files import MAX_BYTES, choose_form, read_text, write_text
+from multinode.records.invocation import Invocation
+from multinode.records.run_directory import runs_root
 from multinode.units import parse_nics
 
 if TYPE_CHECKING:
@@ -230,7 +234,8 @@ def nccl_test(
     if as_json:
         print_document(report)
     else:
-        _print_report(report, form, like, details=details, given=given_options(ctx, {"--hosts", "--nodes"}))
+        words, contrast = given_options(ctx, {"--hosts", "--nodes"}), contrast_command(hosts, nodes, like)
+        _print_report(report, form, details=details, given=words, contrast=contrast)
     _check_least(report.rows, min_busbw)
     raise typer.Exit(1 if report.verdict.is_failure or not report.rows else 0)
 
@@ -318,12 +323,12 @@ def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details:
         note(f"{path}: {env_keys(report)} on the line of every node")
 
 
-def _print_report(report: ScanReport, form: str, like: Path | None, *, details: bool, given: str) -> None:
+def _print_report(report: ScanReport, form: str, *, details: bool, given: str, contrast: str) -> None:
     from multinode.network.screen import nccl_tests_text, next_step, pair_table, scan_lines, scan_parts
 
     if form != "nccl-tests":
         print_screen(scan_parts(report, details=details))
-        typer.echo(next_step(report, given, str(like) if like is not None else _default_job()))
+        typer.echo(next_step(report, given, contrast))
         return
     typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
     if report.tcp.pairs:
@@ -332,15 +337,30 @@ def _print_report(report: ScanReport, form: str, like: Path | None, *, details: 
         typer.echo(f"# {line}")
 
 
-def _default_job() -> str | None:
-    """Empty, as the default job need not be named; None if there is none."""
+def contrast_command(hosts: str | None, nodes: int | None, like: Path | None) -> str:
+    """The contrast of a training on these nodes: that of `--like`, the last one launched, or the default job."""
+    from multinode.launch.one_node import newest_training
+
+    where = (("--hosts", hosts) if hosts is not None else (), ("--nodes", f"1,{nodes}") if nodes is not None else ())
+    launched = newest_training(runs_root()) if like is None else None
+    if launched is not None:
+        first, without = tuple(itertools.chain(*where)), {"--hosts", "--nodes"}
+        if line := propose(launched, "contrast", first=first, without=without):
+            return line
+    own = "" if like is not None or _has_default_job() else " JOB.yaml (or your command after --)"
+    named = (str(like),) if like is not None else ()
+    invocation = Invocation(verb="contrast", options=tuple(filter(None, where)), job=named)
+    return f"multinode contrast{invocation.arguments}{own}"
+
+
+def _has_default_job() -> bool:
     from multinode.records.settings import default_job, load_settings
 
     try:
         default_job(load_settings(Path.cwd()), Path.cwd())
     except UsageError:
-        return None
-    return ""
+        return False
+    return True
 
 
 def _write_page(report: ScanReport, path: Path) -> None:

@@ -69,7 +69,7 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
         title="summary",
         columns=(Column("", words=True), *(Column(side_head(contrast, side)) for side in sides)),
         rows=tuple((name, *cells) for name, cells in rows if tells(cells)),
-        notes=_from_steps(contrast, sides),
+        notes=tuple(_from_steps(contrast, sides)),
         legend=(_repeats(sides),),
     )
 

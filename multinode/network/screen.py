@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -283,20 +282,19 @@ def _small_figure(gb_per_s: float) -> str:
     return f"{gb_per_s:#.3g}" if 0 < gb_per_s < 1 else format_sig(gb_per_s)
 
 
-def next_step(report: ScanReport, given: str, job: str | None = None) -> str:
+def next_step(report: ScanReport, given: str, contrast: str) -> str:
     """The next command.
 
     Args:
         report: what was measured.
         given: the options as typed.
-        job: a training's YAML; empty for the default job, None if there is none.
+        contrast: the command that trains on the measured nodes and on one.
     """
     if len(report.nodes) == 1:
         return footer("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
     if report.verdict.causes:
         return footer("Next", f"multinode check{given} --bandwidth")
-    words = " JOB.yaml (or your script after --)" if job is None else job and f" {shlex.quote(job)}"
-    return footer("Next", f"multinode contrast{given}{words}")
+    return footer("Next", contrast)
 
 
 def scan_lines(report: ScanReport) -> list[str]:
