@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
     from multinode.job.engine_commands import Engine
     from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
-    from multinode.job.planning import LaunchOptions
+    from multinode.job.launch_options import LaunchOptions
     from multinode.job.synthetic import with_synthetic
     from multinode.launch.context import (
         ExecuteOptions,

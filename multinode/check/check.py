@@ -26,7 +26,8 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.job import Job
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
-from multinode.job.planning import LaunchOptions, argument_names, candidate_ports, choose_master_port, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import argument_names, candidate_ports, choose_master_port, plan_launch
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport

@@ -10,7 +10,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.job.job import Job
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark, CollectiveTest
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather

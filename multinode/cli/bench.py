@@ -26,7 +26,7 @@ from multinode.cli.output import print_document, print_screen
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 
 # As for nccl-test: a measurement with a gap is worth nothing.

@@ -24,7 +24,7 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import fail_gate, print_document, print_screen
 from multinode.cli.panels import examples
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.units import format_count
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from multinode.cli.output import fail_gate, is_quiet, note, print_directory, pri
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.records.invocation import Invocation
 from multinode.records.run import Run

@@ -27,7 +27,7 @@ from multinode.secret_values import hides, redact_words
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
-    from multinode.job.planning import LaunchOptions
+    from multinode.job.launch_options import LaunchOptions
     from multinode.launch.context import ExecuteOptions, Launch, Nodes
 
 T = TypeVar("T")

@@ -40,7 +40,7 @@ from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import NoticeOptions, Restarts, default_output, fetch_results, open_context, tell_result
 from multinode.errors import UsageError
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.units import parse_size
 

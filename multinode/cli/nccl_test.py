@@ -27,7 +27,7 @@ from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import UsageError
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.records.files import read_text, write_text
 from multinode.units import parse_size

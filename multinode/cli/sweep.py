@@ -32,7 +32,7 @@ from multinode.cli.running import open_context
 from multinode.cli.table import FormOptions, ViewOptions
 from multinode.errors import UsageError
 from multinode.job.job import ScriptJob
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, runs_root

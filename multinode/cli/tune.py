@@ -34,7 +34,7 @@ from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
 from multinode.experiment.trial import parse_learning_rates
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.records.files import require_directory
 from multinode.records.run_directory import runs_root

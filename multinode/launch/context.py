@@ -17,7 +17,7 @@ from multinode.cluster.facts import NodeFacts
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import UsageError
 from multinode.job.job import Job
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan, PlanFile, redact_plan

@@ -17,7 +17,7 @@ import msgspec
 
 from multinode.cluster.cluster import Node
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.secret_values import is_secret

@@ -13,7 +13,8 @@ from multinode.cluster.cluster import Cluster
 from multinode.errors import UsageError
 from multinode.job.engine_commands import Engine, choose_engine
 from multinode.job.job import Job, LlamaFactoryJob, override_job
-from multinode.job.planning import LaunchOptions, workers_of_nodes
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import workers_of_nodes
 from multinode.job.restrictions import gradient_sender
 from multinode.records.benchmark import Benchmark
 from multinode.records.run import Attempt

@@ -7,7 +7,7 @@ import pytest
 
 from multinode.job.engine_commands import Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.restart import (
     Checkpoint,
     CheckpointChoice,

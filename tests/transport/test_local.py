@@ -13,7 +13,8 @@ import pytest
 from multinode.check.probe import Questions, probe
 from multinode.cluster.cluster import Cluster, Node, local_cluster
 from multinode.errors import ContactLost, NodeFailed
-from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import plan_launch
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.transport.agent import AgentStream, AgentTransport, load_archive
 from multinode.transport.local import LocalTransport
