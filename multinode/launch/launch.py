@@ -185,7 +185,7 @@ def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = 
         torch_env=torch_environment(launch.job, launch.options) if launch.check else None,
         arguments=argument_names(launch.job, launch.cluster, launch.options) if launch.check else (),
     )
-    return {facts.node: facts for facts in probe(agent, launch.cluster, questions).require()}
+    return probe(agent, launch.cluster, questions).require()
 
 
 def _check(

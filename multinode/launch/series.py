@@ -416,7 +416,7 @@ def wait_for_gpus(
     while held is not None and time.monotonic() < end and not context.stop.count:
         time.sleep(every_s)
         facts = probe(context.agent, cluster, Questions(packages=False)).require()
-        held = find_holder(cluster, prepared.plan, {fact.node: fact for fact in facts})
+        held = find_holder(cluster, prepared.plan, facts)
     return held
 
 

@@ -104,8 +104,8 @@ def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layou
     """The layout of the training, and its model's config.json, which node 0 must have too."""
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
     facts = probe(context.agent, launch.cluster, questions).require()
-    by_name = {fact.node: fact for fact in facts}
-    return Layout.of(workers_of_nodes(launch.cluster, by_name, launch.options.workers_per_node)), facts[0].model
+    first = facts[launch.cluster.nodes[0].name]
+    return Layout.of(workers_of_nodes(launch.cluster, facts, launch.options.workers_per_node)), first.model
 
 
 def _measuring(step: StepMessages, workers: int, launch: Launch) -> Launch:

@@ -135,7 +135,7 @@ def test_a_home_directory_that_is_not_there_says_so(node: Node, tmp_path: Path) 
 
 def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTransport, cluster: Cluster) -> None:
     questions = Questions(controller_cwd=str(Path.cwd()), peers=(), ports=(29500,), packages=False)
-    facts = {one.node: one for one in probe(agent, cluster, questions).require()}
+    facts = probe(agent, cluster, questions).require()
     assert facts["localhost"].ssh_address is None
     test = CollectiveTest(messages=(Message(collective="all_reduce", size_bytes=1024),))
     plan = plan_launch(cluster, test, facts, RUN_ID, LaunchOptions(agent=load_archive().path))
