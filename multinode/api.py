@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
     from multinode.job.code_tree import CodeTree
-    from multinode.job.engine_commands import Engine
+    from multinode.job.engines.engine import Engine
     from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
     from multinode.job.launch_options import LaunchOptions
     from multinode.job.synthetic import with_synthetic
@@ -132,7 +132,7 @@ _FROM = {
     "job.job": ("Job", "JobEnvironment", "LlamaFactoryJob", "ScriptJob"),
     "records.benchmark": ("CollectiveTest", "Message"),
     "job.code_tree": ("CodeTree",),
-    "job.engine_commands": ("Engine",),
+    "job.engines.engine": ("Engine",),
     "records.plan": ("LaunchPlan",),
     "job.planning": ("LaunchOptions",),
     "launch.restart": ("RestartOptions",),

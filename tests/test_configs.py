@@ -13,7 +13,7 @@ import pytest
 
 from multinode.errors import JobError
 from multinode.job.deepspeed import parse_deepspeed, require_known
-from multinode.job.engine_commands import parse_accelerate
+from multinode.job.engines.accelerate import parse_accelerate
 from multinode.job.job import LlamaFactoryJob
 from multinode.job.job_files import load_job
 from multinode.job.synthetic import with_synthetic

@@ -190,7 +190,7 @@ def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: Laun
     files, software = set[str](), set[str]()
     if options.environment.prelude is not None:
         files, software = names, {node.name for node in cluster.nodes if node.python is None}
-    if options.engine is not None and options.engine.name == "exec":
+    if options.engine is not None and not options.engine.kind.starts_workers:
         software = names
     return tuple(
         finding

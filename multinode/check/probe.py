@@ -53,7 +53,7 @@ def torch_environment(job: Job | Benchmark | None, options: LaunchOptions) -> di
 
     A setup command may select another installation, or libraries without which torch finds no GPU.
     """
-    is_program = options.engine is not None and options.engine.name == "exec"
+    is_program = options.engine is not None and not options.engine.kind.starts_workers
     on_cpus = isinstance(job, CollectiveTest) and job.backend == "gloo"
     return None if is_program or on_cpus or options.environment.prelude is not None else options.environment.env
 

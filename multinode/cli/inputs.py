@@ -14,7 +14,7 @@ import typer
 from multinode.cli.options import SCRIPT, NodeOptions, TrainingOptions, read_invocation
 from multinode.cli.output import note
 from multinode.errors import MultinodeError, UsageError
-from multinode.job.engine_commands import Engine, choose_engine, parse_accelerate
+from multinode.job.engines.engine import Engine, choose_engine
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, is_setting, parse_job_environment
 from multinode.job.job_files import Change, parse_change
 from multinode.job.shell_variables import unused_variables
@@ -177,6 +177,8 @@ class TrainingInput:
             path = Path(command.accelerate_config)
         config = None
         if path is not None:
+            from multinode.job.engines.accelerate import parse_accelerate
+
             config = parse_accelerate(read_text(path, "the accelerate configuration"), str(path))
         if command.accelerate:
             config = (config or {}) | command.accelerate

@@ -33,7 +33,7 @@ from multinode.records.files import exists, nearest_path, read_text
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
     from multinode.job.deepspeed import DeepSpeedEdit
-    from multinode.job.engine_commands import Engine
+    from multinode.job.engines.engine import Engine
 
 _Job = TypeVar("_Job")
 

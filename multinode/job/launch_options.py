@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import JobEnvironment
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance

@@ -15,15 +15,8 @@ from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
-from multinode.job.engine_commands import (
-    JOB_FILE,
-    Engine,
-    Place,
-    benchmark_command,
-    choose_engine,
-    engine_command,
-    engine_files,
-)
+from multinode.job.engines.engine import OF_SCRIPT, Engine, choose_engine
+from multinode.job.engines.place import JOB_FILE, Place
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
 from multinode.job.launch_options import LaunchOptions
@@ -121,7 +114,10 @@ def plan_launch(
             ifnames=endpoint.ifnames,
             hcas=_hcas(node, node_facts),
             devices=_devices(
-                node, node_facts, None if task.engine.name == "exec" else workers[node_rank], options.environment.env
+                node,
+                node_facts,
+                workers[node_rank] if task.engine.kind.starts_workers else None,
+                options.environment.env,
             ),
             accelerator=accelerator_named(node_facts.accelerator if node_facts else None),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
@@ -233,7 +229,7 @@ def _slots(node: Node, facts: NodeFacts | None) -> int:
 
 def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, workers: Sequence[int]) -> _Task:
     if isinstance(job, Benchmark):
-        return _Task(job, Engine(name="torchrun"), options.environment, None)
+        return _Task(job, Engine(name=OF_SCRIPT), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
     averaging, balance, speeds = options.averaging, options.balance, tuple[float, ...]()
     if balance is not None:
@@ -292,7 +288,7 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, facts:
         gpus=_gpu_ids(command.env.get(place.accelerator.visible[0]), place.nproc, facts),
         run_dir=place.run_dir,
         command=command,
-        files=_job_files(task.job, place, outside) + engine_files(task.engine, place),
+        files=_job_files(task.job, place, outside) + task.engine.files(place),
         assumed=endpoint.assumed + _assumed(node, facts, task),
         output_cwd=cwd if task.code is not None and isinstance(task.job, LlamaFactoryJob) else None,
     )
@@ -343,13 +339,15 @@ def _gpu_ids(visible: str | None, nproc: int, facts: NodeFacts | None) -> tuple[
 
 def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) -> Command:
     if isinstance(task.job, Benchmark):
+        from multinode.job.engines.torchrun import benchmark_command
+
         command = benchmark_command(place, task.job, env)
     else:
         if isinstance(task.job, LlamaFactoryJob) and task.job.synthetic is not None:
             from multinode.job.synthetic import synthetic_environment
 
             env = synthetic_environment(place.run_dir) | env
-        command = engine_command(task.engine, place, task.job, env, cwd)
+        command = task.engine.command(place, task.job, env, cwd)
     environment = task.environment
     env = command.env | ({} if task.grad_compress is None else {_VARIABLE: task.grad_compress})
     env |= averaging_environment(task.averaging, place.workers)
@@ -394,8 +392,8 @@ def _assumed(node: Node, facts: NodeFacts | None, task: _Task) -> tuple[str, ...
         assumed.append("python: python3 on the PATH that the setup leaves; its packages are not checked")
     elif node.python is None and facts is None:
         assumed.append("python: .venv/bin/python, else python3 on PATH; set python= in the hostfile to choose")
-    if facts is None and task.engine.name == "llamafactory":
-        assumed.append("versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1")
+    if facts is None and task.engine.kind.assumed is not None:
+        assumed.append(task.engine.kind.assumed)
     return tuple(assumed)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob
 from multinode.records.balance import deal_step
 

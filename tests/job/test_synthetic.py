@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import JobError, UsageError
-from multinode.job.engine_commands import JOB_FILE
+from multinode.job.engines.place import JOB_FILE
 from multinode.job.job import (
     JobEnvironment,
     LlamaFactoryJob,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import local_cluster
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
