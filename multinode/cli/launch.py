@@ -143,12 +143,12 @@ def launch(
         nodes=nodes or change.nodes,
         workers_per_node=workers_per_node or change.workers_per_node,
     )
-    if detach and any(node.slurm_job is not None for node in given.nodes.cluster.nodes):
-        raise UsageError(
-            "--detach: Slurm ends processes that a step leaves behind, so a run in an allocation needs its "
-            "controller there",
-            hint="run both in a Slurm batch job: multinode submit -N2 -- launch ...",
-        )
+    if detach:
+        from multinode.transport.choice import choose_transport
+
+        refusal = choose_transport(given.nodes.cluster, None).why_no_detach()
+        if refusal is not None:
+            raise refusal
     what_job = given.read_job([*change.overrides, *(set_ or [])])
     if synthetic:
         what_job = api.with_synthetic(what_job)

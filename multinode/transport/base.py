@@ -14,7 +14,7 @@ import msgspec
 
 from multinode.cluster.cluster import Node
 from multinode.cluster.quoting import as_steps
-from multinode.errors import ContactLost, MultinodeError
+from multinode.errors import ContactLost, MultinodeError, UsageError
 
 # A node's answer is read into memory; a longer one is an error of the node.
 MAX_ANSWER_BYTES = 64 << 20
@@ -79,7 +79,18 @@ class Stream(Protocol):
 
 
 class Transport(Protocol):
-    """Runs commands on nodes. All methods may be called from several threads, one thread per node."""
+    """Runs commands on nodes. All methods may be called from several threads, one thread per node.
+
+    Attributes:
+        starts_early: whether an agent may be started before its first verb is known, to hide the time of the login.
+    """
+
+    starts_early: bool = True
+
+    @classmethod
+    def why_no_detach(cls) -> UsageError | None:
+        """Why a run cannot outlive its controller; None if it can."""
+        return None
 
     def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
         """Run a constant command line with `stdin`, and wait for its end."""
