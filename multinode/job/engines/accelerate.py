@@ -5,17 +5,23 @@ It then starts the workers through torchrun with a static rendezvous, as our tor
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine, EngineKind
 from multinode.job.engines.place import Place, program_words, run_module
-from multinode.job.job import Job
+from multinode.job.job import Job, LlamaFactoryJob
 from multinode.records.plan import PlanFile
 
 _FILE = "accelerate.yaml"
 # Accelerate starts one process per node for these, and expects mpirun to have started the others.
 _ALONE = frozenset({"NO", "MULTI_CPU"})
+# Numbers in accelerate's configuration, from 1.
+_SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_Job = TypeVar("_Job")
 
 
 class _Accelerate(EngineKind):
@@ -54,6 +60,30 @@ def parse_accelerate(text: str, source: str) -> dict[str, Any]:
     if place != "LOCAL_MACHINE":
         raise UsageError(f"{source}: compute_environment is {place}; only LOCAL_MACHINE runs on your own nodes")
     return config
+
+
+def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
+    """The job with the FSDP settings of accelerate's configuration added, in the Trainer's keys. For reading only."""
+    settings = accelerate.get("fsdp_config")
+    if not isinstance(job, LlamaFactoryJob) or accelerate.get("distributed_type") != "FSDP":
+        return job
+    settings = settings if isinstance(settings, dict) else {}
+    version = fsdp_version(settings)
+    strategy = str(settings.get("fsdp_sharding_strategy", _SHARDING[0])).upper()
+    if strategy.isdigit():
+        strategy = _SHARDING[min(int(strategy), len(_SHARDING)) - 1]
+    if version != 1:
+        strategy = "SHARD_GRAD_OP" if settings.get("fsdp_reshard_after_forward") is False else "FULL_SHARD"
+    # Its launcher passes the strategy in the environment.
+    config = {"version": version, "sharding_strategy": strategy}
+    fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": config}
+    return msgspec.structs.replace(job, config=job.config | fsdp)
+
+
+def fsdp_version(config: object) -> int:
+    """The version of FSDP, 1 or 2, in a configuration of accelerate or of the Trainer."""
+    version = (config.get("version") or config.get("fsdp_version")) if isinstance(config, dict) else None
+    return 2 if str(version) == "2" else 1
 
 
 def _configuration(place: Place, base: dict[str, Any]) -> PlanFile:
