@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.errors import MultinodeError
-from multinode.job.workload import Workload, differing_setting
+from multinode.model.workload import Workload, differing_setting
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import VERDICT_FILE, EarlyVerdict
 from multinode.records.run_directory import RunDirectory, list_runs

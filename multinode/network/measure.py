@@ -11,12 +11,12 @@ import msgspec
 from multinode.check.connectivity import measure_pairs, require_pairs
 from multinode.check.probe import Questions, probe
 from multinode.errors import Interrupted, UsageError
-from multinode.job.engine_calls import StepMessages, messages_to_test, step_messages
 from multinode.job.job import Job
 from multinode.job.job_files import job_files
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
+from multinode.model.engine_calls import StepMessages, messages_to_test, step_messages
 from multinode.network.scan_evidence import nic_ceilings
 from multinode.network.size_scan import ScanReport, compare_scans, estimate_step, nics_of, read_ring, summarise_scan
 from multinode.records.benchmark import COLLECTIVES, CollectiveTest, Message, check_choice

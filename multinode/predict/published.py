@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from multinode.errors import UsageError
-from multinode.job.model_size import ModelShape, lora_parameters, parse_model
-from multinode.job.workload import JobSettings
+from multinode.model.model_size import ModelShape, lora_parameters, parse_model
+from multinode.model.workload import JobSettings
 from multinode.predict.calibration import Calibration, CalibrationRun, calibrate
 from multinode.predict.cost_model import Scenario, hideable_share
 from multinode.predict.evidence import Evidence, HoldoutRun

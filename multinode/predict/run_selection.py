@@ -11,7 +11,7 @@ import msgspec
 from multinode.errors import JobError, UsageError
 from multinode.job.engines.engine import find_kind
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory
-from multinode.job.workload import JobSettings, Workload, differing_setting, read_settings
+from multinode.model.workload import JobSettings, Workload, differing_setting, read_settings
 from multinode.network.size_scan import ScanReport
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan

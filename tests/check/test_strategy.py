@@ -14,7 +14,7 @@ from multinode.cluster.facts import Gpu
 from multinode.job.engines.accelerate import with_accelerate
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
 from multinode.traffic.pair_speeds import PairSpeed
-from tests.job.trainings import LLAMA_3_8B, TINY
+from tests.model.trainings import LLAMA_3_8B, TINY
 
 from .inspecting import but, expect, inspection, only, silent
 

@@ -8,7 +8,7 @@ import pytest
 from multinode.contrast.figures import Side
 from multinode.contrast.side import make_side
 from multinode.errors import UsageError
-from multinode.job.workload import JobSettings, Workload
+from multinode.model.workload import JobSettings, Workload
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, of_repeats

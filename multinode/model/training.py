@@ -15,7 +15,7 @@ from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.engines.accelerate import fsdp_version
 from multinode.job.job import PLAIN_STAGES, LlamaFactoryJob, LlamaFactorySettings
-from multinode.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.model.model_size import ModelShape, lora_parameters, parse_model
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs
 from multinode.units import GIB

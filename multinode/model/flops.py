@@ -12,7 +12,7 @@ from importlib.resources import files
 
 import msgspec
 
-from multinode.job.model_size import ModelShape
+from multinode.model.model_size import ModelShape
 from multinode.records.samples import TokenWork
 
 # FLOP per weight and token: 2 forward, 2 backward for the inputs' gradient, and 2 for the weight's own, if trained.

@@ -6,7 +6,7 @@ import pytest
 
 from multinode.errors import JobError
 from multinode.job.engines.accelerate import with_accelerate
-from multinode.job.training import read_training
+from multinode.model.training import read_training
 from multinode.traffic.step_calls import Strategy
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
