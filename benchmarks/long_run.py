@@ -24,9 +24,9 @@ from pathlib import Path
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import render_hostfile
 from multinode.cluster.quoting import Command
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.attach import RecordedRun, attach, stop
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch

@@ -27,9 +27,9 @@ from multinode.check.probe import Questions, probe
 from multinode.cli.live import live_view
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import render_hostfile
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.lab.state import load_lab
 from multinode.launch.context import ExecuteOptions, Launch, RunContext, StopRequest
 from multinode.launch.launch import launch

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from reference_pages import write_or_check
 
-from multinode.job.flops import flops_per_token
-from multinode.job.model_size import lora_parameters, parse_model
+from multinode.model.flops import flops_per_token
+from multinode.model.model_size import lora_parameters, parse_model
 from multinode.predict.break_even import Needed, break_even
 from multinode.predict.calibration import sent_as
 from multinode.predict.cost_model import Scenario

@@ -13,11 +13,11 @@ import pytest
 
 from multinode.errors import JobError
 from multinode.job.deepspeed import parse_deepspeed, require_known
-from multinode.job.engine_commands import parse_accelerate
+from multinode.job.engines.accelerate import parse_accelerate
 from multinode.job.job import LlamaFactoryJob
 from multinode.job.job_files import load_job
 from multinode.job.synthetic import with_synthetic
-from multinode.job.workload import read_settings
+from multinode.model.workload import read_settings
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("full_zero3_offload", "lora_sft", "qlora_sft")

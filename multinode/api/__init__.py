@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from multinode.experiment.cells import CellTable
     from multinode.experiment.tune import Tuned
     from multinode.job.code_tree import CodeTree
-    from multinode.job.engine_commands import Engine
+    from multinode.job.engines.engine import Engine
     from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
-    from multinode.job.planning import LaunchOptions
+    from multinode.job.launch_options import LaunchOptions
     from multinode.job.synthetic import with_synthetic
     from multinode.launch.context import (
         ExecuteOptions,
@@ -162,9 +162,9 @@ _FROM = {
     "job.job": ("Job", "JobEnvironment", "LlamaFactoryJob", "ScriptJob"),
     "records.benchmark": ("CollectiveTest", "Message"),
     "job.code_tree": ("CodeTree",),
-    "job.engine_commands": ("Engine",),
+    "job.engines.engine": ("Engine",),
     "records.plan": ("LaunchPlan",),
-    "job.planning": ("LaunchOptions",),
+    "job.launch_options": ("LaunchOptions",),
     "launch.restart": ("RestartOptions",),
     "records.run": ("Run",),
     "job.synthetic": ("with_synthetic",),

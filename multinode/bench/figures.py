@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from multinode.job.flops import Peak, peak_of
+from multinode.model.flops import Peak, peak_of
 from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse
 from multinode.records.benchmark import DEVICE_DTYPES

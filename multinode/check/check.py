@@ -26,7 +26,8 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.job import Job
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
-from multinode.job.planning import LaunchOptions, argument_names, candidate_ports, choose_master_port, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import argument_names, candidate_ports, choose_master_port, plan_launch
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
@@ -84,7 +85,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:
     """Probe the nodes and fill in what their lines do not specify."""
     questions = Questions(peers=peer_addresses(cluster.nodes), tools=("torchrun",))
-    facts = {answer.node: answer for answer in probe(agent, cluster, questions).require()}
+    facts = probe(agent, cluster, questions).require()
     endpoints, trouble = _endpoints(cluster, facts)
     nodes = tuple(_fill_in(node, facts[node.name], endpoints.get(node.name)) for node in cluster.nodes)
     described = msgspec.structs.replace(cluster, nodes=nodes)
@@ -189,7 +190,7 @@ def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: Laun
     files, software = set[str](), set[str]()
     if options.environment.prelude is not None:
         files, software = names, {node.name for node in cluster.nodes if node.python is None}
-    if options.engine is not None and options.engine.name == "exec":
+    if options.engine is not None and not options.engine.kind.starts_workers:
         software = names
     return tuple(
         finding
@@ -291,7 +292,7 @@ def check_cluster(
     say(f"probing {len(cluster.nodes)} nodes")
     run_id, port = make_run_id(), options.launch.master_port
     outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, port)))
-    facts = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
+    facts = outcomes.found
     launch = options.launch
     inspection = Inspection(
         cluster=cluster,
@@ -305,9 +306,9 @@ def check_cluster(
         absent_here=absent_files(job_files(job).needed),
     )
     inspection, findings = _inspect_network(agent, inspection, options, say)
-    reached = [outcome.node for outcome in outcomes if outcome.error is None]
+    reached = [node for node in cluster.nodes if node.name in facts]
     findings = [
-        *check_ssh(outcomes.errors),
+        *check_ssh(outcomes.failed.values()),
         *check_host_keys(agent, reached),
         *findings,
         *concerning(check_all(inspection), cluster, launch),

@@ -307,8 +307,8 @@ class ConnectivityTest:
                     return
 
     def _note(self, outcomes: Outcomes[Any]) -> tuple[Any, ...]:
-        self.errors += outcomes.errors
-        return outcomes.values
+        self.errors += outcomes.failed.values()
+        return tuple(outcomes.found.values())
 
 
 def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:

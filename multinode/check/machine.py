@@ -13,7 +13,7 @@ from multinode.check.gpus import used_gpus
 from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check
 from multinode.cluster.facts import Interface
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.job.model_size import parse_model
+from multinode.model.model_size import parse_model
 from multinode.records.benchmark import Benchmark
 from multinode.units import GIB, format_duration
 

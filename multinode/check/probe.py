@@ -10,7 +10,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.job.job import Job
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark, CollectiveTest
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
@@ -53,7 +53,7 @@ def torch_environment(job: Job | Benchmark | None, options: LaunchOptions) -> di
 
     A setup command may select another installation, or libraries without which torch finds no GPU.
     """
-    is_program = options.engine is not None and options.engine.name == "exec"
+    is_program = options.engine is not None and not options.engine.kind.starts_workers
     on_cpus = isinstance(job, CollectiveTest) and job.backend == "gloo"
     return None if is_program or on_cpus or options.environment.prelude is not None else options.environment.env
 

@@ -25,7 +25,7 @@ from multinode.units import (
 
 if TYPE_CHECKING:
     from multinode.job.deepspeed import DeepSpeedConfig
-    from multinode.job.training import Training
+    from multinode.model.training import Training
 
 _TRAINING = RuleGroup("training")
 _STRATEGY = RuleGroup("strategy")
@@ -338,7 +338,7 @@ def _read(inspection: Inspection) -> Training | None:
     if inspection.training is None:
         return None
     try:
-        from multinode.job.training import read_training
+        from multinode.model.training import read_training
 
         return read_training(inspection.training, next(models, None), next(versions, None))
     except UsageError:
@@ -351,7 +351,7 @@ def _way_to_small(training: Training, inspection: Inspection) -> str | None:
     sharded = strategy in _SHARDED
     if (training.lora and strategy is Strategy.DDP) or (sharded and not _fits(training, inspection)):
         return None
-    from multinode.job.training import STAGES
+    from multinode.model.training import STAGES
 
     leave = "--set deepspeed=null" if strategy in STAGES else "remove fsdp from the YAML"
     memory = ", if a GPU holds the whole model" if sharded else ""

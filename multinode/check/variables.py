@@ -12,7 +12,7 @@ from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGrou
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts
-from multinode.job.engine_commands import STRAY_VARIABLES
+from multinode.job.engines.place import STRAY_VARIABLES
 from multinode.records.benchmark import CollectiveTest
 
 _VARIABLES = RuleGroup("variables")

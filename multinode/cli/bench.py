@@ -26,7 +26,7 @@ from multinode.cli.output import note, print_document, print_screen
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import NodeInput, note_unused_variables, read_nodes, with_environment
 

@@ -33,6 +33,7 @@ from multinode.cli.output import fail_gate, is_quiet, note, print_directory, pri
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
+from multinode.job.engines.engine import OF_YAML, find_kind
 from multinode.records.invocation import Invocation
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, runs_root
@@ -188,8 +189,8 @@ def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Seque
     if invocation is None:
         return ""
     first = (*(word for run in runs for word in ("--from", run)), "--candidates", "2", *more)
-    engine = next((option[1] for option in invocation.options if option[0] == "--engine"), "llamafactory")
-    if invocation.is_script or engine != "llamafactory":
+    kind = find_kind(next((option[1] for option in invocation.options if option[0] == "--engine"), OF_YAML))
+    if invocation.is_script or kind is None or kind.config_file is None:
         return propose(invocation, "tune", first=first, without=_OF_RUNS)
     # Otherwise the YAML is kept with its runs, with what was set in it.
     return propose(invocation, "tune", first=first, without=(*_OF_RUNS, "--set", "--synthetic"), job=())

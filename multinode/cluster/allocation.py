@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.hostfile import NodeList, WrongLine, expand_ranges, make_node, parse_hostfile, render_hostfile
+from multinode.cluster.hostfile import NodeList, expand_ranges, make_node, parse_hostfile, render_hostfile
+from multinode.cluster.hostfile_line import WrongLine
 from multinode.decoding import convert, decode_json
 from multinode.errors import HostfileError, UsageError, printable_line
 

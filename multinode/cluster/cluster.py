@@ -24,6 +24,10 @@ LAB_SSH_CONFIG = "/run/multinode/lab/ssh_config"
 """What the hostfile of `multinode lab up` names for each of its nodes."""
 
 
+REACHING = frozenset({"user", "port", "key", "jump", "ssh_config", "slurm_job"})
+"""Fields of a node that say how it is reached, and nothing of what runs there."""
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of the hostfile. None means not specified.
 

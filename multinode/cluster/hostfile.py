@@ -12,76 +12,43 @@ import ipaddress
 import itertools
 import re
 import shlex
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.hostfile_line import (
+    ALIASES,
+    KEYS,
+    MOST_SLOTS,
+    NAME,
+    PASSED_OVER,
+    WORD,
+    WrongLine,
+    is_address,
+    join_settings,
+    raw_words,
+    refuse_port,
+    split_words,
+)
 from multinode.decoding import convert
 from multinode.errors import HostfileError
 from multinode.secret_values import REDACTED, hides, redact_text
 
 _MAX_NODES = 4096
-
-
-class Key(NamedTuple):
-    """What a key accepts, in words, and a remark for when it is wrong."""
-
-    expected: str
-    hint: str | None = None
-
-
-_ONE_CURRENCY = "use a plain number: all nodes have the same currency"
-# In the order of a written hostfile.
-KEYS = {
-    "slots": Key("a number of workers, 1 to 1024", "remove the line of a node without workers"),
-    "gpus": Key("distinct GPU ids such as 6,7 or 0-7", "use the numbers of nvidia-smi -L on the node"),
-    "addr": Key("an IP address", "use this node's address in the training network"),
-    "ifname": Key("distinct names of network interfaces such as ens1f0,ens1f1", "use the names of `ip addr`"),
-    "hca": Key("distinct names of RDMA devices such as mlx5_0,mlx5_1:1", "use the names of `rdma link`"),
-    "user": Key("a user's name"),
-    "port": Key("a port, 1 to 65535"),
-    "key": Key("the path of a private key", "on the controller"),
-    "jump": Key("one jump host, [user@]host[:port]", "put several into the SSH configuration"),
-    "ssh_config": Key("the path of an SSH configuration", "on the controller"),
-    "slurm_job": Key("the id of a Slurm job", "of one that has the node; --hosts auto writes it"),
-    "python": Key("the path of an interpreter", "on the node"),
-    "workdir": Key("the path of a directory", "on the node"),
-    "price": Key("a price per hour such as 0.35", _ONE_CURRENCY),
-    "price_gpu": Key("a price per hour and GPU such as 0.35", _ONE_CURRENCY),
-    "price_purchase": Key("a price to buy the node such as 15000", _ONE_CURRENCY),
-    "price_purchase_gpu": Key("a price to buy one GPU such as 15000", _ONE_CURRENCY),
-}
 _HCA_VARIABLE = "NCCL_IB_HCA"
 # Alternatives: for the whole node, and for each GPU in use.
 _EXCLUSIVE = (("price", "price_gpu"), ("price_purchase", "price_purchase_gpu"))
-# A word as in a shell: bare characters, escapes and quotes.
-_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
-_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,254}")
-_ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
-_MOST_CHARACTERS = 1 << 16
 BYTE_ORDER_MARK = "\ufeff"
 
-# Open MPI's names.
-_ALIASES = {"count": "slots", "cpu": "slots", "username": "user", "user_name": "user", "user-name": "user"}
-# Open MPI's limit on oversubscription, not the number of workers.
-_PASSED_OVER = frozenset(
-    f"{first}{between}{second}"
-    for noun in ("slots", "cpu", "cpus", "count")
-    for first, second in (("max", noun), (noun, "max"))
-    for between in "_-"
-)
 # Horovod's `worker-0:4`, and an IPv6 address in brackets.
 _WITH_SLOTS = re.compile(r"(?P<name>[^:\[\]]*(?:\[[^\]:]*\][^:\[\]]*)*):(?P<slots>\d{1,9})", re.ASCII)
 _BRACKETED = re.compile(r"\[(?P<name>[^\[\]]*:[^\[\]]*)\](?::(?P<slots>\d{1,9}))?", re.ASCII)
 _COMMA = re.compile(r",(?![^\[]*\])")
 _NUMERIC = re.compile(r"[0-9]+(?:\.[0-9]*)+")
-_SSH_PORT = 22
-_MOST_SLOTS = 1024
 _LOCAL = "localhost"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
@@ -91,14 +58,6 @@ _BRACKETS = re.compile(r"\[([^\]]*)\]")
 # Longer numbers would only cost time and memory.
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _LAST_NUMBER = re.compile(r"(.*?)(\d{1,9})(\D*)", re.ASCII | re.DOTALL)
-
-
-class WrongLine(Exception):
-    """What is wrong with a line, before its line number is known."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class NodeList:
@@ -225,7 +184,7 @@ def count_slots(text: str) -> Counter[str] | None:
     lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
     names = [name.strip() for line in lines if line.strip() for name in line.split(",")]
     counts = Counter(names)
-    return counts if len(counts) < len(names) and all(_NAME.fullmatch(name) for name in counts) else None
+    return counts if len(counts) < len(names) and all(NAME.fullmatch(name) for name in counts) else None
 
 
 def render_hostfile(cluster: Cluster) -> str:
@@ -235,7 +194,7 @@ def render_hostfile(cluster: Cluster) -> str:
 
 def redact_hostfile(text: str) -> str:
     """The text of a hostfile with secret values replaced."""
-    return "\n".join(redact_text(_WORD.sub(_redact_word, line)) for line in text.split("\n"))
+    return "\n".join(redact_text(WORD.sub(_redact_word, line)) for line in text.split("\n"))
 
 
 def check_variable(name: str) -> bool:
@@ -305,7 +264,7 @@ def _redact_word(word: re.Match[str]) -> str:
 
 
 def _parse_line(line: str) -> Iterator[Node]:
-    words = _split_words(line)
+    words = split_words(line)
     if not words:
         return
     raw = next(raw_words(line))[0]
@@ -350,58 +309,10 @@ def _read_name(text: str) -> tuple[str, dict[str, str]]:
     return match["name"], settings
 
 
-def refuse_port(name: str, number: str, text: str) -> None:
-    """Refuse a number behind a name, as they stand in the text, that may be a port.
-
-    Raises:
-        WrongLine: it may be.
-    """
-    if int(number) == _SSH_PORT or int(number) > _MOST_SLOTS:
-        raise WrongLine(
-            f"{number} in {text!r} may be a port or a number of workers",
-            f"write {name} port={number}, or {name} slots={number}",
-        )
-
-
 def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
     """A node of this name, from the texts of its keys."""
     _check_name(name)
     return msgspec.structs.replace(_decode(texts, env), name=name)
-
-
-def _split_words(line: str) -> list[str]:
-    """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself."""
-    if len(line) > _MOST_CHARACTERS:
-        raise WrongLine(f"it is longer than {_MOST_CHARACTERS} characters")
-    odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
-    if odd is not None:
-        blank = unicodedata.category(odd) == "Zs"
-        hint = "a non-breaking space: write a space" if blank else "only printable characters, spaces and tabs"
-        raise WrongLine(f"invalid character U+{ord(odd):04X}", hint)
-    return [part for word in raw_words(line) for part in shlex.split(word[0])]
-
-
-def raw_words(line: str) -> Iterator[re.Match[str]]:
-    """The words of a line before its comment, with their quotes.
-
-    Raises:
-        WrongLine: a quote is not closed.
-    """
-    at = _skip_blanks(line, 0)
-    while at < len(line) and line[at] != "#" and not line.startswith("//", at):
-        match = _WORD.match(line, at)
-        end = match.end() if match else at
-        if match is None or (end < len(line) and not line[end].isspace()):
-            wrong = "a quote is not closed, or the line ends with a backslash"
-            raise WrongLine(wrong, "quote values as in a shell")
-        yield match
-        at = _skip_blanks(line, end)
-
-
-def _skip_blanks(line: str, at: int) -> int:
-    while at < len(line) and line[at].isspace():
-        at += 1
-    return at
 
 
 def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -411,9 +322,9 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
         key, equals, text = setting.partition("=")
         if not equals:
             raise WrongLine(f"{setting!r} is not key=value", "write one node per line; quote values with spaces")
-        key = _ALIASES.get(key, key)
+        key = ALIASES.get(key, key)
         name = key.removeprefix("env.")
-        if key in _PASSED_OVER:
+        if key in PASSED_OVER:
             continue
         if name != key and not check_variable(name):
             raise WrongLine(f"{key!r}: {name!r} is not a valid variable name", "use letters, digits and _")
@@ -435,19 +346,6 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
     if "hca" in texts and _HCA_VARIABLE in env:
         raise WrongLine(f"hca= and env.{_HCA_VARIABLE}= are both given", "keep only one")
     return texts, env
-
-
-def join_settings(settings: list[str]) -> Iterator[str]:
-    """The settings of a line without spaces around the `=` of a key; a variable may be empty, and stays one word."""
-    keys = {*KEYS, *_ALIASES, *_PASSED_OVER}
-    at = 0
-    while at < len(settings):
-        word, at = settings[at], at + 1
-        if word in keys and at < len(settings) and settings[at].startswith("="):
-            word, at = word + settings[at], at + 1
-        if word.removesuffix("=") in keys and word.endswith("=") and at < len(settings) and "=" not in settings[at]:
-            word, at = word + settings[at], at + 1
-        yield word
 
 
 def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
@@ -481,7 +379,7 @@ def _read_range(text: str) -> Sequence[int | str]:
     """The numbers of `7` or `0-7`; any other text as it is."""
     match = _PART.fullmatch(text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
-    return range(first, last + 1) if 0 <= last - first < _MOST_SLOTS else [text]
+    return range(first, last + 1) if 0 <= last - first < MOST_SLOTS else [text]
 
 
 def _unexpected(key: str, texts: dict[str, str]) -> WrongLine:
@@ -494,7 +392,7 @@ def _check_name(name: str) -> None:
             raise WrongLine(
                 f"{name!r} is neither a name nor an IPv6 address", ("set a port with port=, workers with slots=")
             )
-    elif not _NAME.fullmatch(name):
+    elif not NAME.fullmatch(name):
         raise WrongLine(
             f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
         )
@@ -511,21 +409,6 @@ def _canonical(name: str) -> str:
 
 def _share_nothing(node: Node, other: Node) -> bool:
     return node.gpus is not None and other.gpus is not None and not set(node.gpus) & set(other.gpus)
-
-
-def is_name(text: str) -> bool:
-    """Whether a node may have this name, an IPv4 address included."""
-    return _NAME.fullmatch(text) is not None
-
-
-def is_address(text: str) -> bool:
-    """Whether a name is an IP address of one machine."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    # The zone of an IPv6 address is an interface; the library accepts anything.
-    return _ADDRESS.fullmatch(text) is not None and not address.is_unspecified
 
 
 def _expand(pattern: str) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from multinode.cluster.hostfile import BYTE_ORDER_MARK, count_slots, raw_words
+from multinode.cluster.hostfile import BYTE_ORDER_MARK, count_slots
+from multinode.cluster.hostfile_line import raw_words
 
 
 def with_variables(text: str, variables: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ import itertools
 import re
 import shlex
 
-from multinode.cluster.hostfile import WrongLine, is_address, is_name, join_settings, refuse_port
+from multinode.cluster.hostfile_line import WrongLine, is_address, is_name, join_settings, refuse_port
 
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 

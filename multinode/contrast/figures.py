@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.job.workload import FullRun
+from multinode.model.workload import FullRun
 from multinode.predict.advice import Advice
 from multinode.predict.forecast import Forecast
 from multinode.profile.bottleneck import Bottleneck

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from multinode.contrast.measure import ContrastRequest, Mode, cut_job
 from multinode.decoding import parse_option
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, TrainingInput, read_training, with_data
 from multinode.records.averaging import read_averaging

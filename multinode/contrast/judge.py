@@ -30,7 +30,7 @@ from multinode.contrast.slowdown_attribution import (
     is_noticeable,
 )
 from multinode.errors import UsageError
-from multinode.job.workload import FullRun
+from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
 from multinode.render.sheet import range_of_times, times
 from multinode.stats.estimate import Estimate, UnknownError, inverse, ratio

@@ -14,7 +14,7 @@ from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import SCHEMA, Contrast, Side, compared_words
 from multinode.contrast.judge import compare, require_alike
 from multinode.errors import UsageError
-from multinode.job.workload import JobSettings, Workload, global_batch
+from multinode.model.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.measured import energy_of, hostfile_price, with_costs

@@ -20,8 +20,8 @@ from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
 from multinode.experiment.cells import MEASURED, CellRow, has_speed
 from multinode.experiment.columns import COLUMNS
-from multinode.job.workload import FullRun, JobSettings, global_batch
 from multinode.launch.grid import CellRecord
+from multinode.model.workload import FullRun, JobSettings, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
 from multinode.stats.estimate import UnknownError, attempt
 

@@ -29,7 +29,7 @@ from multinode.experiment.cells import (
     untold,
     value_of,
 )
-from multinode.job.workload import FullRun
+from multinode.model.workload import FullRun
 from multinode.profile.measured import with_costs
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, UnknownError, attempt, ratio

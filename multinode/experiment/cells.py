@@ -12,7 +12,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.imported_columns import IMPORTED, column_name
-from multinode.job.workload import BATCH_NAMES, JobSettings
+from multinode.model.workload import BATCH_NAMES, JobSettings
 from multinode.predict.rounded import Rounded, exactly, product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps

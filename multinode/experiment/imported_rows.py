@@ -25,7 +25,7 @@ from multinode.experiment.imported_columns import IMPORTED
 from multinode.experiment.imported_forms import FORMS, HINT
 from multinode.experiment.imported_table import Extras, ImportedRow, parse_table
 from multinode.experiment.sweep import TABLE_FILE
-from multinode.job.workload import JobSettings
+from multinode.model.workload import JobSettings
 from multinode.predict.rounded import Rounded, product
 from multinode.records.files import read_text
 from multinode.records.prices import load_prices

@@ -25,7 +25,7 @@ from multinode.experiment.tuning_request import TuningRequest
 from multinode.job.deepspeed import parse_deepspeed_edits
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, override_text
 from multinode.job.job_files import Change, load_job, load_script
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.grid import Grid, GridCell
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, Training, TrainingInput, YamlAxes, read_training

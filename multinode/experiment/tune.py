@@ -51,11 +51,11 @@ from multinode.job.job import (
 )
 from multinode.job.job_files import Change, change_text
 from multinode.job.planning import workers_of_nodes
-from multinode.job.workload import global_batch, read_settings
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns, measuring_order, retry_failed
 from multinode.launch.launch import benchmark_mode, probe_workers
 from multinode.launch.series import Resume, find_series, keep_status, take_up
+from multinode.model.workload import global_batch, read_settings
 from multinode.predict.try_advice import changed_launch
 from multinode.records.files import write_text
 from multinode.records.run_directory import RunDirectory, runs_root

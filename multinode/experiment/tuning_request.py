@@ -26,11 +26,11 @@ from multinode.experiment.tuning import Tuning, plan
 from multinode.job.job import Job, LlamaFactoryJob, describe_job
 from multinode.job.job_files import Change
 from multinode.job.planning import workers_of_nodes
-from multinode.job.workload import JobSettings, global_batch, read_settings
 from multinode.launch.context import Launch
 from multinode.launch.grid import CellRecord, GridRecord, due_turns, fingerprint
 from multinode.launch.offline import plan_offline
 from multinode.launch.series import Resume, find_series
+from multinode.model.workload import JobSettings, global_batch, read_settings
 from multinode.predict.advice import rank_options
 from multinode.predict.advise import training_today
 from multinode.predict.request import read_record

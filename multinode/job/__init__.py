@@ -1,1 +1,1 @@
-"""The job: its files, model and work."""
+"""The job: its files, the engines that start it, and the plan of its launch."""

@@ -33,7 +33,7 @@ from multinode.records.files import exists, nearest_path, read_text
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
     from multinode.job.deepspeed import DeepSpeedEdit
-    from multinode.job.engine_commands import Engine
+    from multinode.job.engines.engine import Engine
 
 _Job = TypeVar("_Job")
 
@@ -259,7 +259,7 @@ def with_sharding(job: _Job, engine: Engine | None) -> _Job:
     """The job with the FSDP settings of accelerate's configuration added, in the Trainer's keys. For reading only."""
     if engine is None or engine.accelerate.get("distributed_type") != "FSDP":
         return job
-    from multinode.job.training import with_accelerate
+    from multinode.job.engines.accelerate import with_accelerate
 
     return with_accelerate(job, engine.accelerate)
 

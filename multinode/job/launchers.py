@@ -204,13 +204,8 @@ LAUNCHERS = {
 }
 """By the words with which a command starts it."""
 
-OF_ENGINE = {
-    "torchrun": _TORCHRUN_LAUNCHER,
-    "accelerate": _ACCELERATE_LAUNCHER,
-    "deepspeed": _DEEPSPEED_LAUNCHER,
-    "llamafactory": _LLAMAFACTORY,
-}
-"""The launcher whose options stand before the script, by engine."""
+OF_ENGINE = {launcher.engine: launcher for launcher in reversed(LAUNCHERS.values())}
+"""The launcher whose options stand before the script, by engine: the first of its launchers."""
 
 
 class NotStarted(NamedTuple):

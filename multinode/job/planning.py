@@ -15,21 +15,14 @@ from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
-from multinode.job.engine_commands import (
-    JOB_FILE,
-    Engine,
-    Place,
-    benchmark_command,
-    choose_engine,
-    engine_command,
-    engine_files,
-)
+from multinode.job.engines.engine import OF_SCRIPT, Engine, choose_engine
+from multinode.job.engines.place import JOB_FILE, Place
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.averaging import Averaging, averaging_environment
 from multinode.records.balance import Balance, balance_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
-from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id
 
@@ -60,43 +53,6 @@ def choose_master_port(run_id: str, master_port: int | None, facts: NodeFacts | 
 _VARIABLE = "MULTINODE_GRAD_COMPRESS"
 _DEEPSPEED_FILE = "deepspeed.json"
 _OUTPUT = "output"
-
-
-class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job is laid out over the nodes and started.
-
-    Attributes:
-        workers_per_node: None takes each node's slots.
-        master_port: of the rendezvous, on node 0; None takes a free one derived from the run id.
-        profile: whether the workers record the time of their steps.
-        trace_steps: steps that torch.profiler records after the warm-up; None records none.
-        trace_ranks: the workers that it records; empty takes the first of each node.
-        sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
-        grad_compress: `fp16` or `bf16`, in which DDP sends gradients; None sends them unchanged.
-        averaging: how nodes average parameters, as in LaunchPlan; likewise `balance`.
-        environment: variables and setup commands of the job.
-        agent: path of the agent on a node, relative to the home directory; set for benchmarks.
-        engine: what starts the workers; None takes the job's default.
-        nccl_inspector: whether NCCL's Inspector plugin records each operation.
-        code: files that are copied to every node, in which the job runs there; None runs it in the node's directory.
-        command: the command line that asks for it, kept with the run; None without one.
-    """
-
-    workers_per_node: int | None = None
-    master_port: int | None = None
-    profile: bool = True
-    trace_steps: int | None = None
-    trace_ranks: tuple[int, ...] = ()
-    sample_interval_s: float = 1.0
-    grad_compress: str | None = None
-    averaging: Averaging | None = None
-    balance: Balance | None = None
-    agent: str | None = None
-    engine: Engine | None = None
-    environment: JobEnvironment = JobEnvironment()
-    nccl_inspector: bool = False
-    code: CodeTree | None = None
-    command: Invocation | None = None
 
 
 def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: LaunchOptions) -> tuple[str, ...]:
@@ -158,7 +114,10 @@ def plan_launch(
             ifnames=endpoint.ifnames,
             hcas=_hcas(node, node_facts),
             devices=_devices(
-                node, node_facts, None if task.engine.name == "exec" else workers[node_rank], options.environment.env
+                node,
+                node_facts,
+                workers[node_rank] if task.engine.kind.starts_workers else None,
+                options.environment.env,
             ),
             accelerator=accelerator_named(node_facts.accelerator if node_facts else None),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
@@ -270,7 +229,7 @@ def _slots(node: Node, facts: NodeFacts | None) -> int:
 
 def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, workers: Sequence[int]) -> _Task:
     if isinstance(job, Benchmark):
-        return _Task(job, Engine(name="torchrun"), options.environment, None)
+        return _Task(job, Engine(name=OF_SCRIPT), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
     averaging, balance, speeds = options.averaging, options.balance, tuple[float, ...]()
     if balance is not None:
@@ -329,7 +288,7 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, facts:
         gpus=_gpu_ids(command.env.get(place.accelerator.visible[0]), place.nproc, facts),
         run_dir=place.run_dir,
         command=command,
-        files=_job_files(task.job, place, outside) + engine_files(task.engine, place),
+        files=_job_files(task.job, place, outside) + task.engine.files(place),
         assumed=endpoint.assumed + _assumed(node, facts, task),
         output_cwd=cwd if task.code is not None and isinstance(task.job, LlamaFactoryJob) else None,
     )
@@ -380,13 +339,15 @@ def _gpu_ids(visible: str | None, nproc: int, facts: NodeFacts | None) -> tuple[
 
 def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) -> Command:
     if isinstance(task.job, Benchmark):
+        from multinode.job.engines.torchrun import benchmark_command
+
         command = benchmark_command(place, task.job, env)
     else:
         if isinstance(task.job, LlamaFactoryJob) and task.job.synthetic is not None:
             from multinode.job.synthetic import synthetic_environment
 
             env = synthetic_environment(place.run_dir) | env
-        command = engine_command(task.engine, place, task.job, env, cwd)
+        command = task.engine.command(place, task.job, env, cwd)
     environment = task.environment
     env = command.env | ({} if task.grad_compress is None else {_VARIABLE: task.grad_compress})
     env |= averaging_environment(task.averaging, place.workers)
@@ -431,8 +392,8 @@ def _assumed(node: Node, facts: NodeFacts | None, task: _Task) -> tuple[str, ...
         assumed.append("python: python3 on the PATH that the setup leaves; its packages are not checked")
     elif node.python is None and facts is None:
         assumed.append("python: .venv/bin/python, else python3 on PATH; set python= in the hostfile to choose")
-    if facts is None and task.engine.name == "llamafactory":
-        assumed.append("versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1")
+    if facts is None and task.engine.kind.assumed is not None:
+        assumed.append(task.engine.kind.assumed)
     return tuple(assumed)
 
 

@@ -16,12 +16,12 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob
 from multinode.records.balance import deal_step
 
 if TYPE_CHECKING:
-    from multinode.job.planning import LaunchOptions
+    from multinode.job.launch_options import LaunchOptions
 
 _FEWER = "use --workers-per-node {}, or equal slots= in the hostfile"
 # As accelerate numbers FSDP's strategies, and as it and the Trainer name them.

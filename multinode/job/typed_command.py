@@ -16,7 +16,8 @@ from multinode.cluster.accelerators import NVIDIA, VISIBLE_DEVICES
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
 from multinode.job import launchers
-from multinode.job.engine_commands import STRAY_VARIABLES
+from multinode.job.engines.engine import OF_SCRIPT, find_kind
+from multinode.job.engines.place import STRAY_VARIABLES
 from multinode.job.job import Form, ScriptJob, is_setting
 from multinode.job.launchers import Launcher, Meaning
 from multinode.secret_values import hides, redact_words
@@ -100,14 +101,16 @@ def read_command(words: tuple[str, ...], engine: str | None = None, front: str =
 
     Args:
         words: the command as typed.
-        engine: the engine that was asked for; None leaves the choice to the command. `exec` starts it as it is.
+        engine: the engine that was asked for; None leaves the choice to the command. One that starts no workers
+            starts it as it is.
         front: the command line in front of `--`, for hints.
 
     Raises:
         UsageError: it is empty, it starts a program that is no training or that multinode cannot start, one of its
             options has no counterpart, or it names another launcher than the engine.
     """
-    if engine == "exec":
+    kind = find_kind(engine) if engine is not None else None
+    if kind is not None and not kind.starts_workers:
         return TypedCommand(engine=engine, script=ScriptJob(argv=words, form="executable"))
     if not words:
         raise UsageError("no script follows --", hint=f"{front} -- train.py --its --arguments")
@@ -238,7 +241,7 @@ class _Reader:
 
     def _own_launcher(self) -> Launcher:
         """The launcher of the engine that was asked for, without its name in front."""
-        return launchers.OF_ENGINE.get(self._engine or "torchrun", launchers.OF_ENGINE["torchrun"])
+        return launchers.OF_ENGINE.get(self._engine or OF_SCRIPT, launchers.OF_ENGINE[OF_SCRIPT])
 
     def _take_interpreter(self, word: str) -> None:
         self._words.pop(0)
@@ -310,7 +313,7 @@ class _Reader:
             if wrong is not None:
                 raise UsageError(f"{wrong!r} after {first} is not KEY=VALUE", hint=f"{self._front} {first} max_steps=9")
             self._found |= {"config": first, "settings": tuple(rest)}
-        elif launcher.engine == "llamafactory":
+        elif (kind := find_kind(launcher.engine)) is not None and kind.config_file is not None:
             self._found["flags"] = tuple(self._words)
         else:
             self._found["script"] = ScriptJob(argv=tuple(self._words), options=tuple(options), form=self._form)

@@ -179,7 +179,7 @@ def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunC
         return _wait_ended(recorded, directory, ANSWER_S)
     except MultinodeError as error:
         # Stopping the first node ends the run, and with it the batch job: Slurm may then end our step on another node.
-        if not any(answer.processes_left for answer in answers.require()):
+        if not any(answer.processes_left for answer in answers.require().values()):
             error.message += "; nothing of it is left on its nodes"
         raise
 
@@ -188,16 +188,13 @@ def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, g
     unclear = [node for node in launched.run.nodes if _is_unclear(node)]
     if not unclear:
         return launched
-    outcomes = _ask_to_stop({node.name: node.node_rank for node in unclear}, recorded, context, grace_s)
-    for outcome in outcomes:
-        if outcome.error is not None:
-            context.say(f"{outcome.node.name}: it may still run there: {outcome.error.message}")
-        elif outcome.value.processes_left:
-            context.say(
-                f"{outcome.node.name}: {format_count(outcome.value.processes_left, 'process')} of it still running"
-            )
-    answers = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
-    nodes = tuple(_with_answer(node, answers.get(node.name)) for node in launched.run.nodes)
+    answers = _ask_to_stop({node.name: node.node_rank for node in unclear}, recorded, context, grace_s)
+    for name in (node.name for node in unclear):
+        if name in answers.failed:
+            context.say(f"{name}: it may still run there: {answers.failed[name].message}")
+        elif left := answers.found[name].processes_left:
+            context.say(f"{name}: {format_count(left, 'process')} of it still running")
+    nodes = tuple(_with_answer(node, answers.found.get(node.name)) for node in launched.run.nodes)
     run = msgspec.structs.replace(launched.run, nodes=nodes)
     if all(node.state == "ended" for node in nodes) and run.status in {"running", "lost"}:
         run = msgspec.structs.replace(run, status="stopped", stop_reason="stop", ended_s=run.ended_s or time.time())

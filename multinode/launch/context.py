@@ -17,7 +17,7 @@ from multinode.cluster.facts import NodeFacts
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import UsageError
 from multinode.job.job import Job
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan, PlanFile, redact_plan
@@ -28,6 +28,7 @@ from multinode.records.settings import find_fan_out, find_ssh_client, load_setti
 from multinode.secret_values import redact_file
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport, set_fan_out
+from multinode.transport.choice import asked_transport, choose_transport
 
 
 class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,10 +230,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     directory: RunDirectory
 
 
-if TYPE_CHECKING:
-    from multinode.transport.fabric_ssh import FabricTransport
-    from multinode.transport.openssh import OpensshTransport
-
 # An interrupt does not wait for frozen nodes.
 _HASTE_S = 0.3
 
@@ -272,9 +269,8 @@ def connect(
         from multinode.transport.agent import AgentTransport
 
         agent = AgentTransport(transport, refresh=_refresher(cluster))
-        if not local:
-            # A Slurm step needs to know its purpose, and each costs slurmctld work.
-            agent.start_early([node for node in cluster.nodes if node.slurm_job is None])
+        if transport.starts_early:
+            agent.start_early(cluster.nodes)
 
         try:
             yield RunContext(agent, runs or runs_root(), say=say, observe=observe)
@@ -300,11 +296,7 @@ def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
         from multinode.transport.local import LocalTransport
 
         return LocalTransport()
-    if cluster.nodes[0].slurm_job is not None:
-        from multinode.transport.slurm import SlurmTransport
-
-        return SlurmTransport()
-    return _open_ssh()
+    return choose_transport(cluster, find_ssh_client(os.environ, load_settings(Path.cwd())))()
 
 
 def require_connectable(cluster: Cluster) -> None:
@@ -315,23 +307,8 @@ def require_connectable(cluster: Cluster) -> None:
     """
     settings = load_settings(Path.cwd())
     find_fan_out(os.environ, settings)
-    in_slurm = {node.slurm_job is not None for node in cluster.nodes}
-    if len(in_slurm) > 1:
-        raise UsageError(f"{cluster.source}: slurm_job= must be on the lines of all nodes or of none")
-    if in_slurm == {False}:
+    if asked_transport(cluster) is None:
         find_ssh_client(os.environ, settings)
-
-
-def _open_ssh() -> OpensshTransport | FabricTransport:
-    """Through the `ssh` program if installed, unless another client is asked for."""
-    from multinode.transport.openssh import OpensshTransport, find_ssh
-
-    client = find_ssh_client(os.environ, load_settings(Path.cwd()))
-    if client == "openssh" or (client is None and find_ssh() is not None):
-        return OpensshTransport()
-    from multinode.transport.fabric_ssh import FabricTransport
-
-    return FabricTransport()
 
 
 class Nodes(NamedTuple):

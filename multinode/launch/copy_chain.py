@@ -273,8 +273,9 @@ class CopyRound:
             member = by_node[node.name]
             member.open(self._credentials, is_source=member is source, delete=self._delete)
 
-        for outcome in gather([member.participant.node for member in self.members], begin, deadline_s=_OPEN_S):
-            by_node[outcome.node.name].error = outcome.error
+        begun = gather([member.participant.node for member in self.members], begin, deadline_s=_OPEN_S)
+        for name, error in begun.failed.items():
+            by_node[name].error = error
         chain = [member for member in self.members if member.error is None]
         if chain[:1] != [source] or len(chain) == 1:
             return

@@ -174,19 +174,17 @@ def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Sur
     """Ask all nodes."""
     context.say(f"probing {len(cluster.nodes)} nodes")
     probed = probe(context.agent, cluster, Questions(controller_cwd=str(Path.cwd()), packages=False))
-    facts = {outcome.node.name: outcome.value for outcome in probed if outcome.error is None}
-
-    def ask(node: Node) -> tuple[PathLook, ...]:
-        return _look(context.agent, node, request.paths, facts[node.name].cwd)
-
+    facts = probed.found
     context.say("listing the files")
-    looked = gather([node for node in cluster.nodes if node.name in facts], ask, deadline_s=_LOOK_S)
-    failed = {probe.node.name: probe.error for probe in probed if probe.error is not None}
-    failed |= {look.node.name: look.error for look in looked if look.error is not None}
-    looks = {outcome.node.name: outcome.value for outcome in looked if outcome.error is None}
-    if request.source in failed or not looks:
+    looked = gather(
+        [node for node in cluster.nodes if node.name in facts],
+        lambda node: _look(context.agent, node, request.paths, facts[node.name].cwd),
+        deadline_s=_LOOK_S,
+    )
+    failed = probed.failed | looked.failed
+    if request.source in failed or not looked.found:
         raise failed.get(request.source or "") or next(iter(failed.values()))
-    return _Survey(facts, looks, failed, [])
+    return _Survey(facts, looked.found, failed, [])
 
 
 def _chain(survey: _Survey, agent: AgentTransport, cluster: Cluster) -> list[Participant]:

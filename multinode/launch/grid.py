@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from multinode.cluster.cluster import Node
+from multinode.cluster.cluster import REACHING, Node
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.secret_values import is_secret
@@ -100,10 +100,7 @@ class GridRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LENGTH = 32
-_NO_MATTER = frozenset(
-    {"price", "price_gpu", "price_purchase", "price_purchase_gpu", "user", "port", "key", "jump", "ssh_config"}
-    | {"slurm_job"}
-)
+_NO_MATTER = REACHING | {"price", "price_gpu", "price_purchase", "price_purchase_gpu"}
 
 
 def fingerprint(

@@ -80,12 +80,12 @@ def diagnose(agent: AgentTransport, cluster: Cluster, plan: LaunchPlan) -> tuple
         place = {"node": planned.node, "node_rank": planned.node_rank, "ranks": planned.ranks, "error": None}
         return read_answer((stream.first or {}) | place, _OwnDiagnosis, node.name, "diagnosis")
 
-    outcomes = gather(cluster.nodes, ask, deadline_s=_ANSWER_S)
-    answers = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
-    errors = {outcome.node.name: outcome.error.message for outcome in outcomes if outcome.error is not None}
+    answers = gather(cluster.nodes, ask, deadline_s=_ANSWER_S)
     return tuple(
-        answers.get(node.node)
-        or NodeDiagnosis(node=node.node, node_rank=node.node_rank, ranks=node.ranks, error=errors[node.node])
+        answers.found.get(node.node)
+        or NodeDiagnosis(
+            node=node.node, node_rank=node.node_rank, ranks=node.ranks, error=answers.failed[node.node].message
+        )
         for node in plan.nodes
     )
 

@@ -15,10 +15,10 @@ from msgspec import Meta
 
 from multinode.decoding import parse_option
 from multinode.errors import MultinodeError, UsageError
-from multinode.job.engine_commands import Engine, choose_engine, parse_accelerate
+from multinode.job.engines.engine import Engine, choose_engine
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, is_setting, parse_job_environment
 from multinode.job.job_files import Change, parse_change
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.job.shell_variables import unused_variables
 from multinode.job.typed_command import TypedCommand, read_command, settle
 from multinode.launch.context import ExecuteOptions, Launch, Nodes, load_nodes, local_nodes
@@ -172,6 +172,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         command, path = self.command, self.given.accelerate_config or self.command.accelerate_config
         config = None
         if path is not None:
+            from multinode.job.engines.accelerate import parse_accelerate
+
             config = parse_accelerate(read_text(Path(path), "the accelerate configuration"), path)
         if command.accelerate:
             config = (config or {}) | command.accelerate
@@ -386,12 +388,12 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
             nodes=self.nodes or change.nodes,
             workers_per_node=self.workers_per_node or change.workers_per_node,
         )
-        if self.detach and any(node.slurm_job is not None for node in training.nodes.cluster.nodes):
-            raise UsageError(
-                "--detach: Slurm ends processes that a step leaves behind, so a run in an allocation needs its "
-                "controller there",
-                hint="run both in a Slurm batch job: multinode submit -N2 -- launch ...",
-            )
+        if self.detach:
+            from multinode.transport.choice import choose_transport
+
+            refusal = choose_transport(training.nodes.cluster, None).why_no_detach()
+            if refusal is not None:
+                raise refusal
         job = with_data(training.read_job([*change.overrides, *self.set_]), synthetic=self.synthetic)
         options = LaunchOptions(
             workers_per_node=training.workers_per_node,

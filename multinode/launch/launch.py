@@ -16,9 +16,9 @@ from multinode.errors import Interrupted, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
-from multinode.job.workload import read_workload
 from multinode.launch.context import ExecuteOptions, Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
+from multinode.model.workload import read_workload
 from multinode.profile.summary import import_analyses, summarise_run
 from multinode.profile.throughput import read_model_work
 from multinode.records.benchmark import Benchmark
@@ -185,7 +185,7 @@ def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = 
         torch_env=torch_environment(launch.job, launch.options) if launch.check else None,
         arguments=argument_names(launch.job, launch.cluster, launch.options) if launch.check else (),
     )
-    return {facts.node: facts for facts in probe(agent, launch.cluster, questions).require()}
+    return probe(agent, launch.cluster, questions).require()
 
 
 def _check(

@@ -73,8 +73,8 @@ def runs_of_nodes(agent: AgentTransport, cluster: Cluster) -> Outcomes[NodeRuns]
     Raises:
         NodeError, NodeFailed: no node could be asked.
     """
-    answers = gather(cluster.nodes, lambda node: runs_of_node(agent, node), deadline_s=2 * ANSWER_S)
-    if not answers.values:
+    answers = agent.call_all(cluster.nodes, "runs", {"schema": 1, "run_id": None}, NodeRuns, deadline_s=ANSWER_S)
+    if not answers.found:
         answers.require()
     return answers
 
@@ -114,7 +114,7 @@ def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, run_ids: Sequ
     machine.
     """
     answers = runs_of_nodes(agent, cluster)
-    there = {parse_node_run_id(run.run_id) for node_runs in answers.values for run in node_runs.runs}
+    there = {parse_node_run_id(run.run_id) for node_runs in answers.found.values() for run in node_runs.runs}
     names = sorted(there | {path.name for path in list_runs(runs)})
     matches: list[str] = []
     for begin in run_ids:
@@ -145,20 +145,20 @@ def clean(
     names = None if run_ids is None else [node_run_id(run_id, rank) for run_id in run_ids for rank in ranks]
     request = {"schema": 1, "run_ids": names, "code": run_ids, "older_s": older_s}
 
-    def ask(node: Node) -> Cleaned:
-        answer = agent.call(node, "clean", request, _CleanedNode, deadline_s=ANSWER_S)
-        return Cleaned(
-            node=node.name,
-            removed=tuple(run.run_id for run in answer.removed),
-            kept=tuple(run.run_id for run in answer.kept),
-            machines={run.run_id: run.machine for run in (*answer.removed, *answer.kept) if run.machine is not None},
-            code_kept=answer.code_kept,
-            size_bytes=sum(run.size_bytes for run in answer.removed) + answer.code_bytes,
-        )
+    answers = agent.call_all(cluster.nodes, "clean", request, _CleanedNode, deadline_s=ANSWER_S)
+    cleaned = {name: _cleaned(name, answer) for name, answer in answers.found.items()}
+    cleaned |= {name: Cleaned(node=name, error=error.message) for name, error in answers.failed.items()}
+    return tuple(cleaned[node.name] for node in cluster.nodes)
 
-    return tuple(
-        outcome.value if outcome.error is None else Cleaned(node=outcome.node.name, error=outcome.error.message)
-        for outcome in gather(cluster.nodes, ask, deadline_s=2 * ANSWER_S)
+
+def _cleaned(node: str, answer: _CleanedNode) -> Cleaned:
+    return Cleaned(
+        node=node,
+        removed=tuple(run.run_id for run in answer.removed),
+        kept=tuple(run.run_id for run in answer.kept),
+        machines={run.run_id: run.machine for run in (*answer.removed, *answer.kept) if run.machine is not None},
+        code_kept=answer.code_kept,
+        size_bytes=sum(run.size_bytes for run in answer.removed) + answer.code_bytes,
     )
 
 
@@ -190,28 +190,27 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
         NodeError, NodeFailed: no node could be asked.
     """
     looks = runs_of_nodes(agent, cluster)
-    ids = sorted({parse_node_run_id(name) for runs in looks.values for name in runs.names})
+    ids = sorted({parse_node_run_id(name) for runs in looks.found.values() for name in runs.names})
     matching = match_runs(ids, run_id)
     if len(matching) != 1:
         problem = f"several runs start with {run_id!r} ({', '.join(matching)})" if matching else f"no run {run_id!r}"
-        missing = "".join(f"; {error}" for error in looks.errors)
+        missing = "".join(f"; {error}" for error in looks.failed.values())
         raise UsageError(
             f"{problem} on the nodes of {cluster.source}{missing}", hint="see what runs there: multinode check"
         )
-    there = {outcome.node.name: outcome.value.names for outcome in looks if outcome.error is None}
 
     def stop(node: Node) -> NodeStop:
-        names = tuple(sorted(name for name in there[node.name] if _is_part(parse_node_run_id(name), matching[0])))
+        names = tuple(
+            sorted(name for name in looks.found[node.name].names if _is_part(parse_node_run_id(name), matching[0]))
+        )
         left = sum(stop_on_node(agent, node, name, grace_s).processes_left for name in names)
         return NodeStop(node=node.name, runs=names, processes_left=left)
 
-    holders = [node for node in cluster.nodes if node.name in there]
-    outcomes = gather(holders, stop, deadline_s=4 * (grace_s + ANSWER_S))
-    stops = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
-    errors = {outcome.node.name: outcome.error for outcome in looks if outcome.error is not None}
-    errors |= {outcome.node.name: outcome.error for outcome in outcomes if outcome.error is not None}
+    holders = [node for node in cluster.nodes if node.name in looks.found]
+    stops = gather(holders, stop, deadline_s=4 * (grace_s + ANSWER_S))
+    failed = looks.failed | stops.failed
     return tuple(
-        stops[node.name] if node.name in stops else NodeStop(node=node.name, error=errors[node.name].message)
+        stops.found.get(node.name) or NodeStop(node=node.name, error=failed[node.name].message)
         for node in cluster.nodes
     )
 

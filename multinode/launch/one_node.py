@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import MultinodeError
-from multinode.job.workload import Workload, differing_setting
+from multinode.model.workload import Workload, differing_setting
 from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run

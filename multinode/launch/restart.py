@@ -11,9 +11,10 @@ from msgspec import Meta
 
 from multinode.cluster.cluster import Cluster
 from multinode.errors import UsageError
-from multinode.job.engine_commands import Engine, choose_engine
+from multinode.job.engines.engine import Engine, choose_engine
 from multinode.job.job import Job, LlamaFactoryJob, override_job
-from multinode.job.planning import LaunchOptions, workers_of_nodes
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import workers_of_nodes
 from multinode.job.restrictions import gradient_sender
 from multinode.records.benchmark import Benchmark
 from multinode.records.run import Attempt
@@ -188,7 +189,7 @@ def why_no_fewer_nodes(job: Job, launch: LaunchOptions, workers: Sequence[int], 
 
 def _sharding(job: Job, engine: Engine | None) -> str | None:
     engine = engine or choose_engine(job)
-    return gradient_sender(job, engine) or ("DeepSpeed" if engine.name == "deepspeed" else None)
+    return gradient_sender(job, engine) or engine.kind.sharded_by
 
 
 def _on_fewer_nodes(workers: Sequence[int], least: int) -> set[int]:

@@ -160,15 +160,17 @@ class _Attempts:
         )
 
     def _ask(self, directory: str, cwds: Mapping[str, str | None]) -> dict[str, Saved]:
-        def ask(node: Node) -> Saved:
-            request = {"schema": 1, "directory": directory, "cwd": cwds[node.name]}
-            answer = self._context.agent.call(node, "checkpoints", request, _CheckpointsThere, deadline_s=_ANSWER_S)
-            return Saved(
-                checkpoints=answer.checkpoints, shared=answer.device if is_network(answer.filesystem) else None
-            )
-
-        outcomes = gather(self._launch.cluster.nodes, ask, deadline_s=2 * _ANSWER_S).require()
-        return {node.name: saved for node, saved in zip(self._launch.cluster.nodes, outcomes, strict=True)}
+        answers = self._context.agent.call_all(
+            self._launch.cluster.nodes,
+            "checkpoints",
+            lambda node: {"schema": 1, "directory": directory, "cwd": cwds[node.name]},
+            _CheckpointsThere,
+            deadline_s=_ANSWER_S,
+        )
+        return {
+            name: Saved(checkpoints=there.checkpoints, shared=there.device if is_network(there.filesystem) else None)
+            for name, there in answers.require().items()
+        }
 
     def _prepare(self, start: Start) -> Prepared:
         number = len(self._done) + 1
@@ -316,8 +318,8 @@ class _Attempts:
 
         nodes = self._launch.cluster.nodes
         left_s = max(0.0, end - time.monotonic())
-        outcomes = gather(nodes, see, deadline_s=left_s + 2 * (grace_s + _ANSWER_S)).require()
-        return {node.name: error for node, error in zip(nodes, outcomes, strict=True) if error is not None}
+        seen = gather(nodes, see, deadline_s=left_s + 2 * (grace_s + _ANSWER_S)).require()
+        return {name: error for name, error in seen.items() if error is not None}
 
     def _leave_out(self, absent: Mapping[str, NodeError]) -> None:
         """Continue without these nodes."""

@@ -19,7 +19,7 @@ from multinode.check.rule import CheckFinding, Inspection
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
-from multinode.job.engine_commands import choose_engine
+from multinode.job.engines.engine import choose_engine
 from multinode.launch.attach import RecordedRun, find_recorded, stop
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.grid import (
@@ -416,7 +416,7 @@ def wait_for_gpus(
     while held is not None and time.monotonic() < end and not context.stop.count:
         time.sleep(every_s)
         facts = probe(context.agent, cluster, Questions(packages=False)).require()
-        held = find_holder(cluster, prepared.plan, {fact.node: fact for fact in facts})
+        held = find_holder(cluster, prepared.plan, facts)
     return held
 
 

@@ -211,10 +211,9 @@ def copy_code(context: RunContext, cluster: Cluster, code: CodeTree, run_id: str
     sent = gather(
         cluster.nodes, lambda node: _send(context.agent, node, code, run_id, deadline_s), deadline_s=deadline_s
     ).require()
-    most = max(sent, key=lambda transfer: transfer.size_bytes)
+    most = max(sent.values(), key=lambda transfer: transfer.size_bytes)
     context.say(f"sent at most {format_count(most.files, 'file')}, {format_size(most.size_bytes)}, to a node")
-    names = (node.name for node in cluster.nodes)
-    return msgspec.structs.replace(copied, sent=dict(zip(names, sent, strict=True)))
+    return msgspec.structs.replace(copied, sent=sent)
 
 
 def _send(agent: AgentTransport, node: Node, code: CodeTree, run_id: str, deadline_s: float) -> SentCode:

@@ -11,7 +11,7 @@ from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.job.deepspeed import parse_deepspeed_edits
 from multinode.job.job_files import load_job
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, Nodes
 from multinode.launch.inputs import (
     Count,

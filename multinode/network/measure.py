@@ -11,12 +11,12 @@ import msgspec
 from multinode.check.connectivity import measure_pairs, require_pairs
 from multinode.check.probe import Questions, probe
 from multinode.errors import Interrupted, UsageError
-from multinode.job.engine_calls import StepMessages, messages_to_test, step_messages
 from multinode.job.job import Job
 from multinode.job.job_files import job_files
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
+from multinode.model.engine_calls import StepMessages, messages_to_test, step_messages
 from multinode.network.scan_evidence import nic_ceilings
 from multinode.network.size_scan import ScanReport, compare_scans, estimate_step, nics_of, read_ring, summarise_scan
 from multinode.records.benchmark import COLLECTIVES, CollectiveTest, Message, check_choice
@@ -104,8 +104,8 @@ def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layou
     """The layout of the training, and its model's config.json, which node 0 must have too."""
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
     facts = probe(context.agent, launch.cluster, questions).require()
-    by_name = {fact.node: fact for fact in facts}
-    return Layout.of(workers_of_nodes(launch.cluster, by_name, launch.options.workers_per_node)), facts[0].model
+    first = facts[launch.cluster.nodes[0].name]
+    return Layout.of(workers_of_nodes(launch.cluster, facts, launch.options.workers_per_node)), first.model
 
 
 def _measuring(step: StepMessages, workers: int, launch: Launch) -> Launch:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.cluster.facts import Interface, NodeFacts, carried_gbit_per_s
-from multinode.job.engine_calls import StepMessages, estimate_step_us
+from multinode.model.engine_calls import StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
 from multinode.network.scan_evidence import CollectiveRow, ScanEvidence, collective_rows, with_shares
 from multinode.network.scan_verdict import Verdict, judge_scan

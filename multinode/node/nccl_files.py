@@ -1,4 +1,4 @@
-"""What NCCL writes into files of the run's directory (job/engine_commands.py): its own warnings, and each operation.
+"""What NCCL writes into files of the run's directory (job/engines/place.py): its own warnings, and each operation.
 
 Operations are the Inspector plugin's, read while the job runs: one record an operation and rank. NVIDIA ships its
 source; a build has no fixed place, and is looked for. The plugin (NCCL 2.28 and newer; RCCL has a port) writes a file

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.job_files import Change
-from multinode.job.workload import JobSettings
+from multinode.model.workload import JobSettings
 from multinode.predict.break_even import Gain, gain
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.leave_one_out import BackTest

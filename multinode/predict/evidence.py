@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError, UsageError
-from multinode.job.workload import read_work
+from multinode.model.workload import read_work
 from multinode.predict.calibration import (
     Calibration,
     CalibrationRun,

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from multinode.errors import UsageError
-from multinode.job.flops import flops_per_token
-from multinode.job.model_size import ModelShape, lora_parameters, parse_model
-from multinode.job.workload import JobSettings
+from multinode.model.flops import flops_per_token
+from multinode.model.model_size import ModelShape, lora_parameters, parse_model
+from multinode.model.workload import JobSettings
 from multinode.predict.calibration import MOST_FIXED, Calibration, CalibrationRun, calibrate
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from multinode.errors import MultinodeError, UsageError
-from multinode.job.workload import Workload
+from multinode.model.workload import Workload
 from multinode.network.size_scan import ScanReport
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable

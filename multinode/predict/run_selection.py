@@ -10,8 +10,9 @@ import msgspec
 
 from multinode.decoding import parse_option
 from multinode.errors import JobError, UsageError
+from multinode.job.engines.engine import find_kind
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory
-from multinode.job.workload import JobSettings, Workload, differing_setting, read_settings
+from multinode.model.workload import JobSettings, Workload, differing_setting, read_settings
 from multinode.network.size_scan import ScanReport
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
@@ -69,8 +70,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def job(self) -> LlamaFactoryJob | None:
         """The LLaMA-Factory job as it went to the nodes; None of a script."""
         files = {file.path: file.text for node in self.plan.nodes[:1] for file in node.files}
-        text = next((text for path, text in files.items() if path.endswith((".yaml", ".yml"))), None)
-        if text is None or self.plan.engine != "llamafactory":
+        kind = find_kind(self.plan.engine)
+        text = files.get(kind.config_file) if kind is not None and kind.config_file is not None else None
+        if text is None:
             return None
         try:
             job = parse_llamafactory(text, self.plan.config_path or self.plan.job.split(" ", maxsplit=1)[0])

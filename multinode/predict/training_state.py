@@ -12,8 +12,8 @@ import msgspec
 
 from multinode.job.deepspeed import DeepSpeedConfig, fixed_edits
 from multinode.job.job_files import Change
-from multinode.job.training import MemoryNeed, StatePlacement, memory_need
-from multinode.job.workload import JobSettings
+from multinode.model.training import MemoryNeed, StatePlacement, memory_need
+from multinode.model.workload import JobSettings
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.forecast import PredictedScenario, predict_scenario

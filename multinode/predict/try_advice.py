@@ -16,7 +16,6 @@ from multinode.job.deepspeed import edit_deepspeed, fit_batch, parse_deepspeed_e
 from multinode.job.job import LlamaFactoryJob, describe_job, override_job, parse_overrides
 from multinode.job.job_files import Change
 from multinode.job.planning import with_workers
-from multinode.job.workload import JobSettings, read_settings
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import (
@@ -27,6 +26,7 @@ from multinode.launch.launch import (
 )
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.series import Resume, Series, take_up
+from multinode.model.workload import JobSettings, read_settings
 from multinode.predict.advice import Advice, Recommendations, Tried
 from multinode.predict.run_selection import CONTRAST
 from multinode.records.benchmark import Benchmark, describe_benchmark

@@ -10,7 +10,7 @@ from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.job.job_files import Change
-from multinode.job.training import COUNTED
+from multinode.model.training import COUNTED
 from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.cost_model import make_low_rank
 from multinode.predict.network_model import comm_times

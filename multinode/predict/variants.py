@@ -12,10 +12,10 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
-from multinode.job.flops import flops_per_token
 from multinode.job.job import LlamaFactoryJob
-from multinode.job.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
-from multinode.job.workload import JobSettings, read_work
+from multinode.model.flops import flops_per_token
+from multinode.model.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
+from multinode.model.workload import JobSettings, read_work
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import hideable_share
 from multinode.predict.network_model import UncertaintySource

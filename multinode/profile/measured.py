@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from multinode.cluster.cluster import Cluster
-from multinode.job.workload import FullRun, JobSettings
+from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.likely_causes import Disturbance
 from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan

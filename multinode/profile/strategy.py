@@ -137,9 +137,9 @@ def _sent(calls: Iterable[SeenCall]) -> _Sent | None:
 def _as_told(model: ModelSample) -> Recognised | None:
     if model.wrapper == "ddp":
         return Recognised(name="DDP", strategy=Strategy.DDP)
-    if model.wrapper == "deepspeed":
+    if model.zero_stage is not None:
         stages = {1: Strategy.ZERO1, 2: Strategy.ZERO2, 3: Strategy.ZERO3}
-        strategy = stages.get(model.zero_stage or 0)
+        strategy = stages.get(model.zero_stage)
         if strategy is None:
             return Recognised(name="DDP (DeepSpeed's ZeRO-0)", strategy=Strategy.DDP)
         return Recognised(name=strategy.value, strategy=strategy)

@@ -335,7 +335,7 @@ _MODEL = "model.json"
 
 def import_analyses(plan: LaunchPlan) -> None:
     """Import what the summary of this run needs: when it ends, days later, the package may have been replaced."""
-    several = ("profile.balance", "profile.in_training", "profile.stragglers", "job.flops")
+    several = ("profile.balance", "profile.in_training", "profile.stragglers", "model.flops")
     traced = ("profile.trace",)
     for name in (*(several if plan.world_size > 1 else ()), *(traced if plan.trace is not None else ())):
         importlib.import_module(f"multinode.{name}")

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.job.job import Job, LlamaFactoryJob
-from multinode.job.model_size import ModelShape, parse_model
+from multinode.model.model_size import ModelShape, parse_model
 from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.benchmark import BenchedPeak, Benchmark
@@ -21,7 +21,7 @@ from multinode.stats.estimate import Bounds, UnknownError, attempt, estimate_rat
 from multinode.units import format_count
 
 if TYPE_CHECKING:
-    from multinode.job.flops import Flops
+    from multinode.model.flops import Flops
 
 # On a GPU, the tokens without padding become known some steps late. The change of that delay between two records is an
 # error, which is too large over fewer steps.
@@ -272,7 +272,7 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
     """
     if not isinstance(job, LlamaFactoryJob):
         return ModelWork(by_workers=True, reason="the workers do not know the modules of the script's model")
-    from multinode.job.training import read_trained, refuse_unknown
+    from multinode.model.training import read_trained, refuse_unknown
 
     precision = "fp8" if job.config.get("fp8") is True else None
     packing = any(job.config.get(key) is True for key in ("packing", "neat_packing"))
@@ -358,7 +358,7 @@ def utilisation_of(
     if tgs is None or length is None:
         raise UnknownError("the training does not report its tokens per step")
     # With the peaks of all GPUs: a run whose tokens are unknown imports none of it.
-    from multinode.job.flops import flops_of_weights, flops_per_token
+    from multinode.model.flops import flops_of_weights, flops_per_token
 
     if work.shape is not None:
         adapter, recompute = work.adapter_parameters, work.recompute
@@ -410,7 +410,7 @@ def _peak(work: ModelWork, observed: Observed, benched: Collection[BenchedPeak])
     dtype = dtypes.pop()
     if dtype is None or dtypes:
         return None, "the precision of the matrix products is unknown"
-    from multinode.job.flops import mean_peak
+    from multinode.model.flops import mean_peak
 
     return mean_peak(names, dtype, benched)
 

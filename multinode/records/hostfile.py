@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import count_slots, is_host_list, parse_host_list, parse_hostfile
+from multinode.cluster.inventory import is_inventory
 from multinode.errors import HostfileError, UsageError
 from multinode.node.files import describe_stranger
 from multinode.records.files import MAX_BYTES, exists, nearest_path, read_text
@@ -31,24 +32,6 @@ _RUNS_PROGRAMS = re.compile(
 
 # Files of these names are still found, as ./lab and ./auto.
 _LAB, _AUTO = "lab", "auto"
-_SECTION = re.compile(r"\[\s*[A-Za-z_][^\[\]:\s]*\s*(?::\s*\w+\s*)?\]\s*(?:[#;].*)?")
-_KEYS = re.compile(r"(?:---|\{|[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$))")
-_COMMENTS = ("#", ";")
-
-
-def is_inventory(text: str) -> bool:
-    """Whether a text is an Ansible inventory with groups, and not a hostfile."""
-    return has_keys(text) or any(_SECTION.fullmatch(entry) for entry in _entries(text))
-
-
-def has_keys(text: str) -> bool:
-    """Whether the first line that says something begins a YAML document whose keys are groups, or JSON."""
-    return _KEYS.match(next(iter(_entries(text)), "")) is not None
-
-
-def _entries(text: str) -> list[str]:
-    lines = (line.strip() for line in text.split("\n"))
-    return [line for line in lines if line and not line.startswith(_COMMENTS)]
 
 
 def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from multinode.cluster.hostfile import KEYS
+from multinode.cluster.hostfile_line import KEYS
+from multinode.cluster.inventory import has_keys
 from multinode.decoding import decode_json
 from multinode.errors import HostfileError, printable_line
-from multinode.records.hostfile import has_keys
 
 _HOST = re.compile(r"[ \t]*Host[ \t]+(?P<names>\S.*)", re.IGNORECASE)
 # What OpenSSH says of a host, below its Host line.

@@ -78,7 +78,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A job, laid out over the nodes.
 
     Attributes:
-        engine: what starts the workers, by name (job/engine_commands.py).
+        engine: what starts the workers, by name (job/engines/engine.py).
         job: the job in a few words, for people.
         config_path: the YAML as the user named it; empty for a script.
         profile: whether the workers record their steps.

@@ -28,7 +28,7 @@ from multinode.cluster.cluster import Node
 from multinode.cluster.quoting import quote_path
 from multinode.decoding import convert, decode_json, printable_values
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable, printable_line
-from multinode.transport.base import Completed, Stream, Transport, fan_out, time_left
+from multinode.transport.base import Completed, Outcomes, Stream, Transport, fan_out, gather, time_left
 
 _LOG = logging.getLogger(__name__)
 
@@ -258,6 +258,32 @@ class AgentTransport:
             raise NodeFailed(f"the agent's {verb} gave no answer", node=node.name)
         self.keep(node, stream)
         return stream.first
+
+    def call_all(
+        self,
+        nodes: Sequence[Node],
+        verb: str,
+        request: Record | Callable[[Node], Record],
+        kind: type[_Kind],
+        *,
+        deadline_s: float,
+    ) -> Outcomes[_Kind]:
+        """Run a verb that answers with one record on several nodes at the same time.
+
+        Args:
+            nodes: the nodes.
+            verb: of the agent.
+            request: its arguments, or a function that makes them for a node.
+            kind: type of the record.
+            deadline_s: total time of each node.
+        """
+
+        def ask(node: Node) -> _Kind:
+            asked = request(node) if callable(request) else request
+            return self.call(node, verb, asked, kind, deadline_s=deadline_s)
+
+        # A node that is late answers with its own error before this one gives up.
+        return gather(nodes, ask, deadline_s=2 * deadline_s)
 
     def open(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> AgentStream:
         """Start a verb that keeps communicating, and wait for its first record."""

@@ -8,13 +8,13 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from multinode.cluster.cluster import Node
 from multinode.cluster.quoting import as_steps
-from multinode.errors import ContactLost, MultinodeError
+from multinode.errors import ContactLost, MultinodeError, UsageError
 
 # A node's answer is read into memory; a longer one is an error of the node.
 MAX_ANSWER_BYTES = 64 << 20
@@ -79,7 +79,18 @@ class Stream(Protocol):
 
 
 class Transport(Protocol):
-    """Runs commands on nodes. All methods may be called from several threads, one thread per node."""
+    """Runs commands on nodes. All methods may be called from several threads, one thread per node.
+
+    Attributes:
+        starts_early: whether an agent may be started before its first verb is known, to hide the time of the login.
+    """
+
+    starts_early: bool = True
+
+    @classmethod
+    def why_no_detach(cls) -> UsageError | None:
+        """Why a run cannot outlive its controller; None if it can."""
+        return None
 
     def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
         """Run a constant command line with `stdin`, and wait for its end."""
@@ -189,96 +200,73 @@ def set_fan_out(most: int) -> None:
     _fan_out = most
 
 
-class Outcome(Generic[T]):
-    """The answer of one node: a value or an error."""
+class Outcomes(NamedTuple, Generic[T]):
+    """What each node answered, or why it did not, by the node's name and in the order in which they were given."""
 
-    def __init__(self, node: Node, *, value: T | None = None, error: MultinodeError | None = None) -> None:
-        self.node = node
-        self.error = error  # why there is no value; None if there is one
-        self._value = value
+    found: dict[str, T]
+    failed: dict[str, MultinodeError]
 
-    @property
-    def value(self) -> T:
-        """The node's answer.
-
-        Raises:
-            MultinodeError: it answered with an error.
-        """
-        if self.error is not None:
-            raise self.error
-        return self._value  # type: ignore[return-value]  # a value is there whenever there is no error
-
-
-class Outcomes(tuple[Outcome[T], ...]):
-    """The answers of all nodes, in the order given."""
-
-    __slots__ = ()
-
-    @property
-    def errors(self) -> tuple[MultinodeError, ...]:
-        """The errors among them."""
-        return tuple(outcome.error for outcome in self if outcome.error is not None)
-
-    @property
-    def values(self) -> tuple[T, ...]:
-        """The values among them."""
-        return tuple(outcome.value for outcome in self if outcome.error is None)
-
-    def require(self) -> tuple[T, ...]:
-        """All values.
+    def require(self) -> dict[str, T]:
+        """The answers, if all nodes have given one.
 
         Raises:
             MultinodeError: the first node's error, if any; the others are in its detail.
         """
-        errors = self.errors
-        if errors:
-            first = errors[0]
-            if len(errors) > 1 and not first.detail:
-                first.detail = "\n".join(f"also {error}" for error in errors[1:])
-            raise first
-        return self.values
+        errors = list(self.failed.values())
+        if not errors:
+            return self.found
+        first = errors[0]
+        if len(errors) > 1 and not first.detail:
+            first.detail = "\n".join(f"also {error}" for error in errors[1:])
+        raise first
 
 
 def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float) -> Outcomes[T]:
     """Ask every node in parallel, and wait at most `deadline_s` seconds for each.
 
-    `ask` runs in a daemon thread per node, at most `fan_out()` at a time; a thread that exceeds the deadline is
-    abandoned and its node answers with ContactLost. Only MultinodeErrors become outcomes.
+    `ask` runs in a daemon thread per node, at most `fan_out()` at a time. A thread that exceeds the deadline is
+    abandoned, and its node has failed with ContactLost.
 
     Raises:
-        Exception: whatever else `ask` raised; it is a bug, not an answer.
+        Exception: what `ask` raised, unless it is a MultinodeError; it is a bug, not an answer.
     """
-    answers: queue.Queue[tuple[int, Outcome[T] | BaseException]] = queue.Queue()
+    # An answer in a tuple, as it may be an error, too.
+    answers: queue.Queue[tuple[str, tuple[T] | BaseException]] = queue.Queue()
     most = fan_out()
     places = threading.Semaphore(most)
 
-    def answer(index: int, node: Node) -> None:
+    def answer(node: Node) -> None:
         with places:
             try:
-                answers.put((index, Outcome(node, value=ask(node))))
-            except MultinodeError as error:
-                error.node = error.node or node.name
-                answers.put((index, Outcome(node, error=error)))
-            except BaseException as error:  # noqa: BLE001 - carried to the caller's thread and raised there
-                answers.put((index, error))
+                answers.put((node.name, (ask(node),)))
+            except BaseException as error:  # noqa: BLE001 - carried to the caller's thread
+                answers.put((node.name, error))
 
-    for index, node in enumerate(nodes):
-        threading.Thread(target=answer, args=(index, node), name=f"ask-{node.name}", daemon=True).start()
+    for node in nodes:
+        threading.Thread(target=answer, args=(node,), name=f"ask-{node.name}", daemon=True).start()
     # As many rounds as needed with this number of threads.
     deadline_s *= max(1, -(-len(nodes) // most))
-    outcomes: dict[int, Outcome[T]] = {}
+    found: dict[str, T] = {}
+    failed: dict[str, MultinodeError] = {}
     end = time.monotonic() + deadline_s
-    while len(outcomes) < len(nodes):
+    while len(found) + len(failed) < len(nodes):
         try:
-            index, outcome = answers.get(timeout=time_left(end))
+            name, answered = answers.get(timeout=time_left(end))
         except queue.Empty:
             break
-        if isinstance(outcome, BaseException):
-            raise outcome
-        outcomes[index] = outcome
-    for index, node in enumerate(nodes):
-        if index not in outcomes:
+        if isinstance(answered, tuple):
+            found[name] = answered[0]
+        elif isinstance(answered, MultinodeError):
+            answered.node = answered.node or name
+            failed[name] = answered
+        else:
+            raise answered
+    for node in nodes:
+        if node.name not in found and node.name not in failed:
             hint = as_steps(f"see whether it is up: ssh {node.name} true", [node])
-            silence = ContactLost(f"no answer within {deadline_s:.0f} s", node=node.name, hint=hint)
-            outcomes[index] = Outcome(node, error=silence)
-    return Outcomes(outcomes[index] for index in range(len(nodes)))
+            failed[node.name] = ContactLost(f"no answer within {deadline_s:.0f} s", node=node.name, hint=hint)
+    names = [node.name for node in nodes]
+    return Outcomes(
+        {name: found[name] for name in names if name in found},
+        {name: failed[name] for name in names if name in failed},
+    )

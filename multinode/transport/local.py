@@ -36,6 +36,9 @@ class LocalTransport(Transport):
         home: the node's home directory; None is the user's own.
     """
 
+    # There is no login to hide.
+    starts_early = False
+
     def __init__(self, home: Path | None = None) -> None:
         self._home = home
 

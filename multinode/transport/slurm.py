@@ -88,6 +88,18 @@ class SlurmTransport(Transport):
             run ends.
     """
 
+    # A step needs to know its purpose, and each costs slurmctld work.
+    starts_early = False
+
+    @classmethod
+    def why_no_detach(cls) -> UsageError:
+        """A step ends with all of its processes."""
+        return UsageError(
+            "--detach: Slurm ends processes that a step leaves behind, so a run in an allocation needs its "
+            "controller there",
+            hint="run both in a Slurm batch job: multinode submit -N2 -- launch ...",
+        )
+
     def __init__(self, *, client_end_s: float = 10.0) -> None:
         self._client_end_s = client_end_s
         self._lock = threading.Lock()
@@ -136,6 +148,9 @@ class SlurmTransport(Transport):
                 text = _ask("scontrol", "show", "node", "--oneliner", named) if named else ""
                 self._allocations[job_id] = allocation, parse_gpu_nodes(text)
             return *self._allocations[job_id], self._kill_wait
+
+
+TRANSPORT = SlurmTransport
 
 
 class SlurmStream(LocalStream):

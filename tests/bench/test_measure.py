@@ -15,7 +15,7 @@ import pytest
 from multinode.bench.measure import bench, load_bench
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, Interrupted, RunFailed
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.node_runs import load_run
 from multinode.records.benchmark import DeviceTest

@@ -5,7 +5,7 @@ import pytest
 from multinode.check.check import check_all, check_launch
 from multinode.check.rule import Inspection
 from multinode.errors import NodeFailed
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
 

@@ -33,7 +33,10 @@ def test_each_node_is_asked_with_its_own_line_and_answers_under_its_own_name() -
     fake, found = ask(
         {"cores": 4, "node": "liar", "of_a_newer_agent": 1}, {"cores": 8, "gpus": [{"index": 0, "name": "x"}]}
     )
-    assert [(facts.node, facts.cores, len(facts.gpus)) for facts in found.require()] == [("a", 4, 0), ("b", 8, 1)]
+    assert [(facts.node, facts.cores, len(facts.gpus)) for facts in found.require().values()] == [
+        ("a", 4, 0),
+        ("b", 8, 1),
+    ]
     requests = {node: json.loads(stdin) for node, _, stdin in fake.ran}
     assert [requests[name]["python"] for name in "ab"] == ["~/env/bin/python", None]
     assert (requests["a"]["controller_cwd"], requests["a"]["peers"]) == ("/here", ["10.0.0.1"])
@@ -41,10 +44,10 @@ def test_each_node_is_asked_with_its_own_line_and_answers_under_its_own_name() -
 
 def test_a_clock_is_compared_with_ours_when_the_answer_comes() -> None:
     _, found = ask({"time_s": time.time() + 100}, {"time_s": time.time() - 3600})
-    ahead, behind = (facts.clock_offset_s for facts in found.require())
+    ahead, behind = (facts.clock_offset_s for facts in found.require().values())
     assert ahead == pytest.approx(100, abs=5)
     assert behind == pytest.approx(-3600, abs=5)
-    assert [facts.clock_offset_s for facts in ask({}, {})[1].require()] == [None, None]
+    assert [facts.clock_offset_s for facts in ask({}, {})[1].require().values()] == [None, None]
 
 
 def test_a_clock_that_may_be_right_is_not_said_to_be_off() -> None:
@@ -55,13 +58,13 @@ def test_a_clock_that_may_be_right_is_not_said_to_be_off() -> None:
         return [told]
 
     agent = AgentTransport(FakeTransport(answer_late), AgentArchive(b""))
-    assert [facts.clock_offset_s for facts in probe(agent, CLUSTER, Questions()).require()] == [0.0, 0.0]
+    assert [facts.clock_offset_s for facts in probe(agent, CLUSTER, Questions()).require().values()] == [0.0, 0.0]
 
 
 def test_a_node_that_does_not_answer_hides_no_other() -> None:
     _, found = ask(AuthError("refused"), {"cores": 8})
-    assert [str(error) for error in found.errors] == ["a: refused"]
-    assert [facts.node for facts in found.values] == ["b"]
+    assert [str(error) for error in found.failed.values()] == ["a: refused"]
+    assert [facts.node for facts in found.found.values()] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_a_node_that_does_not_answer_hides_no_other() -> None:
 )
 def test_a_node_that_lies_has_failed_and_the_plan_never_sees_it(lie: dict[str, Any]) -> None:
     _, found = ask(lie, {"cores": 8})
-    (error,) = found.errors
+    (error,) = found.failed.values()
     assert isinstance(error, NodeFailed)
     assert error.node == "a"
     assert "cannot read its facts" in error.message

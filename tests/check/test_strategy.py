@@ -11,10 +11,10 @@ from multinode.check.connectivity import ConnectivityResult
 from multinode.check.rule import CheckFinding, Inspection
 from multinode.check.training import check_sharding, check_strategy
 from multinode.cluster.facts import Gpu
+from multinode.job.engines.accelerate import with_accelerate
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
-from multinode.job.training import with_accelerate
 from multinode.traffic.pair_speeds import PairSpeed
-from tests.job.trainings import LLAMA_3_8B, TINY
+from tests.model.trainings import LLAMA_3_8B, TINY
 
 from .inspecting import but, expect, inspection, only, silent
 

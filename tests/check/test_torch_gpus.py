@@ -10,7 +10,7 @@ from multinode.check.probe import torch_environment
 from multinode.check.rule import CheckFinding
 from multinode.cluster.facts import WITHOUT_CUDA, Gpu, TorchDevices, TorchGpu
 from multinode.job.job import JobEnvironment
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
 
 from .inspecting import SFT, but, expect, inspection, silent

@@ -17,8 +17,8 @@ from multinode.cli.nccl_test import contrast_command
 from multinode.cli.options import propose, read_invocation
 from multinode.cli.running import tell_result
 from multinode.decoding import decode_json
-from multinode.job.workload import Workload
 from multinode.launch.context import Launched
+from multinode.model.workload import Workload
 from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import (
-    KEYS,
     expand_ranges,
     fold_numbers,
     fold_ranges,
@@ -21,6 +20,7 @@ from multinode.cluster.hostfile import (
     parse_hostfile,
     render_hostfile,
 )
+from multinode.cluster.hostfile_line import KEYS
 from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import HostfileError
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from multinode.cluster.allocation import parse_inventory
 from multinode.cluster.cluster import Node
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
+from multinode.cluster.inventory import is_inventory
 from multinode.errors import UsageError
-from multinode.records.hostfile import is_inventory
 
 INI = (Path(__file__).parent / "inventory.ini").read_text()
 LISTING = (Path(__file__).parent / "inventory.json").read_text()

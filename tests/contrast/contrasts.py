@@ -10,7 +10,7 @@ import msgspec
 from multinode.contrast.figures import Contrast, Side, SlowdownAttribution
 from multinode.contrast.judge import with_speeds
 from multinode.job.job_files import Change
-from multinode.job.workload import JobSettings
+from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Tried
 from multinode.predict.break_even import BreakEven, Needed, NodeGain
 from multinode.predict.cost_model import StepParts

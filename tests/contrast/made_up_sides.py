@@ -6,7 +6,7 @@ from typing import Any
 
 from multinode.contrast.figures import Side
 from multinode.contrast.side import SideRun
-from multinode.job.workload import FullRun, JobSettings, Workload
+from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
 from multinode.profile.machine_use import NodeUse

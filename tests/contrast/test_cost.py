@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.contrast.judge import with_full_run
-from multinode.job.workload import FullRun
+from multinode.model.workload import FullRun
 from tests.contrast.made_up_sides import side_of
 
 STEPS = FullRun(steps=1000)

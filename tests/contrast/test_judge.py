@@ -13,7 +13,7 @@ from multinode.contrast.judge import compare
 from multinode.contrast.screen import contrast_parts
 from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
-from multinode.job.workload import FullRun, JobSettings, Workload
+from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
 from multinode.profile.step_bytes import BytesPerStep

@@ -10,7 +10,7 @@ from multinode.contrast.judge import compare
 from multinode.contrast.sheets import side_sheet, small_sheet
 from multinode.contrast.side import make_side
 from multinode.errors import UsageError
-from multinode.job.workload import JobSettings, Workload
+from multinode.model.workload import JobSettings, Workload
 from multinode.profile.step_split import KnownSteps, StepSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, of_repeats

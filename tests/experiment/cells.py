@@ -17,8 +17,8 @@ from multinode.experiment.cell_rows import MeasuredCell
 from multinode.experiment.cell_sheet import with_notes, with_price_notes
 from multinode.experiment.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
 from multinode.experiment.cells import CellRow, CellTable
-from multinode.job.workload import FullRun, JobSettings, Workload
 from multinode.launch.grid import CellRecord, GridCell
+from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary

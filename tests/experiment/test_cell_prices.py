@@ -12,7 +12,7 @@ from multinode.cluster.prices import Price, Prices
 from multinode.experiment.cell_sheet import with_price_notes
 from multinode.experiment.cell_table import cheapest, with_prices
 from multinode.experiment.cells import CellRow, CellTable, Cheapest
-from multinode.job.workload import JobSettings
+from multinode.model.workload import JobSettings
 from multinode.stats.estimate import Estimate
 
 PRICES = Prices(

@@ -16,8 +16,8 @@ from multinode.experiment.cell_rows import (
     with_full_run,
 )
 from multinode.experiment.cells import CellRow
-from multinode.job.workload import FullRun, JobSettings
 from multinode.launch.grid import CellRecord, GridCell
+from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.throughput import Utilisation
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.stats.estimate import Estimate, of_repeats

@@ -9,7 +9,7 @@ from multinode.errors import UsageError
 from multinode.experiment.cell_sheet import combined, with_notes
 from multinode.experiment.cell_table import Look, combine, look_at, relative_to
 from multinode.experiment.cells import VALUES, CellRow, CellTable, value_names, value_of
-from multinode.job.workload import JobSettings, global_batch
+from multinode.model.workload import JobSettings, global_batch
 from multinode.profile.step_split import KnownSteps
 from multinode.stats.estimate import Estimate
 from tests.experiment.cells import PUBLISHED, SWEEP, measured_cell, swept

@@ -8,9 +8,9 @@ import pytest
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.job.code_tree import CodeTree
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, override_job, parse_llamafactory
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.grid import Grid, fingerprint
 
 JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")

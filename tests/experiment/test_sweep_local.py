@@ -14,9 +14,9 @@ from pathlib import Path
 from multinode.cluster.cluster import local_cluster
 from multinode.experiment.grid_plan import plan_grid
 from multinode.experiment.sweep import CellTraining, GridRequest, Swept, sweep
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.grid import Grid, GridRecord
 from multinode.launch.node_runs import load_runs

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from multinode.job.job import ScriptJob
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import Launched, RunContext
 from multinode.launch.launch import launch
 from multinode.transport.local import LocalTransport

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.job.job import Job
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.records.benchmark import Benchmark
 from multinode.transport.agent import load_archive

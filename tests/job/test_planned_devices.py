@@ -15,9 +15,10 @@ from multinode.check.rule import Inspection
 from multinode.check.training import check_deepspeed_devices
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, NodeFacts
-from multinode.job.engine_commands import ENGINES, Engine
+from multinode.job.engines.engine import ENGINES, Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob
-from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import plan_launch
 from tests.warm import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]

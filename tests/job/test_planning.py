@@ -11,9 +11,10 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort, Route
 from multinode.errors import UsageError
 from multinode.job.code_tree import CodeFile, CodeTree
-from multinode.job.engine_commands import ENGINES, Engine
+from multinode.job.engines.engine import ENGINES, Engine
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
-from multinode.job.planning import LaunchOptions, candidate_ports, plan_launch, with_workers, workers_of_nodes
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import candidate_ports, plan_launch, with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance

@@ -4,7 +4,8 @@ import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.job.job import JobEnvironment, ScriptJob
-from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import plan_launch
 from multinode.job.shell_variables import unused_variables
 
 HOSTS = "a addr=10.0.0.1 ifname=eth0 gpus=6,7\nb addr=10.0.0.2 ifname=eth0 gpus=6,7\n"

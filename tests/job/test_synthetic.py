@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import JobError, UsageError
-from multinode.job.engine_commands import JOB_FILE
+from multinode.job.engines.place import JOB_FILE
 from multinode.job.job import (
     JobEnvironment,
     LlamaFactoryJob,
@@ -29,7 +29,8 @@ from multinode.job.job import (
 )
 from multinode.job.job import parse_llamafactory as parse
 from multinode.job.job_files import job_files
-from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import plan_launch
 from multinode.job.synthetic import DATASET, synthetic_files, with_synthetic
 from multinode.records.plan import NodePlan
 

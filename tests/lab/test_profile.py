@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from multinode.job.engine_calls import step_messages
 from multinode.lab.state import Lab
+from multinode.model.engine_calls import step_messages
 from multinode.profile.observed import observe_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
 from tests.equipment.faults import LinkSlow, clear_faults, make_fault
-from tests.job.trainings import FULL, TINY, training_job
 from tests.lab.launching import Command, call_here
 from tests.lab.supervised import LAUNCH as QUICK
 from tests.lab.supervised import REAL_TORCH
+from tests.model.trainings import FULL, TINY, training_job
 from tests.profile.seen_theory import theory
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]

@@ -10,6 +10,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.launch.context import _open_transport
 from multinode.transport.fabric_ssh import FabricTransport
 from multinode.transport.openssh import OpensshTransport
+from multinode.transport.slurm import SlurmTransport
 
 CLUSTER = Cluster(nodes=(Node(name="no-such-node.invalid"),), source="hosts")
 
@@ -33,3 +34,15 @@ def test_ssh_connects_where_it_is_and_fabric_where_it_is_not_or_is_asked_for(
     transport = _open_transport(CLUSTER, local=False)
     assert type(transport) is kind
     transport.close()
+
+
+def test_lines_that_name_a_slurm_job_are_reached_by_its_steps_which_no_run_outlives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    allocated = Cluster(nodes=(Node(name="a", slurm_job=7), Node(name="b", slurm_job=7)), source="hosts")
+    transport = _open_transport(allocated, local=False)
+    assert isinstance(transport, SlurmTransport)
+    assert not transport.starts_early
+    assert "--detach: Slurm ends processes" in str(transport.why_no_detach())
+    assert _open_transport(CLUSTER, local=False).why_no_detach() is None

@@ -12,7 +12,8 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted
 from multinode.experiment.sweep import measure_cell
 from multinode.job.job import ScriptJob
-from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import plan_launch
 from multinode.launch.context import Launch, Prepared, RunContext, StopRequest
 from multinode.launch.series import find_holder, wait_for_gpus
 from multinode.records.plan import LaunchPlan

@@ -8,9 +8,9 @@ import pytest
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import NodeFailed, UsageError
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import prepare, probe_nodes
 from multinode.transport.fake import FakeTransport

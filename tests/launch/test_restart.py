@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.restart import (
     Checkpoint,
     CheckpointChoice,

@@ -18,7 +18,7 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import ConnectError
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import ScriptJob
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.attach import find_recorded, stop
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext
 from multinode.launch.restart import RestartOptions

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import local_cluster
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
 from multinode.transport.local import LocalTransport

@@ -9,8 +9,9 @@ import pytest
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort
-from multinode.job.engine_calls import StepMessages
-from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import plan_launch
+from multinode.model.engine_calls import StepMessages
 from multinode.network.measure import scan_messages
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport, estimate_step, summarise_scan

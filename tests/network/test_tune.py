@@ -11,7 +11,7 @@ import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, RunFailed
-from multinode.job.planning import LaunchOptions
+from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import Launch, RunContext, StopRequest
 from multinode.network.measure import Extent, scan_messages
 from multinode.network.nccl_tuning import TuneReport, env_keys, tune_parts

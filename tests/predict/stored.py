@@ -23,7 +23,7 @@ from multinode.strict_yaml import dump_yaml
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import fit_curve
 from multinode.units import goodput_gb_per_s
-from tests.job.trainings import TINY
+from tests.model.trainings import TINY
 
 __all__ = ["BYTES", "COMPUTE_MS", "JOB", "OPTIMIZER_MS", "comm_ms", "sweep_record", "training_record"]
 

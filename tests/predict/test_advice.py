@@ -11,8 +11,8 @@ from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig
 from multinode.job.job import parse_llamafactory
 from multinode.job.job_files import Change
-from multinode.job.model_size import parse_model
-from multinode.job.workload import JobSettings
+from multinode.model.model_size import parse_model
+from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.calibration import Calibration

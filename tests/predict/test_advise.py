@@ -11,7 +11,7 @@ from multinode.cli.main import build_app
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
-from multinode.job.workload import JobSettings, Workload
+from multinode.model.workload import JobSettings, Workload
 from multinode.predict.advice import Recommendations, shortlist
 from multinode.predict.advise import advise_runs, measured_job
 from multinode.profile.figures import Straggler

@@ -18,7 +18,7 @@ from multinode.predict.cost_model import (
 from multinode.predict.network_model import CommTimes
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, in_buckets, passing_bytes, strategy_calls
-from tests.job.trainings import MEASURED_SENT
+from tests.model.trainings import MEASURED_SENT
 
 MB = 1_000_000
 TWO = Layout(nodes=2)

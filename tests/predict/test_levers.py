@@ -26,7 +26,7 @@ SLOW = Link(gbit_per_s=LINK.gbit_per_s / 10)
 COMM_MS = G / 12.5e3
 # All that DDP could hide is hidden.
 CALIBRATED = changed(CALIBRATION, costs=StepCosts(compute_ms=146, optimizer_ms=20, overlap=1))
-# As tests.job.trainings has TINY: 3,691,776 parameters, of which 5,376 are no matrices.
+# As tests.model.trainings has TINY: 3,691,776 parameters, of which 5,376 are no matrices.
 TRAINED, VECTORS = 3_691_776, 5_376
 # Four columns of the rows, and of the columns, of all matrices: 7 a layer of 4, and the embedding.
 THIN = 4 * (4 * (4 * 256 + 2 * 688 + 256) + 2048) + 4 * (4 * (4 * 256 + 2 * 256 + 688) + 256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.job.model_size import lora_parameters, parse_model
+from multinode.model.model_size import lora_parameters, parse_model
 from multinode.predict.break_even import accumulation_for, link_for
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts, StepParts, step_parts

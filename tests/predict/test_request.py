@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from multinode.errors import MultinodeError, UsageError
-from multinode.job.workload import Workload
 from multinode.launch.one_node import lacks_one_node
+from multinode.model.workload import Workload
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import evidence_of, forecast_benchmarks, forecast_runs
 from multinode.predict.run_selection import Record

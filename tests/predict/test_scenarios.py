@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
-from multinode.job.workload import read_workload
+from multinode.model.workload import read_workload
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.run_selection import Record

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.job.engine_calls import step_messages
 from multinode.job.job import LlamaFactoryJob
-from multinode.job.training import read_training
+from multinode.model.engine_calls import step_messages
+from multinode.model.training import read_training
 from multinode.predict.evidence import work_of_calls
 from multinode.profile.calls import read_calls
 from multinode.profile.step_bytes import SeenTraffic
@@ -26,7 +26,7 @@ from multinode.profile.summary import Comm, Summary
 from multinode.records.samples import CallCount
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, nic_bytes, passing_bytes, strategy_calls
-from tests.job.trainings import FULL, TINY, training_job
+from tests.model.trainings import FULL, TINY, training_job
 from tests.profile.seen_theory import worker_bytes
 from tests.profile.seen_trainings import Passed, Training, call, see
 

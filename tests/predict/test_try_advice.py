@@ -12,9 +12,9 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.job.job_files import Change
-from multinode.job.workload import JobSettings
 from multinode.launch.context import Launch, Launched, RunContext, StopRequest
 from multinode.launch.grid import GridRecord
+from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Recommendations
 from multinode.predict.cost_model import StepParts
 from multinode.predict.forecast import PredictedScenario

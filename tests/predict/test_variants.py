@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
-from multinode.job.model_size import parse_model
-from multinode.job.workload import JobSettings
+from multinode.model.model_size import parse_model
+from multinode.model.workload import JobSettings
 from multinode.predict.calibration import Calibration
 from multinode.predict.evidence import gather
 from multinode.predict.variants import Subject, method_of, parse_method, vary
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
-from tests.job.trainings import TINY
+from tests.model.trainings import TINY
 from tests.predict.stored import sweep_record, training_record
 
 TWO = Layout(nodes=2)

@@ -9,7 +9,7 @@ import msgspec
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.decoding import decode_json
-from multinode.job.workload import JobSettings, Workload
+from multinode.model.workload import JobSettings, Workload
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.records.averaging import Averaging
 from multinode.records.plan import LaunchPlan, NodePlan

@@ -11,8 +11,8 @@ from multinode.profile.throughput import read_model_work, utilisation_of
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import ModelSample
 from tests.bench.made_up_bench import on_cpu, on_gpu, part, report, speed
-from tests.job.trainings import FULL, TINY, training_job
 from tests.launch.scripted import make_plan
+from tests.model.trainings import FULL, TINY, training_job
 from tests.profile.observing import RUN
 from tests.profile.test_utilisation import SPEED, on_gpus
 

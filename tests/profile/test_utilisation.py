@@ -11,7 +11,7 @@ from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.throughput import Throughput, Utilisation, measure_throughput, read_model_work, utilisation_of
 from multinode.records.samples import ModelSample, Sample
 from multinode.stats.estimate import UnknownError
-from tests.job.trainings import FULL, LORA, TINY, training_job
+from tests.model.trainings import FULL, LORA, TINY, training_job
 from tests.profile.made_up_steps import MadeUp, changed
 
 SPEED = Throughput(tgs=8000.0, tokens_per_sample=512.0, attention_length=512.0)

@@ -10,9 +10,10 @@ import pytest
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
-from multinode.job.engine_commands import Engine
+from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import plan_launch
 from multinode.records.averaging import Averaging, read_averaging
 from multinode.records.plan import LaunchPlan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from multinode.cluster.inventory import is_inventory
 from multinode.errors import HostfileError
-from multinode.records.hostfile import is_inventory
 from multinode.records.other_documents import refuse_other_documents
 
 # As its ClusterManager writes one (github.com/scitrera/sparkrun, core/cluster_manager.py).

@@ -16,7 +16,7 @@ from multinode.traffic.step_calls import (
     passing_bytes,
     strategy_calls,
 )
-from tests.job.trainings import MEASURED_SENT
+from tests.model.trainings import MEASURED_SENT
 from tests.profile.seen_theory import worker_bytes
 
 MB = 1e6

@@ -24,13 +24,8 @@ def test_every_node_answers_with_a_value_or_an_error_in_the_order_of_the_nodes()
         return node.name.upper()
 
     outcomes = gather(NODES, ask, deadline_s=10)
-    assert [outcome.node for outcome in outcomes] == NODES
-    assert outcomes.values == ("NODE0", "NODE2", "NODE3")
-    assert len(outcomes) == 4
-    (error,) = outcomes.errors
-    assert (error.node, str(error)) == ("node1", "node1: refused")
-    with pytest.raises(AuthError):
-        _ = list(outcomes)[1].value
+    assert list(outcomes.found.items()) == [("node0", "NODE0"), ("node2", "NODE2"), ("node3", "NODE3")]
+    assert {name: str(error) for name, error in outcomes.failed.items()} == {"node1": "node1: refused"}
 
 
 def test_a_silent_node_is_told_as_lost_and_hides_no_other() -> None:
@@ -43,8 +38,8 @@ def test_a_silent_node_is_told_as_lost_and_hides_no_other() -> None:
 
     outcomes = gather(NODES, ask, deadline_s=1.0)
     release.set()
-    assert outcomes.values == ("node1", "node2", "node3")
-    (error,) = outcomes.errors
+    assert list(outcomes.found) == ["node1", "node2", "node3"]
+    (error,) = outcomes.failed.values()
     assert isinstance(error, ContactLost)
     assert error.node == "node0"
     assert error.hint == "see whether it is up: ssh node0 true"
@@ -68,15 +63,19 @@ def test_more_nodes_than_threads_are_all_asked_and_never_too_many_at_once() -> N
 
     timer = threading.Timer(0.5, release.set)
     timer.start()
-    assert gather(nodes, ask, deadline_s=10).values == tuple(node.name for node in nodes)
+    assert list(gather(nodes, ask, deadline_s=10).found) == [node.name for node in nodes]
     timer.join()
     assert most == DEFAULT_FAN_OUT
 
 
 def test_a_value_that_is_false_or_none_is_a_value() -> None:
     outcomes = gather(NODES[:2], lambda node: None if node is NODES[0] else 0, deadline_s=10)
-    assert outcomes.values == (None, 0)
-    assert outcomes.require() == (None, 0)
+    assert outcomes.require() == {"node0": None, "node1": 0}
+
+
+def test_an_error_that_is_an_answer_is_a_value() -> None:
+    outcomes = gather(NODES[:1], lambda _: ConnectError("seen"), deadline_s=10)
+    assert [str(error) for error in outcomes.require().values()] == ["seen"]
 
 
 def test_require_raises_the_first_error_with_the_others_in_its_detail() -> None:
@@ -93,7 +92,8 @@ def test_an_error_that_names_its_node_keeps_it() -> None:
     def ask(_: Node) -> None:
         raise MultinodeError("gateway is down", node="gateway")
 
-    assert [error.node for error in gather(NODES[:1], ask, deadline_s=10).errors] == ["gateway"]
+    (error,) = gather(NODES[:1], ask, deadline_s=10).failed.values()
+    assert error.node == "gateway"
 
 
 def test_a_defect_is_raised_and_not_taken_for_an_answer() -> None:
@@ -105,4 +105,4 @@ def test_a_defect_is_raised_and_not_taken_for_an_answer() -> None:
 
 
 def test_no_nodes_give_no_outcomes() -> None:
-    assert gather([], lambda node: node, deadline_s=1).require() == ()
+    assert gather([], lambda node: node, deadline_s=1).require() == {}

@@ -13,7 +13,8 @@ import pytest
 from multinode.check.probe import Questions, probe
 from multinode.cluster.cluster import Cluster, Node, local_cluster
 from multinode.errors import ContactLost, NodeFailed
-from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.job.launch_options import LaunchOptions
+from multinode.job.planning import plan_launch
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.transport.agent import AgentStream, AgentTransport, load_archive
 from multinode.transport.local import LocalTransport
@@ -134,7 +135,7 @@ def test_a_home_directory_that_is_not_there_says_so(node: Node, tmp_path: Path) 
 
 def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTransport, cluster: Cluster) -> None:
     questions = Questions(controller_cwd=str(Path.cwd()), peers=(), ports=(29500,), packages=False)
-    facts = {one.node: one for one in probe(agent, cluster, questions).require()}
+    facts = probe(agent, cluster, questions).require()
     assert facts["localhost"].ssh_address is None
     test = CollectiveTest(messages=(Message(collective="all_reduce", size_bytes=1024),))
     plan = plan_launch(cluster, test, facts, RUN_ID, LaunchOptions(agent=load_archive().path))

@@ -77,10 +77,10 @@ def test_a_master_that_stands_still_keeps_nobody_from_closing(
     (master,) = processes(node.ssh_config)
     os.kill(master, signal.SIGSTOP)
     try:
-        (closed,) = gather([node], lambda _: transport.close(), deadline_s=DEADLINE_S)
+        closed = gather([node], lambda _: transport.close(), deadline_s=DEADLINE_S)
     finally:
         os.kill(master, signal.SIGKILL)
-    assert closed.error is None
+    assert closed.failed == {}
     wait_until_gone(node.ssh_config)
 
 
@@ -109,7 +109,7 @@ def test_many_nodes_behind_a_jump_host_make_one_login_there(sshd: Sshd, tmp_path
     transport = OpensshTransport()
     with started(gate):
         asked = gather(nodes, lambda node: transport.run(node, "echo in", deadline_s=DEADLINE_S), deadline_s=DEADLINE_S)
-        assert [one.stdout for one in asked.require()] == [b"in\n"] * len(nodes)
+        assert [one.stdout for one in asked.require().values()] == [b"in\n"] * len(nodes)
         transport.close()
     assert (gate.folder / "sshd.log").read_text().count("Accepted publickey") == 1
 

@@ -44,12 +44,13 @@ def ask(
     transport = kind(connect_timeout_s=connect_timeout_s)
     if is_connected:
         transport._connect(node, math.inf)  # noqa: SLF001 - no operation of it does this alone
-    (outcome,) = gather([node], lambda one: operation(transport, one), deadline_s=HANGS_S)
-    (closed,) = gather([node], lambda _: transport.close(), deadline_s=HANGS_S)
-    assert closed.error is None
-    assert isinstance(outcome.error, NodeError)
-    assert f"within {HANGS_S:.0f} s" not in outcome.error.message, "it hangs"
-    return outcome.error
+    outcomes = gather([node], lambda one: operation(transport, one), deadline_s=HANGS_S)
+    closed = gather([node], lambda _: transport.close(), deadline_s=HANGS_S)
+    assert closed.failed == {}
+    error = outcomes.failed[node.name]
+    assert isinstance(error, NodeError)
+    assert f"within {HANGS_S:.0f} s" not in error.message, "it hangs"
+    return error
 
 
 def run(transport: SshTransport, node: Node) -> object:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.job.flops import flops_of_weights
+from multinode.model.flops import flops_of_weights
 from multinode.records.samples import TokenWork
 from multinode.worker.token_work import token_work, weights_of
 

@@ -8,10 +8,10 @@ import pytest
 
 from multinode.job.job import LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.job.synthetic import with_synthetic
-from multinode.job.workload import FullRun, Workload, read_settings, read_workload
+from multinode.model.workload import FullRun, Workload, read_settings, read_workload
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
-from tests.job.trainings import FULL, LORA, TINY, training_job
+from tests.model.trainings import FULL, LORA, TINY, training_job
 
 TWO = Layout(nodes=2)
 

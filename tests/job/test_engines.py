@@ -12,18 +12,11 @@ import pytest
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
-from multinode.job.engine_commands import (
-    ENGINES,
-    STRAY_VARIABLES,
-    Engine,
-    Place,
-    benchmark_command,
-    choose_engine,
-    engine_command,
-    engine_files,
-    parse_accelerate,
-    reads_rank,
-)
+from multinode.job.engines.accelerate import parse_accelerate
+from multinode.job.engines.engine import ENGINES, Engine, choose_engine
+from multinode.job.engines.llamafactory import reads_rank
+from multinode.job.engines.place import STRAY_VARIABLES, Place
+from multinode.job.engines.torchrun import benchmark_command
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.node.hang.diagnose import list_flight_records
 from multinode.records.benchmark import CollectiveTest, Message
@@ -47,7 +40,7 @@ BARE = msgspec.structs.replace(PLACE, ifname=None, devices=None, python=None, pa
 
 def run(name: str, place: Place, *argv: str, env: dict[str, str] | None = None, cwd: str | None = None) -> Command:
     job = YAML if name == "llamafactory" else ScriptJob(argv=argv or ("train.py",))
-    return engine_command(Engine(name=name), place, job, env or {}, cwd)
+    return Engine(name=name).command(place, job, env or {}, cwd)
 
 
 def test_nccl_gets_the_interface_as_an_exact_match_gloo_its_plain_name_and_what_is_not_known_is_not_set() -> None:
@@ -172,7 +165,7 @@ def world(place: Place, env: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "llamafactory"])
 def test_every_engine_keeps_a_scripts_arguments_untouched_and_the_users_variables(name: str) -> None:
     place = msgspec.structs.replace(PLACE, workers=(2, 2))
-    command = engine_command(Engine(name=name), place, SCRIPT, {"MASTER_PORT": "1", "MINE": "x"}, "/work")
+    command = Engine(name=name).command(place, SCRIPT, {"MASTER_PORT": "1", "MINE": "x"}, "/work")
     assert command.argv[-5:] == SCRIPT.argv
     assert {"MASTER_PORT": "1", "MINE": "x"}.items() <= command.env.items()
     assert (command.path_first, command.cwd) == ("/env/bin", "/work")
@@ -180,7 +173,7 @@ def test_every_engine_keeps_a_scripts_arguments_untouched_and_the_users_variable
 
 @pytest.mark.parametrize("name", ["torchrun", "deepspeed", "accelerate"])
 def test_the_other_engines_start_llamafactorys_workers_as_a_module(name: str) -> None:
-    argv = engine_command(Engine(name=name), msgspec.structs.replace(PLACE, workers=(2, 2)), YAML, {}, None).argv
+    argv = Engine(name=name).command(msgspec.structs.replace(PLACE, workers=(2, 2)), YAML, {}, None).argv
     assert argv[-3:] == ("--module", "llamafactory.launcher", "/home/u/.multinode/runs/r.1/job.yaml")
     assert ("--no_local_rank" in argv) is (name == "deepspeed")
 
@@ -202,8 +195,8 @@ def test_deepspeed_keeps_devices_that_the_user_has_chosen() -> None:
 
 
 def placed(base: dict[str, Any]) -> dict[str, Any]:
-    (file,) = engine_files(Engine(name="accelerate", accelerate=base), PLACE)
-    assert f"{PLACE.run_dir}/{file.path}" in engine_command(Engine(name="accelerate"), PLACE, SCRIPT, {}, None).argv
+    (file,) = Engine(name="accelerate", accelerate=base).files(PLACE)
+    assert f"{PLACE.run_dir}/{file.path}" in Engine(name="accelerate").command(PLACE, SCRIPT, {}, None).argv
     config: dict[str, Any] = parse_yaml(file.text)
     return config
 
@@ -233,8 +226,8 @@ def test_what_places_a_node_is_set_anew_and_the_rest_stays_the_users() -> None:
 def test_accelerate_starts_all_workers_itself_on_cpus_too(kind: str | None) -> None:
     assert placed({"distributed_type": kind} if kind else {})["distributed_type"] == "MULTI_GPU"
     engine = Engine(name="accelerate", accelerate={"use_cpu": True})
-    assert engine_command(engine, PLACE, SCRIPT, {}, None).env["ACCELERATE_USE_CPU"] == "true"
-    assert "ACCELERATE_USE_CPU" not in engine_command(Engine(name="accelerate"), PLACE, SCRIPT, {}, None).env
+    assert engine.command(PLACE, SCRIPT, {}, None).env["ACCELERATE_USE_CPU"] == "true"
+    assert "ACCELERATE_USE_CPU" not in Engine(name="accelerate").command(PLACE, SCRIPT, {}, None).env
 
 
 def test_accelerate_does_not_start_deepspeed_through_pdsh() -> None:
@@ -254,12 +247,12 @@ def test_accelerates_configuration_is_read_as_yaml_and_its_faults_are_named() ->
 
 
 def test_only_accelerate_has_a_file_of_its_own() -> None:
-    assert [name for name in ENGINES if engine_files(Engine(name=name), PLACE)] == ["accelerate"]
-    assert [file.path for file in engine_files(Engine(name="accelerate"), PLACE)] == ["accelerate.yaml"]
+    assert [name for name in ENGINES if Engine(name=name).files(PLACE)] == ["accelerate"]
+    assert [file.path for file in Engine(name="accelerate").files(PLACE)] == ["accelerate.yaml"]
 
 
 def test_a_command_knows_its_nodes_place_and_no_workers() -> None:
-    command = engine_command(Engine(name="exec"), PLACE, ScriptJob(argv=("./run.sh", "a b")), {}, None)
+    command = Engine(name="exec").command(PLACE, ScriptJob(argv=("./run.sh", "a b")), {}, None)
     assert command.argv == ("./run.sh", "a b")
     assert (command.env["NNODES"], command.env["NODE_RANK"], command.env["NPROC_PER_NODE"]) == ("2", "1", "4")
     assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= set(command.unset)

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
+from multinode.job.engines.accelerate import fsdp_version
 from multinode.job.job import PLAIN_STAGES, LlamaFactoryJob, LlamaFactorySettings
-from multinode.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.model.model_size import ModelShape, lora_parameters, parse_model
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs
 from multinode.units import GIB
-
-_Job = TypeVar("_Job")
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 """Strategies by ZeRO stage."""
@@ -48,8 +47,6 @@ _FSDP = {
     "shard_grad_op": Strategy.SHARD_GRAD_OP,
     "hybrid_shard": Strategy.HYBRID_SHARD,
 }
-# Numbers in accelerate's configuration, from 1.
-_SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _LAYERS_CHECKPOINT_THEMSELVES = (4, 52)
 _MEASURE_SIZES = "you can also measure your own sizes: multinode nccl-test -b 1M -e 64M"
@@ -102,7 +99,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transfo
     strategy = _strategy(job, settings)
     adapter, trainable = read_trained(job, shape)
     half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
-    version = _fsdp_version(config.get("fsdp_config"))
+    version = fsdp_version(config.get("fsdp_config"))
     load = TrafficInputs(
         parameters=shape.parameters + (trainable if adapter is not None else 0),
         trainable=trainable,
@@ -186,24 +183,6 @@ def named_fsdp(fsdp: object) -> Strategy | None:
     return next((_FSDP[word] for word in words if isinstance(word, str) and word in _FSDP), None)
 
 
-def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
-    """The job with the FSDP settings of accelerate's configuration added, in the Trainer's keys. For reading only."""
-    settings = accelerate.get("fsdp_config")
-    if not isinstance(job, LlamaFactoryJob) or accelerate.get("distributed_type") != "FSDP":
-        return job
-    settings = settings if isinstance(settings, dict) else {}
-    version = _fsdp_version(settings)
-    strategy = str(settings.get("fsdp_sharding_strategy", _SHARDING[0])).upper()
-    if strategy.isdigit():
-        strategy = _SHARDING[min(int(strategy), len(_SHARDING)) - 1]
-    if version != 1:
-        strategy = "SHARD_GRAD_OP" if settings.get("fsdp_reshard_after_forward") is False else "FULL_SHARD"
-    # Its launcher passes the strategy in the environment.
-    config = {"version": version, "sharding_strategy": strategy}
-    fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": config}
-    return msgspec.structs.replace(job, config=job.config | fsdp)
-
-
 def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
     """The adapter (None if the whole model is trained) and the number of trained parameters.
 
@@ -222,11 +201,6 @@ def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | Non
     if trainable is None:
         raise _unknown(job, "lora_target")
     return Adapter(rank=rank, targets=names), trainable
-
-
-def _fsdp_version(config: object) -> int:
-    version = (config.get("version") or config.get("fsdp_version")) if isinstance(config, dict) else None
-    return 2 if str(version) == "2" else 1
 
 
 def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:

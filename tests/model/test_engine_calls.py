@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from multinode.errors import JobError
-from multinode.job.engine_calls import (
+from multinode.job.job import ScriptJob
+from multinode.model.engine_calls import (
     Gradient,
     StepMessages,
     arriving,
@@ -16,10 +17,9 @@ from multinode.job.engine_calls import (
     registered,
     step_messages,
 )
-from multinode.job.job import ScriptJob
-from multinode.job.model_size import ModelShape, lora_parameters, parse_model
-from multinode.job.training import Adapter, read_training
-from multinode.job.workload import read_work
+from multinode.model.model_size import ModelShape, lora_parameters, parse_model
+from multinode.model.training import Adapter, read_training
+from multinode.model.workload import read_work
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, GroupScope, nic_bytes, strategy_calls

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from multinode.job.model_size import lora_parameters, parse_model
-from tests.job import trainings
+from multinode.model.model_size import lora_parameters, parse_model
+from tests.model import trainings
 
 # The sizes in config.json of Meta-Llama-3-8B, Mistral-7B-v0.1, Qwen2.5-0.5B and Qwen3-0.6B, with the number of
 # parameters that their model cards and files have.

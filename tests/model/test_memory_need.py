@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.model_size import lora_parameters, parse_model
-from multinode.job.training import StatePlacement, memory_need
+from multinode.model.model_size import lora_parameters, parse_model
+from multinode.model.training import StatePlacement, memory_need
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs
-from tests.job.trainings import LLAMA_3_8B
+from tests.model.trainings import LLAMA_3_8B
 
 TWO = Layout(nodes=2, workers_per_node=2)
 GIB = 1 << 30

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from multinode.cluster.accelerators import short_device_name
-from multinode.job.flops import Flops, flops_per_token, mean_peak, peak_of
-from multinode.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.model.flops import Flops, flops_per_token, mean_peak, peak_of
+from multinode.model.model_size import ModelShape, lora_parameters, parse_model
 from multinode.profile.throughput import utilisation
 from multinode.records.benchmark import BenchedPeak
 

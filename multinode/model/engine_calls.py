@@ -16,8 +16,8 @@ import msgspec
 from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig
 from multinode.job.job import Job, LlamaFactoryJob
-from multinode.job.model_size import ModelShape
-from multinode.job.training import Adapter, Training, read_training, zero_3_gathers
+from multinode.model.model_size import ModelShape
+from multinode.model.training import Adapter, Training, read_training, zero_3_gathers
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, GroupScope, Strategy

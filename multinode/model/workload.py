@@ -170,8 +170,8 @@ def read_work(
     job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> Work:
     """The collective calls of one step, as the job's engine makes them."""
-    from multinode.job.engine_calls import engine_calls
-    from multinode.job.training import read_training
+    from multinode.model.engine_calls import engine_calls
+    from multinode.model.training import read_training
 
     training = read_training(job, model, transformers)
     calls, _ = engine_calls(job, training, layout)
@@ -220,7 +220,7 @@ def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
     fsdp = job.config.get("fsdp")
     if not fsdp:
         return str(Strategy.DDP), True
-    from multinode.job.training import named_fsdp
+    from multinode.model.training import named_fsdp
 
     return str(named_fsdp(fsdp) or Strategy.FSDP), True
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 import msgspec
 
-from multinode.job.model_size import ModelShape
+from multinode.model.model_size import ModelShape
 from multinode.records.benchmark import BenchedPeak
 from multinode.records.samples import TokenWork
 

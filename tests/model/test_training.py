@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from multinode.errors import JobError
-from multinode.job.training import read_training, with_accelerate
+from multinode.job.engines.accelerate import with_accelerate
+from multinode.model.training import read_training
 from multinode.traffic.step_calls import Strategy
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job

@@ -1,0 +1,1 @@
+"""Engines: what starts the workers of a job, one module each."""

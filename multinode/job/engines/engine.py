@@ -1,0 +1,118 @@
+"""Engine: what starts the workers on a node. Its kind, a module of this folder, says what it does and how.
+
+Every engine gets the node's rank in the job and derives its workers' ranks. The user's own variables win.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from multinode.cluster.quoting import Command
+from multinode.errors import UsageError
+from multinode.job.engines.place import Place, node_command
+from multinode.job.job import Job, LlamaFactoryJob
+from multinode.records.plan import PlanFile
+
+# The modules of this folder with an `ENGINE`, in the order of messages.
+ENGINES = ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
+OF_YAML, OF_SCRIPT = "llamafactory", "torchrun"
+"""The engines of jobs for which none is asked."""
+
+
+class EngineKind:
+    """What engines of one name do.
+
+    Attributes:
+        starts_workers: whether it starts a Python process for each worker; otherwise it starts a program once on each
+            node, which starts what it needs.
+        config_file: the file in the run's directory that says all of what is trained; None if it runs a program.
+        takes_configuration: whether the user may give a configuration of accelerate.
+        sharded_by: the library of which each worker saves its own part of a checkpoint; None if the job decides.
+        assumed: what a plan assumes as long as nothing is known of a node; None is nothing.
+    """
+
+    starts_workers: bool = True
+    config_file: str | None = None
+    takes_configuration: bool = False
+    sharded_by: str | None = None
+    assumed: str | None = None
+
+    def refuse(self, job: Job) -> None:
+        """Refuse jobs that it cannot run.
+
+        Raises:
+            UsageError: this is one.
+        """
+
+    def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
+        """The program of one node, with its arguments; `env` are the user's variables."""
+        raise NotImplementedError
+
+    def variables(self, engine: Engine, place: Place) -> dict[str, str]:
+        """Variables of one node beside those that all engines get (`node_command`)."""
+        return {}
+
+    def files(self, engine: Engine, place: Place) -> tuple[PlanFile, ...]:
+        """Files that the engine itself reads on the node."""
+        return ()
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """What starts the workers: one of `ENGINES`, and the user's accelerate configuration, if any."""
+
+    name: str
+    accelerate: dict[str, Any] = {}
+    passes_local_rank: bool = False  # torchrun gives scripts `--local-rank=N`, as torch.distributed.launch does
+
+    @property
+    def kind(self) -> EngineKind:
+        """What it does.
+
+        Raises:
+            UsageError: there is no such engine.
+        """
+        kind = find_kind(self.name)
+        if kind is None:
+            raise UsageError(f"unknown engine {self.name!r}", hint=f"one of {', '.join(ENGINES)}")
+        return kind
+
+    def command(self, place: Place, job: Job, env: dict[str, str], cwd: str | None) -> Command:
+        """The command of one node; `env` is the user's and wins."""
+        argv = self.kind.argv(self, place, job, env)
+        return node_command(place, argv, self.kind.variables(self, place), env, cwd)
+
+    def files(self, place: Place) -> tuple[PlanFile, ...]:
+        """Files that the engine itself reads on the node."""
+        return self.kind.files(self, place)
+
+
+@functools.cache
+def find_kind(name: str) -> EngineKind | None:
+    """What an engine of this name does; None if there is none."""
+    kind: EngineKind | None = import_module(f"multinode.job.engines.{name}").ENGINE if name in ENGINES else None
+    return kind
+
+
+def choose_engine(
+    job: Job,
+    engine: str | None = None,
+    accelerate: dict[str, Any] | None = None,
+    *,
+    passes_local_rank: bool = False,
+) -> Engine:
+    """The engine that was asked for, or the job's default: LLaMA-Factory for its YAML, torchrun for a script.
+
+    Raises:
+        UsageError: the engine is unknown, or cannot run such a job.
+    """
+    own = OF_YAML if isinstance(job, LlamaFactoryJob) else OF_SCRIPT
+    name = engine if engine is not None else own
+    chosen = Engine(name=name, accelerate=accelerate or {}, passes_local_rank=passes_local_rank)
+    chosen.kind.refuse(job)
+    if accelerate is not None and not chosen.kind.takes_configuration:
+        raise UsageError(f"--accelerate-config needs --engine accelerate; the engine is {name}")
+    return chosen

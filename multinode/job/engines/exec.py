@@ -1,0 +1,34 @@
+"""exec: any program, started once on each node, with its place in the cluster in the environment."""
+
+from __future__ import annotations
+
+from multinode.errors import UsageError
+from multinode.job.engines.engine import Engine, EngineKind
+from multinode.job.engines.place import Place, program_words
+from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+
+
+class _Exec(EngineKind):
+    starts_workers = False
+
+    def refuse(self, job: Job) -> None:
+        if isinstance(job, LlamaFactoryJob):
+            raise UsageError(
+                "the exec engine runs a program; this is a LLaMA-Factory YAML",
+                hint="remove --engine, or put the program after --",
+            )
+
+    def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
+        return job.argv if isinstance(job, ScriptJob) else program_words(place, job)
+
+    def variables(self, engine: Engine, place: Place) -> dict[str, str]:
+        # The names are torchrun's. RANK, LOCAL_RANK and WORLD_SIZE belong to a worker: whoever starts the workers sets
+        # them.
+        return {
+            "NNODES": str(place.nnodes),
+            "NODE_RANK": str(place.node_rank),
+            "NPROC_PER_NODE": str(place.nproc),
+        }
+
+
+ENGINE = _Exec()

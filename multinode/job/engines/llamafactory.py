@@ -1,0 +1,48 @@
+"""LLaMA-Factory: `llamafactory-cli train` starts a bare `torchrun` itself, from variables."""
+
+from __future__ import annotations
+
+import re
+
+from multinode.errors import UsageError
+from multinode.job.engines.engine import Engine, EngineKind
+from multinode.job.engines.place import JOB_FILE, Place
+from multinode.job.job import Job, ScriptJob
+
+# From this release on the node's rank is read from NODE_RANK; before, from RANK (LLaMA-Factory's launcher).
+_NODE_RANK_SINCE = (0, 9, 1)
+
+
+class _LlamaFactory(EngineKind):
+    config_file = JOB_FILE
+    assumed = "versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1"
+
+    def refuse(self, job: Job) -> None:
+        if isinstance(job, ScriptJob):
+            raise UsageError(
+                "the llamafactory engine needs a YAML; this is a script",
+                hint="use multinode launch train.yaml, or another --engine",
+            )
+
+    def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
+        return ("llamafactory-cli", "train", f"{place.run_dir}/{JOB_FILE}")
+
+    def variables(self, engine: Engine, place: Place) -> dict[str, str]:
+        names = ["NODE_RANK", *(["RANK"] if reads_rank((place.packages or {}).get("llamafactory")) else [])]
+        return {
+            "NNODES": str(place.nnodes),
+            **dict.fromkeys(names, str(place.node_rank)),
+            "NPROC_PER_NODE": str(place.nproc),
+            # Without it, LLaMA-Factory silently ignores NNODES where a node has one GPU, and every node trains alone
+            # (LlamaFactory#8729).
+            "FORCE_TORCHRUN": "1",
+        }
+
+
+ENGINE = _LlamaFactory()
+
+
+def reads_rank(version: str | None) -> bool:
+    """Whether this release of LLaMA-Factory reads the node's rank from RANK, or might (unknown version)."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version or "")
+    return numbers is None or tuple(int(n) for n in numbers.groups()) < _NODE_RANK_SINCE

@@ -1,0 +1,53 @@
+"""LaunchOptions: how a job is laid out over the nodes and started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from multinode.job.engines.engine import Engine
+from multinode.job.job import JobEnvironment
+from multinode.records.averaging import Averaging
+from multinode.records.balance import Balance
+from multinode.records.invocation import Invocation
+
+if TYPE_CHECKING:
+    from multinode.job.code_tree import CodeTree
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job is laid out over the nodes and started.
+
+    Attributes:
+        workers_per_node: None takes each node's slots.
+        master_port: of the rendezvous, on node 0; None takes a free one derived from the run id.
+        profile: whether the workers record the time of their steps.
+        trace_steps: steps that torch.profiler records after the warm-up; None records none.
+        trace_ranks: the workers that it records; empty takes the first of each node.
+        sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
+        grad_compress: `fp16` or `bf16`, in which DDP sends gradients; None sends them unchanged.
+        averaging: how nodes average parameters, as in LaunchPlan; likewise `balance`.
+        environment: variables and setup commands of the job.
+        agent: path of the agent on a node, relative to the home directory; set for benchmarks.
+        engine: what starts the workers; None takes the job's default.
+        nccl_inspector: whether NCCL's Inspector plugin records each operation.
+        code: files that are copied to every node, in which the job runs there; None runs it in the node's directory.
+        command: the command line that asks for it, kept with the run; None without one.
+    """
+
+    workers_per_node: int | None = None
+    master_port: int | None = None
+    profile: bool = True
+    trace_steps: int | None = None
+    trace_ranks: tuple[int, ...] = ()
+    sample_interval_s: float = 1.0
+    grad_compress: str | None = None
+    averaging: Averaging | None = None
+    balance: Balance | None = None
+    agent: str | None = None
+    engine: Engine | None = None
+    environment: JobEnvironment = JobEnvironment()
+    nccl_inspector: bool = False
+    code: CodeTree | None = None
+    command: Invocation | None = None

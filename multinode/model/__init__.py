@@ -1,0 +1,1 @@
+"""Model: what a job costs: parameters, FLOPs, memory, and what each step sends."""
