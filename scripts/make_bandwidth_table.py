@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from reference_pages import write_or_check
 
+from multinode.levers.averaging import Averaging
 from multinode.model.flops import flops_per_token
 from multinode.model.model_size import lora_parameters, parse_model
 from multinode.predict.break_even import Needed, break_even
@@ -32,7 +33,6 @@ from multinode.predict.published_benchmarks import (
     evidence_of_benchmarks,
 )
 from multinode.predict.request import forecast_benchmarks
-from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
 from multinode.units import format_rate
 

@@ -16,8 +16,8 @@ from multinode.errors import UsageError
 from multinode.units import parse_rate
 
 if TYPE_CHECKING:
+    from multinode.levers.averaging import Averaging
     from multinode.predict.forecast import Forecast, ForecastRequest
-    from multinode.records.averaging import Averaging
     from multinode.traffic.step_calls import Strategy
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, .
 
 def _averagings(sync_every: str | None, diloco: str | None, sync_dtype: str | None) -> tuple[Averaging | None, ...]:
     """Every length of a round in every width."""
-    from multinode.records.averaging import read_averaging
+    from multinode.levers.averaging import read_averaging
 
     dtypes = _read("--sync-dtype", sync_dtype, lambda word: None if word == "none" else word) or (None,)
     rounds = _read("--sync-every", sync_every, lambda word: None if word == "none" else int(word))

@@ -11,7 +11,7 @@ from multinode.decoding import parse_option
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, TrainingInput, read_training, with_data
-from multinode.records.averaging import read_averaging
+from multinode.levers.averaging import read_averaging
 
 
 class ContrastInput(TrainingInput, frozen=True, kw_only=True):

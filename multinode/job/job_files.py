@@ -25,8 +25,8 @@ from multinode.job.job import (
     parse_llamafactory,
     parse_overrides,
 )
-from multinode.records.averaging import Averaging, read_averaging
-from multinode.records.balance import Balance, parse_balance
+from multinode.levers.averaging import Averaging, read_averaging
+from multinode.levers.balance import Balance, parse_balance
 from multinode.records.benchmark import Benchmark
 from multinode.records.files import exists, nearest_path, read_text
 

@@ -8,8 +8,8 @@ import msgspec
 
 from multinode.job.engines.engine import Engine
 from multinode.job.job import JobEnvironment
-from multinode.records.averaging import Averaging
-from multinode.records.balance import Balance
+from multinode.levers.averaging import Averaging
+from multinode.levers.balance import Balance
 from multinode.records.invocation import Invocation
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from multinode.job.engines.place import JOB_FILE, Place
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
 from multinode.job.launch_options import LaunchOptions
-from multinode.records.averaging import Averaging, averaging_environment
-from multinode.records.balance import Balance, balance_environment
+from multinode.levers.averaging import Averaging, averaging_environment
+from multinode.levers.balance import Balance, balance_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id

@@ -18,7 +18,7 @@ from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine
 from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob
-from multinode.records.balance import deal_step
+from multinode.levers.balance import deal_step
 
 if TYPE_CHECKING:
     from multinode.job.launch_options import LaunchOptions

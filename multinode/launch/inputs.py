@@ -22,7 +22,7 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.job.shell_variables import unused_variables
 from multinode.job.typed_command import TypedCommand, read_command, settle
 from multinode.launch.context import ExecuteOptions, Launch, Nodes, load_nodes, local_nodes
-from multinode.records.balance import Balance, parse_balance
+from multinode.levers.balance import Balance, parse_balance
 from multinode.records.files import read_text
 from multinode.records.invocation import Invocation
 from multinode.secret_values import hides, redact_words
@@ -373,7 +373,7 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
 
     def read(self, note: Note) -> tuple[Launch, RestartOptions | None]:
         """The launch, and whether and how it is restarted."""
-        from multinode.records.averaging import read_averaging
+        from multinode.levers.averaging import read_averaging
 
         self._require_followed()
         change = _read_change(self.with_)

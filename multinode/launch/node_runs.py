@@ -13,8 +13,8 @@ from rich.text import Text
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import Launched, RunContext
+from multinode.levers.balance import Balance
 from multinode.profile.summary import Summary
-from multinode.records.balance import Balance
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from multinode.levers.averaging import Averaging
 from multinode.predict.network_model import CommTimes, Link
-from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, GroupScope, Strategy, TrafficInputs
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
-# `worker/sync.py` flattens parameters into buckets of this size.
+# `worker/levers/sync.py` flattens parameters into buckets of this size.
 _BUCKET_BYTES = 64 << 20
 # fp16 changes have a scale that all nodes agree on: one number per bucket.
 _SCALE_BYTES = 4

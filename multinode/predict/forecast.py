@@ -11,6 +11,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.restrictions import power_sgd_rank
+from multinode.levers.averaging import Averaging
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
@@ -21,7 +22,6 @@ from multinode.predict.predict import Basis, Prediction
 from multinode.predict.shortfall import judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
-from multinode.records.averaging import Averaging
 from multinode.records.finding import Finding
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy

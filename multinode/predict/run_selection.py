@@ -90,7 +90,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             settings = read_settings(self.job)
         else:
             settings = JobSettings(method="script", command=self.plan.job)
-        # A worker says so, as `worker/compress.py` does where the training has a hook of its own.
+        # A worker says so, as `worker/levers/compress.py` does where the training has a hook of its own.
         reasons = self.summary.missing.values() if self.summary is not None else ()
         stepped_aside = any(_NOT_COMPRESSED in reason for reason in reasons)
         return msgspec.structs.replace(settings, grad_compress=None) if stepped_aside else settings

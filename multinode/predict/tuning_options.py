@@ -10,6 +10,7 @@ from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.job.job_files import Change
+from multinode.levers.averaging import Averaging
 from multinode.model.training import COUNTED
 from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.cost_model import make_low_rank
@@ -18,7 +19,6 @@ from multinode.predict.screen import link_words
 from multinode.predict.training_state import DEEPSPEED, NOTHING, TrainingState, TuningOption
 from multinode.predict.variants import vary
 from multinode.profile.summary_sheets import SMALLER
-from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy
 from multinode.units import format_count, format_rate

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.levers.balance import deal_step
 from multinode.profile.exposure import Exposure
 from multinode.profile.figures import BalanceOutlook, NodePace
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.records.balance import deal_step
 from multinode.stats.estimate import Estimate, estimate_rate, known_mean
 
 _LEAST_STEPS = 4

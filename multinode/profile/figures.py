@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.records.balance import Balance
+from multinode.levers.balance import Balance
 from multinode.stats.estimate import Bounds
 from multinode.units import format_list
 

@@ -11,8 +11,8 @@ from multinode.cluster.hostfile import fold_numbers
 from multinode.cluster.quoting import Command, bracketed, render_command, shown_environment
 from multinode.decoding import convert
 from multinode.errors import printable_line
-from multinode.records.averaging import Averaging
-from multinode.records.balance import Balance
+from multinode.levers.averaging import Averaging
+from multinode.levers.balance import Balance
 from multinode.records.benchmark import Benchmark
 from multinode.records.invocation import Invocation
 from multinode.secret_values import redact, redact_file

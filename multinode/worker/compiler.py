@@ -16,8 +16,8 @@ import sys
 import types
 from typing import Any, Callable, Iterator, List, Tuple
 
-_NEVER_TRACED = ("batches", "nics", "hooks", "phases", "recorder", "steps", "sync", "sync_trainer")
-_ONLY_THROUGH = ("balance", "collectives", "phases", "recorder", "steps", "traffic")
+_NEVER_TRACED = ("batches", "nics", "hooks", "phases", "recorder", "steps", "levers.sync", "levers.sync_trainer")
+_ONLY_THROUGH = ("levers.balance", "collectives", "phases", "recorder", "steps", "traffic")
 
 
 def _never() -> bool:

@@ -14,8 +14,9 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Optional
 
-from . import balance, batches, compiler, compress, ddp, hang, model, nics, phases, sync, sync_trainer, trace
+from . import batches, compiler, ddp, hang, model, nics, phases, trace
 from .guard import AfterImport, Guard, Hooks, add_trainer_callback
+from .levers import balance, compress, sync, sync_trainer
 from .recorder import Recorder, record_exceptions
 from .steps import Steps, memory_meter
 from .traffic import Traffic

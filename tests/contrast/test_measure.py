@@ -11,9 +11,9 @@ from multinode.contrast.measure import cut_job, with_outlook
 from multinode.contrast.side import load_side_run, make_side
 from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.levers.averaging import Averaging
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
-from multinode.records.averaging import Averaging
 from multinode.records.plan import LaunchPlan
 from tests.predict.test_advise import keep
 

@@ -15,8 +15,8 @@ from multinode.job.job_files import parse_change
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.grid import GridRecord
 from multinode.launch.series import Resume
+from multinode.levers.averaging import Averaging
 from multinode.predict.try_advice import changed_launch
-from multinode.records.averaging import Averaging
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout

@@ -9,7 +9,7 @@ from multinode.experiment.trial import Candidate, CandidateTrial, LeftOut, Losse
 from multinode.experiment.tuning import Tuning, judge
 from multinode.experiment.tuning_screen import plan_parts, tuning_parts
 from multinode.job.job_files import Change
-from multinode.records.averaging import Averaging
+from multinode.levers.averaging import Averaging
 from tests.experiment.trials import curve, trial
 from tests.golden import Golden
 

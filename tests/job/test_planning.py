@@ -16,8 +16,8 @@ from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import candidate_ports, plan_launch, with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
-from multinode.records.averaging import Averaging
-from multinode.records.balance import Balance
+from multinode.levers.averaging import Averaging
+from multinode.levers.balance import Balance
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
 from multinode.records.plan import LaunchPlan, NodePlan, TraceWindow
 from tests.golden import Golden

@@ -6,8 +6,8 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.job.job_files import Change, change_text, parse_change
-from multinode.records.averaging import Averaging
-from multinode.records.balance import Balance
+from multinode.levers.averaging import Averaging
+from multinode.levers.balance import Balance
 
 CHANGES = [
     Change(),

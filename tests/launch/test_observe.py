@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from multinode.cluster.quoting import Command
+from multinode.levers.averaging import Averaging
 from multinode.profile.observed import observe_run
 from multinode.profile.summary import Summary, summarise
-from multinode.records.averaging import Averaging
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import (

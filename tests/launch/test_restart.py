@@ -22,7 +22,7 @@ from multinode.launch.restart import (
     why_no_resume,
     why_not_restarted,
 )
-from multinode.records.averaging import Averaging
+from multinode.levers.averaging import Averaging
 from multinode.records.run import Attempt, Failure
 
 TEXT = "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ndataset: d\noutput_dir: out/\n"

@@ -11,6 +11,8 @@ from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig
 from multinode.job.job import parse_llamafactory
 from multinode.job.job_files import Change
+from multinode.levers.averaging import Averaging
+from multinode.levers.balance import Balance
 from multinode.model.model_size import parse_model
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
@@ -23,8 +25,6 @@ from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.predict.tuning_options import setting_options
 from multinode.predict.variants import Subject
 from multinode.profile.figures import BalanceOutlook, NodePace, Straggler
-from multinode.records.averaging import Averaging
-from multinode.records.balance import Balance
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 

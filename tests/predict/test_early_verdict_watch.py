@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from multinode.levers.averaging import Averaging
 from multinode.predict.early_verdict import judge, verdict_line
 from multinode.profile.summary import summarise
 from multinode.profile.throughput import measure_throughput
-from multinode.records.averaging import Averaging
 from multinode.records.run import EarlyVerdict
 from multinode.traffic.step_calls import Strategy
 from tests.profile.made_up_steps import MadeUp, always

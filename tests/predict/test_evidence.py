@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
+from multinode.levers.averaging import Averaging
 from multinode.predict.calibration import Residual
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, gather
@@ -13,7 +14,6 @@ from multinode.predict.forecast import predict_scenario
 from multinode.predict.network_model import Link
 from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Comm
-from multinode.records.averaging import Averaging
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy

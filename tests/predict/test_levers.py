@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
+from multinode.levers.averaging import Averaging
 from multinode.predict.cost_model import Scenario, StepCosts, make_low_rank
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.network_model import Link
 from multinode.predict.predict import Prediction, calls_of, sent_bytes
-from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, Work
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, sweep_record, training_record

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from multinode.job.job_files import Change
+from multinode.levers.averaging import Averaging
 from multinode.predict.advice import rank_options
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import gather
@@ -14,7 +15,6 @@ from multinode.predict.run_selection import Record
 from multinode.predict.training_state import TrainingState
 from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Comm
-from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import RawTcp, RoundTrip
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record

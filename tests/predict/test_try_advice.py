@@ -14,6 +14,7 @@ from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactor
 from multinode.job.job_files import Change
 from multinode.launch.context import Launch, Launched, RunContext, StopRequest
 from multinode.launch.grid import GridRecord
+from multinode.levers.averaging import Averaging
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Recommendations
 from multinode.predict.cost_model import StepParts
@@ -21,7 +22,6 @@ from multinode.predict.forecast import PredictedScenario
 from multinode.predict.try_advice import Trials, changed_launch, try_advice
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.summary import Summary
-from multinode.records.averaging import Averaging
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory

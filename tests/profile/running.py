@@ -9,9 +9,9 @@ import msgspec
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.decoding import decode_json
+from multinode.levers.averaging import Averaging
 from multinode.model.workload import JobSettings, Workload
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.records.averaging import Averaging
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import new_run
 from multinode.records.run_directory import RunDirectory

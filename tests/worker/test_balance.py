@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from multinode.records.balance import balance_environment, deal_step, parse_balance
+from multinode.levers.balance import balance_environment, deal_step, parse_balance
 from tests.worker.gloo_pair import Told, run_pair
 
 pytestmark = pytest.mark.torch
@@ -19,7 +19,7 @@ TOLD = balance_environment(BALANCE, (5.0, 3.0), 1)["MULTINODE_BALANCE"]
 
 BEGIN = """
 import itertools
-sys.meta_path.insert(0, AfterImport(worker.balance.hooks(steps)))
+sys.meta_path.insert(0, AfterImport(worker.levers.balance.hooks(steps)))
 torch = begin()
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -198,7 +198,7 @@ def fewer_calls():
 name = os.environ["TEST"]
 try:
     globals()[name]()
-except worker.balance.BalanceError as error:
+except worker.levers.balance.BalanceError as error:
     told = str(error)
 tell(told)
 """
@@ -389,11 +389,11 @@ def test_a_balanced_workers_samples_are_counted(trained: list[Told]) -> None:
 def test_both_ends_deal_alike(tmp_path: Path, samples: int, accumulation: int) -> None:
     speeds = (1.7, 1.0, 0.4)
     script = f"""
-settings = worker.balance.BalanceSettings(speeds={speeds}, accumulation={accumulation})
+settings = worker.levers.balance.BalanceSettings(speeds={speeds}, accumulation={accumulation})
 parts = []
 for rank in range(3):
     os.environ["RANK"] = str(rank)
-    balance = worker.balance.BatchBalance(settings, steps)
+    balance = worker.levers.balance.BatchBalance(settings, steps)
     parts.append([len(part) for part in balance.deal_out(iter([list(range({samples}))] * {accumulation}))])
 tell(parts)
 """

@@ -28,7 +28,7 @@ watch([
     *worker.compiler.HOOKS,
     *worker.phases.hooks(steps.phases, guard),
     *traffic.hooks(),
-    *(worker.compress.hooks(steps, guard, traffic, kind) if kind else []),
+    *(worker.levers.compress.hooks(steps, guard, traffic, kind) if kind else []),
     *worker.ddp.hooks(steps, guard, traffic),
     *worker.model.hooks(steps, guard),
 ])

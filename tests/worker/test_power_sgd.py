@@ -20,7 +20,7 @@ traffic = worker.traffic.Traffic(steps, guard)
 watch([
     *worker.compiler.HOOKS,
     *traffic.hooks(),
-    *(worker.compress.hooks(steps, guard, traffic, kind) if kind else []),
+    *(worker.levers.compress.hooks(steps, guard, traffic, kind) if kind else []),
     *worker.ddp.hooks(steps, guard, traffic),
 ])
 torch = begin()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multinode.records.averaging import averaging_environment, read_averaging
+from multinode.levers.averaging import averaging_environment, read_averaging
 from multinode.records.samples import AveragingSample, SyncSample, TrafficSample
 
 from .gloo_pair import Told, run_pair
@@ -43,8 +43,8 @@ def lever(**settings):
         steps.meters.remove(averaging.end_step)
     averaging = None
     if settings:
-        settings = worker.sync.AveragingSettings(**{"workers": (1, 1), **settings})
-        averaging = worker.sync.ParameterAveraging(settings, steps)
+        settings = worker.levers.sync.AveragingSettings(**{"workers": (1, 1), **settings})
+        averaging = worker.levers.sync.ParameterAveraging(settings, steps)
         steps.meters.append(averaging.end_step)
         averaging.hook_ddp(parallel)
         averaging.hook_optimizers(Optimizers())
@@ -179,7 +179,7 @@ told = {}
 def refused(name, run):
     try:
         run()
-    except worker.sync.AveragingError as error:
+    except worker.levers.sync.AveragingError as error:
         told[name] = str(error)
 
 def own_group():
@@ -346,7 +346,7 @@ def waiting_float(tensor):
     device.synchronize()
     return plain_float(tensor)
 torch.Tensor.__float__ = waiting_float
-worker.sync.time = types.SimpleNamespace(monotonic=lambda: device.now)
+worker.levers.sync.time = types.SimpleNamespace(monotonic=lambda: device.now)
 
 def sending(function):
     def sent(*args, **kwargs):
@@ -435,7 +435,7 @@ def test_the_instrumentation_reads_what_the_plan_writes(
     tmp_path: Path, options: tuple[int | None, str | None, str | None], fields: dict[str, Any]
 ) -> None:
     environ = averaging_environment(read_averaging(*options), (2, 1))
-    script = "tell(worker.sync.read_settings(os.environ['MULTINODE_SYNC'])._asdict())"
+    script = "tell(worker.levers.sync.read_settings(os.environ['MULTINODE_SYNC'])._asdict())"
     (told,) = run_pair(tmp_path / "read", script, workers=1, MULTINODE_SYNC=environ["MULTINODE_SYNC"])
     assert fields.items() <= told.said.items()
     assert told.said["workers"] == [2, 1]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, Dict
 
+from ..guard import Hooks
 from .checkpoint import around_checkpoints, read_state, write_state
-from .guard import Hooks
 from .sync import ParameterAveraging
 
 # A node's state in a checkpoint's directory, by the global rank of its first worker.

@@ -14,10 +14,10 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from ..ddp import around_preparation, sends_gradients
+from ..guard import Guard, Hooks
+from ..steps import Steps
 from .checkpoint import around_checkpoints, read_state, write_state
-from .ddp import around_preparation, sends_gradients
-from .guard import Guard, Hooks
-from .steps import Steps
 
 _NAME = "powersgd"
 # torch's: what does not become half as large stays as it is.

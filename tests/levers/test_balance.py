@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.errors import UsageError
-from multinode.records.balance import Balance, deal_step, parse_balance
+from multinode.levers.balance import Balance, deal_step, parse_balance
 
 SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=3)
 

@@ -1,6 +1,6 @@
 """Averaging between nodes every H-th optimizer step (local SGD, DiLoCo): command-line options and refusals.
 
-The instrumentation implements it (`worker/sync.py`); ADR 0033 describes the semantics. Pure.
+The instrumentation implements it (`worker/levers/sync.py`); ADR 0033 describes the semantics. Pure.
 """
 
 from __future__ import annotations

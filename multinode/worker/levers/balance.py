@@ -22,10 +22,10 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import compiler
-from .ddp import around_preparation
-from .guard import Hooks
-from .steps import Steps
+from .. import compiler
+from ..ddp import around_preparation
+from ..guard import Hooks
+from ..steps import Steps
 
 VARIABLE = "MULTINODE_BALANCE"
 """Environment variable with the fields of BalanceSettings, as JSON."""

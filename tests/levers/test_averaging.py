@@ -14,7 +14,7 @@ from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
-from multinode.records.averaging import Averaging, read_averaging
+from multinode.levers.averaging import Averaging, read_averaging
 from multinode.records.plan import LaunchPlan
 
 VARIABLE = "MULTINODE_SYNC"

@@ -1,6 +1,6 @@
 """Balance: more samples of each step for the workers of faster nodes (`--balance`), and how they are dealt out. Pure.
 
-The mechanism is the workers' (worker/balance.py); ADR 0041 has its semantics.
+The mechanism is the workers' (worker/levers/balance.py); ADR 0041 has its semantics.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def parse_balance(text: str) -> Balance:
 
 def deal_step(samples: int, speeds: Sequence[float], micro_batches: int = 1) -> tuple[int, ...]:
     """Samples of each worker in a step, of whose micro-batches each has so many of all workers."""
-    from multinode.worker.balance import deal
+    from multinode.worker.levers.balance import deal
 
     dealt = [0] * len(speeds)
     for _ in range(micro_batches):
@@ -77,7 +77,7 @@ def deal_step(samples: int, speeds: Sequence[float], micro_batches: int = 1) -> 
 
 def balance_environment(balance: Balance, speeds: Sequence[float], accumulation: int) -> dict[str, str]:
     """Variables that tell the workers; `accumulation` micro-batches make a step, as far as that is known."""
-    from multinode.worker.balance import VARIABLE
+    from multinode.worker.levers.balance import VARIABLE
 
     fields = {"speeds": list(speeds), "accumulation": accumulation, "option": balance.option}
     return {VARIABLE: json.dumps(fields)}

@@ -20,9 +20,9 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from .compiler import never_compiled
-from .guard import Hooks
-from .steps import Steps
+from ..compiler import never_compiled
+from ..guard import Hooks
+from ..steps import Steps
 
 VARIABLE = "MULTINODE_SYNC"
 """Environment variable with the fields of AveragingSettings, as JSON."""

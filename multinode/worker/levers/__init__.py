@@ -1,0 +1,1 @@
+"""What changes a training: the mechanism of each lever of `multinode/levers`. The rest of `worker` observes."""
