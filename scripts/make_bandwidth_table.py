@@ -16,6 +16,8 @@ import msgspec
 from reference_pages import write_or_check
 
 from multinode.levers.averaging import Averaging
+from multinode.levers.compression import Compression
+from multinode.levers.levers import NONE, LeverAxes, Levers
 from multinode.model.flops import flops_per_token
 from multinode.model.model_size import lora_parameters, parse_model
 from multinode.predict.break_even import Needed, break_even
@@ -120,17 +122,19 @@ class _Lever(NamedTuple):
     """How nodes send less; nothing is DDP as it is."""
 
     words: str = "none"
-    grad_compress: str | None = None
-    averaging: Averaging | None = None
+    levers: Levers = NONE
 
 
 _LEVERS = (
     _Lever(),
-    _Lever("gradients in bf16", grad_compress="bf16"),
-    _Lever("PowerSGD, rank 4", grad_compress="powersgd:4"),
-    _Lever("local SGD, every 16", averaging=Averaging(every=16)),
-    _Lever("local SGD, every 16, in bf16", averaging=Averaging(every=16, dtype="bf16")),
-    _Lever("DiLoCo, every 64, in bf16", averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
+    _Lever("gradients in bf16", Levers(compression=Compression(kind="bf16"))),
+    _Lever("PowerSGD, rank 4", Levers(compression=Compression(kind="powersgd:4"))),
+    _Lever("local SGD, every 16", Levers(averaging=Averaging(every=16))),
+    _Lever("local SGD, every 16, in bf16", Levers(averaging=Averaging(every=16, dtype="bf16"))),
+    _Lever(
+        "DiLoCo, every 64, in bf16",
+        Levers(averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
+    ),
 )
 _WITH_LEVERS = frozenset({"Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-72B"})
 _LEVERS_HEADER = """
@@ -190,8 +194,8 @@ def _row(model: _Size, strategy: _Strategy, rank: int | None, lever: _Lever | No
 
 def _with_lever(evidence: Evidence, lever: _Lever) -> Scenario:
     layout = Layout(nodes=2, workers_per_node=_GPUS)
-    today = msgspec.structs.replace(evidence.today, layout=layout, averaging=lever.averaging)
-    return sent_as(evidence.calibration, today, lever.grad_compress)
+    today = msgspec.structs.replace(evidence.today, layout=layout, levers=lever.levers)
+    return sent_as(evidence.calibration, today)
 
 
 def _forecast(evidence: Evidence, links: tuple[float, ...], lever: _Lever) -> Forecast:
@@ -199,8 +203,7 @@ def _forecast(evidence: Evidence, links: tuple[float, ...], lever: _Lever) -> Fo
         links=links,
         nodes=(2,),
         workers_per_node=(_GPUS,),
-        grad_compress=(lever.grad_compress,),
-        averagings=(lever.averaging,),
+        levers=LeverAxes.of(lever.levers),
         target=_TARGET,
     )
     return make_forecast(evidence, request)

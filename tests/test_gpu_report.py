@@ -16,7 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from multinode.levers.levers import NONE, Levers
 from tests.gpu import test_train as gpu_trainings
+from tests.levers.compressed import compressed
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "scripts")]
@@ -207,15 +209,15 @@ def test_with_few_packages_the_machine_is_told_and_every_test_is_collected(bare:
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_the_test_of_compressed_gradients_compares_a_training_with_and_one_without(kind: str) -> None:
     # What needs a GPU runs here on figures alone.
-    trained: list[str | None] = []
+    trained: list[Levers] = []
 
-    def train(*_: str, grad_compress: str | None = None) -> SimpleNamespace:
-        trained.append(grad_compress)
-        counted = SimpleNamespace(nic=50e6 if grad_compress else 100e6)
+    def train(*_: str, levers: Levers) -> SimpleNamespace:
+        trained.append(levers)
+        counted = SimpleNamespace(nic=100e6 if levers == NONE else 50e6)
         return SimpleNamespace(summary=SimpleNamespace(comm=SimpleNamespace(bytes_per_step=counted)))
 
     gpu_trainings.test_compressed_gradients_halve_what_is_sent(train, kind)
-    assert trained == [None, kind]
+    assert trained == [NONE, compressed(kind)]
 
 
 @pytest.mark.parametrize(("shown_ms", "agrees"), [(3.0, True), (6.0, False)])

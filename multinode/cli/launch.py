@@ -10,8 +10,6 @@ from multinode.cli.early_verdict import IfSlower, require_terminal, watch
 from multinode.cli.export import ExportOptions
 from multinode.cli.inputs import fill
 from multinode.cli.options import (
-    AveragingOptions,
-    Balance,
     Check,
     Fetch,
     GracePeriod,
@@ -19,6 +17,7 @@ from multinode.cli.options import (
     Hosts,
     JobWords,
     Json,
+    LeverOptions,
     NcclInspector,
     Nodes,
     OnHang,
@@ -70,8 +69,7 @@ def launch(
     with_: With = None,
     synthetic: Synthetic = False,
     training: TrainingOptions,
-    averaging: AveragingOptions,
-    balance: Balance = None,
+    levers: LeverOptions,
     check: Check = True,
     lease: Annotated[
         float,
@@ -128,7 +126,7 @@ def launch(
         ctx,
         job,
         training,
-        averaging,
+        levers,
         restarting,
         notices,
         exports,
@@ -138,7 +136,6 @@ def launch(
         set_=set_,
         with_=with_,
         synthetic=synthetic,
-        balance=balance,
         check=check,
         lease=lease,
         grace_period=grace_period,

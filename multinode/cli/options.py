@@ -460,6 +460,13 @@ class AveragingOptions:
     sync_dtype: SyncDtype = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeverOptions(AveragingOptions):
+    """What changes the training itself, beside the compression that every training has."""
+
+    balance: Balance = None
+
+
 def expand_options(verb: Callable[..., None]) -> Callable[..., None]:
     """The verb as Typer reads it: each group of options is replaced by its options."""
     groups: dict[str, type] = {}

@@ -16,7 +16,6 @@ from multinode.errors import UsageError
 from multinode.units import parse_rate
 
 if TYPE_CHECKING:
-    from multinode.levers.averaging import Averaging
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.traffic.step_calls import Strategy
 
@@ -112,8 +111,12 @@ def predict(
         methods=_read("--method", method, str),
         bucket_mib=_read("--bucket-mib", bucket_mib, float),
         overlaps=_read("--overlap", overlap, _SWITCH.__getitem__),
-        grad_compress=_read("--grad-compress", grad_compress, lambda word: None if word == "none" else word),
-        averagings=_averagings(sync_every, diloco, sync_dtype),
+        levers=api.LeverAxes.read(
+            grad_compress=_read("--grad-compress", grad_compress, _or_none),
+            sync_every=_read("--sync-every", sync_every, lambda word: int(word) if _or_none(word) else None),
+            diloco=_read("--diloco", diloco, str),
+            sync_dtype=_read("--sync-dtype", sync_dtype, _or_none),
+        ),
         target=target,
         link_measured=parse_option("--link-measured", link_measured, parse_rate) if link_measured is not None else None,
         stream=parse_option("--stream", stream, parse_rate) if stream is not None else None,
@@ -158,18 +161,8 @@ def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, .
     return tuple(dict.fromkeys(averagings))
 
 
-def _averagings(sync_every: str | None, diloco: str | None, sync_dtype: str | None) -> tuple[Averaging | None, ...]:
-    """Every length of a round in every width."""
-    from multinode.levers.averaging import read_averaging
-
-    dtypes = _read("--sync-dtype", sync_dtype, lambda word: None if word == "none" else word) or (None,)
-    rounds = _read("--sync-every", sync_every, lambda word: None if word == "none" else int(word))
-    outer = _read("--diloco", diloco, str)
-    if not rounds and not outer:
-        return tuple(filter(None, (read_averaging(None, None, dtype) for dtype in dtypes)))
-    averagings = [read_averaging(every, None, dtype) for every in rounds if every is not None for dtype in dtypes]
-    averagings += [read_averaging(None, text, dtype) for text in outer for dtype in dtypes]
-    return (*([None] if None in rounds else []), *averagings)
+def _or_none(word: str) -> str | None:
+    return None if word == "none" else word
 
 
 def _strategy(word: str) -> Strategy:

@@ -95,8 +95,9 @@ def _over_links(contrast: Contrast) -> list[PredictedScenario]:
 
 def _settings(scenario: PredictedScenario) -> tuple[object, ...]:
     named = msgspec.structs.asdict(scenario)
-    names = ("per_device_batch", "accumulation", "strategy", "method", "grad_compress", "bucket_mib", "overlap")
-    return tuple(named[name] for name in names)
+    names = ("per_device_batch", "accumulation", "strategy", "method", "bucket_mib", "overlap")
+    # One node has the settings of several, but for levers that have no effect there.
+    return (*(named[name] for name in names), scenario.levers.on(1))
 
 
 def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:

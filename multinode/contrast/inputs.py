@@ -11,7 +11,6 @@ from multinode.decoding import parse_option
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, TrainingInput, read_training, with_data
-from multinode.levers.averaging import read_averaging
 
 
 class ContrastInput(TrainingInput, frozen=True, kw_only=True):
@@ -55,9 +54,8 @@ class ContrastInput(TrainingInput, frozen=True, kw_only=True):
             else None,
         )
         execute = ExecuteOptions(stall_s=self.hang_timeout or None, on_stall=self.on_hang)
-        options = LaunchOptions(averaging=read_averaging(self.sync_every, self.diloco, self.sync_dtype))
         job = with_data(job, synthetic=self.synthetic)
-        return training.make_launch(job, options, execute, check=self.check), request
+        return training.make_launch(job, LaunchOptions(), execute, check=self.check), request
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

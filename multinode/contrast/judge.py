@@ -30,17 +30,19 @@ from multinode.contrast.slowdown_attribution import (
     is_noticeable,
 )
 from multinode.errors import UsageError
+from multinode.levers.levers import TYPES
 from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
 from multinode.render.sheet import range_of_times, times
 from multinode.stats.estimate import Estimate, UnknownError, inverse, ratio
 from multinode.units import format_count, format_rate
 
+_LEVERS = {lever.column: lever.title for lever in TYPES.values()}
 # Settings that make another training, and settings that change its speed.
 _TRAINED = ("model", "dataset", "stage", "method", "sequence_length", "precision")
 _ASKED = (
     *("lora_rank", "strategy", "per_device_batch", "accumulation", "packing", "recompute", "overlap"),
-    *("grad_compress", "averaging", "balance", "command"),
+    *(*_LEVERS, "command"),
 )
 _SAME_LINK = 0.01
 # Display names of settings.
@@ -50,11 +52,9 @@ _NAMES = {
     "accumulation": "gradient accumulation",
     "recompute": "gradient checkpointing",
     "overlap": "overlap of communication",
-    "grad_compress": "gradient compression",
-    "averaging": "averaging between nodes",
-    "balance": "samples by speed",
+    **_LEVERS,
 }
-_LEVERS, _NONE = frozenset({"averaging", "balance", "grad_compress"}), "none"
+_NONE = "none"
 _LONGEST = 60
 
 
@@ -112,7 +112,7 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
 
 
 def _asked(side: Side, name: str) -> object:
-    return getattr(side.settings, name, None)
+    return side.settings.by_name[name] if side.settings is not None else None
 
 
 def _is_other(baseline: Side, candidate: Side, name: str) -> bool:

@@ -29,6 +29,7 @@ from multinode.launch.launch import (
 from multinode.launch.node_runs import PLAN_FILE, cleanup_nodes
 from multinode.launch.offline import plan_offline
 from multinode.launch.series import Resume, Series, take_up
+from multinode.levers.levers import LeverAxes
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
@@ -466,14 +467,13 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
     )
     try:
         plan = RunDirectory(runs / candidate.run_ids[-1]).read(PLAN_FILE, LaunchPlan)
-        if plan is not None and plan.changed_algorithm is not None:
+        if plan is not None and plan.levers.algorithm is not None:
             if len(set(plan.workers)) > 1:
                 why = "averaging and gradient compression are not predicted for unequal nodes"
                 return msgspec.structs.replace(compared, forecast_reason=why)
             lever = msgspec.structs.replace(
                 request,
-                averagings=(plan.averaging,),
-                grad_compress=(plan.grad_compress,),
+                levers=LeverAxes.of(plan.levers),
                 workers_per_node=(candidate.workers_per_node,),
                 link_measured=candidate.link_gbit_per_s,
             )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
-
 from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.slowdown_attribution import is_noticeable
 from multinode.render.sheet import (
@@ -241,7 +239,7 @@ _SHOWN = frozenset({"per_device_batch", "accumulation", "sequence_length"})
 def settings_sheet(contrast: Contrast) -> Sheet:
     """Runs, nodes, settings and versions of the sides, differing ones marked."""
     sides = contrast.measured
-    settings = [msgspec.structs.asdict(side.settings) if side.settings is not None else {} for side in sides]
+    settings = [side.settings.by_name if side.settings is not None else {} for side in sides]
     names = dict.fromkeys(name for shown in settings for name in shown if name not in _SHOWN)
     packages = dict.fromkeys(package for side in sides for package in side.versions)
     compared = [(name.replace("_", " "), tuple(_setting(shown.get(name)) for shown in settings)) for name in names]

@@ -21,6 +21,7 @@ from multinode.errors import UsageError
 from multinode.experiment.cells import MEASURED, CellRow, has_speed
 from multinode.experiment.columns import COLUMNS
 from multinode.launch.grid import CellRecord
+from multinode.levers.levers import NONE
 from multinode.model.workload import FullRun, JobSettings, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
 from multinode.stats.estimate import UnknownError, attempt
@@ -138,7 +139,9 @@ def fill_rows(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
 
 
 def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
-    settings = JobSettings(**{name: _setting(row, name, measured) for name in JobSettings.__struct_fields__})
+    names = (name for name in JobSettings.__struct_fields__ if name != "levers")
+    levers = _agreed(other.settings.levers for other in measured)
+    settings = JobSettings(**{name: _setting(row, name, measured) for name in names}, levers=levers or NONE)
     alike = [other for other in measured if other.nodes == row.nodes]
     workers = row.workers_per_node or _agreed(other.workers_per_node for other in alike)
     world_size = _agreed(other.world_size for other in alike)

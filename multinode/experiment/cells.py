@@ -12,7 +12,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.imported_columns import IMPORTED, column_name
-from multinode.model.workload import BATCH_NAMES, JobSettings
+from multinode.model.workload import BATCH_NAMES, SETTINGS, JobSettings
 from multinode.predict.rounded import Rounded, exactly, product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps
@@ -245,13 +245,13 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
-_SETTINGS, _FIELDS = JobSettings.__struct_fields__, CellRow.__struct_fields__
+_FIELDS = CellRow.__struct_fields__
 _MOST_SUGGESTED = 3
 
 RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
 """Values with a spread over repeats."""
 
-VALUES = tuple(name for name in COLUMNS if name in {*_FIELDS, *_SETTINGS, *_SPREAD})
+VALUES = tuple(name for name in COLUMNS if name in {*_FIELDS, *SETTINGS, *_SPREAD})
 """Named values of every row, in the order of its table."""
 
 # Beside samples/s.
@@ -284,8 +284,8 @@ def value_of(row: CellRow, name: str) -> Any:
     Titles of tables and names of foreign columns are accepted.
     """
     name = name if name in row.varied else our_name(name)
-    if name in _SETTINGS:
-        return getattr(row.settings, name)
+    if name in SETTINGS:
+        return row.settings.by_name[name]
     if name in _SPREAD:
         return None if row.step_spread is None else getattr(row.step_spread, _SPREAD[name])
     if name not in VALUES:

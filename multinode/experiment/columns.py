@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from multinode.levers.levers import TYPES
 from multinode.units import GIB
 
 MONEY = "{money}"
@@ -212,9 +213,10 @@ _COLUMNS = (
     CellColumn("packing", "packing", rank=66, decided_by=("packing", "neat_packing", "stage")),
     CellColumn("recompute", "recomputed", rank=67, decided_by=("disable_gradient_checkpointing",)),
     CellColumn("overlap", decided_by=_FSDP),
-    CellColumn("grad_compress", "gradients sent", rank=46, phrase="gradient dtype on the wire"),
-    CellColumn("averaging", "averaged", rank=47, phrase="averaging between nodes"),
-    CellColumn("balance", "samples by speed", rank=48, phrase="speeds by which samples are dealt out"),
+    *(
+        CellColumn(lever.column, lever.heading, rank=rank, phrase=lever.phrase)
+        for rank, lever in enumerate(TYPES.values(), start=46)
+    ),
     CellColumn("command"),
     CellColumn(
         "per_device_batch",

@@ -267,10 +267,8 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
         is_script = training.command.script is not None
         steps = [] if is_script else [f"max_steps={steps_to_run(self.steps or _STEPS_BY_SPEED)}"]
         job = self._measured_job(recommendations, training, [*self.set_, *steps])
-        grad_compress = self.grad_compress or recommendations.settings.grad_compress
-        training = msgspec.structs.replace(
-            training, given=msgspec.structs.replace(training.given, grad_compress=grad_compress)
-        )
+        levers = recommendations.settings.levers.joined(training.levers)
+        training = msgspec.structs.replace(training, levers=levers)
         return SpeedRequest(
             launch=training.make_launch(job, LaunchOptions(), self._execute("advise"), check=self.check),
             recommendations=recommendations,

@@ -13,7 +13,6 @@ import msgspec
 from multinode.job.job import LlamaFactoryJob, LlamaFactorySettings, limit_steps, override_job
 from multinode.job.job_files import Change
 from multinode.launch.grid import GridRecord, Turn, due_turns
-from multinode.levers.averaging import Averaging
 from multinode.predict.advice import RankedOption, pays
 from multinode.profile.observed import Observed
 from multinode.records.samples import EvaluationSample, LossSample
@@ -99,9 +98,9 @@ def make_shortlist(ranked: Sequence[RankedOption], *, steps: int, most: int) -> 
 def steps_needed(option: RankedOption) -> int:
     """Steps that a run of the unchanged training needs for this change to have its effect."""
     before, after = option.option.before.scenario, option.option.after.scenario
-    averaging: Averaging | None = after.averaging
-    least = _ROUNDS * averaging.every if averaging is not None else _FEWEST_STEPS
-    if (option.option.after.settings.grad_compress or "").startswith("powersgd"):
+    levers = option.option.after.settings.levers
+    least = _FEWEST_STEPS if levers.round_steps == 1 else _ROUNDS * levers.round_steps
+    if levers.compression is not None and levers.compression.rank is not None:
         least = _LOW_RANK_STEPS
     return math.ceil(least * after.samples / before.samples)
 

@@ -249,7 +249,7 @@ class _Tuner:
         training = TrialTraining(
             steps=max(1, round(self._tuning.samples / (batch or 1))),
             seed=seed,
-            every=candidate.change.averaging.every if candidate.change.averaging is not None else 1,
+            every=candidate.change.levers.round_steps,
             parts=PARTS,
             evaluation_samples=self._request.evaluation_samples,
         )

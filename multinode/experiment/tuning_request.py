@@ -98,7 +98,9 @@ def run_s(root: Path, run_id: str) -> float | None:
 
 
 def _is_alike(ours: JobSettings, theirs: JobSettings) -> bool:
-    pairs = ((getattr(ours, name), getattr(theirs, name)) for name in JobSettings.__struct_fields__)
+    # The settings of a job's files, which do not tell of levers.
+    names = (name for name in JobSettings.__struct_fields__ if name != "levers")
+    pairs = ((getattr(ours, name), getattr(theirs, name)) for name in names)
     return all(value == other or None in {value, other} for value, other in pairs)
 
 

@@ -25,8 +25,7 @@ from multinode.job.job import (
     parse_llamafactory,
     parse_overrides,
 )
-from multinode.levers.averaging import Averaging, read_averaging
-from multinode.levers.balance import Balance, parse_balance
+from multinode.levers.levers import NONE, LeverFields, Levers, read_levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.files import exists, nearest_path, read_text
 
@@ -329,9 +328,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     overrides: tuple[str, ...] = ()  # `KEY=VALUE` for `--set`
     deepspeed: tuple[str, ...] = ()  # `DOTTED.KEY=VALUE` for `--deepspeed-set`
-    grad_compress: str | None = None
-    averaging: Averaging | None = None  # what nodes average every H steps
-    balance: Balance | None = None  # speeds of the nodes, by which samples are dealt out
+    levers: Levers = NONE
     nodes: int | None = None  # number of first nodes of the hostfile to use; None is unchanged
     workers_per_node: int | None = None  # None is unchanged
 
@@ -341,9 +338,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         words = [
             *(("--nodes", str(self.nodes)) if self.nodes is not None else ()),
             *(("--workers-per-node", str(self.workers_per_node)) if self.workers_per_node is not None else ()),
-            *(("--grad-compress", self.grad_compress) if self.grad_compress is not None else ()),
-            *(self.averaging.options if self.averaging is not None else ()),
-            *(("--balance", self.balance.words) if self.balance is not None else ()),
+            *self.levers.options,
             *(word for override in self.overrides for word in ("--set", override)),
             *(word for edit in self.deepspeed for word in ("--deepspeed-set", edit)),
         ]
@@ -354,29 +349,20 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return Change(
             overrides=(*self.overrides, *second.overrides),
             # A job without DeepSpeed has no configuration to edit.
-            deepspeed=() if "deepspeed=null" in second.overrides else (*self.deepspeed, *second.deepspeed),
-            grad_compress=second.grad_compress or self.grad_compress,
-            averaging=second.averaging or self.averaging,
-            balance=second.balance or self.balance,
+            deepspeed=(*(() if "deepspeed=null" in second.overrides else self.deepspeed), *second.deepspeed),
+            levers=self.levers.joined(second.levers),
             nodes=second.nodes if second.nodes is not None else self.nodes,
             workers_per_node=second.workers_per_node or self.workers_per_node,
         )
 
 
-class _ChangeFile(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab", omit_defaults=True
-):
+class _ChangeFile(LeverFields, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """The file: options of `launch` by name."""
 
     nodes: _Count | None = None
     workers_per_node: _Count | None = None
-    sync_every: _Count | None = None
-    diloco: str | int | None = None
-    sync_dtype: str | None = None
-    grad_compress: str | None = None
-    balance: str | None = None
     set_: dict[str, Any] = msgspec.field(name="set", default_factory=dict)
-    deepspeed_set: dict[str, Any] = {}
+    deepspeed_set: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 _CHANGE_HINT = f"its keys are options of launch: {', '.join(_ChangeFile.__struct_encode_fields__)}"
@@ -393,13 +379,10 @@ def parse_change(text: str, source: object) -> Change:
 
     file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
     try:
-        averaging = read_averaging(file.sync_every, None if file.diloco is None else str(file.diloco), file.sync_dtype)
         change = Change(
             overrides=tuple(override_text(key, value) for key, value in file.set_.items()),
             deepspeed=tuple(override_text(key, value) for key, value in file.deepspeed_set.items()),
-            grad_compress=file.grad_compress,
-            averaging=averaging,
-            balance=parse_balance(file.balance) if file.balance is not None else None,
+            levers=read_levers(file),
             nodes=file.nodes,
             workers_per_node=file.workers_per_node,
         )
@@ -415,20 +398,14 @@ def change_text(change: Change, comment: str) -> str:
     from multinode.job.deepspeed import parse_deepspeed_edits
     from multinode.strict_yaml import dump_yaml
 
-    averaging = change.averaging
-    outer = averaging is not None and averaging.outer_lr is not None
-    file = _ChangeFile(
-        nodes=change.nodes,
-        workers_per_node=change.workers_per_node,
-        sync_every=averaging.every if averaging is not None and not outer else None,
-        diloco=averaging.option.removeprefix("--diloco ") if averaging is not None and outer else None,
-        sync_dtype=averaging.dtype if averaging is not None else None,
-        grad_compress=change.grad_compress,
-        balance=change.balance.words if change.balance is not None else None,
-        set_=parse_overrides(change.overrides),
-        deepspeed_set={".".join(edit.path): edit.value for edit in parse_deepspeed_edits(change.deepspeed)},
-    )
-    written = msgspec.to_builtins(file)
+    options = {
+        "nodes": change.nodes,
+        "workers-per-node": change.workers_per_node,
+        **change.levers.given,
+        "set": parse_overrides(change.overrides),
+        "deepspeed-set": {".".join(edit.path): edit.value for edit in parse_deepspeed_edits(change.deepspeed)},
+    }
+    written = {name: value for name, value in options.items() if value}
     # A comment ends with its line.
     text = " ".join(comment.split())
     return f"# {text}\n{dump_yaml(written) if written else '{}' + chr(10)}"

@@ -8,8 +8,7 @@ import msgspec
 
 from multinode.job.engines.engine import Engine
 from multinode.job.job import JobEnvironment
-from multinode.levers.averaging import Averaging
-from multinode.levers.balance import Balance
+from multinode.levers.levers import NONE, Levers
 from multinode.records.invocation import Invocation
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         trace_steps: steps that torch.profiler records after the warm-up; None records none.
         trace_ranks: the workers that it records; empty takes the first of each node.
         sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
-        grad_compress: `fp16` or `bf16`, in which DDP sends gradients; None sends them unchanged.
-        averaging: how nodes average parameters, as in LaunchPlan; likewise `balance`.
+        levers: what changes the training itself.
         environment: variables and setup commands of the job.
         agent: path of the agent on a node, relative to the home directory; set for benchmarks.
         engine: what starts the workers; None takes the job's default.
@@ -42,9 +40,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     trace_steps: int | None = None
     trace_ranks: tuple[int, ...] = ()
     sample_interval_s: float = 1.0
-    grad_compress: str | None = None
-    averaging: Averaging | None = None
-    balance: Balance | None = None
+    levers: Levers = NONE
     agent: str | None = None
     engine: Engine | None = None
     environment: JobEnvironment = JobEnvironment()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -20,8 +20,8 @@ from multinode.job.engines.place import JOB_FILE, Place
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
 from multinode.job.launch_options import LaunchOptions
-from multinode.levers.averaging import Averaging, averaging_environment
-from multinode.levers.balance import Balance, balance_environment
+from multinode.levers.lever import Workers
+from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id
@@ -49,8 +49,6 @@ def choose_master_port(run_id: str, master_port: int | None, facts: NodeFacts | 
     return next((port for port in ports if str(port) not in taken), ports[0])
 
 
-# Read by the instrumentation.
-_VARIABLE = "MULTINODE_GRAD_COMPRESS"
 _DEEPSPEED_FILE = "deepspeed.json"
 _OUTPUT = "output"
 
@@ -67,10 +65,8 @@ class _Task(NamedTuple):
     job: Job | Benchmark
     engine: Engine
     environment: JobEnvironment
-    grad_compress: str | None
-    averaging: Averaging | None = None
-    balance: Balance | None = None
-    speeds: tuple[float, ...] = ()
+    levers: Levers = NONE
+    workers: Workers = Workers()
     nccl_inspector: bool = False
     code: CodeTree | None = None
 
@@ -139,14 +135,12 @@ def plan_launch(
         profile=options.profile,
         trace=_trace_window(options, nodes),
         sample_interval_s=options.sample_interval_s,
-        grad_compress=task.grad_compress,
-        averaging=task.averaging,
-        balance=task.balance,
+        levers=task.levers,
         test=job if isinstance(job, Benchmark) else None,
         code=task.code.copy() if task.code is not None else None,
         command=options.command,
         nodes=tuple(nodes),
-        notes=(*route_notes(cluster, endpoints, facts), *_lever_notes(task, options, cluster, workers)),
+        notes=(*route_notes(cluster, endpoints, facts), *options.levers.notes(task.workers)),
     )
 
 
@@ -227,41 +221,32 @@ def _slots(node: Node, facts: NodeFacts | None) -> int:
     return len(facts.visible_gpus) or 1 if facts else 1
 
 
-def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, workers: Sequence[int]) -> _Task:
+def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, counts: Sequence[int]) -> _Task:
     if isinstance(job, Benchmark):
-        return _Task(job, Engine(name=OF_SCRIPT), options.environment, None)
-    engine, kind = options.engine or choose_engine(job), options.grad_compress
-    averaging, balance, speeds = options.averaging, options.balance, tuple[float, ...]()
-    if balance is not None:
-        speeds = balance.of_workers([node.name for node in cluster.nodes], workers)
-    if options.nccl_inspector or any(option is not None for option in (kind, averaging, balance, options.trace_steps)):
+        return _Task(job, Engine(name=OF_SCRIPT), options.environment)
+    engine, settings = options.engine or choose_engine(job), job.settings if isinstance(job, LlamaFactoryJob) else None
+    workers = Workers(
+        nodes=tuple(node.name for node in cluster.nodes),
+        counts=tuple(counts),
+        batch=settings.per_device_train_batch_size if settings is not None else None,
+        accumulation=settings.gradient_accumulation_steps if settings is not None else None,
+    )
+    if options.nccl_inspector or options.trace_steps is not None or options.levers != NONE:
         from multinode.job.restrictions import refuse_options
 
-        refuse_options(options, job, engine, speeds)
+        refuse_options(options, job, engine)
+        options.levers.check(workers)
     if options.code is not None:
         require_copied(job, options.code)
-    # On one node there is nothing between nodes.
-    if len(cluster.nodes) == 1:
-        averaging = balance = None
-    kinds = (kind, averaging, balance, speeds)
-    return _Task(job, engine, options.environment, *kinds, options.nccl_inspector, options.code)
-
-
-def _lever_notes(task: _Task, options: LaunchOptions, cluster: Cluster, workers: Sequence[int]) -> Iterator[str]:
-    if options.averaging is not None and task.averaging is None:
-        yield f"{options.averaging.option} has no effect on one node: its workers average gradients at every step"
-    if options.balance is not None and task.balance is None:
-        yield f"{options.balance.option} has no effect on one node"
-    if task.balance is not None and not isinstance(task.job, Benchmark):
-        from multinode.job.restrictions import step_shares
-
-        source = f", as measured in run {task.balance.run_id}" if task.balance.run_id is not None else ""
-        shares = step_shares(task.job, task.speeds)
-        firsts = [sum(workers[:place]) for place in range(len(workers))]
-        shares_text = [f"{shares[first]:d}" if shares is not None else f"{task.speeds[first]:.3g}" for first in firsts]
-        each = ", ".join(f"{node.name} {count}" for node, count in zip(cluster.nodes, shares_text, strict=True))
-        per_step = "samples per step and worker" if shares is not None else "samples of a worker in proportion"
-        yield f"{per_step}: {each} ({task.balance.option}{source})"
+    return _Task(
+        job,
+        engine,
+        options.environment,
+        options.levers.on(len(cluster.nodes)),
+        workers,
+        options.nccl_inspector,
+        options.code,
+    )
 
 
 def _is_known(node: Node, environment: JobEnvironment) -> bool:
@@ -349,11 +334,7 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
             env = synthetic_environment(place.run_dir) | env
         command = task.engine.command(place, task.job, env, cwd)
     environment = task.environment
-    env = command.env | ({} if task.grad_compress is None else {_VARIABLE: task.grad_compress})
-    env |= averaging_environment(task.averaging, place.workers)
-    if task.balance is not None and not isinstance(task.job, Benchmark):
-        accumulation = task.job.settings.gradient_accumulation_steps if isinstance(task.job, LlamaFactoryJob) else None
-        env |= balance_environment(task.balance, task.speeds, accumulation or 1)
+    env = command.env | task.levers.environment(task.workers)
     return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
 
 

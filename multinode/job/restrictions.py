@@ -1,4 +1,4 @@
-"""What a job's own settings do not allow: unequal numbers of workers, averaging, balance, compressed gradients. Pure.
+"""What a job's own settings do not allow: unequal numbers of workers, and levers that need what it lacks. Pure.
 
 With unequal numbers, workers that are grouped by node would be in groups that span nodes, or left over: the job hangs,
 or fails in its first collective.
@@ -7,9 +7,8 @@ or fails in its first collective.
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +17,7 @@ from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine
 from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob
-from multinode.levers.balance import deal_step
+from multinode.levers.lever import Lever, Need, Quality
 
 if TYPE_CHECKING:
     from multinode.job.launch_options import LaunchOptions
@@ -104,45 +103,25 @@ def _group(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def refuse_options(options: LaunchOptions, job: Job, engine: Engine, speeds: Sequence[float]) -> None:
+def refuse_options(options: LaunchOptions, job: Job, engine: Engine) -> None:
     """Refuse options that are known not to work with a job; the workers check the rest before their first step.
 
-    `speeds` are of each rank, by `options.balance`.
-
     Raises:
-        UsageError: the workers are not instrumented, the gradients cannot be compressed, the parameters cannot be
-            averaged between nodes, or the samples cannot be dealt out by speed.
+        UsageError: the workers are not instrumented, or the job lacks what a lever needs.
     """
-    sender, averaging, balance = gradient_sender(job, engine), options.averaging, options.balance
     if options.nccl_inspector:
         _require_instrumentation("--nccl-inspector", options)
     if options.trace_steps is not None:
         _require_instrumentation("--trace", options)
-    if options.grad_compress is not None:
-        _refuse_compression(options.grad_compress, sender, options)
-    if averaging is not None:
-        _require_instrumentation(averaging.option, options)
-        if options.grad_compress is not None:
-            raise UsageError(
-                f"{averaging.option} keeps gradients on their node, where --grad-compress {options.grad_compress} "
-                "would compress them",
-                hint="use --sync-dtype fp16 for the data between nodes",
-            )
-        _require_ddp(averaging.option, sender)
-        _refuse(averaging.option, _why_not_averaged(job) if isinstance(job, LlamaFactoryJob) else None)
-        if engine.accelerate.get("mixed_precision") == "fp16":
-            raise UsageError(f"{averaging.option}: a node whose fp16 gradients overflow would skip a step alone")
-    if balance is not None:
-        if averaging is not None:
-            raise UsageError(f"{balance.option}: with {averaging.option} nodes do not wait for each other in each step")
-        _require_instrumentation(balance.option, options)
-        _require_ddp(balance.option, sender, why=", which may communicate in every micro-batch")
-        _refuse(balance.option, _why_not_balanced(job, speeds) if isinstance(job, LlamaFactoryJob) else None)
-
-
-def _refuse(option: str, reason: tuple[str, str] | None) -> None:
-    if reason is not None:
-        raise UsageError(f"{option}: {reason[0]}", hint=reason[1])
+    options.levers.refuse_pairs()
+    for lever in options.levers:
+        for need in lever.needs:
+            if need.quality == "instrumentation":
+                _require_instrumentation(lever.option, options, need.hint or None)
+            elif need.quality == "ddp":
+                _require_ddp(lever, need, gradient_sender(job, engine))
+            else:
+                _require(lever, need, _LACKS[need.quality](job, engine))
 
 
 def _require_instrumentation(option: str, options: LaunchOptions, hint: str | None = None) -> None:
@@ -150,53 +129,62 @@ def _require_instrumentation(option: str, options: LaunchOptions, hint: str | No
         raise UsageError(f"{option} needs the instrumentation, which --no-profile disables", hint=hint)
 
 
-def _require_ddp(option: str, sender: str | None, *, why: str = "", or_else: str = "") -> None:
-    """Refuse an option of DDP where something else sends the gradients.
-
-    `why` it cannot be combined with it; `or_else` is an alternative.
-    """
+def _require_ddp(lever: Lever, need: Need, sender: str | None) -> None:
     if sender is not None:
         raise UsageError(
-            f"{option} works with DDP only; this job uses {sender}{why}",
-            hint=f"{or_else}train with DDP: --set deepspeed=null, --set fsdp=null",
+            f"{lever.option} works with DDP only; this job uses {sender}{need.why}",
+            hint=f"{need.hint}train with DDP: --set deepspeed=null, --set fsdp=null",
         )
 
 
-def _why_not_balanced(job: LlamaFactoryJob, speeds: Sequence[float]) -> tuple[str, str] | None:
-    config, settings = job.config, job.settings
-    if config.get("streaming") is True:
-        return "streaming: true reads an IterableDataset, whose samples cannot be dealt out", "streaming: false"
-    if settings.stage not in PLAIN_STAGES or config.get("use_asft_loss") is True:
-        named = "use_asft_loss" if config.get("use_asft_loss") is True else f"stage: {settings.stage}"
-        return f"{named} has a loss of its own, and what its mean is taken of is unknown", "stage: sft or pt"
-    batch = settings.per_device_train_batch_size
-    if len(set(step_shares(job, speeds) or range(2))) == 1:
-        return (
-            f"micro-batches of {batch} cannot be split finer: each worker gets the same samples",
-            "a larger per_device_train_batch_size, and gradient_accumulation_steps as many times smaller",
-        )
+class _Lack(NamedTuple):
+    found: str  # the setting
+    hint: str  # one that has the quality
+
+
+def _require(lever: Lever, need: Need, lack: _Lack | None) -> None:
+    if lack is not None:
+        raise UsageError(f"{lever.option}: {need.why.format(found=lack.found)}", hint=f"{need.hint}{lack.hint}")
+
+
+def _loss_scaling(job: Job, engine: Engine) -> _Lack | None:
+    if isinstance(job, LlamaFactoryJob) and job.config.get("fp16") is True:
+        return _Lack("fp16: true", "bf16: true")
+    if engine.accelerate.get("mixed_precision") == "fp16":
+        return _Lack("mixed_precision: fp16", "mixed_precision: bf16")
     return None
 
 
-def step_shares(job: Job, speeds: Sequence[float]) -> tuple[int, ...] | None:
-    """Samples of each worker in a step; None where the job's files do not say."""
-    batch = job.settings.per_device_train_batch_size if isinstance(job, LlamaFactoryJob) else None
-    accumulation = job.settings.gradient_accumulation_steps if isinstance(job, LlamaFactoryJob) else None
-    return deal_step(batch * len(speeds), speeds, accumulation) if batch and accumulation else None
-
-
-def _why_not_averaged(job: LlamaFactoryJob) -> tuple[str, str] | None:
-    config = job.config
-    if config.get("fp16") is True:
-        return "with fp16 loss scaling, a node whose gradients overflow would skip a step alone", "bf16: true"
+def _no_optimizer_step(job: Job, _: Engine) -> _Lack | None:
+    config = job.config if isinstance(job, LlamaFactoryJob) else {}
     optim = str(config.get("optim") or "")
     layered = [name for name in ("galore_layerwise", "apollo_layerwise", "use_badam") if config.get(name) is True]
     if layered or "lomo" in optim or "layerwise" in optim:
-        return (
-            f"{layered[0] if layered else optim} updates parameters individually, without an optimizer step",
-            "another optimizer",
-        )
+        return _Lack(layered[0] if layered else optim, "another optimizer")
     return None
+
+
+def _iterable_dataset(job: Job, _: Engine) -> _Lack | None:
+    is_streamed = isinstance(job, LlamaFactoryJob) and job.config.get("streaming") is True
+    return _Lack("streaming: true", "streaming: false") if is_streamed else None
+
+
+def _loss_of_its_own(job: Job, _: Engine) -> _Lack | None:
+    if not isinstance(job, LlamaFactoryJob):
+        return None
+    if job.config.get("use_asft_loss") is True:
+        return _Lack("use_asft_loss", "stage: sft or pt")
+    stage = job.settings.stage
+    return None if stage in PLAIN_STAGES else _Lack(f"stage: {stage}", "stage: sft or pt")
+
+
+_LACKS: Mapping[Quality, Callable[[Job, Engine], _Lack | None]] = {
+    "no_loss_scaling": _loss_scaling,
+    "optimizer_step": _no_optimizer_step,
+    "map_dataset": _iterable_dataset,
+    "mean_loss": _loss_of_its_own,
+}
+"""What of a job's settings lacks a quality; None if nothing is known to."""
 
 
 def refuse_unequal(
@@ -216,31 +204,8 @@ def refuse_unequal(
         )
 
 
-_KINDS = ("fp16", "bf16")
-_POWER_SGD = re.compile(r"powersgd(?::([1-9]\d{0,2})(?::\d{1,6})?)?", re.ASCII)
-_USUAL_RANK = 4
 # accelerate's names for setups in which DDP does not send the gradients.
 _NOT_DDP = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
-
-
-def power_sgd_rank(kind: str) -> int | None:
-    """The rank in `powersgd[:RANK[:START]]`; None for other compressions."""
-    match = _POWER_SGD.fullmatch(kind)
-    return None if match is None else int(match[1] or _USUAL_RANK)
-
-
-def _refuse_compression(kind: str, sender: str | None, options: LaunchOptions) -> None:
-    option = f"--grad-compress {kind}"
-    if kind not in _KINDS and power_sgd_rank(kind) is None:
-        kinds = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
-        raise UsageError(f"{option}: unknown compression", hint=kinds)
-    hint = "remove --no-profile; the records also show whether gradients were compressed"
-    _require_instrumentation(option, options, hint=hint)
-    _require_ddp(
-        option,
-        sender,
-        or_else="use communication_data_type in the DeepSpeed JSON or the reduce dtype of FSDP's mixed precision; or ",
-    )
 
 
 def gradient_sender(job: Job, engine: Engine) -> str | None:

@@ -22,7 +22,8 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.job.shell_variables import unused_variables
 from multinode.job.typed_command import TypedCommand, read_command, settle
 from multinode.launch.context import ExecuteOptions, Launch, Nodes, load_nodes, local_nodes
-from multinode.levers.balance import Balance, parse_balance
+from multinode.levers.balance import Balance
+from multinode.levers.levers import NONE, Levers, read_levers
 from multinode.records.files import read_text
 from multinode.records.invocation import Invocation
 from multinode.secret_values import hides, redact_words
@@ -79,7 +80,16 @@ class TrainingInput(NodeInput, frozen=True, kw_only=True, rename={"set_": "set"}
     @property
     def concerns_job(self) -> bool:
         """Whether something was given that changes how a job starts."""
-        return any((self.deepspeed_set, self.grad_compress, self.engine, self.accelerate_config, self.copy_code))
+        given = (self.deepspeed_set, self.engine, self.accelerate_config, self.copy_code)
+        return any(given) or self.read_levers() != NONE
+
+    def read_levers(self) -> Levers:
+        """The levers among the options.
+
+        Raises:
+            UsageError: an option is wrong, or contradicts another.
+        """
+        return read_levers(self)
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +103,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         command: the command behind `--`; empty without one.
         env: the command's variables.
         workers_per_node: as asked for, or of the command if the hostfile is silent; None leaves it to the hostfile.
+        levers: what changes the training itself.
         note: is told what is decided or left out later.
     """
 
@@ -103,6 +114,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     command: TypedCommand
     env: dict[str, str]
     workers_per_node: int | None
+    levers: Levers
     note: Note
 
     @property
@@ -141,14 +153,14 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         return job
 
     def with_engine(self, job: Job, options: LaunchOptions) -> tuple[Job, LaunchOptions]:
-        """With the engine, the compression, the code and the variables; and the job with the engine's JSON."""
+        """With the engine, the levers, the code and the variables; and the job with the engine's JSON."""
         from multinode.job.job_files import with_accelerate_json
 
         given, engine = self.given, self._read_engine(job)
         options = msgspec.structs.replace(
             with_environment(options, given, self.env),
             engine=engine,
-            grad_compress=given.grad_compress,
+            levers=self.levers,
             code=_read_copied_code(given.copy_code, self.note),
             command=given.invocation,
         )
@@ -232,6 +244,7 @@ def read_training(
         command=command,
         env=settled.env,
         workers_per_node=settled.workers_per_node,
+        levers=given.read_levers(),
         note=note,
     )
 
@@ -373,28 +386,26 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
 
     def read(self, note: Note) -> tuple[Launch, RestartOptions | None]:
         """The launch, and whether and how it is restarted."""
-        from multinode.levers.averaging import read_averaging
-
         self._require_followed()
-        change = _read_change(self.with_)
-        given = msgspec.structs.replace(
-            self,
-            deepspeed_set=(*change.deepspeed, *self.deepspeed_set),
-            grad_compress=self.grad_compress or change.grad_compress,
+        own = Change(
+            overrides=self.set_,
+            deepspeed=self.deepspeed_set,
+            levers=self.read_levers(),
+            nodes=self.nodes,
+            workers_per_node=self.workers_per_node,
         )
-        training = read_training(
-            given,
-            note,
-            nodes=self.nodes or change.nodes,
-            workers_per_node=self.workers_per_node or change.workers_per_node,
-        )
+        change = _read_change(self.with_).joined(own)
+        # The change has the speeds of nodes, which may come from a stored run.
+        given = msgspec.structs.replace(self, deepspeed_set=change.deepspeed, balance=None)
+        training = read_training(given, note, nodes=change.nodes, workers_per_node=change.workers_per_node)
+        training = msgspec.structs.replace(training, levers=change.levers)
         if self.detach:
             from multinode.transport.choice import choose_transport
 
             refusal = choose_transport(training.nodes.cluster, None).why_no_detach()
             if refusal is not None:
                 raise refusal
-        job = with_data(training.read_job([*change.overrides, *self.set_]), synthetic=self.synthetic)
+        job = with_data(training.read_job(change.overrides), synthetic=self.synthetic)
         options = LaunchOptions(
             workers_per_node=training.workers_per_node,
             profile=self.profile,
@@ -402,8 +413,6 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
             trace_ranks=self.trace_ranks,
             nccl_inspector=self.nccl_inspector,
             sample_interval_s=1 / self.sample_hz,
-            averaging=read_averaging(self.sync_every, self.diloco, self.sync_dtype) or change.averaging,
-            balance=self._read_balance() or change.balance,
         )
         execute = ExecuteOptions(
             lease_s=None if self.detach else self.lease,
@@ -415,14 +424,20 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
         )
         return training.make_launch(job, options, execute, check=self.check), self._restart_options()
 
-    def _read_balance(self) -> Balance | None:
-        """`--balance`: speeds that are stated, or those that a run has measured."""
-        if self.balance is None or "=" in self.balance:
-            return parse_balance(self.balance) if self.balance is not None else None
-        from multinode.launch.node_runs import load_balance
-        from multinode.records.run_directory import runs_root
+    def read_levers(self) -> Levers:
+        """The levers among the options; `--balance` may name a run.
 
-        return load_balance(runs_root(), self.balance)
+        Raises:
+            UsageError: an option is wrong, or contradicts another; or the run is unknown, or measured no speeds.
+        """
+
+        def load(run: str) -> Balance:
+            from multinode.launch.node_runs import load_balance
+            from multinode.records.run_directory import runs_root
+
+            return load_balance(runs_root(), run)
+
+        return read_levers(self, load)
 
     def _require_followed(self) -> None:
         """Refuse destinations that are wrong, or that a run which is left alone cannot have."""

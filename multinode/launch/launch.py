@@ -233,11 +233,8 @@ def _keep(
     if not isinstance(launch.job, Benchmark):
         layout = Layout.of(plan.workers)
         job = with_sharding(launch.job, launch.options.engine)
-        workload = read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress)
-        averaging = plan.averaging.words if plan.averaging is not None else None
-        balance = plan.balance.words if plan.balance is not None else None
-        settings = msgspec.structs.replace(workload.settings, averaging=averaging, balance=balance)
-        directory.write("workload.json", msgspec.structs.replace(workload, settings=settings))
+        workload = read_workload(job, first.model, layout, versions=first.packages, levers=plan.levers)
+        directory.write("workload.json", workload)
 
 
 def _nodes(cluster: Cluster) -> str:

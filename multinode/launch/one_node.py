@@ -70,7 +70,7 @@ def _could_be_single(directory: RunDirectory, several: _MeasuredTraining) -> boo
     except MultinodeError:
         # A file that cannot be read is another command's matter.
         return False
-    if single is None or len(single.plan.nodes) > 1 or single.plan.changed_algorithm is not None:
+    if single is None or len(single.plan.nodes) > 1 or single.plan.levers.algorithm is not None:
         return False
     names = {node.node for node in several.plan.nodes}
     return single.plan.nodes[0].node in names and not differing_setting(

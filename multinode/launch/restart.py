@@ -178,7 +178,7 @@ def why_no_fewer_nodes(job: Job, launch: LaunchOptions, workers: Sequence[int], 
     reasons = (
         (least > nodes, f"there are only {format_count(nodes, 'node')}"),
         (sharded, f"a {sharded} checkpoint fits only one number of workers"),
-        (launch.averaging is not None, "nodes that average train with their own batches"),
+        *((True, lever.why_no_fewer_nodes) for lever in launch.levers if lever.why_no_fewer_nodes is not None),
         (
             least < nodes and not keeps and not options.scale_batch,
             f"no accumulation keeps the global batch of {nodes} nodes on fewer nodes (--scale-batch lets it shrink)",

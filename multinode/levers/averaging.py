@@ -1,30 +1,48 @@
-"""Averaging between nodes every H-th optimizer step (local SGD, DiLoCo): command-line options and refusals.
+"""Averaging between nodes every H-th optimizer step (`--sync-every`, `--diloco`): local SGD, DiLoCo. Pure.
 
-The instrumentation implements it (`worker/levers/sync.py`); ADR 0033 describes the semantics. Pure.
+The mechanism is `worker/levers/sync.py`; ADR 0033 describes the semantics.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from multinode.errors import UsageError
+from multinode.levers.lever import Exclusion, Lever, Need, Workers
 
 SYNC_DTYPES = ("fp16", "bf16")
-# Read by the instrumentation.
-_VARIABLE = "MULTINODE_SYNC"
 # Defaults of the outer optimizer (arXiv:2311.08105).
 _OUTER_LR, _MOMENTUM = 0.7, 0.9
 _MOST_STEPS = 1_000_000
 
 
-class Averaging(msgspec.Struct, frozen=True, kw_only=True):
+class Averaging(Lever, frozen=True, kw_only=True):
     """What nodes average, and when."""
+
+    title: ClassVar[str] = "averaging between nodes"
+    heading: ClassVar[str] = "averaged"
+    phrase: ClassVar[str] = "averaging between nodes"
+    column: ClassVar[str] = "averaging"
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need("instrumentation"),
+        Need("ddp"),
+        Need("no_loss_scaling", "with fp16 loss scaling, a node whose gradients overflow would skip a step alone"),
+        Need("optimizer_step", "{found} updates parameters individually, without an optimizer step"),
+    )
+    excludes: ClassVar[Mapping[str, Exclusion]] = {
+        "compression": Exclusion(
+            " keeps gradients on their node, where {other} would compress them",
+            "use --sync-dtype fp16 for the data between nodes",
+        )
+    }
+    why_no_fewer_nodes: ClassVar[str | None] = "nodes that average train with their own batches"
+    idle_alone: ClassVar[str | None] = ": its workers average gradients at every step"
 
     every: Annotated[int, Meta(ge=1, le=_MOST_STEPS)]  # optimizer steps per round, H
     # `fp16` or `bf16`, in which changes are sent between nodes; None sends the parameters unchanged
@@ -33,16 +51,13 @@ class Averaging(msgspec.Struct, frozen=True, kw_only=True):
     momentum: float = 0.0  # of the outer optimizer (Nesterov)
 
     @property
-    def option(self) -> str:
-        """As typed."""
+    def given(self) -> Mapping[str, str | int]:
+        """Its options."""
         if self.outer_lr is None:
-            return f"--sync-every {self.every}"
-        return f"--diloco {self.every}:{self.outer_lr:g}:{self.momentum:g}"
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """As arguments of `launch`."""
-        return (*self.option.split(), *(("--sync-dtype", self.dtype) if self.dtype is not None else ()))
+            rounds: dict[str, str | int] = {"sync-every": self.every}
+        else:
+            rounds = {"diloco": f"{self.every}:{self.outer_lr:g}:{self.momentum:g}"}
+        return rounds if self.dtype is None else {**rounds, "sync-dtype": self.dtype}
 
     @property
     def words(self) -> str:
@@ -50,6 +65,28 @@ class Averaging(msgspec.Struct, frozen=True, kw_only=True):
         kind = "local SGD" if self.outer_lr is None else f"DiLoCo, outer lr {self.outer_lr:g}"
         every = "step" if self.every == 1 else f"{self.every} steps"
         return f"every {every} ({kind})" + (f", in {self.dtype}" if self.dtype else "")
+
+    @property
+    def algorithm(self) -> str | None:
+        """Nodes train apart between two averages."""
+        return f"its nodes average {self.words}"
+
+    def check(self, workers: Workers) -> None:
+        """Refuse rounds that cannot be.
+
+        Raises:
+            UsageError: one has no step, or too many.
+        """
+        del workers
+        if not 1 <= self.every <= _MOST_STEPS:
+            raise UsageError(f"{self.option} cannot be", hint=f"from 1 to {_MOST_STEPS} steps")
+
+    def environment(self, workers: Workers) -> dict[str, str]:
+        """Its fields, and the numbers of workers."""
+        from multinode.worker.levers.sync import VARIABLE
+
+        fields = msgspec.structs.asdict(self) | {"workers": list(workers.counts), "option": self.option}
+        return {VARIABLE: json.dumps(fields)}
 
 
 def read_averaging(sync_every: int | None, diloco: str | None, sync_dtype: str | None) -> Averaging | None:
@@ -91,11 +128,3 @@ def _read_diloco(text: str, dtype: str | None) -> Averaging:
     if not is_valid or not every.isascii():
         raise ValueError(text)
     return Averaging(every=int(every), dtype=dtype, outer_lr=outer_lr, momentum=momentum)
-
-
-def averaging_environment(averaging: Averaging | None, workers: Sequence[int]) -> dict[str, str]:
-    """Variables for a node's workers; `workers` is the number on each node, in node-rank order."""
-    if averaging is None:
-        return {}
-    fields = msgspec.structs.asdict(averaging) | {"workers": list(workers), "option": averaging.option}
-    return {_VARIABLE: json.dumps(fields)}

@@ -7,43 +7,101 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from multinode.errors import UsageError
+from multinode.levers.lever import Exclusion, Lever, Need, Workers
 
 _FORM = "the id of a run, or NODE=SPEED,... such as node0=1.6,node1=1"
 
 
-class Balance(msgspec.Struct, frozen=True, kw_only=True):
+class Balance(Lever, frozen=True, kw_only=True):
     """How fast nodes are."""
+
+    title: ClassVar[str] = "samples by speed"
+    heading: ClassVar[str] = "samples by speed"
+    phrase: ClassVar[str] = "speeds by which samples are dealt out"
+    column: ClassVar[str] = "balance"
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need("instrumentation"),
+        Need("ddp", ", which may communicate in every micro-batch"),
+        Need("map_dataset", "{found} reads an IterableDataset, whose samples cannot be dealt out"),
+        Need("mean_loss", "{found} has a loss of its own, and what its mean is taken of is unknown"),
+    )
+    excludes: ClassVar[Mapping[str, Exclusion]] = {
+        "averaging": Exclusion(": with {other} nodes do not wait for each other in each step")
+    }
+    idle_alone: ClassVar[str | None] = ""
 
     # of a worker of each node, by its name: samples that it gets where one of speed 1 gets one
     speeds: dict[str, float]
     run_id: str | None = None  # that they were measured in; None where they were stated
 
     @property
-    def option(self) -> str:
-        """As it is typed, whichever way the speeds were found."""
-        return f"--balance {self.words}"
+    def given(self) -> Mapping[str, str | int]:
+        """Its option, whichever way the speeds were found."""
+        return {"balance": self.words}
 
     @property
     def words(self) -> str:
         """In a few words: `node0=1.6,node1=1`."""
         return ",".join(f"{node}={speed:.3g}" for node, speed in self.speeds.items())
 
-    def of_workers(self, nodes: Sequence[str], workers: Sequence[int]) -> tuple[float, ...]:
+    def of_workers(self, workers: Workers) -> tuple[float, ...]:
         """The speed of each rank.
 
         Raises:
             UsageError: the speed of a node is unknown.
         """
-        unknown = next((node for node in nodes if node not in self.speeds), None)
+        unknown = next((node for node in workers.nodes if node not in self.speeds), None)
         if unknown is not None:
             source = f"run {self.run_id} did not measure it" if self.run_id is not None else "it names no speed of it"
             raise UsageError(f"{self.option}: {source}", node=unknown, hint="name every node: --balance NODE=SPEED,...")
-        return tuple(self.speeds[node] for node, count in zip(nodes, workers, strict=True) for _ in range(count))
+        counts = zip(workers.nodes, workers.counts, strict=True)
+        return tuple(self.speeds[node] for node, count in counts for _ in range(count))
+
+    def shares(self, workers: Workers) -> tuple[int, ...] | None:
+        """Samples of each rank in a step; None where the batch is unknown."""
+        speeds = self.of_workers(workers)
+        if not workers.batch or not workers.accumulation:
+            return None
+        return deal_step(workers.batch * len(speeds), speeds, workers.accumulation)
+
+    def check(self, workers: Workers) -> None:
+        """Refuse a node whose speed is unknown, and micro-batches that are too small to be dealt out otherwise.
+
+        Raises:
+            UsageError: one is.
+        """
+        shares = self.shares(workers)
+        if shares is not None and len(set(shares)) == 1:
+            raise UsageError(
+                f"{self.option}: micro-batches of {workers.batch} cannot be split finer: each worker gets the same "
+                "samples",
+                hint="a larger per_device_train_batch_size, and gradient_accumulation_steps as many times smaller",
+            )
+
+    def environment(self, workers: Workers) -> dict[str, str]:
+        """The speed of each rank, and the micro-batches of a step as far as they are known."""
+        from multinode.worker.levers.balance import VARIABLE
+
+        fields = {
+            "speeds": list(self.of_workers(workers)),
+            "accumulation": workers.accumulation or 1,
+            "option": self.option,
+        }
+        return {VARIABLE: json.dumps(fields)}
+
+    def notes(self, workers: Workers) -> Iterator[str]:
+        """Samples of each node's workers."""
+        source = f", as measured in run {self.run_id}" if self.run_id is not None else ""
+        shares, speeds = self.shares(workers), self.of_workers(workers)
+        firsts = [sum(workers.counts[:place]) for place in range(len(workers.counts))]
+        texts = [f"{shares[first]:d}" if shares is not None else f"{speeds[first]:.3g}" for first in firsts]
+        each = ", ".join(f"{node} {text}" for node, text in zip(workers.nodes, texts, strict=True))
+        per_step = "samples per step and worker" if shares is not None else "samples of a worker in proportion"
+        yield f"{per_step}: {each} ({self.option}{source})"
 
 
 def parse_balance(text: str) -> Balance:
@@ -73,11 +131,3 @@ def deal_step(samples: int, speeds: Sequence[float], micro_batches: int = 1) -> 
     for _ in range(micro_batches):
         dealt = [before + more for before, more in zip(dealt, deal(samples, speeds, dealt), strict=True)]
     return tuple(dealt)
-
-
-def balance_environment(balance: Balance, speeds: Sequence[float], accumulation: int) -> dict[str, str]:
-    """Variables that tell the workers; `accumulation` micro-batches make a step, as far as that is known."""
-    from multinode.worker.levers.balance import VARIABLE
-
-    fields = {"speeds": list(speeds), "accumulation": accumulation, "option": balance.option}
-    return {VARIABLE: json.dumps(fields)}

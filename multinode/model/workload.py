@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
+from multinode.levers.levers import NONE, TYPES, Levers
 from multinode.records.samples import plausible_count
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, Work
@@ -48,10 +49,23 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     recompute: bool | None = None  # whether activations are recomputed (gradient checkpointing)
     # whether gradients are reduced during the backward pass (DeepSpeed's `overlap_comm`; DDP always)
     overlap: bool | None = None
-    grad_compress: str | None = None  # the value of `--grad-compress`
-    averaging: str | None = None  # how nodes average parameters, in words; None if gradients are reduced in each step
-    balance: str | None = None  # speeds by which samples are dealt out; None gives each worker as many
+    levers: Levers = NONE  # what changes the training itself
     command: str | None = None  # of a script, as given
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """Every setting for tables, with each lever in words as one; None is unknown, or a lever that is not used."""
+        named: dict[str, Any] = {}
+        for name, value in msgspec.structs.asdict(self).items():
+            if name == "levers":
+                named |= {lever.column: self.levers.words.get(field) for field, lever in TYPES.items()}
+            else:
+                named[name] = value
+        return named
+
+
+SETTINGS = tuple(JobSettings().by_name)
+"""Names of settings in tables."""
 
 
 # What two runs of one training have in common, however they are laid out.
@@ -97,7 +111,7 @@ def read_workload(
     layout: Layout,
     *,
     versions: Mapping[str, str] | None = None,
-    grad_compress: str | None = None,
+    levers: Levers = NONE,
 ) -> Workload:
     """What a job trains, from its files alone.
 
@@ -106,9 +120,9 @@ def read_workload(
         model: the model's config.json; None if it could not be read.
         layout: the workers.
         versions: of packages on node 0.
-        grad_compress: the value of `--grad-compress`.
+        levers: of the plan.
     """
-    settings = msgspec.structs.replace(read_settings(job), grad_compress=grad_compress)
+    settings = msgspec.structs.replace(read_settings(job), levers=levers)
     packages = dict(versions or {})
     if not isinstance(job, LlamaFactoryJob):
         reason = "the communication of a script is known only from its steps"

@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.job_files import Change
+from multinode.levers.levers import Levers
 from multinode.model.workload import JobSettings
 from multinode.predict.break_even import Gain, gain
 from multinode.predict.forecast import PredictedScenario
@@ -184,11 +185,14 @@ def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) 
 def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | None:
     """Samples by the nodes' speed: what that gives was found where the run was summed up, and not by the model."""
     balance = today.balance
-    is_ddp = today.scenario.strategy is Strategy.DDP and today.scenario.averaging is None
-    if balance is None or not is_ddp or today.settings.balance is not None or balance.gain < 1 + _WORTH_A_LINE:
+    if balance is None:
+        return None
+    levers = today.settings.levers
+    is_ddp = today.scenario.strategy is Strategy.DDP and levers.beside(Levers(balance=balance.balance)) == levers
+    if not is_ddp or levers.balance is not None or balance.gain < 1 + _WORTH_A_LINE:
         return None
     low, high = balance.interval
-    change = Change(balance=balance.balance)
+    change = Change(levers=Levers(balance=balance.balance))
     option = TuningOption(
         name="samples by speed",
         kind="balance",

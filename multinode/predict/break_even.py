@@ -146,7 +146,7 @@ def on_one_node(calibration: Calibration, scenario: Scenario) -> Scenario:
     measured = calibration.layout
     workers = max(scenario.layout.on(1).workers, measured.workers if measured.nodes == 1 else 1)
     alone = Layout(nodes=1, workers_per_node=workers)
-    return msgspec.structs.replace(scenario, layout=alone, averaging=None, low_rank=None)
+    return msgspec.structs.replace(scenario, layout=alone, levers=scenario.levers.exact, low_rank=None)
 
 
 def beats(calibration: Calibration, scenario: Scenario, alone: Prediction) -> Needed:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.restrictions import power_sgd_rank
+from multinode.levers.levers import NONE, Levers
 from multinode.predict.cost_model import (
     HIDEABLE_SHARE,
     Overlap,
@@ -62,7 +62,7 @@ class CalibrationRun(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
     layout: Layout
     link: Link | None = None  # between its nodes; None is the one that the network was measured on
-    grad_compress: bool = False  # whether a hook sent its gradients as two bytes per element
+    levers: Levers = NONE  # that it was measured with
     overlap: bool = True  # whether computation was allowed to hide communication
 
 
@@ -238,7 +238,7 @@ def _core_wait_ms(worker: WorkerSplit) -> float:
 
 def _local_gb_per_s(several: CalibrationRun, work: Work, backend: str) -> tuple[float, float]:
     comm_ms, accumulation = several.summary.split.comm_ms, _accumulation(several.summary)
-    factor = gradient_factor(work.load) if several.grad_compress else 1.0
+    factor = gradient_factor(work.load, several.levers)
     low, high = _LOCAL_GB_PER_S["gloo" if backend == "gloo" else "nccl"]
     try:
         calls = with_gradients(work.calls_of(work.strategy, several.layout), factor)
@@ -343,7 +343,7 @@ def _with_overlap(seen: Calibration, several: CalibrationRun) -> Calibration:
     exposed_ms = _exposed_ms(several.summary, costs)
     if not several.overlap or not overlaps(work.strategy, seen.network.backend) or exposed_ms is None:
         return seen
-    factor = gradient_factor(work.load) if several.grad_compress else 1.0
+    factor = gradient_factor(work.load, several.levers)
     calls = (*with_gradients(work.calls_of(work.strategy, several.layout), factor), *seen.script)
     comm = comm_times(seen.network, calls, several.link or seen.network.link, several.layout)
     passes = accumulation if comm.micro_batch_ms else 1
@@ -397,27 +397,28 @@ def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
     return max(0.0, summary.step_time_ms.median - alone.step_ms)
 
 
-def sent_as(calibration: Calibration, scenario: Scenario, grad_compress: str | None) -> Scenario:
-    """The scenario with its gradients as `--grad-compress` sends them.
+def sent_as(calibration: Calibration, scenario: Scenario) -> Scenario:
+    """The scenario with its gradients as its compression sends them.
 
     Raises:
         UsageError: the traffic of PowerSGD is unknown.
     """
-    if grad_compress is None:
+    compression = scenario.levers.compression
+    if compression is None:
         return scenario
-    rank = power_sgd_rank(grad_compress)
-    if rank is None:
-        factor = scenario.gradient_factor * gradient_factor(calibration.work.load)
-        return msgspec.structs.replace(scenario, gradient_factor=factor)
+    if compression.rank is None:
+        return msgspec.structs.replace(
+            scenario, gradient_factor=gradient_factor(calibration.work.load, scenario.levers)
+        )
     if not calibration.matrices:
         raise UsageError(
-            f"--grad-compress {grad_compress}: the compression by PowerSGD is unknown, because the model's shape "
-            "is unknown",
+            f"{compression.option}: the compression by PowerSGD is unknown, because the model's shape is unknown",
             hint="measure it: multinode contrast, with and without the option",
         )
-    return msgspec.structs.replace(scenario, low_rank=make_low_rank(calibration.matrices, calibration.work.load, rank))
+    low_rank = make_low_rank(calibration.matrices, calibration.work.load, compression.rank)
+    return msgspec.structs.replace(scenario, low_rank=low_rank)
 
 
-def gradient_factor(load: TrafficInputs) -> float:
-    """Fraction of bytes left by a 16-bit hook; 1.0 for gradients already that narrow."""
-    return min(1.0, _HALF_BYTES / load.gradient_bytes)
+def gradient_factor(load: TrafficInputs, levers: Levers) -> float:
+    """Fraction of bytes left by a 16-bit hook; 1.0 without one, and for gradients already that narrow."""
+    return 1.0 if levers.compression is None else min(1.0, _HALF_BYTES / load.gradient_bytes)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import NONE, Levers
 from multinode.predict.network_model import CommTimes, Link
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, GroupScope, Strategy, TrafficInputs
@@ -101,12 +102,6 @@ def _round_calls(averaging: Averaging, load: TrafficInputs) -> Iterator[Call]:
         )
 
 
-def lever_work(averaging: Averaging | None, low_rank: LowRank | None) -> float:
-    """Compute per step, in multiples of the optimizer's."""
-    rounds = _ROUND_WORK / averaging.every if averaging is not None else 0.0
-    return rounds + (_LOW_RANK_WORK * (1 - low_rank.rest) if low_rank is not None else 0.0)
-
-
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """The settings to predict."""
 
@@ -118,18 +113,24 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     gradient_factor: float = 1.0  # factor on gradient bytes: 0.5 is a hook that sends fp32 as half
     bucket_bytes: float | None = None  # maximum bytes per reduction; None as calibrated
     overlap: bool = True  # whether computation may hide communication
-    averaging: Averaging | None = None  # averaging between nodes every H steps; None is DDP. No effect on one node.
-    low_rank: LowRank | None = None  # PowerSGD; None sends gradients unchanged
+    levers: Levers = NONE  # what changes the training itself
+    low_rank: LowRank | None = None  # what PowerSGD makes of the gradients; None sends them unchanged
 
     @property
-    def averages(self) -> bool:
-        """Whether nodes average parameters instead of gradients."""
-        return self.averaging is not None and self.layout.nodes > 1
+    def averaging(self) -> Averaging | None:
+        """How nodes average parameters instead of gradients; None if they do not, as on one node."""
+        return self.levers.on(self.layout.nodes).averaging
 
     @property
     def is_another_algorithm(self) -> bool:
         """Whether the algorithm differs from that of all runs used for predictions."""
-        return self.averages or self.low_rank is not None
+        return self.averaging is not None or self.low_rank is not None
+
+    @property
+    def lever_work(self) -> float:
+        """Compute per step of its levers, in multiples of the optimizer's."""
+        rounds = _ROUND_WORK / self.averaging.every if self.averaging is not None else 0.0
+        return rounds + (_LOW_RANK_WORK * (1 - self.low_rank.rest) if self.low_rank is not None else 0.0)
 
     @property
     def samples(self) -> float:

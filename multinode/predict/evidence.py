@@ -19,7 +19,7 @@ from multinode.predict.calibration import (
     batch_of,
     calibrate,
     calibrate_without_single,
-    gradient_factor,
+    sent_as,
 )
 from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import Link, NetworkModel, network_of_scan, stated_network
@@ -173,7 +173,11 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         calibration = self._with_repeats(
             calibration, [record for record in (single, *several[-1:]) if record is not None]
         )
-        return calibration if many is None else carry_residual(calibration, many, self._sent_as(many, several[-1]))
+        return (
+            calibration
+            if many is None
+            else carry_residual(calibration, many, sent_as(calibration, self.scenario_of(several[-1])))
+        )
 
     def _with_repeats(self, calibration: Calibration, used: Sequence[Record]) -> Calibration:
         rates = [[repeat.samples_per_s for repeat in repeats_of(run, self.stored)[-_MOST_REPEATS:]] for run in used]
@@ -181,10 +185,6 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         if spread <= calibration.scatter:
             return calibration
         return msgspec.structs.replace(calibration, scatter=spread, scatter_of="its repeats differ")
-
-    def _sent_as(self, run: CalibrationRun, record: Record) -> Scenario:
-        factor = gradient_factor(self.work.load) if run.grad_compress else 1.0
-        return msgspec.structs.replace(self.scenario_of(record), gradient_factor=factor)
 
     def measured(self, record: Record) -> CalibrationRun:
         """The run with its link.
@@ -204,7 +204,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             summary=summary,
             layout=record.layout,
             link=self.link_of(record),
-            grad_compress=settings.grad_compress is not None,
+            levers=settings.levers,
             overlap=settings.overlap is not False,
         )
 
@@ -225,6 +225,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             accumulation=accumulation,
             strategy=record.strategy or self.work.strategy,
             overlap=settings.overlap is not False,
+            levers=settings.levers,
         )
 
 
@@ -293,7 +294,7 @@ def _backend(record: Record) -> str:
 def _inferred_work(record: Record) -> Work | None:
     if record.summary is None:
         return None
-    is_compressed = record.settings.grad_compress is not None
+    is_compressed = record.settings.levers.compression is not None
     return work_of_calls(record.summary, record.layout, compressed=is_compressed)
 
 
@@ -313,7 +314,7 @@ def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
         except JobError as error:
             reason = error.message
     # Runs with uncompressed gradients come first.
-    alike.sort(key=lambda record: record.settings.grad_compress is not None)
+    alike.sort(key=lambda record: record.settings.levers.compression is not None)
     seen = (_inferred_work(record) for record in alike)
     inferred = next((work for work in seen if work is not None), None)
     if inferred is None:
@@ -337,7 +338,6 @@ class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
     scenario: Scenario  # of the run
     samples_per_s: float  # measured
     samples_per_s_range: tuple[float, float] | None = None  # that its rounding leaves; None if it is exact
-    grad_compress: str | None = None  # its hook
 
 
 def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
@@ -390,7 +390,6 @@ def _hold(
         calibration=calibration,
         scenario=scenario,
         samples_per_s=record.samples_per_s,
-        grad_compress=record.settings.grad_compress,
     )
 
 
@@ -406,7 +405,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     today_samples_per_s: float | None = None  # of it; None if not measured
     single_samples_per_s: float | None = None  # of the run on one node, if there is one
     subject: Subject
-    grad_compress: str | None = None  # the hook that was used
     # stored runs of the same training, each with a calibration that does not use it
     holdouts: tuple[HoldoutRun, ...] = ()
     sources: tuple[str, ...] = ()  # of all data, one sentence each
@@ -436,7 +434,6 @@ def gather(
         today_samples_per_s=_mean_rate(chosen.newest, named) if chosen.several else None,
         single_samples_per_s=_mean_rate(chosen.single, named) if chosen.single is not None else None,
         subject=inputs.subject,
-        grad_compress=inputs.subject.settings.grad_compress,
         holdouts=tuple(holdout_runs(inputs, chosen, stored)),
         sources=chosen.sources,
         notes=(*calibration.notes, *_other_workers(chosen), *_unswept(chosen, stream)),

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.restrictions import power_sgd_rank
-from multinode.levers.averaging import Averaging
+from multinode.levers.lever import Workers
+from multinode.levers.levers import NONE, LeverAxes, Levers
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
@@ -27,9 +27,6 @@ from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from multinode.units import MIB, format_count, format_rate
 
-GRAD_COMPRESS = ("fp16", "bf16")
-"""Dtypes of DDP's compression hooks, in addition to `powersgd[:RANK]`."""
-
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to predict: every combination of its axes; an empty axis is as measured.
@@ -41,8 +38,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
         methods: `full` or `lora:RANK`.
         bucket_mib: maximum size of a reduction.
         overlaps: whether computation may hide communication.
-        grad_compress: `fp16`, `bf16`, `powersgd[:RANK]`, or None for uncompressed gradients.
-        averagings: averaging between nodes every H steps; None averages gradients in every step.
+        levers: what changes the training itself.
         target: efficiency of the break-even, between 0 and 1.
         link_measured: link rate of the runs and the nccl-test, if their NICs did not report it.
         stream: measured TCP rate in Gbit/s; None uses the nccl-test.
@@ -57,8 +53,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
     methods: tuple[str, ...] = ()
     bucket_mib: tuple[float, ...] = ()
     overlaps: tuple[bool, ...] = ()
-    grad_compress: tuple[str | None, ...] = ()
-    averagings: tuple[Averaging | None, ...] = ()
+    levers: LeverAxes = LeverAxes()
     target: float = 0.9
     link_measured: float | None = None
     stream: float | None = None
@@ -75,8 +70,7 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: int  # micro-batches per step
     strategy: str
     method: str | None = None  # `full` or `lora:8`; None as calibrated
-    grad_compress: str | None = None  # `fp16`, `bf16`, `powersgd[:RANK]` or None
-    averaging: str | None = None  # averaging between nodes, in words; None at each step
+    levers: Levers = NONE  # that have an effect on so many nodes
     bucket_mib: float | None = None  # maximum size of a reduction; None as calibrated
     overlap: bool = True  # whether computation may hide communication
     step_time_ms: float  # of an optimizer step
@@ -142,19 +136,17 @@ def predict_scenario(
     scenario: Scenario,
     *,
     method: str | None = None,
-    grad_compress: str | None = None,
     measured: bool = False,
 ) -> PredictedScenario:
     """Predict one scenario and one node with the same settings.
 
     Args:
         calibration: the measurements, for another method as from `scenarios.variant`.
-        scenario: the settings; the factor of a compression hook is applied here.
+        scenario: the settings; the factor of its compression is applied here.
         method: its name.
-        grad_compress: one of GRAD_COMPRESS, `powersgd[:RANK]`, or None.
         measured: whether exactly this was measured.
     """
-    scenario = sent_as(calibration, scenario, grad_compress)
+    scenario = sent_as(calibration, scenario)
     prediction = Prediction(calibration, scenario)
     layout = scenario.layout
     alone = Prediction(calibration, on_one_node(calibration, scenario))
@@ -170,8 +162,7 @@ def predict_scenario(
         accumulation=scenario.accumulation,
         strategy=str(scenario.strategy),
         method=method,
-        grad_compress=grad_compress,
-        averaging=scenario.averaging.words if scenario.averaging is not None and scenario.averages else None,
+        levers=scenario.levers.on(layout.nodes),
         bucket_mib=None if scenario.bucket_bytes is None else scenario.bucket_bytes / MIB,
         overlap=scenario.overlap,
         step_time_ms=prediction.step_time_ms,
@@ -203,9 +194,9 @@ USUAL_LINKS = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
 _MOST_SCENARIOS = 10_000
 _MOST_NODES = _MOST_WORKERS = 1024
 _MOST_ACCUMULATION = 1 << 16
-_MOST_ROUND = 1_000_000
 _GBIT_PER_S, _BATCH, _MIBS = (1e-4, 1e5), (1e-3, 1e6), (1e-3, 1e6)
 _ALIKE = 1e-6
+_replace = msgspec.structs.replace
 _SHARDED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 
 
@@ -214,8 +205,7 @@ class _Point(NamedTuple):
 
     strategy: Strategy
     method: str | None
-    grad_compress: str | None
-    averaging: Averaging | None
+    levers: Levers
     bucket_mib: float | None
     overlap: bool | None
     per_device_batch: float
@@ -270,9 +260,11 @@ def _own_link(evidence: Evidence, outlooks: Iterable[PredictedScenario]) -> Pred
 
 def _shortfall(evidence: Evidence) -> Finding | None:
     if evidence.today_samples_per_s is not None:
-        sent = sent_as(evidence.calibration, evidence.today, evidence.grad_compress)
+        sent = sent_as(evidence.calibration, evidence.today)
         return judge_speed(evidence.calibration, sent, evidence.today_samples_per_s)
-    return next((_shortfall_of(held) for held in evidence.holdouts if held.scenario == evidence.today), None)
+    levers = evidence.today.levers
+    alike = (held for held in evidence.holdouts if _replace(held.scenario, levers=levers) == evidence.today)
+    return next(map(_shortfall_of, alike), None)
 
 
 def _one_node(evidence: Evidence) -> PredictedScenario | None:
@@ -288,7 +280,6 @@ def _as_measured(evidence: Evidence, scenario: Scenario, *, measured: bool) -> P
         evidence.calibration,
         scenario,
         method=method_of(evidence.subject.settings),
-        grad_compress=evidence.grad_compress,
         measured=measured,
     )
 
@@ -297,7 +288,7 @@ def back_tested(evidence: Evidence) -> BackTest:
     """The model tested with all suitable stored runs."""
     tested = []
     for held in evidence.holdouts:
-        row = predict_scenario(held.calibration, held.scenario, grad_compress=held.grad_compress)
+        row = predict_scenario(held.calibration, held.scenario)
         tested.append(
             Trial(
                 name=held.name,
@@ -318,7 +309,7 @@ def _shortfall_of(held: HoldoutRun) -> Finding | None:
     if held.calibration.network.is_measured:
         return None
     most = held.samples_per_s_range[1] if held.samples_per_s_range is not None else None
-    sent = sent_as(held.calibration, held.scenario, held.grad_compress)
+    sent = sent_as(held.calibration, held.scenario)
     return judge_speed(held.calibration, sent, held.samples_per_s, most)
 
 
@@ -341,16 +332,13 @@ class _Variants:
             calibration,
             scenario,
             method=point.method or method_of(self.evidence.subject.settings),
-            grad_compress=point.grad_compress,
             measured=self._is_measured(scenario, point),
         )
         if scenario.layout.nodes == 1 or scenario.link != self.evidence.today.link or row.measured:
             return row
         cases = [
             msgspec.structs.replace(
-                predict_scenario(
-                    calibration.in_case(case), scenario, method=row.method, grad_compress=point.grad_compress
-                ),
+                predict_scenario(calibration.in_case(case), scenario, method=row.method),
                 case=case.name,
             )
             for case in calibration.network.on(scenario.link).cases()
@@ -378,7 +366,7 @@ class _Variants:
             strategy=point.strategy,
             bucket_bytes=None if point.bucket_mib is None else point.bucket_mib * MIB,
             overlap=overlap,
-            averaging=point.averaging,
+            levers=point.levers,
         )
 
     def _is_measured(self, scenario: Scenario, point: _Point) -> bool:
@@ -386,7 +374,6 @@ class _Variants:
         return (
             evidence.today_samples_per_s is not None
             and point.method in {None, method_of(evidence.subject.settings)}
-            and point.grad_compress == evidence.grad_compress
             and scenario == evidence.today
         )
 
@@ -396,8 +383,7 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
     axes = (
         request.strategies or (today.strategy,),
         request.methods or (None,),
-        request.grad_compress or (evidence.grad_compress,),
-        request.averagings or (None,),
+        request.levers.combined(today.levers),
         request.bucket_mib or (None,),
         request.overlaps or (None,),
         request.per_device_batches or (today.per_device_batch,),
@@ -413,15 +399,11 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
     for values in itertools.product(*axes):
         point = _Point._make(values)
         if point.nodes == 1:
-            point = point._replace(link_gbit_per_s=today.link.gbit_per_s, averaging=None)
-        if point.strategy is not Strategy.DDP and None in request.averagings:
-            point = point._replace(averaging=None)
-        is_ddp = point.strategy is Strategy.DDP and point.averaging is None
-        if not is_ddp and (not request.grad_compress or None in request.grad_compress):
-            # The hook is part of DDP: other strategies without one are an error only if they alone are requested.
-            point = point._replace(grad_compress=None)
-        if point not in seen:
-            seen.add(point)
+            point = point._replace(link_gbit_per_s=today.link.gbit_per_s, levers=point.levers.on(1))
+        point = point._replace(levers=_usable(point, request.levers))
+        key = (point._replace(levers=NONE), point.levers.options)
+        if key not in seen:
+            seen.add(key)
             _refuse_contradiction(point)
             yield point
 
@@ -446,40 +428,33 @@ def refuse_unusable(request: ForecastRequest) -> None:
         ("--batch", request.per_device_batches, _BATCH),
         ("--accumulation", request.accumulations, (1, _MOST_ACCUMULATION)),
         ("--bucket-mib", request.bucket_mib, _MIBS),
-        (
-            "--sync-every",
-            [averaging.every for averaging in request.averagings if averaging is not None],
-            (1, _MOST_ROUND),
-        ),
     ):
         for value in values:
             if not least <= value <= most:
                 raise UsageError(f"{option} {value:g} cannot be", hint=f"from {least:g} to {most:g}")
-    unusual = [name for name in request.grad_compress if name not in {None, *GRAD_COMPRESS}]
-    unknown = next((name for name in unusual if name is not None and power_sgd_rank(name) is None), None)
-    if unknown is not None:
-        choices = f"one of {', '.join(GRAD_COMPRESS)}, powersgd, powersgd:RANK, none"
-        raise UsageError(f"--grad-compress {unknown} is unknown", hint=choices)
     if not 0 < request.target < 1:
         raise UsageError(
             f"--target {request.target:g} is not an efficiency", hint="give a value between 0 and 1: --target 0.9"
         )
 
 
+def _usable(point: _Point, axes: LeverAxes) -> Levers:
+    """Its levers, without those that its strategy or another lever excludes.
+
+    Levers are part of DDP: another strategy is an error only if nothing but a lever was requested.
+    """
+    dispensable = set(axes.dispensable(point.levers))
+    if point.strategy is not Strategy.DDP:
+        return point.levers.without(*dispensable)
+    excluded = {name for lever in point.levers for name in lever.excludes}
+    return point.levers.without(*(dispensable & excluded))
+
+
 def _refuse_contradiction(point: _Point) -> None:
-    if point.averaging is not None and point.strategy is not Strategy.DDP:
-        raise UsageError(f"{point.averaging.option} works with DDP, not with {point.strategy}", hint="--strategy ddp")
-    if point.averaging is not None and point.grad_compress is not None:
-        raise UsageError(
-            f"{point.averaging.option} keeps gradients on their node, where --grad-compress {point.grad_compress} "
-            "would compress them",
-            hint="use --sync-dtype fp16 for the data between nodes, or add --grad-compress none",
-        )
-    if point.grad_compress is not None and point.strategy is not Strategy.DDP:
-        raise UsageError(
-            f"gradients of {point.strategy} cannot be sent as {point.grad_compress}: the hook is part of DDP",
-            hint="remove --grad-compress or --strategy",
-        )
+    for lever in point.levers if point.strategy is not Strategy.DDP else ():
+        raise UsageError(f"{lever.option} works with DDP, not with {point.strategy}", hint="--strategy ddp")
+    point.levers.refuse_pairs()
+    point.levers.check(Workers())
 
 
 def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:
@@ -504,9 +479,8 @@ def _asked(evidence: Evidence, request: ForecastRequest) -> Scenario:
         nodes = min((node for node in request.nodes if node > 1), default=scenario.layout.nodes)
         layout = _layout(scenario, nodes, min(request.workers_per_node, default=None))
         scenario = msgspec.structs.replace(scenario, layout=layout)
-    compress = request.grad_compress[0] if len(request.grad_compress) == 1 else evidence.grad_compress
-    averaging = request.averagings[0] if len(request.averagings) == 1 else None
-    return sent_as(evidence.calibration, msgspec.structs.replace(scenario, averaging=averaging), compress)
+    levers = request.levers.alone(scenario.levers)
+    return sent_as(evidence.calibration, msgspec.structs.replace(scenario, levers=levers))
 
 
 def _layout(today: Scenario, nodes: int, workers_per_node: int | None) -> Layout:

@@ -21,7 +21,6 @@ from multinode.predict.cost_model import (
     StepParts,
     averaging_calls,
     hideable_part,
-    lever_work,
     low_rank_calls,
     overlaps,
     step_parts,
@@ -179,7 +178,7 @@ class Prediction:
         costs = msgspec.structs.replace(
             costs,
             compute_ms=costs.compute_ms * larger * own,
-            optimizer_ms=costs.optimizer_ms * (1 + _lever_work(scenario)) * own,
+            optimizer_ms=costs.optimizer_ms * (1 + scenario.lever_work) * own,
             host_ms=costs.host_ms * own,
             data_ms=costs.data_ms * larger * own,
         )
@@ -241,7 +240,7 @@ def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[Call, ...]:
         # The recorded calls have another bucket size.
         work = msgspec.structs.replace(work, bucket_bytes=scenario.bucket_bytes, calls={})
     calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), scenario.gradient_factor)
-    if scenario.averaging is not None and scenario.averages:
+    if scenario.averaging is not None:
         calls = averaging_calls(calls, scenario.averaging, work.load)
         # DDP broadcasts its buffers inside each node then.
         return (*calls, *(call for call in calibration.script if call.collective != "broadcast"))
@@ -254,13 +253,9 @@ def _is_within_unknown(calibration: Calibration, scenario: Scenario) -> bool:
     return scenario.strategy is Strategy.ZERO1 and calibration.work.load.optimizer_within_node is None
 
 
-def _lever_work(scenario: Scenario) -> float:
-    return lever_work(scenario.averaging if scenario.averages else None, scenario.low_rank)
-
-
 def sent_bytes(scenario: Scenario, calls: Sequence[Call]) -> float:
     """Bytes that a worker sends, and receives, per step in rings over all workers or, for averages, nodes."""
-    if scenario.averages:
+    if scenario.averaging is not None:
         leaders = [call for call in calls if call.reach is GroupScope.LEADERS]
         return passing_bytes(leaders, scenario.accumulation, scenario.layout)
     return passing_bytes(calls, scenario.accumulation, scenario.layout)
@@ -325,10 +320,10 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...
 
 
 def _doubts_of_levers(calibration: Calibration, scenario: Scenario) -> Iterator[UncertaintySource]:
-    if scenario.averages:
+    if scenario.averaging is not None:
         why = "the nodes' wait for each other once per round was not measured"
         yield UncertaintySource(part="compute", relative=_ONCE_PER_ROUND, why=why)
-    costs, work = calibration.costs, _lever_work(scenario)
+    costs, work = calibration.costs, scenario.lever_work
     if work:
         step_ms = scenario.accumulation * costs.compute_ms + costs.optimizer_ms * (1 + work)
         part = costs.optimizer_ms * work / step_ms if costs.optimizer_ms else _UNKNOWN_WORK

@@ -64,7 +64,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def is_training(self) -> bool:
         """Whether it tells how fast a training is whose workers average at every step."""
         has_speed = self.summary is not None and self.summary.samples_per_s is not None
-        return self.sweep is None and has_speed and self.plan.changed_algorithm is None
+        return self.sweep is None and has_speed and self.plan.levers.algorithm is None
 
     @functools.cached_property
     def job(self) -> LlamaFactoryJob | None:
@@ -93,7 +93,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         # A worker says so, as `worker/levers/compress.py` does where the training has a hook of its own.
         reasons = self.summary.missing.values() if self.summary is not None else ()
         stepped_aside = any(_NOT_COMPRESSED in reason for reason in reasons)
-        return msgspec.structs.replace(settings, grad_compress=None) if stepped_aside else settings
+        return (
+            msgspec.structs.replace(settings, levers=settings.levers.without("compression"))
+            if stepped_aside
+            else settings
+        )
 
     @property
     def strategy(self) -> Strategy | None:
@@ -163,9 +167,9 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
         UsageError: there is no training among them, or there are several, or one trained by another algorithm.
     """
     for record in named:
-        if record.plan.changed_algorithm is not None:
+        if record.plan.levers.algorithm is not None:
             raise UsageError(
-                f"run {record.run_id} cannot be used: {record.plan.changed_algorithm}",
+                f"run {record.run_id} cannot be used: {record.plan.levers.algorithm}",
                 hint=f"measure without this option: {CONTRAST}",
             )
     trainings = [record for record in named if record.is_training]

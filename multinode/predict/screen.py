@@ -134,13 +134,13 @@ _SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
     (Column("accum."), lambda row: str(row.accumulation), lambda row: f"accumulation {row.accumulation}"),
     (
         Column("gradients", words=True),
-        lambda row: row.grad_compress or UNKNOWN,
-        lambda row: f"gradients in {row.grad_compress}" if row.grad_compress else "",
+        lambda row: row.levers.words.get("compression", UNKNOWN),
+        lambda row: f"gradients in {words}" if (words := row.levers.words.get("compression")) else "",
     ),
     (
         Column("averaged", words=True),
-        lambda row: row.averaging or "every step",
-        lambda row: f"averaged {row.averaging}" if row.averaging else "",
+        lambda row: row.levers.words.get("averaging", "every step"),
+        lambda row: f"averaged {words}" if (words := row.levers.words.get("averaging")) else "",
     ),
     (Column("bucket", "MiB"), lambda row: figure(row.bucket_mib, "g"), lambda _: ""),
     (Column("overlap"), lambda row: "on" if row.overlap else "off", lambda row: "" if row.overlap else "no overlap"),

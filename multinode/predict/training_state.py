@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.job.deepspeed import DeepSpeedConfig, fixed_edits
 from multinode.job.job_files import Change
+from multinode.levers.levers import Levers
 from multinode.model.training import MemoryNeed, StatePlacement, memory_need
 from multinode.model.workload import JobSettings
 from multinode.predict.calibration import Calibration, sent_as
@@ -41,7 +42,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """A training in its settings."""
 
     calibration: Calibration
-    scenario: Scenario  # its settings, as far as the model has them; its gradients' factor is without `--grad-compress`
+    scenario: Scenario  # its settings, as far as the model has them; its gradients' factor is without compression
     settings: JobSettings = JobSettings()  # all of them
     subject: Subject | None = None  # what was trained when its costs were measured; None is unknown
     deepspeed: DeepSpeedConfig | None = None  # its DeepSpeed configuration; None without one
@@ -66,6 +67,11 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
             **own,
         )
 
+    def with_levers(self, levers: Levers) -> TrainingState:
+        """The state with more levers; nobody has measured it."""
+        joined = {"levers": self.settings.levers.joined(levers)}
+        return self.with_(joined, joined)
+
     @property
     def is_script(self) -> bool:
         """Whether it is a script, whose settings only its author can change."""
@@ -77,7 +83,6 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
             self.calibration,
             self.scenario,
             method=method_of(self.settings),
-            grad_compress=self.settings.grad_compress,
             measured=self.measured_samples_per_s is not None,
         )
 
@@ -88,7 +93,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sent(self) -> Scenario:
         """The scenario with its gradients as they are sent."""
-        return sent_as(self.calibration, self.scenario, self.settings.grad_compress)
+        return sent_as(self.calibration, self.scenario)
 
     def memory_need(self) -> MemoryNeed | None:
         """What the states of the model take of a worker; None where the model's size is not known."""

@@ -26,6 +26,7 @@ from multinode.launch.launch import (
 )
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.series import Resume, Series, take_up
+from multinode.levers.levers import NONE
 from multinode.model.workload import JobSettings, read_settings
 from multinode.predict.advice import Advice, Recommendations, Tried
 from multinode.predict.run_selection import CONTRAST
@@ -139,18 +140,14 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
             hint="give it: multinode tune --from RUN train.yaml",
         )
     # On one node the gradients pass no network.
-    compress = options.grad_compress if nodes != 1 else None
-    options = msgspec.structs.replace(
-        options,
-        grad_compress=None if change.averaging is not None else change.grad_compress or compress,
-        averaging=change.averaging,
-        balance=change.balance,
-    )
+    kept = options.levers.beside(change.levers) if nodes != 1 else NONE
+    options = msgspec.structs.replace(options, levers=kept.joined(change.levers))
     return msgspec.structs.replace(launch, cluster=cluster, job=job, options=options)
 
 
 def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
-    steps, least = job.config.get("max_steps"), _ROUNDS * change.averaging.every if change.averaging is not None else 0
+    steps, rounds = job.config.get("max_steps"), change.levers.round_steps
+    least = _ROUNDS * rounds if rounds > 1 else 0
     if type(steps) is not int or not 0 < steps < least:
         return job
     return override_job(job, parse_overrides((f"max_steps={least}",)))
@@ -177,13 +174,14 @@ def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
 def _require_measured(launch: Launch, measured: JobSettings) -> None:
     if isinstance(launch.job, Benchmark):
         return
-    settings = msgspec.structs.replace(read_settings(launch.job), grad_compress=launch.options.grad_compress)
-    pairs = {name: (getattr(settings, name), getattr(measured, name)) for name in JobSettings.__struct_fields__}
-    # Gradients that are compressed as nothing are sent as they are.
+    settings, levers = read_settings(launch.job), launch.options.levers
+    names = [name for name in JobSettings.__struct_fields__ if name != "levers"]
+    pairs = {name.replace("_", " "): (getattr(settings, name), getattr(measured, name)) for name in names}
+    pairs = {name: both for name, both in pairs.items() if None not in both}
+    # A lever that is not used is known.
+    pairs |= levers.beside_words(measured.levers)
     differing = [
-        f"{name.replace('_', ' ')} is {ours!r}, but {theirs!r} was measured"
-        for name, (ours, theirs) in pairs.items()
-        if ours != theirs and (name == "grad_compress" or None not in {ours, theirs})
+        f"{name} is {ours!r}, but {theirs!r} was measured" for name, (ours, theirs) in pairs.items() if ours != theirs
     ]
     if differing:
         raise UsageError(

@@ -11,6 +11,8 @@ from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
+from multinode.levers.compression import Compression
+from multinode.levers.levers import NONE, Levers
 from multinode.model.training import COUNTED
 from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.cost_model import make_low_rank
@@ -86,15 +88,16 @@ def setting_options(state: TrainingState) -> Iterator[TuningOption]:
 def _compress(state: TrainingState) -> Iterator[TuningOption]:
     """DDP's hook: only there, and only where gradients travel as fp32."""
     settings, load = state.settings, state.calibration.work.load
-    wide = load.gradient_bytes == _FP32_BYTES and state.scenario.gradient_factor == 1
-    if state.scenario.strategy is Strategy.DDP and settings.grad_compress is None and wide:
+    wide = load.gradient_bytes == _FP32_BYTES
+    if state.scenario.strategy is Strategy.DDP and settings.levers.compression is None and wide:
         dtype = "bf16" if settings.precision == "bf16" else "fp16"
+        lever = Levers(compression=Compression(kind=dtype))
         yield TuningOption(
             name=f"gradients in {dtype}",
             kind="gradients",
             before=state,
-            after=state.with_(settings={"grad_compress": dtype}),
-            change=Change(grad_compress=dtype),
+            after=state.with_levers(lever),
+            change=Change(levers=lever),
             # On a slow network the copies of all buckets are on their way at once.
             extra_gib=load.trainable * _HALF_BYTES / _BYTES_PER_GIB,
             doubt=_CAST_DOUBT,
@@ -105,8 +108,8 @@ def _compress(state: TrainingState) -> Iterator[TuningOption]:
 
 
 def _approximate(state: TrainingState) -> Iterator[TuningOption]:
-    load, kind = state.calibration.work.load, f"powersgd:{_POWER_SGD_RANK}"
-    if state.scenario.strategy is not Strategy.DDP or state.settings.grad_compress is not None:
+    load, lever = state.calibration.work.load, Levers(compression=Compression(kind=f"powersgd:{_POWER_SGD_RANK}"))
+    if state.scenario.strategy is not Strategy.DDP or state.settings.levers.compression is not None:
         return
     low_rank = make_low_rank(state.calibration.matrices, load, _POWER_SGD_RANK)
     if low_rank.left + low_rank.right + low_rank.rest < 1 / 2:
@@ -114,8 +117,8 @@ def _approximate(state: TrainingState) -> Iterator[TuningOption]:
             name=f"PowerSGD of rank {_POWER_SGD_RANK}",
             kind="gradients",
             before=state,
-            after=state.with_(settings={"grad_compress": kind}),
-            change=Change(grad_compress=kind),
+            after=state.with_levers(lever),
+            change=Change(levers=lever),
             # What it has lost so far.
             extra_gib=load.trainable * (1 - low_rank.rest) * _FP32_BYTES / _BYTES_PER_GIB,
             meaning=_LOW_RANK,
@@ -125,8 +128,8 @@ def _approximate(state: TrainingState) -> Iterator[TuningOption]:
 def _average(state: TrainingState) -> Iterator[TuningOption]:
     scenario, settings, load = state.scenario, state.settings, state.calibration.work.load
     is_ddp = scenario.strategy is Strategy.DDP and scenario.layout.nodes > 1 and settings.precision != "fp16"
-    for averaging in _AVERAGINGS if is_ddp and settings.grad_compress is None else ():
-        outer = averaging.outer_lr is not None
+    for averaging in _AVERAGINGS if is_ddp and settings.levers.compression is None else ():
+        lever, outer = Levers(averaging=averaging), averaging.outer_lr is not None
         width = f" in {averaging.dtype}" if averaging.dtype is not None else ""
         # On the first worker of each node: the parameters of the last round, and an outer optimizer's momentum.
         copies = (outer or averaging.dtype is not None) + outer
@@ -134,8 +137,8 @@ def _average(state: TrainingState) -> Iterator[TuningOption]:
             name=f"{'DiLoCo' if outer else 'local SGD'} every {averaging.every} steps{width}",
             kind="outer" if outer else "averaging",
             before=state,
-            after=state.with_({"averaging": averaging}, {"averaging": averaging.words}),
-            change=Change(averaging=averaging),
+            after=state.with_levers(lever),
+            change=Change(levers=lever),
             extra_gib=copies * load.trainable * _FP32_BYTES / _BYTES_PER_GIB,
             meaning=f"{_APART}. Published: "
             + (
@@ -442,8 +445,8 @@ def _worth(option: TuningOption) -> str:
 def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
     layout = state.scenario.layout
     # A single worker has nobody to send gradients to, and on one node they pass no network.
-    compressed = state.settings.grad_compress if placed.nodes > 1 else None
-    then = state.with_({"layout": placed}, {"grad_compress": compressed})
+    levers = {} if placed.nodes > 1 else {"levers": NONE}
+    then = state.with_({"layout": placed, **levers}, levers)
     change = Change(
         deepspeed=then.batch_edits(),
         nodes=placed.nodes if placed.nodes != layout.nodes else None,

@@ -249,7 +249,7 @@ def observe_run(
     stretches = None
     if size_bytes > most_bytes:
         # Long enough for whole rounds of averaging.
-        rounds = 3 * plan.averaging.every if plan.averaging is not None else 0
+        rounds = 3 * plan.levers.round_steps if plan.levers.round_steps > 1 else 0
         stretches = EvenStretches(paths, most_bytes, rounds)
     nodes = []
     for number, node in enumerate(plan.nodes):

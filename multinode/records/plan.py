@@ -11,8 +11,7 @@ from multinode.cluster.hostfile import fold_numbers
 from multinode.cluster.quoting import Command, bracketed, render_command, shown_environment
 from multinode.decoding import convert
 from multinode.errors import printable_line
-from multinode.levers.averaging import Averaging
-from multinode.levers.balance import Balance
+from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.invocation import Invocation
 from multinode.secret_values import redact, redact_file
@@ -84,9 +83,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         profile: whether the workers record their steps.
         nproc_per_node: workers of a node; of unequal ones, of the node with the most.
         sample_interval_s: from one sample of a node's NICs, processors and GPUs to the next.
-        grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
-        averaging: what nodes average every H steps; None is nothing, as on one node.
-        balance: how fast the nodes are by which samples are dealt out; None deals out as many to each worker.
+        levers: what changes the training itself, without those that have no effect on one node.
         test: what a benchmark measures; None of any other job.
         code: the files that the job runs in, where they are copied to the nodes first.
         command: the command line that asked for it; None if none did, as from Python.
@@ -104,9 +101,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     profile: bool = True
     trace: TraceWindow | None = None
     sample_interval_s: float = 1.0
-    grad_compress: str | None = None
-    averaging: Averaging | None = None
-    balance: Balance | None = None
+    levers: Levers = NONE
     test: Benchmark | None = None
     code: CodeCopy | None = None
     command: Invocation | None = None
@@ -117,14 +112,6 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     def workers(self) -> tuple[int, ...]:
         """Workers of each node, in node-rank order."""
         return tuple(len(node.ranks) for node in self.nodes)
-
-    @property
-    def changed_algorithm(self) -> str | None:
-        """What the workers do in place of averaging all gradients in each step; None is nothing."""
-        if self.averaging is not None:
-            return f"its nodes average {self.averaging.words}"
-        is_exact = self.grad_compress in {None, "fp16", "bf16"}
-        return None if is_exact else f"its gradients are sent as {self.grad_compress}"
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:

@@ -12,11 +12,11 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict
 
 from . import batches, compiler, ddp, hang, model, nics, phases, trace
 from .guard import AfterImport, Guard, Hooks, add_trainer_callback
-from .levers import balance, compress, sync, sync_trainer
+from .levers.install import deals_samples, guarded_hooks, unguarded_hooks
 from .recorder import Recorder, record_exceptions
 from .steps import Steps, memory_meter
 from .traffic import Traffic
@@ -41,7 +41,6 @@ def install() -> None:
     nic_meter = nics.meter(guard, os.environ)
     if nic_meter is not None:
         steps.meters.append(nic_meter)
-    compression = os.environ.get(compress.VARIABLE)
     before: Hooks = [
         *resume,
         *compiler.HOOKS,
@@ -50,7 +49,7 @@ def install() -> None:
     after: Hooks = [
         *batches.hooks(steps, guard),
         *traffic.hooks(),
-        *(compress.hooks(steps, guard, traffic, compression) if compression else []),
+        *guarded_hooks(steps, guard, traffic),
         *ddp.hooks(steps, guard, traffic),
         *model.hooks(steps, guard),
         *trace.hooks(steps, guard),
@@ -60,19 +59,7 @@ def install() -> None:
     ]
     quiet = [[(name, guard.quietly(action)) for name, action in each] for each in (before, after)]
     # In the optimizer's phase no more, and not yet in the next step.
-    sys.meta_path.insert(0, AfterImport([*quiet[0], *_sync_hooks(steps, nic_meter), *balance.hooks(steps), *quiet[1]]))
-
-
-def _sync_hooks(steps: Steps, nic_meter: Optional[nics.NicMeter]) -> Hooks:
-    """Averaging between nodes, if it was asked for; it is no observer, and the guard is not around it."""
-    text = os.environ.get(sync.VARIABLE)
-    if not text:
-        return []
-    averaging = sync.ParameterAveraging(sync.read_settings(text), steps)
-    if nic_meter is not None:
-        # Between two averages the counters tell what a round sends.
-        averaging.listeners.append(nic_meter.read_soon)
-    return [*sync.hooks(steps, averaging), *sync_trainer.hooks(averaging)]
+    sys.meta_path.insert(0, AfterImport([*quiet[0], *unguarded_hooks(steps, nic_meter), *quiet[1]]))
 
 
 def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
@@ -81,9 +68,7 @@ def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
             steps.restart()
 
     def end_step(args: Any, state: Any, _logs: Any) -> None:
-        # Those of a balanced worker are counted.
-        is_balanced = balance.VARIABLE in os.environ
-        samples = None if is_balanced else args.train_batch_size * args.gradient_accumulation_steps
+        samples = None if deals_samples() else args.train_batch_size * args.gradient_accumulation_steps
         steps.step("trainer", step=state.global_step, total_steps=state.max_steps, samples=samples)
 
     def end_evaluation(*_: Any) -> None:

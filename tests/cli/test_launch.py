@@ -166,12 +166,14 @@ def test_a_file_of_options_is_launched_with_and_what_is_typed_counts_before_it(f
         "workers-per-node: 2\nsync-every: 16\nsync-dtype: fp16\nset: {learning_rate: 0.5, max_steps: 7}\n"
     )
     plan = json.loads(dry_run("plain.yaml", "--json", "--with", "tuned.yaml").stdout)
-    assert (plan["nproc_per_node"], plan["averaging"]["every"], plan["averaging"]["dtype"]) == (2, 16, "fp16")
+    assert (plan["nproc_per_node"], plan["levers"]["averaging"]["every"]) == (2, 16)
+    assert plan["levers"]["averaging"]["dtype"] == "fp16"
     assert {"learning_rate: 0.5", "max_steps: 7"} <= set(plan["nodes"][0]["files"][0]["text"].splitlines())
 
     typed = ("--sync-every", "4", "--set", "max_steps=9", "--workers-per-node", "1", "--nodes", "2")
     plan = json.loads(dry_run("plain.yaml", "--json", "--with", "tuned.yaml", *typed).stdout)
-    assert (plan["nproc_per_node"], plan["averaging"]["every"], plan["averaging"]["dtype"]) == (1, 4, None)
+    assert (plan["nproc_per_node"], plan["levers"]["averaging"]["every"]) == (1, 4)
+    assert plan["levers"]["averaging"]["dtype"] is None
     assert {"learning_rate: 0.5", "max_steps: 9"} <= set(plan["nodes"][0]["files"][0]["text"].splitlines())
 
     (folder / "alone.yaml").write_text("nodes: 1\ndeepspeed-set: {steps_per_print: 3}\n")
@@ -181,7 +183,7 @@ def test_a_file_of_options_is_launched_with_and_what_is_typed_counts_before_it(f
     assert json.loads(deepspeed)["steps_per_print"] == 3
     (folder / "fp16.yaml").write_text("grad-compress: fp16\n")
     plan = json.loads(dry_run("plain.yaml", "--json", "--with", "fp16.yaml").stdout)
-    assert plan["grad_compress"] == "fp16"
+    assert plan["levers"] == {"compression": {"kind": "fp16"}}
     (folder / "wrong.yaml").write_text("nodes: 1\ngradient: fp16\n")
     refused = dry_run("plain.yaml", "--with", "wrong.yaml").exception
     assert isinstance(refused, UsageError)
@@ -216,7 +218,7 @@ def test_what_stands_behind_the_option_is_the_directory_or_the_job(folder: Path)
 
 def test_speeds_are_stated_or_those_of_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = json.loads(dry_run("--json", "--balance", "a=2,b=1", "--", "train.py").stdout)
-    assert plan["balance"]["speeds"] == {"a": 2.0, "b": 1.0}
+    assert plan["levers"]["balance"]["speeds"] == {"a": 2.0, "b": 1.0}
     monkeypatch.setenv("MULTINODE_RUNS", str(folder / "runs"))
     directory = RunDirectory.create(folder / "runs", "slow")
     directory.write("run.json", {})

@@ -65,14 +65,15 @@ def test_every_axis_reaches_its_scenarios() -> None:
     assert (one["per_device_batch"], one["accumulation"], one["workers_per_node"]) == (4.0, 2, 2)
     assert (one["strategy"], one["method"], one["bucket_mib"], one["overlap"]) == ("ZeRO-2", "lora:8", 10.0, True)
     (none, half) = document("b-one", "a-sweep", "--link", "1", "--grad-compress", "none,bf16")["scenarios"]
-    assert (none["grad_compress"], half["grad_compress"]) == (None, "bf16")
+    assert (none["levers"], half["levers"]) == ({}, {"compression": {"kind": "bf16"}})
     rounds = document(
         *("b-one", "a-sweep", "--link", "1", "--sync-every", "none,16", "--diloco", "64", "--sync-dtype", "none,fp16")
     )["scenarios"]
-    local, diloco = "every 16 steps (local SGD)", "every 64 steps (DiLoCo, outer lr 0.7)"
-    assert [one["averaging"] for one in rounds] == [None, local, f"{local}, in fp16", diloco, f"{diloco}, in fp16"]
+    averagings = [one["levers"].get("averaging", {}) for one in rounds]
+    every = [(each.get("every"), each.get("dtype"), each.get("outer_lr")) for each in averagings]
+    assert every == [(None, None, None), (16, None, None), (16, "fp16", None), (64, None, 0.7), (64, "fp16", 0.7)]
     text = predict("b-one", "a-sweep", "--link", "1", "--sync-every", "16", "--grad-compress", "none")
-    assert f"averaged {local}" in " ".join(text.split())
+    assert "averaged every 16 steps (local SGD)" in " ".join(text.split())
 
 
 def test_every_strategy_that_the_model_has_can_be_asked_for() -> None:

@@ -67,7 +67,8 @@ def test_the_winner_goes_where_it_is_asked_for_and_is_what_launch_takes(folder: 
     assert "sync-every: 16" in (folder / "winner.yaml").read_text()
     planned = run("--with", "winner.yaml", "job.yaml", "--hosts", "hosts", "--dry-run", "--json", verb="launch")
     plan = json.loads(planned.stdout)
-    assert (plan["averaging"]["every"], plan["averaging"]["dtype"], plan["world_size"]) == (16, "fp16", 2)
+    assert (plan["levers"]["averaging"]["every"], plan["world_size"]) == (16, 2)
+    assert plan["levers"]["averaging"]["dtype"] == "fp16"
 
 
 def test_a_tuning_is_listed_and_shown(tuned: Tuned) -> None:

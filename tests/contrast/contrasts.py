@@ -22,6 +22,7 @@ from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run import NodeRun, Run
 from multinode.stats.estimate import Estimate, Spread, of_repeats
+from tests.levers.compressed import compressed
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
 
@@ -200,7 +201,7 @@ _ADVICE = (
         outlook=outlook(2 * _LINK_GBIT_PER_S, 2),
         memory_gib=0.01,
         meaning="gradients are rounded to fp16 on the wire; very large ones overflow",
-        change=Change(grad_compress="fp16"),
+        change=Change(levers=compressed("fp16")),
         command="--grad-compress fp16",
         why="7.4 MB per step are sent for 14.7",
     ),

@@ -10,7 +10,10 @@ from multinode.contrast import judge
 from multinode.contrast.figures import Side, name_side
 from multinode.contrast.judge import require_alike
 from multinode.errors import UsageError
+from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
 from tests.contrast.made_up_sides import SETTINGS, side_of
+from tests.levers.compressed import compressed
 
 MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
 
@@ -67,8 +70,11 @@ def test_what_one_side_does_not_tell_refuses_nothing_and_is_said(name: str) -> N
         ({"per_device_batch": 4}, "Per-device batch: 2 on A, 4 on B."),
         ({"packing": True}, "Packing: unknown on A, on on B."),
         ({"command": "train.py\x1b[2J"}, "Command: unknown on A, train.py [2J on B."),
-        ({"grad_compress": "x" * 99}, f"Gradient compression: none on A, {'x' * 57}..."),
-        ({"averaging": "every 16 steps"}, "Averaging between nodes: none on A, every 16 steps on B."),
+        ({"levers": compressed("x" * 99)}, f"Gradient compression: none on A, {'x' * 57}..."),
+        (
+            {"levers": Levers(averaging=Averaging(every=16))},
+            "Averaging between nodes: none on A, every 16 steps (local SGD) on B.",
+        ),
     ],
 )
 def test_other_settings_are_marked_and_refuse_nothing(other: dict[str, Any], said: str) -> None:

@@ -12,6 +12,7 @@ from multinode.contrast.side import load_side_run, make_side
 from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import LeverAxes, Levers
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
 from multinode.records.plan import LaunchPlan
@@ -63,7 +64,7 @@ def outlook(root: Path, averaging: Averaging | None) -> Contrast:
     runs = [keep(root, "c-baseline", 1, 0.0), keep(root, "c-candidate", 2, 100.0)]
     plan = runs[1].read("plan.json", LaunchPlan)
     assert plan is not None
-    runs[1].write("plan.json", msgspec.structs.replace(plan, averaging=averaging))
+    runs[1].write("plan.json", msgspec.structs.replace(plan, levers=Levers(averaging=averaging)))
     sides = [make_side(role, [load_side_run(run)]) for role, run in zip(("baseline", "candidate"), runs, strict=True)]
     return with_outlook(compare(sides, mode="scale-out", why="", job="job.yaml", rule=""), root)
 
@@ -74,9 +75,9 @@ def test_the_break_even_of_nodes_that_average_is_predicted_from_the_one_node(tmp
     assert (found.forecast_reason, found.advice) == ("", ())
     assert found.forecast is not None
     assert found.forecast.break_even_of.endswith("averaging every 16 steps (local SGD)")
-    assert {one.averaging for one in found.forecast.scenarios} == {None, averaging.words}
+    assert {one.levers.words.get("averaging") for one in found.forecast.scenarios} == {None, averaging.words}
     assert {one.nodes for one in found.forecast.scenarios} == {1, 2, 4}
-    request = ForecastRequest(nodes=(2,), averagings=(averaging,), link_measured=0.1)
+    request = ForecastRequest(nodes=(2,), levers=LeverAxes(averaging=(averaging,)), link_measured=0.1)
     assert found.forecast.break_even == forecast_runs(tmp_path, ["c-baseline"], request).break_even
 
 

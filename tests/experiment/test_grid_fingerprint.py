@@ -12,6 +12,7 @@ from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, override_job, parse_llamafactory
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.grid import Grid, fingerprint
+from tests.levers.compressed import compressed
 
 JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")
 HOSTS = "a slots=2 price=1 env.NCCL_ALGO=Ring env.HF_TOKEN=one\nb slots=2\n"
@@ -78,7 +79,7 @@ def test_where_the_file_of_the_job_lies_does_not_matter() -> None:
         print_of(hosts=HOSTS.replace("b slots", "b python=/other/bin/python slots")),
         print_of(hosts=HOSTS.replace("b slots", "b workdir=/elsewhere slots")),
         print_of(options=options_with({"X": "2"})),
-        print_of(options=options_with({"X": "1"}, grad_compress="fp16")),
+        print_of(options=options_with({"X": "1"}, levers=compressed("fp16"))),
         print_of(options=options_with({"X": "1"}, engine=Engine(name="accelerate"))),
         print_of(options=options_with({"X": "1"}, code=CodeTree(source="/src"))),
         print_of(measured={"steps": 60}),

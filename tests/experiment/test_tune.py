@@ -21,6 +21,7 @@ from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
 from tests.experiment.tuning import HOSTS, YAML, Elsewhere, steps_of, tuning_request
+from tests.levers.compressed import compressed
 
 changed = msgspec.structs.replace
 # By what is predicted of them here, best first.
@@ -79,8 +80,8 @@ def test_every_run_trains_on_as_many_samples_with_the_seed_of_its_round(tmp_path
         assert what.execute.kind == "tuning"
     alone = nodes.launches[1]
     assert (len(alone.cluster.nodes), alone.options.workers_per_node) == (1, 1)
-    assert nodes.launches[2].options.averaging == Averaging(every=16, dtype="fp16")
-    assert nodes.launches[3].options.grad_compress == "fp16"
+    assert nodes.launches[2].options.levers.averaging == Averaging(every=16, dtype="fp16")
+    assert nodes.launches[3].options.levers == compressed("fp16")
 
 
 def test_the_winner_is_written_as_launch_takes_it(tmp_path: Path) -> None:

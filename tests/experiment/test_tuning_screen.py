@@ -10,6 +10,7 @@ from multinode.experiment.tuning import Tuning, judge
 from multinode.experiment.tuning_screen import plan_parts, tuning_parts
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
 from tests.experiment.trials import curve, trial
 from tests.golden import Golden
 
@@ -44,7 +45,7 @@ def measured(one: Candidate, rate: float, *losses: float) -> CandidateTrial:
 AVERAGED = candidate(
     "local-sgd",
     "local SGD every 16 steps in fp16",
-    change=Change(averaging=Averaging(every=16, dtype="fp16")),
+    change=Change(levers=Levers(averaging=Averaging(every=16, dtype="fp16"))),
     predicted_samples_per_s=38.0,
     predicted_interval=(30.0, 44.0),
     against_one_node=1.7,

@@ -6,6 +6,7 @@ import pytest
 
 from multinode.experiment.trial import Shortlist, candidate_of, make_shortlist, steps_needed
 from multinode.predict.advice import RankedOption, rank_options
+from tests.levers.compressed import compressed
 from tests.predict.test_advice import changed, named, state
 
 
@@ -65,7 +66,7 @@ def test_accumulation_has_fewer_steps_for_as_many_samples() -> None:
 
 def test_power_sgd_needs_more_steps_than_it_leaves_as_they_are() -> None:
     one = next(one for one in hopeful() if one.advice.name == "gradients in fp16")
-    settings = changed(one.option.after.settings, grad_compress="powersgd:4")
+    settings = changed(one.option.after.settings, levers=compressed("powersgd:4"))
     low_rank = one._replace(option=changed(one.option, after=changed(one.option.after, settings=settings)))
     assert (steps_needed(one), steps_needed(low_rank)) == (8, 32)
 

@@ -59,7 +59,7 @@ def launch_of(
             master_port=_free_port(),
             sample_interval_s=0.5,
             trace_steps=asked.trace_steps,
-            grad_compress=asked.grad_compress,
+            levers=asked.levers,
         ),
         execute=execute or ExecuteOptions(lease_s=60.0),
         check=False,

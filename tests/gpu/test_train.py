@@ -10,7 +10,9 @@ from multinode.contrast.measure import ContrastRequest, contrast
 from multinode.job.job import ScriptJob
 from multinode.launch.context import ExecuteOptions, Launched, RunContext
 from multinode.launch.launch import launch
+from multinode.levers.levers import NONE
 from multinode.records.run import StallRecord
+from tests.levers.compressed import compressed
 
 from .one_gpu import TRAIN, launch_of
 
@@ -51,7 +53,7 @@ def test_exposed_communication_is_what_a_trace_shows(train: Callable[..., Launch
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_compressed_gradients_halve_what_is_sent(train: Callable[..., Launched], kind: str) -> None:
     whole, half = (
-        train("--width", "2048", grad_compress=chosen).summary.comm.bytes_per_step.nic for chosen in (None, kind)
+        train("--width", "2048", levers=levers).summary.comm.bytes_per_step.nic for levers in (NONE, compressed(kind))
     )
     assert whole is not None
     assert half is not None

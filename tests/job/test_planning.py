@@ -18,9 +18,11 @@ from multinode.job.planning import candidate_ports, plan_launch, with_workers, w
 from multinode.job.synthetic import with_synthetic
 from multinode.levers.averaging import Averaging
 from multinode.levers.balance import Balance
+from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
 from multinode.records.plan import LaunchPlan, NodePlan, TraceWindow
 from tests.golden import Golden
+from tests.levers.compressed import compressed
 
 SFT = LlamaFactoryJob(
     config_path="configs/sft.yaml",
@@ -258,7 +260,7 @@ def test_unequal_nodes_have_as_many_workers_as_they_have_slots(engine: str) -> N
 def test_a_llamafactory_job_on_unequal_nodes_has_each_nodes_own_number() -> None:
     plan = plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions())
     assert [node.command.env["NPROC_PER_NODE"] for node in plan.nodes] == ["4", "2", "3"]
-    averaged = plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions(averaging=Averaging(every=4)))
+    averaged = plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions(levers=Levers(averaging=Averaging(every=4))))
     assert json.loads(averaged.nodes[2].command.env["MULTINODE_SYNC"])["workers"] == [4, 2, 3]
     assert plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions(workers_per_node=2)).workers == (2, 2, 2)
 
@@ -270,18 +272,18 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
     job = msgspec.structs.replace(
         SFT, config=SFT.config | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     )
-    plan = plan_launch(TWO_4090, job, FACTS, "r", LaunchOptions(balance=BALANCE))
-    assert plan.balance == BALANCE
+    plan = plan_launch(TWO_4090, job, FACTS, "r", LaunchOptions(levers=Levers(balance=BALANCE)))
+    assert plan.levers.balance == BALANCE
     assert plan.notes[-1] == (
         "samples per step and worker: box1 10, box2 6 (--balance box1=5,box2=3, as measured in run r0)"
     )
     for node in plan.nodes:
         told = json.loads(node.command.env["MULTINODE_BALANCE"])
         assert told == {"speeds": [5.0, 5.0, 3.0, 3.0], "accumulation": 4, "option": "--balance box1=5,box2=3"}
-    script = plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions(balance=BALANCE))
+    script = plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions(levers=Levers(balance=BALANCE)))
     assert script.notes[-1].startswith("samples of a worker in proportion: box1 5, box2 3 (")
-    one = plan_launch(TWO_4090.first(1), SCRIPT, FACTS, "r", LaunchOptions(balance=BALANCE))
-    assert one.balance is None
+    one = plan_launch(TWO_4090.first(1), SCRIPT, FACTS, "r", LaunchOptions(levers=Levers(balance=BALANCE)))
+    assert one.levers.balance is None
     assert one.notes[-1] == "--balance box1=5,box2=3 has no effect on one node"
     assert "MULTINODE_BALANCE" not in one.nodes[0].command.env
 
@@ -300,26 +302,31 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
             "works with DDP only; this job uses FSDP, which may communicate in every micro-batch",
         ),
         ({}, {"profile": False}, "needs the instrumentation"),
-        ({}, {"averaging": Averaging(every=4)}, "with --sync-every 4 nodes do not wait for each other"),
+        (
+            {},
+            {"levers": Levers(averaging=Averaging(every=4))},
+            "with --sync-every 4 nodes do not wait for each other",
+        ),
         ({"streaming": True}, {}, "streaming: true reads an IterableDataset"),
         ({"stage": "dpo"}, {}, "stage: dpo has a loss of its own"),
         ({"use_asft_loss": True}, {}, "use_asft_loss has a loss of its own"),
         ({"per_device_train_batch_size": 1}, {}, "micro-batches of 1 cannot be split finer"),
-        ({}, {"balance": Balance(speeds={"box1": 1.0})}, "it names no speed of it"),
+        ({}, {"levers": Levers(balance=Balance(speeds={"box1": 1.0}))}, "it names no speed of it"),
     ],
 )
 def test_what_cannot_be_balanced_is_refused_before_the_start(
     config: dict[str, Any], options: dict[str, Any], why: str
 ) -> None:
     job = msgspec.structs.replace(SFT, config=SFT.config | config)
+    levers = Levers(balance=BALANCE).joined(options.get("levers", NONE))
     with pytest.raises(UsageError, match=why):
-        plan_launch(TWO_4090, job, FACTS, "r", LaunchOptions(**{"balance": BALANCE, **options}))
+        plan_launch(TWO_4090, job, FACTS, "r", LaunchOptions(**{**options, "levers": levers}))
 
 
 def test_accelerate_with_fsdp_cannot_be_balanced() -> None:
     engine = Engine(name="accelerate", accelerate={"distributed_type": "FSDP"})
     with pytest.raises(UsageError, match="accelerate with FSDP, which may communicate"):
-        plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions(engine=engine, balance=BALANCE))
+        plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions(engine=engine, levers=Levers(balance=BALANCE)))
 
 
 GROUPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -618,20 +625,20 @@ def sft(**config: Any) -> LlamaFactoryJob:
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "powersgd", "powersgd:2", "powersgd:8:100"])
 @pytest.mark.parametrize("name", sorted(set(ENGINES) - {"llamafactory"}))
 def test_the_workers_of_every_node_are_told_whoever_starts_them(name: str, kind: str) -> None:
-    planned = plan(BARE_SCRIPT, engine=Engine(name=name), grad_compress=kind)
-    assert planned.grad_compress == kind
+    planned = plan(BARE_SCRIPT, engine=Engine(name=name), levers=compressed(kind))
+    assert planned.levers == compressed(kind)
     assert [node.command.env[VARIABLE] for node in planned.nodes] == [kind, kind]
 
 
 def test_a_llamafactory_training_under_ddp_is_told_too() -> None:
     for job in (BARE_SFT, sft(deepspeed=None, fsdp=None)):
-        assert [node.command.env[VARIABLE] for node in plan(job, grad_compress="fp16").nodes] == ["fp16", "fp16"]
+        assert [node.command.env[VARIABLE] for node in plan(job, levers=compressed("fp16")).nodes] == ["fp16", "fp16"]
 
 
 def test_nobody_is_told_what_was_not_asked_for() -> None:
     test = CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo")
-    for planned in (plan(BARE_SCRIPT), plan(BARE_SFT), plan(test, grad_compress="fp16")):
-        assert planned.grad_compress is None
+    for planned in (plan(BARE_SCRIPT), plan(BARE_SFT), plan(test, levers=compressed("fp16"))):
+        assert planned.levers == NONE
         assert [VARIABLE in node.command.env for node in planned.nodes] == [False, False]
 
 
@@ -639,18 +646,21 @@ def test_nobody_is_told_what_was_not_asked_for() -> None:
     ("job", "options", "words"),
     [
         *(
-            (BARE_SCRIPT, {"grad_compress": kind}, "unknown compression")
+            (BARE_SCRIPT, {"levers": compressed(kind)}, "unknown compression")
             for kind in ("PowerSGD", "powersgd:", "powersgd:0", "powersgd:4:", "powersgd:4:x", "powersgd:4:1:1")
         ),
-        (BARE_SCRIPT, {"grad_compress": "int8"}, "unknown compression"),
-        (BARE_SCRIPT, {"grad_compress": ""}, "unknown compression"),
-        (BARE_SCRIPT, {"grad_compress": "fp16", "profile": False}, "--no-profile"),
-        (sft(deepspeed="configs/ds_z2.json"), {"grad_compress": "fp16"}, "this job uses DeepSpeed"),
-        (sft(deepspeed={"zero_optimization": {"stage": 2}}), {"grad_compress": "bf16"}, "this job uses DeepSpeed"),
-        (sft(fsdp="full_shard auto_wrap"), {"grad_compress": "fp16"}, "this job uses FSDP"),
+        (BARE_SCRIPT, {"levers": compressed("int8")}, "unknown compression"),
+        (BARE_SCRIPT, {"levers": compressed("")}, "unknown compression"),
+        (BARE_SCRIPT, {"levers": compressed("fp16"), "profile": False}, "--no-profile"),
+        (sft(deepspeed="configs/ds_z2.json"), {"levers": compressed("fp16")}, "this job uses DeepSpeed"),
+        (sft(deepspeed={"zero_optimization": {"stage": 2}}), {"levers": compressed("bf16")}, "this job uses DeepSpeed"),
+        (sft(fsdp="full_shard auto_wrap"), {"levers": compressed("fp16")}, "this job uses FSDP"),
         (
             BARE_SCRIPT,
-            {"grad_compress": "fp16", "engine": Engine(name="accelerate", accelerate={"distributed_type": "FSDP"})},
+            {
+                "levers": compressed("fp16"),
+                "engine": Engine(name="accelerate", accelerate={"distributed_type": "FSDP"}),
+            },
             "this job uses accelerate with FSDP",
         ),
     ],
@@ -658,14 +668,14 @@ def test_nobody_is_told_what_was_not_asked_for() -> None:
 def test_what_cannot_work_is_refused_with_a_way_out(job: Job, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
         plan(job, **options)
-    assert str(refused.value).startswith(f"--grad-compress {options['grad_compress']}")
+    assert str(refused.value).startswith(" ".join(options["levers"].options))
     assert "\n" not in str(refused.value)
     assert refused.value.hint
 
 
 def test_a_configuration_of_accelerate_that_makes_ddp_is_no_reason_to_refuse() -> None:
     engine = Engine(name="accelerate", accelerate={"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"})
-    assert plan(BARE_SCRIPT, engine=engine, grad_compress="bf16").grad_compress == "bf16"
+    assert plan(BARE_SCRIPT, engine=engine, levers=compressed("bf16")).levers == compressed("bf16")
 
 
 def test_a_plan_carries_what_the_hostfile_names_and_only_nccl_has_hcas() -> None:

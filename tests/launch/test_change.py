@@ -8,15 +8,17 @@ from multinode.errors import UsageError
 from multinode.job.job_files import Change, change_text, parse_change
 from multinode.levers.averaging import Averaging
 from multinode.levers.balance import Balance
+from multinode.levers.levers import Levers
+from tests.levers.compressed import compressed
 
 CHANGES = [
     Change(),
     Change(nodes=1, workers_per_node=2),
-    Change(averaging=Averaging(every=16)),
-    Change(averaging=Averaging(every=16, dtype="fp16"), nodes=2),
-    Change(averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
-    Change(grad_compress="powersgd:4"),
-    Change(balance=Balance(speeds={"a": 1.5, "b": 1.0})),
+    Change(levers=Levers(averaging=Averaging(every=16))),
+    Change(levers=Levers(averaging=Averaging(every=16, dtype="fp16")), nodes=2),
+    Change(levers=Levers(averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9))),
+    Change(levers=compressed("powersgd:4")),
+    Change(levers=Levers(balance=Balance(speeds={"a": 1.5, "b": 1.0}))),
     Change(
         overrides=("gradient_accumulation_steps=4", "deepspeed=null", "learning_rate=0.0001", 'template="1e3"'),
         deepspeed=("zero_optimization.stage=2", "zero_optimization.overlap_comm=true"),
@@ -31,14 +33,15 @@ def test_what_is_written_is_read_again(change: Change) -> None:
     assert text.startswith("# by multinode tune: local SGD\n")
     again = parse_change(text, "tuned.yaml")
     assert change_text(again, "x") == change_text(change, "x")
-    assert (again.averaging, again.grad_compress, again.nodes) == (change.averaging, change.grad_compress, change.nodes)
-    assert again.balance == change.balance
+    assert (again.levers, again.nodes) == (change.levers, change.nodes)
     assert len(again.overrides) == len(change.overrides)
 
 
 def test_the_file_has_the_options_of_launch_by_their_names() -> None:
     change = Change(
-        overrides=("gradient_accumulation_steps=4",), averaging=Averaging(every=16, dtype="fp16"), workers_per_node=2
+        overrides=("gradient_accumulation_steps=4",),
+        levers=Levers(averaging=Averaging(every=16, dtype="fp16")),
+        workers_per_node=2,
     )
     assert change_text(change, "x") == (
         "# x\nworkers-per-node: 2\nsync-every: 16\nsync-dtype: fp16\nset:\n  gradient_accumulation_steps: 4\n"

@@ -9,6 +9,7 @@ import pytest
 
 from multinode.cluster.quoting import Command
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
 from multinode.profile.observed import observe_run
 from multinode.profile.summary import Summary, summarise
 from multinode.records.plan import LaunchPlan, NodePlan
@@ -129,7 +130,7 @@ def test_whole_rounds_of_averaging_are_read(tmp_path: Path) -> None:
                 samples.append(sync)
             samples.append(StepSample(rank=rank, step=step, time_s=step, mono_ns=step * 10**8, step_time_us=took_us))
         directory.append_samples(rank, f"rank-{rank}.jsonl", lines(samples))
-    plan = msgspec.structs.replace(PLAN, averaging=Averaging(every=every))
+    plan = msgspec.structs.replace(PLAN, levers=Levers(averaging=Averaging(every=every)))
     found = observe_run(directory, plan, most_bytes=600_000)
     assert len(found.steps) < steps / 3
     assert len(found.counted) == every * len(found.syncs) > 0

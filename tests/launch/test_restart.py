@@ -23,6 +23,7 @@ from multinode.launch.restart import (
     why_not_restarted,
 )
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
 from multinode.records.run import Attempt, Failure
 
 TEXT = "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ndataset: d\noutput_dir: out/\n"
@@ -154,7 +155,13 @@ SCRIPT = ScriptJob(argv=("train.py",))
             "a DeepSpeed checkpoint fits only one number",
         ),
         ({"min_nodes": 1}, 2, job(deepspeed="z2.json"), {}, "a DeepSpeed checkpoint fits only one number"),
-        ({"min_nodes": 1}, 2, job(), {"averaging": Averaging(every=4)}, "nodes that average"),
+        (
+            {"min_nodes": 1},
+            2,
+            job(),
+            {"levers": Levers(averaging=Averaging(every=4))},
+            "nodes that average",
+        ),
     ],
 )
 def test_which_runs_can_go_on_without_a_node(

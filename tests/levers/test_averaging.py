@@ -15,7 +15,9 @@ from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.levers.averaging import Averaging, read_averaging
+from multinode.levers.levers import NONE, Levers
 from multinode.records.plan import LaunchPlan
+from tests.levers.compressed import compressed
 
 VARIABLE = "MULTINODE_SYNC"
 CLUSTER = Cluster(
@@ -75,13 +77,13 @@ def test_what_contradicts_itself_or_is_wrong_is_refused(
 
 def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
     averaging = Averaging(every=64, dtype="fp16", outer_lr=0.7, momentum=0.9)
-    planned = plan(SCRIPT, averaging=averaging)
-    assert planned.averaging == averaging
+    planned = plan(SCRIPT, levers=Levers(averaging=averaging))
+    assert planned.levers.averaging == averaging
     told = [json.loads(node.command.env[VARIABLE]) for node in planned.nodes]
     fields = {"every": 64, "dtype": "fp16", "outer_lr": 0.7, "momentum": 0.9, "workers": [2, 2]}
     assert told == [fields | {"option": "--diloco 64:0.7:0.9"}] * 2
-    alone = plan(SCRIPT, nodes=1, averaging=averaging)
-    assert alone.averaging is None
+    alone = plan(SCRIPT, nodes=1, levers=Levers(averaging=averaging))
+    assert alone.levers.averaging is None
     assert VARIABLE not in alone.nodes[0].command.env
     assert alone.notes[-1].startswith("--diloco 64:0.7:0.9 has no effect on one node")
     assert VARIABLE not in plan(SCRIPT).nodes[0].command.env
@@ -91,7 +93,7 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
     ("job", "options", "words"),
     [
         (SCRIPT, {"profile": False}, "--no-profile"),
-        (SCRIPT, {"grad_compress": "fp16"}, "--grad-compress fp16 would compress them"),
+        (SCRIPT, {"levers": compressed("fp16")}, "--grad-compress fp16 would compress them"),
         (sft(deepspeed="configs/ds_z2.json"), {}, "this job uses DeepSpeed"),
         (sft(fsdp="full_shard auto_wrap"), {}, "this job uses FSDP"),
         (
@@ -109,10 +111,10 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
 )
 def test_jobs_that_cannot_be_averaged_are_refused_by_their_files(job: Job, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
-        plan(job, averaging=EVERY, **options)
+        plan(job, **{**options, "levers": Levers(averaging=EVERY).joined(options.get("levers", NONE))})
     assert str(refused.value).startswith("--sync-every 16")
 
 
 def test_a_llamafactory_job_under_ddp_is_not() -> None:
     for job in (SFT, sft(bf16=True, optim="adamw_torch", finetuning_type="lora")):
-        assert plan(job, averaging=EVERY).averaging == EVERY
+        assert plan(job, levers=Levers(averaging=EVERY)).levers == Levers(averaging=EVERY)

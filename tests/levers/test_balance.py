@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from multinode.errors import UsageError
 from multinode.levers.balance import Balance, deal_step, parse_balance
+from multinode.levers.lever import Workers
 
 SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=3)
 
@@ -17,7 +18,7 @@ def test_speeds_are_read_as_they_are_written() -> None:
     assert found == Balance(speeds={"node0": 1.6, "node1": 1.0})
     assert found.option == "--balance node0=1.6,node1=1"
     assert parse_balance(found.words) == found
-    assert found.of_workers(["node1", "node0"], (1, 2)) == (1.0, 1.6, 1.6)
+    assert found.of_workers(Workers(nodes=("node1", "node0"), counts=(1, 2))) == (1.0, 1.6, 1.6)
 
 
 @pytest.mark.parametrize("text", ["", "node0", "node0=", "=1", "a=1,a=2", "a=0", "a=-1", "a=nan", "a=inf", "a=1,,b=1"])
@@ -29,7 +30,7 @@ def test_what_is_no_speed_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("run_id", "why"), [(None, "it names no speed of it"), ("r1", "run r1 did not measure it")])
 def test_a_node_whose_speed_is_unknown_is_named(run_id: str | None, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
-        Balance(speeds={"a": 1.0}, run_id=run_id).of_workers(["a", "b"], (1, 1))
+        Balance(speeds={"a": 1.0}, run_id=run_id).of_workers(Workers(nodes=("a", "b"), counts=(1, 1)))
     assert caught.value.node == "b"
 
 

@@ -13,6 +13,7 @@ from multinode.job.job import parse_llamafactory
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
 from multinode.levers.balance import Balance
+from multinode.levers.levers import Levers
 from multinode.model.model_size import parse_model
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
@@ -27,6 +28,7 @@ from multinode.predict.variants import Subject
 from multinode.profile.figures import BalanceOutlook, NodePace, Straggler
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
+from tests.levers.compressed import compressed
 
 TWO = Layout(nodes=2)
 G = 14_767_104
@@ -88,7 +90,7 @@ def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
     assert halved.gain == pytest.approx(1.78, rel=0.02)
     assert four.gain == pytest.approx(4 * 1.347 / (1.181 + 4 * 0.166), rel=0.02)
     assert halved.command == "--grad-compress fp16"
-    assert halved.change == Change(grad_compress="fp16")
+    assert halved.change == Change(levers=compressed("fp16"))
     assert four.command == "--set gradient_accumulation_steps=4"
     assert "global batch 16 instead of 4" in four.meaning
     assert "overflow" in halved.meaning
@@ -113,7 +115,7 @@ def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
     balanced = named(advise(state(balance=found)), "samples by speed")
     assert (balanced.gain, balanced.interval, balanced.kind) == (1.5, (1.4, 1.7), "balance")
     assert balanced.command == "--balance a=2.9,b=1"
-    assert balanced.change == Change(balance=Balance(speeds={"a": 2.9, "b": 1.0}))
+    assert balanced.change == Change(levers=Levers(balance=Balance(speeds={"a": 2.9, "b": 1.0})))
     assert "a 3 samples per step and worker instead of 2, b 1 samples per step" in balanced.why
     assert balanced.outlook.samples_per_s == pytest.approx(1.5 * state().outlook().samples_per_s)
     assert balanced.against_one_node is not None
@@ -202,7 +204,7 @@ def test_the_training_in_bf16_sends_bf16() -> None:
 
 
 def test_what_is_compressed_already_is_not_advised_again() -> None:
-    today = state(settings=JobSettings(method="full", grad_compress="fp16"))
+    today = state(settings=JobSettings(method="full", levers=compressed("fp16")))
     assert not [one for one in advise(today) if "gradients in" in one.name]
 
 
@@ -415,7 +417,7 @@ def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None
 
 def test_a_script_changes_its_own_settings_and_not_the_wire() -> None:
     advice = advise(state(settings=JobSettings(method="script", command="train.py")))
-    assert named(advice, "gradients in fp16").change == Change(grad_compress="fp16")
+    assert named(advice, "gradients in fp16").change == Change(levers=compressed("fp16"))
     assert named(advice, "gradient accumulation 4").change is None
     assert "no_sync" in named(advice, "gradient accumulation 4").command
 
@@ -462,7 +464,7 @@ def test_two_changes_become_one() -> None:
     assert stage.joined(ddp) == ddp
     overlap = Change(deepspeed=("zero_optimization.overlap_comm=true",))
     assert stage.joined(overlap).deepspeed == (*stage.deepspeed, *overlap.deepspeed)
-    both = Change(grad_compress="fp16").joined(Change(overrides=("a=1",), nodes=2))
+    both = Change(levers=compressed("fp16")).joined(Change(overrides=("a=1",), nodes=2))
     assert both.options == "--nodes 2 --grad-compress fp16 --set a=1"
     assert Change(overrides=("a='x y'",)).options == """--set 'a='"'"'x y'"'"''"""
 
@@ -516,7 +518,7 @@ def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_r
     local = named(advice, "local SGD every 16 steps")
     assert local.gain == pytest.approx(1421 / (166 + (1255 + 40) / 16), rel=0.01)
     assert local.interval[0] < local.gain < local.interval[1]
-    assert local.change == Change(averaging=Averaging(every=16))
+    assert local.change == Change(levers=Levers(averaging=Averaging(every=16)))
     assert (local.command, local.memory_gib) == ("--sync-every 16", 0)
     assert "may be worse" in local.meaning
     assert "Stich 2019, arXiv:1805.09767" in local.meaning
@@ -530,7 +532,7 @@ def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_r
     rest = 1 - 1920 * 1920 / (G / 4)
     sent_ms = 1255 * (rest + 8 * 1920 / (G / 4))
     assert thin.gain == pytest.approx(1421 / (166 + 90 * (1 - rest) + sent_ms), rel=0.01)
-    assert thin.change == Change(grad_compress="powersgd:4")
+    assert thin.change == Change(levers=compressed("powersgd:4"))
     assert "Vogels et al. 2019" in thin.meaning
     names = [one.name for one in advice]
     assert names.index(diloco.name) < names.index(local.name) < names.index("local SGD every 4 steps")
@@ -540,6 +542,6 @@ def test_what_cannot_be_averaged_or_approximated_is_not_advised() -> None:
     for today in (
         state(Strategy.ZERO2),
         state(settings=JobSettings(method="full", precision="fp16")),
-        state(settings=JobSettings(method="full", grad_compress="fp16")),
+        state(settings=JobSettings(method="full", levers=compressed("fp16"))),
     ):
         assert not [one.name for one in advise(today) if one.name.startswith(("local SGD", "DiLoCo", "PowerSGD"))]

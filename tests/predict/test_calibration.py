@@ -13,6 +13,7 @@ from multinode.profile.summary import Summary
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
+from tests.levers.compressed import compressed
 
 ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
 G = 14_767_104
@@ -266,7 +267,7 @@ def test_the_overlap_is_that_of_the_link_and_the_hook_of_the_run_it_came_from() 
     several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=62.5))
     single = CalibrationRun(summary=summary(SPLIT), layout=ONE)
     slow = CalibrationRun(summary=several, layout=TWO, link=Link(gbit_per_s=0.5))
-    half = CalibrationRun(summary=several, layout=TWO, link=Link(gbit_per_s=0.5), grad_compress=True)
+    half = CalibrationRun(summary=several, layout=TWO, link=Link(gbit_per_s=0.5), levers=compressed("fp16"))
     # At half the rate 250 ms are sent, or 125 ms of half the bytes; 85.3 ms may be hidden.
     assert calibrate(single, WORK, NETWORK, slow).costs.overlap == 1.0
     half_hidden = 62.5 / (128 * 2 / 3)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
 from multinode.predict.early_verdict import judge, verdict_line
 from multinode.profile.summary import summarise
 from multinode.profile.throughput import measure_throughput
@@ -168,7 +169,7 @@ def test_where_exposed_communication_is_unknown_that_is_said_and_nothing_is_cert
 
 
 def test_where_nodes_average_now_and_then_the_first_steps_say_nothing(tmp_path: Path) -> None:
-    verdict = judged(tmp_path, SLOW, averaging=Averaging(every=16))
+    verdict = judged(tmp_path, SLOW, levers=Levers(averaging=Averaging(every=16)))
     assert (verdict.one_node, verdict.is_certain) == (None, False)
     assert verdict.reason.startswith("nodes average every 16 steps")
 

@@ -7,6 +7,7 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
 from multinode.predict.calibration import Residual
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, gather
@@ -17,6 +18,7 @@ from multinode.profile.summary import Comm
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
+from tests.levers.compressed import compressed
 from tests.predict.stored import (
     BYTES,
     COMPUTE_MS,
@@ -276,8 +278,11 @@ def test_the_evidence_is_the_same_whichever_way_it_is_asked() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"averaging": Averaging(every=16, dtype="fp16")}, "its nodes average every 16 steps (local SGD), in fp16"),
-        ({"grad_compress": "powersgd:4"}, "its gradients are sent as powersgd:4"),
+        (
+            {"levers": Levers(averaging=Averaging(every=16, dtype="fp16"))},
+            "its nodes average every 16 steps (local SGD), in fp16",
+        ),
+        ({"levers": compressed("powersgd:4")}, "its gradients are sent as powersgd:4"),
     ],
 )
 def test_nothing_is_predicted_from_a_run_of_another_algorithm(changed: dict[str, Any], words: str) -> None:

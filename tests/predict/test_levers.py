@@ -9,6 +9,8 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.levers.averaging import Averaging
+from multinode.levers.compression import Compression
+from multinode.levers.levers import NONE, LeverAxes, Levers
 from multinode.predict.cost_model import Scenario, StepCosts, make_low_rank
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
@@ -16,6 +18,7 @@ from multinode.predict.network_model import Link
 from multinode.predict.predict import Prediction, calls_of, sent_bytes
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, Work
+from tests.levers.compressed import compressions
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, sweep_record, training_record
 from tests.predict.test_predict import CALIBRATION, LINK, G
 
@@ -33,7 +36,7 @@ THIN = 4 * (4 * (4 * 256 + 2 * 688 + 256) + 2048) + 4 * (4 * (4 * 256 + 2 * 256 
 
 
 def asked(averaging: Averaging | None, layout: Layout = TWO, **others: Any) -> Prediction:
-    usual = Scenario(link=SLOW, layout=layout, per_device_batch=2, averaging=averaging)
+    usual = Scenario(link=SLOW, layout=layout, per_device_batch=2, levers=Levers(averaging=averaging))
     return Prediction(others.pop("calibration", CALIBRATED), changed(usual, **others))
 
 
@@ -79,13 +82,13 @@ def test_a_node_averages_once_however_many_workers_it_has_and_these_exchange_in_
     assert sent_bytes(scenario, calls_of(calibration, scenario)) == G / 4
     # On one node there is nothing to average.
     alone = changed(scenario, layout=Layout(nodes=1, workers_per_node=2))
-    assert Prediction(calibration, alone).parts == Prediction(calibration, changed(alone, averaging=None)).parts
+    assert Prediction(calibration, alone).parts == Prediction(calibration, changed(alone, levers=NONE)).parts
 
 
 def test_a_back_test_of_ddp_narrows_no_interval_of_rounds() -> None:
     found = make_forecast(
         gather([training_record("one", 1), training_record("two", 2, exposed_ms=comm_ms(1.0)), sweep_record("sweep")]),
-        ForecastRequest(links=(1.0,), averagings=(None, Averaging(every=16))),
+        ForecastRequest(links=(1.0,), levers=LeverAxes(averaging=(None, Averaging(every=16)))),
     ).scenarios
     assert [one.basis for one in found] == ["measured", "assumed"]
     assert [one.measured for one in found] == [True, False]
@@ -100,18 +103,18 @@ def outlooks(request: ForecastRequest, **job: Any) -> tuple[PredictedScenario, .
 
 
 def test_power_sgd_sends_thin_matrices_and_computes_more() -> None:
-    plain, thin = outlooks(ForecastRequest(links=(0.1,), grad_compress=(None, "powersgd:4")))
+    plain, thin = outlooks(ForecastRequest(links=(0.1,), levers=compressions(None, "powersgd:4")))
     assert thin.parts.comm_ms == pytest.approx(comm_ms(0.1, 4 * (THIN + VECTORS)), rel=0.02)
     assert thin.parts.comm_ms < plain.parts.comm_ms / 39
     assert thin.parts.optimizer_ms == pytest.approx(OPTIMIZER_MS * (1 + 4.5 * (1 - VECTORS / TRAINED)))
     assert thin.parts.compute_ms == plain.parts.compute_ms == COMPUTE_MS
     assert any("the compute of PowerSGD" in one.why for one in thin.doubts)
-    eight = outlooks(ForecastRequest(links=(0.1,), grad_compress=("powersgd:8",)))[0]
+    eight = outlooks(ForecastRequest(links=(0.1,), levers=compressions("powersgd:8")))[0]
     assert eight.parts.comm_ms == pytest.approx(comm_ms(0.1, 4 * (2 * THIN + VECTORS)), rel=0.02)
 
 
 def test_thin_matrices_of_an_adapter_stay_as_they_are() -> None:
-    plain, thin = outlooks(ForecastRequest(links=(0.1,), methods=("lora:8",), grad_compress=(None, "powersgd:4")))
+    plain, thin = outlooks(ForecastRequest(links=(0.1,), methods=("lora:8",), levers=compressions(None, "powersgd:4")))
     assert thin.parts == plain.parts
 
 
@@ -133,10 +136,16 @@ def test_power_sgd_is_exposed_where_the_backward_pass_waits_for_it() -> None:
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        (ForecastRequest(strategies=(Strategy.ZERO2,), averagings=(Averaging(every=4),)), "works with DDP"),
-        (ForecastRequest(grad_compress=("fp16",), averagings=(Averaging(every=4),)), "on their node"),
-        (ForecastRequest(averagings=(Averaging(every=0),)), "--sync-every 0 cannot be"),
-        (ForecastRequest(grad_compress=("powersgd:0",)), "--grad-compress powersgd:0 is unknown"),
+        (
+            ForecastRequest(strategies=(Strategy.ZERO2,), levers=LeverAxes(averaging=(Averaging(every=4),))),
+            "works with DDP",
+        ),
+        (
+            ForecastRequest(levers=LeverAxes(compression=(Compression(kind="fp16"),), averaging=(Averaging(every=4),))),
+            "on their node",
+        ),
+        (ForecastRequest(levers=LeverAxes(averaging=(Averaging(every=0),))), "--sync-every 0 cannot be"),
+        (ForecastRequest(levers=compressions("powersgd:0")), "--grad-compress powersgd:0: unknown compression"),
     ],
 )
 def test_what_launch_would_refuse_is_no_scenario(request_: ForecastRequest, told: str) -> None:
@@ -148,7 +157,7 @@ def test_without_the_models_shape_power_sgd_is_not_guessed() -> None:
     script = gather([training_record("one", 1), sweep_record("sweep")])
     unknown = changed(script, calibration=changed(script.calibration, matrices=()))
     with pytest.raises(UsageError, match="the compression by PowerSGD is unknown"):
-        make_forecast(unknown, ForecastRequest(grad_compress=("powersgd",)))
+        make_forecast(unknown, ForecastRequest(levers=compressions("powersgd")))
 
 
 def test_levers_go_with_every_other_setting() -> None:
@@ -157,16 +166,18 @@ def test_levers_go_with_every_other_setting() -> None:
             links=(0.1,),
             accumulations=(1, 4),
             methods=("full", "lora:8"),
-            averagings=(None, Averaging(every=16), Averaging(every=64, outer_lr=0.7, momentum=0.9, dtype="fp16")),
+            levers=LeverAxes(
+                averaging=(None, Averaging(every=16), Averaging(every=64, outer_lr=0.7, momentum=0.9, dtype="fp16"))
+            ),
         )
     )
     assert len(found) == 2 * 2 * 3
-    assert {one.averaging for one in found} == {
+    assert {one.levers.words.get("averaging") for one in found} == {
         None,
         "every 16 steps (local SGD)",
         "every 64 steps (DiLoCo, outer lr 0.7), in fp16",
     }
-    for full in (one for one in found if one.averaging is None):
+    for full in (one for one in found if one.levers.averaging is None):
         alike = [one for one in found if (one.method, one.accumulation) == (full.method, full.accumulation)]
         assert [one.parts.exposed_ms for one in alike] == sorted((one.parts.exposed_ms for one in alike), reverse=True)
 
@@ -175,9 +186,9 @@ def test_a_break_even_is_of_the_lever_that_alone_is_asked_for_and_of_as_many_nod
     plain, averaging = ForecastRequest(links=(0.1, 1.0), nodes=(1, 4)), Averaging(every=16)
     requests = {
         "ddp": plain,
-        "averaged": changed(plain, averagings=(averaging,)),
-        "both": changed(plain, averagings=(None, averaging)),
-        "thin": changed(plain, grad_compress=("powersgd:4",)),
+        "averaged": changed(plain, levers=LeverAxes(averaging=(averaging,))),
+        "both": changed(plain, levers=LeverAxes(averaging=(None, averaging))),
+        "thin": changed(plain, levers=compressions("powersgd:4")),
     }
     asked = {name: make_forecast(evidence(), request) for name, request in requests.items()}
     found = {name: one.break_even for name, one in asked.items() if one.break_even is not None}

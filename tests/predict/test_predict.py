@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel, UncertaintySource
@@ -205,7 +206,7 @@ def test_averaging_is_not_the_faster_for_an_exchange_in_the_node_that_nobody_mea
         doubts=(UncertaintySource(part="compute", relative=0.05, why="one node was not measured"),),
     )
     alone, wide = (scenario(layout=Layout(nodes=nodes, workers_per_node=4)) for nodes in (1, 2))
-    averaged = changed(wide, averaging=Averaging(every=1_000_000))
+    averaged = changed(wide, levers=Levers(averaging=Averaging(every=1_000_000)))
     one, many = (Prediction(unmeasured, each) for each in (alone, averaged))
     assert many.parts.exposed_ms == pytest.approx(one.parts.exposed_ms, rel=0.01)
     # 1.5 times 2 GB at 3 GB/s, and what else doubts the network does not make it less.

@@ -15,6 +15,7 @@ from multinode.predict.forecast import Forecast, ForecastRequest, PredictedScena
 from multinode.predict.run_selection import Record
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.stats.estimate import Spread
+from tests.levers.compressed import compressions
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 
 OWN_MS = COMPUTE_MS + OPTIMIZER_MS
@@ -70,7 +71,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
 
 def test_half_the_gradients_have_half_of_what_nothing_explains() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
-    full, half = forecast(two, ForecastRequest(links=(1.0,), grad_compress=(None, "fp16"))).scenarios
+    full, half = forecast(two, ForecastRequest(links=(1.0,), levers=compressions(None, "fp16"))).scenarios
     assert half.parts.exposed_ms == pytest.approx(full.parts.exposed_ms / 2)
 
 

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
+from multinode.levers.levers import NONE
 from multinode.model.workload import read_workload
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.run_selection import Record
 from multinode.traffic.step_calls import Strategy
+from tests.levers.compressed import compressed, compressions
 from tests.predict.stored import BYTES, COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 
 OWN_MS = COMPUTE_MS + OPTIMIZER_MS
@@ -97,15 +99,19 @@ def test_accumulation_helps_ddp_and_not_zero_2() -> None:
 
 
 def test_a_hook_halves_what_ddp_exposes_and_is_refused_elsewhere() -> None:
-    plain, half = outlooks(ForecastRequest(links=(0.1,), grad_compress=(None, "fp16")))
+    plain, half = outlooks(ForecastRequest(links=(0.1,), levers=compressions(None, "fp16")))
     assert half.parts.exposed_ms == pytest.approx(plain.parts.exposed_ms / 2, rel=0.05)
-    assert (plain.grad_compress, half.grad_compress) == (None, "fp16")
-    with pytest.raises(UsageError, match="the hook is part of DDP"):
-        outlooks(ForecastRequest(strategies=(Strategy.ZERO2,), grad_compress=("fp16",)))
+    assert (plain.levers, half.levers) == (NONE, compressed("fp16"))
+    with pytest.raises(UsageError, match="--grad-compress fp16 works with DDP, not with ZeRO-2"):
+        outlooks(ForecastRequest(strategies=(Strategy.ZERO2,), levers=compressions("fp16")))
     both = outlooks(
-        ForecastRequest(links=(1.0,), strategies=(Strategy.DDP, Strategy.ZERO2), grad_compress=(None, "fp16"))
+        ForecastRequest(
+            links=(1.0,),
+            strategies=(Strategy.DDP, Strategy.ZERO2),
+            levers=compressions(None, "fp16"),
+        )
     )
-    assert [(one.strategy, one.grad_compress) for one in both] == [
+    assert [(one.strategy, one.levers.words.get("compression")) for one in both] == [
         (Strategy.DDP, None),
         (Strategy.DDP, "fp16"),
         (Strategy.ZERO2, None),
@@ -161,7 +167,7 @@ def test_a_larger_batch_and_more_workers_give_more_samples() -> None:
         (ForecastRequest(bucket_mib=(-1.0,)), "--bucket-mib -1"),
         (ForecastRequest(methods=("dora",)), "'dora' is not a predictable method"),
         (ForecastRequest(methods=("lora:0",)), "'lora:0' is not a predictable method"),
-        (ForecastRequest(grad_compress=("int8",)), "--grad-compress int8"),
+        (ForecastRequest(levers=compressions("int8")), "--grad-compress int8"),
         (ForecastRequest(target=1.0), "--target 1"),
         (ForecastRequest(links=tuple(range(1, 200)), nodes=tuple(range(2, 200))), "scenarios exceed the limit"),
     ],
@@ -231,34 +237,34 @@ def test_the_other_ways_of_fsdp_send_less_between_nodes(strategy: Strategy) -> N
 
 def test_a_run_whose_gradients_were_compressed_is_continued_as_it_was() -> None:
     exposed = comm_ms(1.0, BYTES / 2)
-    records = [compressed(training_record("one", 1)), compressed(training_record("two", 2, exposed_ms=exposed))]
+    records = [with_hook(training_record("one", 1)), with_hook(training_record("two", 2, exposed_ms=exposed))]
     (found,) = make_forecast(gather([*records, sweep_record("sweep")]), ForecastRequest(links=(1.0,))).scenarios
-    assert (found.grad_compress, found.measured) == ("fp16", True)
+    assert (found.levers, found.measured) == (compressed("fp16"), True)
     assert found.parts.exposed_ms == pytest.approx(exposed, rel=0.05)
 
 
 def test_another_strategy_than_that_of_a_compressed_run_has_no_hook() -> None:
-    records = [compressed(training_record("one", 1)), compressed(training_record("two", 2, exposed_ms=10.0))]
+    records = [with_hook(training_record("one", 1)), with_hook(training_record("two", 2, exposed_ms=10.0))]
     request = ForecastRequest(links=(1.0,), strategies=(Strategy.ZERO2,))
     (found,) = make_forecast(gather([*records, sweep_record("sweep")]), request).scenarios
-    assert (found.strategy, found.grad_compress) == (Strategy.ZERO2, None)
+    assert (found.strategy, found.levers) == (Strategy.ZERO2, NONE)
 
 
 def test_a_hook_that_stepped_aside_has_compressed_nothing() -> None:
     note = "gradients were NOT compressed to fp16: the training has a hook of its own"
     records = [
-        renamed(compressed(training_record(name, nodes, exposed_ms=exposed)), missing={"node0, rank 0": note})
+        renamed(with_hook(training_record(name, nodes, exposed_ms=exposed)), missing={"node0, rank 0": note})
         for name, nodes, exposed in (("one", 1, 0.0), ("two", 2, comm_ms(1.0)))
     ]
-    request = ForecastRequest(links=(1.0,), grad_compress=(None, "fp16"))
+    request = ForecastRequest(links=(1.0,), levers=compressions(None, "fp16"))
     plain, half = make_forecast(gather([*records, sweep_record("sweep")]), request).scenarios
     assert (plain.measured, half.measured) == (True, False)
     assert plain.samples_per_s == pytest.approx(records[1].samples_per_s, rel=0.02)
     assert half.samples_per_s > plain.samples_per_s
 
 
-def compressed(record: Record) -> Record:
+def with_hook(record: Record) -> Record:
     job = record.job
     assert job is not None
-    workload = read_workload(job, record.model, record.layout, grad_compress="fp16")
+    workload = read_workload(job, record.model, record.layout, levers=compressed("fp16"))
     return msgspec.structs.replace(record, workload=workload)

@@ -7,6 +7,7 @@ import pytest
 
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
 from multinode.predict.advice import rank_options
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import gather
@@ -48,7 +49,9 @@ def swept(round_trip_us: float | None = None) -> Record:
 
 def asked(records: list[Record], averaging: Averaging | None = None, nodes: int = 2) -> Prediction:
     found = gather(records)
-    return Prediction(found.calibration, changed(found.today, averaging=averaging, layout=Layout(nodes=nodes)))
+    return Prediction(
+        found.calibration, changed(found.today, levers=Levers(averaging=averaging), layout=Layout(nodes=nodes))
+    )
 
 
 @pytest.mark.parametrize("records", [[], [swept()], [training_record("one", 1)], [training_record("one", 1), swept()]])

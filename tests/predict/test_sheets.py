@@ -11,6 +11,7 @@ from multinode.predict.evidence import gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.screen import break_even_sheet, forecast_notes, forecast_sheet, rows_words, what_if_sheet
 from multinode.render.table import sheet_table
+from tests.levers.compressed import compressed, compressions
 from tests.predict.stored import comm_ms, sweep_record, training_record
 
 EVIDENCE = gather(
@@ -34,7 +35,7 @@ def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title
     assert "predicted: DDP, full fine-tuning, 1 worker per node, batch 2, accumulation 1" in text
     assert "100 Mbit/s" in text
     assert "accum." not in text
-    varied = shown(forecast(ForecastRequest(links=(1.0,), accumulations=(1, 4), grad_compress=(None, "fp16"))))
+    varied = shown(forecast(ForecastRequest(links=(1.0,), accumulations=(1, 4), levers=compressions(None, "fp16"))))
     assert "accum." in varied
     assert "fp16" in varied
     assert "accumulation 1" not in varied
@@ -90,7 +91,7 @@ def test_among_other_tables_it_has_no_more_rows_than_one_reads_and_its_notes() -
 def test_what_a_job_is_called_cannot_draw_on_the_terminal() -> None:
     found = forecast(ForecastRequest(links=(1.0,)))
     rude = "\x1b[2J[b]x"
-    evil = msgspec.structs.replace(found.scenarios[0], method=rude, grad_compress=rude, strategy=rude)
+    evil = msgspec.structs.replace(found.scenarios[0], method=rude, levers=compressed(rude), strategy=rude)
     # Alone they stand in the title; beside others in columns.
     for rows in ((evil,), (evil, found.scenarios[0])):
         odd = msgspec.structs.replace(found, scenarios=rows, notes=("\x1b]0;x\x07",))

@@ -15,6 +15,7 @@ from multinode.job.job_files import Change
 from multinode.launch.context import Launch, Launched, RunContext, StopRequest
 from multinode.launch.grid import GridRecord
 from multinode.levers.averaging import Averaging
+from multinode.levers.levers import NONE, Levers
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Recommendations
 from multinode.predict.cost_model import StepParts
@@ -26,6 +27,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
+from tests.levers.compressed import compressed
 
 HOSTS = "a slots=1\nb slots=1\n"
 CLUSTER: Cluster = msgspec.structs.replace(parse_hostfile(HOSTS, "hosts"), hosts="new.txt")
@@ -71,7 +73,7 @@ COUNSEL = Recommendations(
     advice=(
         advised("a link of 10 Gbit/s", 9.0, None),
         advised("gradient accumulation 4", 3.0, FOUR),
-        advised("gradients in fp16", 1.8, Change(grad_compress="fp16")),
+        advised("gradients in fp16", 1.8, Change(levers=compressed("fp16"))),
         advised("one node", 1.5, Change(nodes=1)),
     ),
 )
@@ -134,7 +136,7 @@ def rate_of(launch: Launch) -> float:
     """4 samples/s as it stands; accumulation gives 2.9 times as much, fp16 1.5 times."""
     assert isinstance(launch.job, LlamaFactoryJob)
     accumulated = launch.job.config.get("gradient_accumulation_steps") == 4
-    return 4.0 * (2.9 if accumulated else 1.0) * (1.5 if launch.options.grad_compress else 1.0)
+    return 4.0 * (2.9 if accumulated else 1.0) * (1.5 if launch.options.levers.compression else 1.0)
 
 
 def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
@@ -284,13 +286,13 @@ def test_a_trial_that_is_killed_resumes_and_repeats_nothing(tmp_path: Path) -> N
 def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
     try_advice(what(), fake.context, COUNSEL, Trials(count=3, picks=("fp16",)), fake.run)
-    assert [launch.options.grad_compress for launch in fake.launches] == [None, "fp16"]
+    assert [launch.options.levers for launch in fake.launches] == [NONE, compressed("fp16")]
     fake.launches.clear()
-    both = advised("gradients in fp16 + gradient accumulation 4", 4.0, Change(grad_compress="fp16"))
+    both = advised("gradients in fp16 + gradient accumulation 4", 4.0, Change(levers=compressed("fp16")))
     recommendations = changed(COUNSEL, advice=(both, *COUNSEL.advice))
     again = changed(what(), run_id="again")
     try_advice(again, fake.context, recommendations, Trials(count=3, picks=("accumulation",)), fake.run)
-    assert [launch.options.grad_compress for launch in fake.launches] == [None, None]
+    assert [launch.options.levers for launch in fake.launches] == [NONE, NONE]
     with pytest.raises(UsageError, match="none of the advised changes can be tried") as caught:
         try_advice(what(), fake.context, COUNSEL, Trials(picks=("10 Gbit",)), fake.run)
     assert "'gradients in fp16'" in (caught.value.hint or "")
@@ -318,12 +320,12 @@ def test_a_try_keeps_away_from_the_output_of_the_job(tmp_path: Path) -> None:
 
 def test_only_the_training_that_was_measured_is_tried(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
-    measured = JobSettings(model="m", method="lora", strategy="ZeRO-3", accumulation=2, grad_compress="fp16")
+    measured = JobSettings(model="m", method="lora", strategy="ZeRO-3", accumulation=2, levers=compressed("fp16"))
     with pytest.raises(UsageError) as caught:
         try_advice(what(), fake.context, changed(COUNSEL, settings=measured), Trials(), fake.run)
     assert caught.value.message == (
-        "this is not the measured job: accumulation is 1, but 2 was measured; grad compress is None, but 'fp16' "
-        "was measured"
+        "this is not the measured job: accumulation is 1, but 2 was measured; gradient compression is 'none', "
+        "but 'fp16' was measured"
     )
     script = changed(COUNSEL, settings=JobSettings(method="script", command="train.py --lr 1"))
     with pytest.raises(UsageError, match=r"command is 'train.py', but 'train.py --lr 1' was measured"):
@@ -348,18 +350,22 @@ def test_a_change_is_made_as_its_options_would_make_it() -> None:
     stage = changed_launch(what(), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK.layout).job
     assert isinstance(stage, LlamaFactoryJob)
     assert json.loads(stage.deepspeed_text or "") == {"zero_optimization": {"stage": 2}}
-    ddp = changed_launch(what(), Change(overrides=("deepspeed=null",), grad_compress="bf16"), OUTLOOK.layout)
+    ddp = changed_launch(
+        what(),
+        Change(overrides=("deepspeed=null",), levers=compressed("bf16")),
+        OUTLOOK.layout,
+    )
     assert isinstance(ddp.job, LlamaFactoryJob)
     assert ddp.job.deepspeed_text is None
     assert ddp.job.config["deepspeed"] is None
-    assert ddp.options.grad_compress == "bf16"
+    assert ddp.options.levers == compressed("bf16")
     assert ddp.cluster == CLUSTER
     rounds = Averaging(every=16, dtype="fp16")
     short = changed(JOB, config=JOB.config | {"max_steps": 25})
     for steps, job in ((48, short), (None, JOB)):
-        local = changed_launch(what(job), Change(averaging=rounds), OUTLOOK.layout)
+        local = changed_launch(what(job), Change(levers=Levers(averaging=rounds)), OUTLOOK.layout)
         assert isinstance(local.job, LlamaFactoryJob)
-        assert local.options.averaging == rounds
+        assert local.options.levers.averaging == rounds
         # A round that warms up and two that are measured.
         assert local.job.config.get("max_steps") == steps
     # As many workers as today, whatever the hostfile's slots are.

@@ -9,7 +9,7 @@ import msgspec
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.decoding import decode_json
-from multinode.levers.averaging import Averaging
+from multinode.levers.levers import NONE, Levers
 from multinode.model.workload import JobSettings, Workload
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.records.plan import LaunchPlan, NodePlan
@@ -69,7 +69,7 @@ def keep_running(
     strategy: Strategy = Strategy.DDP,
     trainable: int = 3_000_000,
     counts_samples: bool = True,
-    averaging: Averaging | None = None,
+    levers: Levers = NONE,
 ) -> RunDirectory:
     """Its plan, workload, record and samples; no summary, as a run has none before it ends."""
     directory = RunDirectory.create(root, "r")
@@ -82,7 +82,7 @@ def keep_running(
         master_port=29500,
         nproc_per_node=workers,
         world_size=workers * len(made_up.nodes),
-        averaging=averaging,
+        levers=levers,
         nodes=tuple(
             NodePlan(
                 node=f"node{rank}",

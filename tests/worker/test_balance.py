@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from multinode.levers.balance import balance_environment, deal_step, parse_balance
+from multinode.levers.balance import deal_step, parse_balance
+from multinode.levers.lever import Workers
 from tests.worker.gloo_pair import Told, run_pair
 
 pytestmark = pytest.mark.torch
 
 BALANCE = parse_balance("node0=5,node1=3")
-TOLD = balance_environment(BALANCE, (5.0, 3.0), 1)["MULTINODE_BALANCE"]
+TOLD = BALANCE.environment(Workers(nodes=("node0", "node1"), counts=(1, 1)))["MULTINODE_BALANCE"]
 
 BEGIN = """
 import itertools

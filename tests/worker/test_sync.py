@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from multinode.levers.averaging import averaging_environment, read_averaging
+from multinode.levers.averaging import read_averaging
+from multinode.levers.lever import Workers
 from multinode.records.samples import AveragingSample, SyncSample, TrafficSample
 
 from .gloo_pair import Told, run_pair
@@ -434,7 +435,9 @@ def test_two_nodes_of_two_workers_average_inside_and_between(tmp_path: Path) -> 
 def test_the_instrumentation_reads_what_the_plan_writes(
     tmp_path: Path, options: tuple[int | None, str | None, str | None], fields: dict[str, Any]
 ) -> None:
-    environ = averaging_environment(read_averaging(*options), (2, 1))
+    averaging = read_averaging(*options)
+    assert averaging is not None
+    environ = averaging.environment(Workers(counts=(2, 1)))
     script = "tell(worker.levers.sync.read_settings(os.environ['MULTINODE_SYNC'])._asdict())"
     (told,) = run_pair(tmp_path / "read", script, workers=1, MULTINODE_SYNC=environ["MULTINODE_SYNC"])
     assert fields.items() <= told.said.items()

@@ -1,0 +1,226 @@
+"""Levers: what changes the training itself, as one value from option to worker, record, prediction and table. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from multinode.errors import UsageError
+from multinode.levers.averaging import Averaging, read_averaging
+from multinode.levers.balance import Balance, parse_balance
+from multinode.levers.compression import Compression, parse_compression
+from multinode.levers.lever import Lever, Workers
+
+
+class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The levers of a training; None is without it."""
+
+    compression: Compression | None = None
+    averaging: Averaging | None = None
+    balance: Balance | None = None
+
+    @classmethod
+    def read(cls, **options: Any) -> Levers:
+        """The levers of these options of `launch`: `Levers.read(grad_compress="fp16")`.
+
+        Raises:
+            UsageError: an option is wrong, or contradicts another.
+        """
+        return read_levers(LeverFields(**options))
+
+    @property
+    def by_name(self) -> dict[str, Lever]:
+        """Those that are used, by field."""
+        fields = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return {name: lever for name, lever in fields if lever is not None}
+
+    def __iter__(self) -> Iterator[Lever]:
+        """Those that are used."""
+        return iter(self.by_name.values())
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Each in a few words, by field."""
+        return {name: lever.words for name, lever in self.by_name.items()}
+
+    @property
+    def given(self) -> dict[str, str | int]:
+        """Options of `launch`, by name without dashes."""
+        return {name: value for lever in self for name, value in lever.given.items()}
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """As arguments of `launch`."""
+        return tuple(word for name, value in self.given.items() for word in (f"--{name}", str(value)))
+
+    @property
+    def algorithm(self) -> str | None:
+        """What the workers do in place of averaging all gradients in each step; None if they average them."""
+        return next((lever.algorithm for lever in self if lever.algorithm is not None), None)
+
+    @property
+    def exact(self) -> Levers:
+        """Those that leave the algorithm as it is."""
+        return self.without(*(name for name, lever in self.by_name.items() if lever.algorithm is not None))
+
+    @property
+    def round_steps(self) -> int:
+        """Steps after which all workers have the same parameters."""
+        return self.averaging.every if self.averaging is not None else 1
+
+    def joined(self, second: Levers) -> Levers:
+        """Both; the second wins."""
+        return msgspec.structs.replace(self, **second.by_name)
+
+    def without(self, *names: str) -> Levers:
+        """The others."""
+        return msgspec.structs.replace(self, **dict.fromkeys(names))
+
+    def on(self, nodes: int) -> Levers:
+        """Those that have an effect on so many nodes."""
+        idle = [name for name, lever in self.by_name.items() if lever.idle_alone is not None]
+        return self.without(*idle) if nodes == 1 else self
+
+    def beside(self, second: Levers) -> Levers:
+        """Those that can be combined with the levers of `second`."""
+        return self.without(*(name for lever in second for name in lever.excludes))
+
+    def beside_words(self, other: Levers) -> dict[str, tuple[str, str]]:
+        """The words of each lever that one of the two has, here and in the other, by its title."""
+        both = other.by_name | self.by_name
+        words = {name: (self.words.get(name, "none"), other.words.get(name, "none")) for name in both}
+        return {lever.title: words[name] for name, lever in both.items()}
+
+    def refuse_pairs(self) -> None:
+        """Refuse levers that cannot be combined.
+
+        Raises:
+            UsageError: two of these cannot.
+        """
+        for lever in self:
+            for name, exclusion in lever.excludes.items():
+                other = self.by_name.get(name)
+                if other is not None:
+                    message = f"{lever.option}{exclusion.why.format(other=other.option)}"
+                    raise UsageError(message, hint=exclusion.hint)
+
+    def check(self, workers: Workers) -> None:
+        """Refuse workers that a lever cannot work with.
+
+        Raises:
+            UsageError: one cannot.
+        """
+        for lever in self:
+            lever.check(workers)
+
+    def environment(self, workers: Workers) -> dict[str, str]:
+        """Variables of each worker."""
+        return {name: value for lever in self for name, value in lever.environment(workers).items()}
+
+    def notes(self, workers: Workers) -> Iterator[str]:
+        """What a plan says of them."""
+        for lever in self:
+            if len(workers.nodes) == 1 and lever.idle_alone is not None:
+                yield f"{lever.option} has no effect on one node{lever.idle_alone}"
+            else:
+                yield from lever.notes(workers)
+
+
+TYPES: dict[str, type[Lever]] = {"compression": Compression, "averaging": Averaging, "balance": Balance}
+"""Each lever's type, by field of Levers."""
+
+NONE = Levers()
+"""The training as it is."""
+
+
+class LeverFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The options, as in a file of options."""
+
+    grad_compress: str | None = None
+    sync_every: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    diloco: str | int | None = None
+    sync_dtype: str | None = None
+    balance: str | None = None
+
+
+def read_levers(given: Any, measured: Callable[[str], Balance] = parse_balance) -> Levers:
+    """The levers among the options of a verb.
+
+    Args:
+        given: has some of the fields of LeverFields; an option that the verb lacks is not given.
+        measured: the speeds that a run has measured, by its name.
+
+    Raises:
+        UsageError: an option is wrong, or contradicts another.
+    """
+    fields = {name: getattr(given, name, None) for name in LeverFields.__struct_fields__}
+    kind, speeds, diloco = fields["grad_compress"], fields["balance"], fields["diloco"]
+    return Levers(
+        compression=parse_compression(kind) if kind is not None else None,
+        averaging=read_averaging(
+            fields["sync_every"], str(diloco) if diloco is not None else None, fields["sync_dtype"]
+        ),
+        balance=None if speeds is None else parse_balance(speeds) if "=" in speeds else measured(speeds),
+    )
+
+
+class LeverAxes(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of levers to combine; None is without it, and an empty axis as measured."""
+
+    compression: tuple[Compression | None, ...] = ()
+    averaging: tuple[Averaging | None, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        *,
+        grad_compress: Sequence[str | None] = (),
+        sync_every: Sequence[int | None] = (),
+        diloco: Sequence[str] = (),
+        sync_dtype: Sequence[str | None] = (),
+    ) -> LeverAxes:
+        """The values of the options of these names; averages of every length in every dtype.
+
+        Raises:
+            UsageError: one is wrong, or there are dtypes without averages.
+        """
+        asked: list[tuple[int | None, str | None]] = [(every, None) for every in sync_every if every is not None]
+        asked += [(None, text) for text in diloco]
+        if not sync_every and not diloco:
+            asked = [(None, None)]
+        rounds = (read_averaging(*each, dtype) for each in asked for dtype in sync_dtype or (None,))
+        return cls(
+            compression=tuple(parse_compression(kind) if kind is not None else None for kind in grad_compress),
+            averaging=(*([None] if None in sync_every else []), *(each for each in rounds if each is not None)),
+        )
+
+    @classmethod
+    def of(cls, levers: Levers) -> LeverAxes:
+        """These levers alone."""
+        return cls(**{name: (getattr(levers, name),) for name in cls.__struct_fields__})
+
+    def combined(self, measured: Levers) -> tuple[Levers, ...]:
+        """Every combination.
+
+        Args:
+            measured: of the training.
+        """
+        names = self.__struct_fields__
+        axes = (getattr(self, name) or (getattr(measured, name),) for name in names)
+        return tuple(
+            msgspec.structs.replace(measured, **dict(zip(names, values, strict=True)))
+            for values in itertools.product(*axes)
+        )
+
+    def alone(self, measured: Levers) -> Levers:
+        """The levers of the training, with the value of each axis that has only one."""
+        single = {name: axis[0] for name in self.__struct_fields__ if len(axis := getattr(self, name)) == 1}
+        return msgspec.structs.replace(measured, **single)
+
+    def dispensable(self, levers: Levers) -> tuple[str, ...]:
+        """The levers, by field, that may also be left out: no axis has only values of them."""
+        return tuple(name for name in levers.by_name if not (axis := getattr(self, name, ())) or None in axis)
