@@ -6,6 +6,7 @@ Every engine gets the node's rank in the job and derives its workers' ranks. The
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +24,7 @@ OF_YAML, OF_SCRIPT = "llamafactory", "torchrun"
 """The engines of jobs for which none is asked."""
 
 
-class EngineKind:
+class EngineKind(ABC):
     """What engines of one name do.
 
     Attributes:
@@ -47,10 +48,11 @@ class EngineKind:
         Raises:
             UsageError: this is one.
         """
+        del job
 
+    @abstractmethod
     def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
         """The program of one node, with its arguments; `env` are the user's variables."""
-        raise NotImplementedError
 
     def variables(self, engine: Engine, place: Place) -> dict[str, str]:
         """Variables of one node beside those that all engines get (`node_command`)."""
