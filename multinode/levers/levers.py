@@ -89,7 +89,7 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Those that can be combined with the levers of `second`."""
         return self.without(*(name for lever in second for name in lever.excludes))
 
-    def beside_words(self, other: Levers) -> dict[str, tuple[str, str]]:
+    def compared(self, other: Levers) -> dict[str, tuple[str, str]]:
         """The words of each lever that one of the two has, here and in the other, by its title."""
         both = other.by_name | self.by_name
         words = {name: (self.words.get(name, "none"), other.words.get(name, "none")) for name in both}

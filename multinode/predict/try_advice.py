@@ -179,7 +179,7 @@ def _require_measured(launch: Launch, measured: JobSettings) -> None:
     pairs = {name.replace("_", " "): (getattr(settings, name), getattr(measured, name)) for name in names}
     pairs = {name: both for name, both in pairs.items() if None not in both}
     # A lever that is not used is known.
-    pairs |= levers.beside_words(measured.levers)
+    pairs |= levers.compared(measured.levers)
     differing = [
         f"{name} is {ours!r}, but {theirs!r} was measured" for name, (ours, theirs) in pairs.items() if ours != theirs
     ]
