@@ -16,8 +16,9 @@ import msgspec
 from reference_pages import write_or_check
 
 from multinode.levers.averaging import Averaging
+from multinode.levers.axes import LeverAxes
 from multinode.levers.compression import Compression
-from multinode.levers.levers import NONE, LeverAxes, Levers
+from multinode.levers.levers import NONE, Levers
 from multinode.model.flops import flops_per_token
 from multinode.model.model_size import lora_parameters, parse_model
 from multinode.predict.break_even import Needed, break_even

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from multinode.launch.copy_paths import CopyReport, CopyRequest
     from multinode.launch.node_runs import StoredRun
     from multinode.launch.restart import RestartOptions
-    from multinode.levers.levers import LeverAxes, Levers
+    from multinode.levers.axes import LeverAxes
+    from multinode.levers.levers import Levers
     from multinode.network.measure import Extent, scan_messages, scan_sizes
     from multinode.network.nccl_tuning import TuneReport
     from multinode.network.size_scan import ScanReport
@@ -168,7 +169,8 @@ _FROM = {
     "job.engines.engine": ("Engine",),
     "records.plan": ("LaunchPlan",),
     "job.launch_options": ("LaunchOptions",),
-    "levers.levers": ("LeverAxes", "Levers"),
+    "levers.axes": ("LeverAxes",),
+    "levers.levers": ("Levers",),
     "launch.restart": ("RestartOptions",),
     "records.run": ("Run",),
     "job.synthetic": ("with_synthetic",),

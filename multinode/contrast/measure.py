@@ -29,7 +29,7 @@ from multinode.launch.launch import (
 from multinode.launch.node_runs import PLAN_FILE, cleanup_nodes
 from multinode.launch.offline import plan_offline
 from multinode.launch.series import Resume, Series, take_up
-from multinode.levers.levers import LeverAxes
+from multinode.levers.axes import LeverAxes
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs

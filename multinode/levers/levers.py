@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -166,61 +165,3 @@ def read_levers(given: Any, measured: Callable[[str], Balance] = parse_balance) 
         ),
         balance=None if speeds is None else parse_balance(speeds) if "=" in speeds else measured(speeds),
     )
-
-
-class LeverAxes(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of levers to combine; None is without it, and an empty axis as measured."""
-
-    compression: tuple[Compression | None, ...] = ()
-    averaging: tuple[Averaging | None, ...] = ()
-
-    @classmethod
-    def read(
-        cls,
-        *,
-        grad_compress: Sequence[str | None] = (),
-        sync_every: Sequence[int | None] = (),
-        diloco: Sequence[str] = (),
-        sync_dtype: Sequence[str | None] = (),
-    ) -> LeverAxes:
-        """The values of the options of these names; averages of every length in every dtype.
-
-        Raises:
-            UsageError: one is wrong, or there are dtypes without averages.
-        """
-        asked: list[tuple[int | None, str | None]] = [(every, None) for every in sync_every if every is not None]
-        asked += [(None, text) for text in diloco]
-        if not sync_every and not diloco:
-            asked = [(None, None)]
-        rounds = (read_averaging(*each, dtype) for each in asked for dtype in sync_dtype or (None,))
-        return cls(
-            compression=tuple(parse_compression(kind) if kind is not None else None for kind in grad_compress),
-            averaging=(*([None] if None in sync_every else []), *(each for each in rounds if each is not None)),
-        )
-
-    @classmethod
-    def of(cls, levers: Levers) -> LeverAxes:
-        """These levers alone."""
-        return cls(**{name: (getattr(levers, name),) for name in cls.__struct_fields__})
-
-    def combined(self, measured: Levers) -> tuple[Levers, ...]:
-        """Every combination.
-
-        Args:
-            measured: of the training.
-        """
-        names = self.__struct_fields__
-        axes = (getattr(self, name) or (getattr(measured, name),) for name in names)
-        return tuple(
-            msgspec.structs.replace(measured, **dict(zip(names, values, strict=True)))
-            for values in itertools.product(*axes)
-        )
-
-    def alone(self, measured: Levers) -> Levers:
-        """The levers of the training, with the value of each axis that has only one."""
-        single = {name: axis[0] for name in self.__struct_fields__ if len(axis := getattr(self, name)) == 1}
-        return msgspec.structs.replace(measured, **single)
-
-    def dispensable(self, levers: Levers) -> tuple[str, ...]:
-        """The levers, by field, that may also be left out: no axis has only values of them."""
-        return tuple(name for name in levers.by_name if not (axis := getattr(self, name, ())) or None in axis)

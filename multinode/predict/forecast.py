@@ -10,8 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
-from multinode.levers.levers import NONE, LeverAxes, Levers
+from multinode.levers.levers import NONE, Levers
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts

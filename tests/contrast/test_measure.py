@@ -12,7 +12,8 @@ from multinode.contrast.side import load_side_run, make_side
 from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.levers.averaging import Averaging
-from multinode.levers.levers import LeverAxes, Levers
+from multinode.levers.axes import LeverAxes
+from multinode.levers.levers import Levers
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
 from multinode.records.plan import LaunchPlan

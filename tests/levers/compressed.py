@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from multinode.levers.axes import LeverAxes
 from multinode.levers.compression import Compression
-from multinode.levers.levers import LeverAxes, Levers
+from multinode.levers.levers import Levers
 
 
 def compressed(kind: str) -> Levers:

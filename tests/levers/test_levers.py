@@ -9,9 +9,10 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.levers.averaging import Averaging
+from multinode.levers.axes import LeverAxes
 from multinode.levers.balance import Balance
 from multinode.levers.compression import Compression
-from multinode.levers.levers import NONE, TYPES, LeverAxes, Levers
+from multinode.levers.levers import NONE, TYPES, Levers
 from tests.levers.compressed import compressed
 
 ROUNDS = Levers(averaging=Averaging(every=16, dtype="fp16"))

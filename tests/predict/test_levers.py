@@ -9,8 +9,9 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.levers.averaging import Averaging
+from multinode.levers.axes import LeverAxes
 from multinode.levers.compression import Compression
-from multinode.levers.levers import NONE, LeverAxes, Levers
+from multinode.levers.levers import NONE, Levers
 from multinode.predict.cost_model import Scenario, StepCosts, make_low_rank
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
