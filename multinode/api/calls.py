@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multinode.api import verbs
@@ -29,21 +30,21 @@ from multinode.launch.outcome import run_parts
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
 from multinode.launch.transfer import fetch_results
 from multinode.network.inputs import NcclTestInput
-from multinode.network.screen import scan_parts
+from multinode.network.screen import read_parts, scan_parts
 from multinode.predict.advice_screen import advice_parts
 from multinode.predict.try_advice import try_advice
+from multinode.records.files import read_text
 from multinode.render.sheet import Block
 from multinode.results.run_page import load_report, report_blocks
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from multinode.check.check import CheckReport
     from multinode.cluster.cluster import Cluster
     from multinode.contrast.measure import Contrasted
     from multinode.experiment.cells import CellTable
     from multinode.launch.context import Launched, RunContext
     from multinode.network.nccl_tuning import TuneReport
+    from multinode.network.read_scan import ReadReport
     from multinode.network.size_scan import ScanReport
     from multinode.predict.advice import Recommendations
     from multinode.records.run import Run
@@ -178,6 +179,36 @@ def run_nccl_test(
         screen=lambda: scan_parts(report),
         blocks=lambda: _stored_blocks(directory),
     )
+
+
+def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
+    files: str | Path | Iterable[str | Path],
+    *,
+    collective: str | None = None,
+    link: str | None = None,
+    nodes: int | None = None,
+    workers_per_node: int | None = None,
+    rdma: bool | None = None,
+) -> Result[ReadReport]:
+    """Judge what nccl-tests, iperf3 or perftest printed, as `multinode nccl-test --read`.
+
+    Args:
+        files: that have the output, one or several.
+        collective: if the output does not name it.
+        link: rate of a node's NICs, `100gbit` or `8x400gbit`.
+        nodes: if the output does not name them.
+        workers_per_node: processes on each.
+        rdma: whether NCCL used RDMA.
+
+    Raises:
+        UsageError: a file cannot be read, or has no output of a known program.
+    """
+    from multinode.network.read_scan import read_missing, read_scans
+
+    names = [str(name) for name in ([files] if isinstance(files, (str, os.PathLike)) else files)]
+    missing = read_missing((collective,) if collective else (), link, nodes, workers_per_node, over_rdma=rdma)
+    report = read_scans([(name, read_text(Path(name), "the output")) for name in names], missing)
+    return Result(value=report, screen=lambda: read_parts(report))
 
 
 @takes(SweepInput, "sweep")
