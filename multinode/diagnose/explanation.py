@@ -21,7 +21,7 @@ from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure, signal_error
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
-from multinode.diagnose.log_line import LogLine, parse_line
+from multinode.diagnose.log_line import FRAME_PLACE, LogLine, parse_line
 from multinode.diagnose.log_words import LogReading, LogWord, is_progress, last_words, read_log
 from multinode.diagnose.meaning import (
     address_notes,
@@ -235,7 +235,7 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
             worker = report.worker
         if host is None and (rank is None or rank == report.death.rank):
             host = report.host
-    message = timed_out_collective(word.text) or _with_reason(_SPEAKER.sub("", word.text), below)
+    message = timed_out_collective(word.text) or _with_reason(_SPEAKER.sub("", word.said), below)
     if word.points and word.said_by is not None:
         message = f"its collective timed out first, as rank {word.said_by} says"
     if host is None and len(reading.hosts) == 1:
@@ -403,9 +403,6 @@ _BESIDE = re.compile(
 )
 
 
-_FRAME = re.compile(r"\s+File \"([^\"]{1,300})\", line (\d{1,9}),? in (\S{1,100})")
-
-
 def _last_error(reading: LogReading) -> tuple[LogLine, int] | None:
     """What a log ends with: the first of the errors, in their loggers' words, or the last frame of a cut traceback.
 
@@ -422,7 +419,7 @@ def _last_frame(reading: LogReading) -> tuple[LogLine, int] | None:
             continue
         if line.text and not line.text[:1].isspace():
             return None
-        frame = _FRAME.match(line.text)
+        frame = FRAME_PLACE.match(line.text)
         if frame is not None:
             text = f"the log ends inside a traceback: {frame[3]} ({frame[1]}:{frame[2]})"
             return replace(line, text=text), reading.lines - back

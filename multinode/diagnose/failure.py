@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from multinode.diagnose.evidence import MachineFault, NodeEvidence
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import WorkerDeath, find_worker_death
+from multinode.diagnose.log_line import raised_at
 from multinode.diagnose.log_words import LogReading, LogWord, last_words, read_log, spoken_words
 from multinode.diagnose.meaning import MOST_CODE, exit_meaning, signal_of_code, timed_out_collective
 from multinode.diagnose.standing import Standing, entry_standing, word_standing
@@ -137,7 +138,7 @@ def signal_error(signal: str | None) -> KnownError | None:
 
 
 def _sentence(word: LogWord) -> str:
-    return timed_out_collective(word.text) or word.text[:_MOST_CHARS]
+    return timed_out_collective(word.text) or word.said[:_MOST_CHARS]
 
 
 # Headers and pauses take their part of a link that is full.
@@ -482,7 +483,9 @@ def _worker_failure(node: NodeEvidence, sample: ExceptionSample) -> Failure:
     # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
     text = clean_log(f"{sample.type}: {sample.message}").strip()
     last = _LAST_ERROR.search(text)
-    sentence = ": ".join([text.split("\n")[0].rstrip(": "), *([last[1].strip()] if last is not None else [])])
+    source = raised_at(sample.traceback.split("\n")) if not sample.message.strip() else None
+    more = [last[1].strip()] if last is not None else [clean_log(source)] if source is not None else []
+    sentence = ": ".join([text.split("\n")[0].rstrip(": "), *more])
     tail = clean_log(sample.traceback)
     message = f"rank {sample.rank} raised {sentence}"
     return _failure(node, message, rank=sample.rank, log_tail=tail, time_s=_at(sample.time_s, node))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
@@ -129,6 +130,31 @@ _EXCEPTION = re.compile(
 def is_exception(text: str) -> bool:
     """Whether a text has the form of an exception, as Python prints it: `KeyError: 'x'`."""
     return _EXCEPTION.match(text) is not None
+
+
+def is_bare_exception(text: str) -> bool:
+    """Whether a text is the name of an exception alone: Python prints no message after it."""
+    return re.fullmatch(r"(?:\w+\.)*[A-Z]\w*:?", text.strip()) is not None
+
+
+# Where a frame of a traceback is: file, line and function.
+FRAME_PLACE = re.compile(r"\s+File \"([^\"]{1,300})\", line (\d{1,9}),? in (\S{1,100})")
+# What Python draws below source code, and how much of that is told.
+_POINTERS, _MOST_SOURCE = re.compile(r"[\s~^]*"), 160
+
+
+def raised_at(frames: Iterable[str]) -> str | None:
+    """The source code of the last frame of a traceback and where it is; None where the lines have no source code."""
+    at, source = None, ""
+    for line in frames:
+        found = FRAME_PLACE.match(line)
+        if found is not None:
+            at, source = found, ""
+        elif not _POINTERS.fullmatch(line):
+            source = f"{source} {line.strip()}".lstrip()
+    if at is None or not source:
+        return None
+    return f"{source[:_MOST_SOURCE]} (in {at[3]}, {at[1].rpartition('/')[2]}:{at[2]})"
 
 
 def parse_line(raw: str) -> LogLine:

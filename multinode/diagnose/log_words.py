@@ -31,7 +31,7 @@ from multinode.diagnose.launcher_report import (
     WorkerDeath,
     first_report,
 )
-from multinode.diagnose.log_line import LogLine, clean_line, is_exception, parse_line, unwrap
+from multinode.diagnose.log_line import LogLine, clean_line, is_bare_exception, is_exception, parse_line, raised_at, unwrap
 from multinode.diagnose.standing import Standing, entry_standing, first_cause, word_standing
 from multinode.records.log import last_lines
 
@@ -76,12 +76,23 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     went_on: bool = False  # whether its process printed progress after it
     raised_from: int | None = None  # the line of the exception that this one was raised from or while handling
     details: tuple[str, ...] = ()  # the lines below an exception that belong to it
+    raised_at: str | None = None  # the last source line of the traceback of an exception without a message, and where
     error: KnownError | None = None  # what the catalogue says of it; None is nothing
 
     @property
     def is_of_peers(self) -> bool:
         """Whether it says that another worker is gone."""
         return self.error is not None and self.error.of_peers
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is an exception of which neither the name, a message nor the source says anything."""
+        return self.is_exception and self.error is None and self.raised_at is None and is_bare_exception(self.text)
+
+    @property
+    def said(self) -> str:
+        """The text; of an exception without a message also the source code that raised it."""
+        return f"{self.text.rstrip(': ')}: {self.raised_at}" if self.raised_at is not None else self.text
 
     @property
     def has_figures(self) -> bool:
@@ -247,6 +258,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 # Before the next of several exceptions, and how many lines after the one before.
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _CHAINED_LINES = 3
+# Where a frame of it is, and the most lines of source code below that.
+_AT, _MOST_SOURCE = '  File "', 8
 # A line of it, and the source code below that.
 _FRAME = re.compile(r'  File "|    ')
 # Calls that find nothing where another process was first.
@@ -286,7 +299,7 @@ _PROGRESS = re.compile(
     rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
     rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
-    rb"|nccl info (?!.*-> *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
+    rb"|nccl info (?!.*-> *(?:\[[\w ]+\])? *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
 # The form of a row of figures, such as a benchmark's: few words between many numbers, one of them a decimal.
 _ROW_SHAPE = re.compile(rb"[\s|\[\]]*(?:[a-z]{1,12}[\]:]?[\s|.-]+){0,4}[\s|.,+e-]*(?:n/a[\s|]*)?")
@@ -342,6 +355,7 @@ class _Traceback(msgspec.Struct):
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
     of: LogLine | None = None  # its first line: who raised it, where the others have no marks
+    frames: list[str] = []  # the last frame's lines: where, and the source code
 
 
 class _Tracebacks:
@@ -394,6 +408,10 @@ class _Tracebacks:
         if own[:1].isspace():
             one.takes_away = one.takes_away or _TAKES_AWAY.search(own) is not None
             one.last = number
+            if own.startswith(_AT):
+                one.frames = [own]
+            elif len(one.frames) < _MOST_SOURCE:
+                one.frames.append(own)
             return _Traced.FRAME if _FRAME.match(own) else None
         # A plain name may be that of anything that is printed meanwhile, unless it comes at once.
         is_next = one.last == number - 1 or key is not None
@@ -674,6 +692,8 @@ class _Reader:
         # Below an exception, or what NCCL reports, comes more of it.
         if key is not None and (word.is_exception or "NCCL error" in word.text or "async exception" in word.text):
             self._below[line.process] = key, number
+            # A logger puts its marks before the first line of a message alone.
+            self._below[None] = key, number
             self._open_until = number + _BETWEEN_FRAMES
 
     def _keep_below(self, number: int, line: LogLine) -> bool:
@@ -702,7 +722,8 @@ class _Reader:
         self._below[line.process] = key, number
         details = (*word.details, text[:_LINE_BYTES])
         if is_quoted and not text.startswith("ncclUniqueId"):
-            self._add(number, replace(_plain(number, line), is_nccl=True, error=find_error(text)))
+            said = replace(_plain(number, line), is_nccl=True, error=find_error(text))
+            self._add(number, replace(said, rank=said.rank if said.rank is not None else word.rank))
         elif is_own and not _is_only_python(word):
             more = find_error(text)
             if more is not None and (word.error is None or entry_standing(more) < entry_standing(word.error)):
@@ -887,6 +908,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         points=points is not None,
         said_by=plain.rank if points is not None else None,
         error=error,
+        raised_at=raised_at(traceback.frames) if traceback is not None and is_bare_exception(text) else None,
     )
 
 

@@ -83,6 +83,7 @@ def _best(words: Sequence[LogWord], rank: int | None) -> LogWord | None:
         standing = word_standing(word)
         return (
             standing,
+            word.is_bare,
             word.rank not in late if late else rank is not None and word.rank != rank,
             standing >= Standing.PEER and not word.is_nccl,
             standing >= Standing.PEER and not word.has_figures,
@@ -126,10 +127,10 @@ def _endings(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWord]:
             yield word
             continue
         last = later[-1]
-        in_chain = any(word in _chain(one, by_line) for one in later)
+        in_chain = any(word in _chain(one, by_line) for one in later) or _is_behind_bare(word, last)
         if in_chain or (not word.is_exception and _explains(word, last)):
             # Of a chain the last exception stands for all, unless an earlier one says more.
-            if word_standing(word) < word_standing(last) or not in_chain:
+            if not in_chain or (word_standing(word), word.is_bare) < (word_standing(last), last.is_bare):
                 yield word
         elif word.is_exception and last.is_abort and word_standing(word) <= word_standing(last):
             # A runtime that ends on an exception aborts.
@@ -141,6 +142,11 @@ def _same_process(word: LogWord, other: LogWord, rank: int | None) -> bool:
         return word.process == other.process
     # A line without a mark may be of any: of the one that is known to have ended, or else of the one that raises next.
     return other.process is None or rank is None or other.rank == rank
+
+
+def _is_behind_bare(word: LogWord, exception: LogWord) -> bool:
+    """Whether an exception that says nothing itself ends what this one began."""
+    return word.is_exception and exception.is_bare and exception.line - word.line <= _BEFORE_LINES
 
 
 def _chain(word: LogWord, by_line: dict[int, LogWord]) -> Iterator[LogWord]:
