@@ -28,7 +28,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None  # the name of the actor or worker, as Ray and vLLM print it
     time: str | None = None
     level: str | None = None  # `E` for errors; `W` for warnings and whatever is less
-    nccl: str | None = None  # the node and process that a line of NCCL names
+    nccl: str | None = None  # the node, process and GPU that a line of NCCL names
     process: str | None = None  # names the process among those that write to this log
     is_nccl_warning: bool = False  # whether it is a warning of NCCL; early releases did not give its name
 
@@ -106,7 +106,7 @@ _MARKS = (
         r" (?P<warning2>NCCL WARN)\b"
     ),
     (
-        rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[\d{{1,4}}\]"
+        rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[(?P<gpu1>\d{{1,4}})\]"
         r"(?: [\w./]{1,200}:\d{1,6}(?: (?P<warning3>(?:NCCL )?WARN)\b)?| (?P<warning4>NCCL WARN)\b)?"
     ),
 )
@@ -202,7 +202,7 @@ def _line(raw: str, text: str, told: dict[str, str]) -> LogLine:
         worker=told["worker"].strip() if "worker" in told else None,
         time=time[0] if time is not None else told.get("time"),
         level=_level(told.get("level")),
-        nccl=f"{told['host']}:{told['nccl']}" if "nccl" in told else None,
+        nccl=f"{told['host']}:{told['nccl']} [{told['gpu']}]" if "nccl" in told else None,
         process=f"rank {rank}" if rank is not None else place,
         is_nccl_warning="warning" in told or _NCCL_WARNING in raw,
     )
