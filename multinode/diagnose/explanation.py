@@ -31,7 +31,7 @@ from multinode.diagnose.meaning import (
     signal_of_code,
     timed_out_collective,
 )
-from multinode.diagnose.standing import Standing, word_standing
+from multinode.diagnose.standing import Standing, other_collectives, word_standing
 from multinode.errors import UsageError
 from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun
@@ -214,7 +214,8 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
 def _ends_by_signal(report: LauncherReport, word: LogWord) -> bool:
     """Whether a signal ended the reported worker before others lost it."""
     signal = report.death.signal or signal_of_code(report.death.exit_code)
-    is_others = report.death.rank is not None and word.rank not in {None, report.death.rank}
+    # Each watchdog aborts its own process, as its collective stood still.
+    is_others = report.death.rank is not None and word.rank not in {None, report.death.rank} and not word.collective
     return signal not in {None, "SIGTERM"} and (is_others or signal != "SIGABRT")
 
 
@@ -241,7 +242,7 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
     if host is None and len(reading.hosts) == 1:
         host = reading.hosts[0]
     cause = error.cause if error is not None else failure.cause
-    told = [*notes(" ".join((word.text, *word.details)))]
+    told = [*notes(" ".join((word.text, *word.details))), *other_collectives(reading.words, word)]
     told += [
         note for _, address in reading.addresses if word.is_nccl or word.is_of_peers for note in address_notes(address)
     ]
@@ -352,8 +353,10 @@ def _whose(rank: int | None, worker: str | None) -> str:
 
 # Slurm's programs, in front of what they say.
 _SPEAKER = re.compile(r"^(?:(?:slurmstepd|srun): )?error: (?:pyxis: +|[\w.-]{1,64}: (?=tasks? \d))?")
-# Why an actor of Ray died, below the exception that says that it did.
-_REASON = re.compile(r"The actor (?:is dead|died|was killed) because |Worker exit (?:type|detail): ")
+# Why an actor of Ray died, and why an NPU failed, below the exception that says that it did.
+_REASON = re.compile(
+    r"The actor (?:is dead|died|was killed) because |Worker exit (?:type|detail): |E[A-Z]\d{4}: |(?:\[\w+\] )?Reason: "
+)
 # Rules, and the heads of lists that the launcher's own lines have.
 _RULER = re.compile(r"[\s=*#_-]{4,}$|=+ ?backtrace|\d{1,3}:? +0x[\da-f]{4,}")
 _BOXED, _BOX, _BOX_LINES = {"Open MPI", "first process", "MPI_Abort"}, re.compile(r"-{20,}\s*$"), 12

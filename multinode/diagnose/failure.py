@@ -128,7 +128,7 @@ def _find_kind(
 
 def _is_after_signal(word: LogWord, failure: Failure) -> bool:
     """Whether a line stands behind a signal in the order of evidence; a process that loses its peers aborts itself."""
-    is_others = failure.rank is not None and word.rank not in {None, failure.rank}
+    is_others = failure.rank is not None and word.rank not in {None, failure.rank} and not word.collective
     return word.is_of_peers and failure.signal not in {None, "SIGTERM"} and (is_others or failure.signal != "SIGABRT")
 
 

@@ -115,9 +115,9 @@ _RANK = re.compile(r"\b[Rr]ank (\d{1,9})\]|\(rank (\d{1,9}) in comm |(?<![\w-])r
 # Behind a date, NCCL's lines and those of `srun` name the node further on.
 _HOST = re.compile(rf"(?:^|\s)({_NAME}):\d{{1,9}}:\d{{1,9}} \[\d{{1,4}}\] |(?:srun|slurmstepd): error: ({_NAME}): ")
 _TIME = re.compile(rf"\d{{4}}-\d\d-\d\d[ T_]{_CLOCK}|(?<=[EFWI])\d{{4}} {_CLOCK}")
-# What stands before a colon and is a node's name: with a figure or a hyphen, and no file.
+# What stands before a colon and is a node's name: with a figure or a hyphen, and no file and no error code of an NPU.
 _NODE = re.compile(
-    r"(?=[\w.-]*[\d-])(?!mlx\d|bnxt|efa)(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)(?!\w*\.\w*$(?<=\d))[A-Za-z\d][\w.-]*"
+    r"(?=[\w.-]*[\d-])(?!mlx\d|bnxt|efa|E[A-Z\d]\d{4}$)(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)(?!\w*\.\w*$(?<=\d))[A-Za-z\d][\w.-]*"
 )
 _NCCL_WARNING = "NCCL WARN "
 _EXCEPTION = re.compile(

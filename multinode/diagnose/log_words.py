@@ -32,6 +32,7 @@ from multinode.diagnose.launcher_report import (
     first_report,
 )
 from multinode.diagnose.log_line import LogLine, clean_line, is_bare_exception, is_exception, parse_line, raised_at, unwrap
+from multinode.diagnose.meaning import Collective, collective_of
 from multinode.diagnose.standing import Standing, entry_standing, first_cause, word_standing
 from multinode.records.log import last_lines
 
@@ -76,6 +77,7 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     went_on: bool = False  # whether its process printed progress after it
     raised_from: int | None = None  # the line of the exception that this one was raised from or while handling
     details: tuple[str, ...] = ()  # the lines below an exception that belong to it
+    collective: Collective | None = None  # which one its watchdog gave up; None where the line does not say
     raised_at: str | None = None  # the last source line of the traceback of an exception without a message, and where
     error: KnownError | None = None  # what the catalogue says of it; None is nothing
 
@@ -247,6 +249,9 @@ _ABORTS = (
     "corrupted size vs. prev_size",
     "stack smashing detected",
     "Assertion `",
+    "aborting the MPI job",
+    "*** An error occurred in MPI",
+    "*** MPI_ERR_",
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
@@ -706,6 +711,10 @@ class _Reader:
         is_own = line.process is not None or line.text[:1].isspace() or _GOES_ON.match(text) is not None
         is_next = number == last + 1 and line.text == line.raw
         is_quoted = word is not None and bool(word.details) and word.details[-1].startswith(_LAST_ERROR)
+        if word is not None and word.is_exception and _HEADING.fullmatch(text) and number == last + 1:
+            # Some libraries put what they say below headings, with empty lines between.
+            self._below[line.process] = key, number
+            return False
         if (
             word is None
             or word.is_launchers
@@ -820,12 +829,14 @@ _GOES_ON = re.compile(
     r"|The (?:actor|worker|task|node)\b",
     re.IGNORECASE,
 )
+# Nothing, a rule, or the head of a list between an exception and what goes on with it.
+_HEADING = re.compile(r"|[-=*#_]{4,}|- [^:]{1,80}:(?: \([^)]{1,80}\))?")
 _ADDRESS = re.compile(r"Bootstrap : Using \[?\d*\]?([\w.-]{1,32}):\[?([\da-fA-F.:]{2,64}(?:%[\w.-]{1,32})?)\]?<\d")
 # A warning, by Python or a logger.
 _PYTHON_WARNING = re.compile(r".{0,100}\S{1,300}:\d{1,6}: \w{0,40}Warning: ")
 _WARNING = re.compile(
     rf"{_PYTHON_WARNING.pattern}"
-    r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARNING|INFO|DEBUG)[ \]|:-]"
+    r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARN|WARNING|INFO|DEBUG)[ \]|:-]"
 )
 # NCCL's proxy thread works for the ranks: what it failed at says the line of the call itself.
 _PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
@@ -908,6 +919,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         points=points is not None,
         said_by=plain.rank if points is not None else None,
         error=error,
+        collective=collective_of(raw),
         raised_at=raised_at(traceback.frames) if traceback is not None and is_bare_exception(text) else None,
     )
 

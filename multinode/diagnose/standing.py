@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def first_cause(words: Sequence[LogWord], death: WorkerDeath | None, *, aborted:
 
 
 def _best(words: Sequence[LogWord], rank: int | None) -> LogWord | None:
-    late = {word.rank for word in words if word.points}
+    late = {word.rank for word in words if word.points} or _behind(words)
 
     def key(word: LogWord) -> tuple[int | bool, ...]:
         standing = word_standing(word)
@@ -99,6 +100,35 @@ def _best(words: Sequence[LogWord], rank: int | None) -> LogWord | None:
     alike = [word for word in words if word.error == best.error and best.host in {None, word.host}]
     near = [word for word in alike if word.rank is not None and 0 < word.line - best.line <= _NEAR_LINES]
     return near[0] if near and rank is None else best
+
+
+def _behind(words: Sequence[LogWord]) -> set[int | None]:
+    """The ranks that had reached the fewest collectives, or another one than most, as their watchdogs say."""
+    last = {word.rank: collective for word in words if (collective := word.collective) and word.rank is not None}
+    if len({collective.group for collective in last.values()}) > 1:
+        return set()
+    reached = min((collective.number for collective in last.values()), default=0)
+    behind = {rank for rank, collective in last.items() if collective.number == reached}
+    if len(behind) < len(last):
+        return set(behind)
+    often = Counter(collective.operation for collective in last.values()).most_common()
+    if len(often) > 1 and often[0][1] > often[1][1]:
+        return {rank for rank, collective in last.items() if collective.operation != often[0][0]}
+    return set()
+
+
+def other_collectives(words: Sequence[LogWord], word: LogWord) -> Iterator[str]:
+    """In which other collective another rank of the group waited, where its watchdog names a different one."""
+    own = word.collective
+    for other in words:
+        theirs = other.collective
+        if own is None or theirs is None or theirs == own or theirs.group != own.group or other.rank == word.rank:
+            continue
+        yield (
+            f"Rank {word.rank} was in {own.operation} (number {own.number}), rank {other.rank} in {theirs.operation} "
+            f"(number {theirs.number}): the ranks were not in the same collective."
+        )
+        return
 
 
 # Lines that one process prints in a row.
