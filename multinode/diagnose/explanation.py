@@ -160,7 +160,7 @@ def _why_not(word: LogWord) -> str:
 
 def _has_failed(reading: LogReading) -> bool:
     report, word = reading.report, reading.cause()
-    if report is not None and not (report.launcher == "shell" and reading.ended_line is not None):
+    if report is not None and not (report.is_of_one_process and _was_over(report, reading)):
         return True
     if word is not None:
         # After its end, a run may lose its peers, and a program may still complain.
@@ -174,6 +174,20 @@ def _has_failed(reading: LogReading) -> bool:
     if error.is_last:
         return error.matches("\n".join(words[-_VERY_LAST_WORDS:]))
     return not any(map(is_progress, words[-_VERY_LAST_WORDS:]))
+
+
+# A bar that is full, of a training and not of what comes before it.
+_FULL_BAR = re.compile(r"(?:^|\r|\btrain\w*\b[^%|\r\n]{0,60}) *100%\|", re.IGNORECASE)
+
+
+def _was_over(report: LauncherReport, reading: LogReading) -> bool:
+    """Whether a training said that it had ended, or had done all of its steps, before a process of it ended."""
+    if reading.ended_line is not None:
+        return report.launcher == "shell" or reading.ended_line < report.line
+    lines = reading.tail.removesuffix("\n").split("\n")
+    before = lines[: max(0, len(lines) - (reading.lines - report.line) - 1)]
+    last_step = next((line for line in map(clean_log, reversed(before)) if is_progress(line)), "")
+    return _FULL_BAR.search(last_step) is not None
 
 
 def _came_after_end(word: LogWord, reading: LogReading) -> bool:

@@ -281,7 +281,9 @@ _RESTART = "will restart worker group"
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
 _THREAD = "Exception in thread "
 _RAY_CALL = "ray::"
+_PYXIS_QUOTES = "pyxis:     "
 _OTHERS = (
+    _PYXIS_QUOTES,
     *_BEGIN,
     _RESTART,
     "Exception ignored in",
@@ -324,6 +326,10 @@ _END_TEXTS = (
     "End time of running",
     "'train_runtime'",
     "Application shutdown complete",
+    "Final validation metrics",
+    "Final evaluation metrics",
+    "Final test metrics",
+    "Final metrics",
 )
 
 
@@ -840,6 +846,8 @@ _WARNING = re.compile(
 )
 # NCCL's proxy thread works for the ranks: what it failed at says the line of the call itself.
 _PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
+# What a program in the log of enroot says; a shell names the line of its script, and goes on.
+_ENROOT_SAYS = re.compile(rf"{_PYXIS_QUOTES}[a-z][\w.-]{{0,64}}: ")
 # Where a call of NCCL returned an error to another one.
 _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 # What ends a program with exit code 2.
@@ -882,6 +890,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     error = None if is_passed_over else find_error(raw)
     if text == _KILLED:
         error = known_errors()["killed"]
+    elif error is None and _ENROOT_SAYS.search(raw) is not None:
+        error = known_errors()["container-start"]
     raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
     is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
