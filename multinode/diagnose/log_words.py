@@ -31,7 +31,15 @@ from multinode.diagnose.launcher_report import (
     WorkerDeath,
     first_report,
 )
-from multinode.diagnose.log_line import LogLine, clean_line, is_bare_exception, is_exception, parse_line, raised_at, unwrap
+from multinode.diagnose.log_line import (
+    LogLine,
+    clean_line,
+    is_bare_exception,
+    is_exception,
+    parse_line,
+    raised_at,
+    unwrap,
+)
 from multinode.diagnose.meaning import Collective, collective_of
 from multinode.diagnose.standing import Standing, entry_standing, first_cause, word_standing
 from multinode.records.log import last_lines

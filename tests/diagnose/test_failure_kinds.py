@@ -298,7 +298,9 @@ def explained(log: str) -> LogFailure | None:
 
 
 def raised(exception: str, source: str = "run()") -> str:
-    return f'Traceback (most recent call last):\n  File "/srv/job/train.py", line 7, in build\n    {source}\n{exception}\n'
+    return (
+        f'Traceback (most recent call last):\n  File "/srv/job/train.py", line 7, in build\n    {source}\n{exception}\n'
+    )
 
 
 RAYLET = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
@@ -326,7 +328,7 @@ def test_a_worker_of_ray_that_ends_before_the_training_does_is_a_failure() -> No
     ("exception", "source"),
     [
         ("AssertionError", "assert a.shape == b.shape"),
-        ("NotImplementedError", "raise NotImplementedError"),
+        ("queue.Full", "self.queue.put(batch)"),
         ("StopIteration", "batch = next(batches)"),
         ("queue.Empty", "item = results.get(timeout=60)"),
     ],
