@@ -40,6 +40,11 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.launcher in {"Slurm", "shell", "command", "Determined"}
 
     @property
+    def is_of_one_process(self) -> bool:
+        """Whether it tells that a process ended, and not that the job failed by it: no failure after a training."""
+        return self.launcher in {"shell", "raylet"}
+
+    @property
     def ends_launcher(self) -> bool:
         """Whether a launcher that another program started has ended: what its workers did is in its own output."""
         return self.launcher == "command"

@@ -31,7 +31,16 @@ from multinode.diagnose.launcher_report import (
     WorkerDeath,
     first_report,
 )
-from multinode.diagnose.log_line import LogLine, clean_line, is_exception, parse_line, unwrap
+from multinode.diagnose.log_line import (
+    LogLine,
+    clean_line,
+    is_bare_exception,
+    is_exception,
+    parse_line,
+    source_line,
+    unwrap,
+)
+from multinode.diagnose.meaning import Collective, collective_of
 from multinode.diagnose.standing import Standing, entry_standing, first_cause, word_standing
 from multinode.records.log import last_lines
 
@@ -76,12 +85,24 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     went_on: bool = False  # whether its process printed progress after it
     raised_from: int | None = None  # the line of the exception that this one was raised from or while handling
     details: tuple[str, ...] = ()  # the lines below an exception that belong to it
+    collective: Collective | None = None  # which one its watchdog gave up; None where the line does not say
+    source_line: str | None = None  # the last source line of the traceback of an exception without a message, and where
     error: KnownError | None = None  # what the catalogue says of it; None is nothing
 
     @property
     def is_of_peers(self) -> bool:
         """Whether it says that another worker is gone."""
         return self.error is not None and self.error.of_peers
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is an exception of which neither the name, a message nor the source says anything."""
+        return self.is_exception and self.error is None and self.source_line is None and is_bare_exception(self.text)
+
+    @property
+    def said(self) -> str:
+        """The text; of an exception without a message also the source code that raised it."""
+        return f"{self.text.rstrip(': ')}: {self.source_line}" if self.source_line is not None else self.text
 
     @property
     def has_figures(self) -> bool:
@@ -236,6 +257,9 @@ _ABORTS = (
     "corrupted size vs. prev_size",
     "stack smashing detected",
     "Assertion `",
+    "aborting the MPI job",
+    "*** An error occurred in MPI",
+    "*** MPI_ERR_",
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
@@ -247,6 +271,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 # Before the next of several exceptions, and how many lines after the one before.
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _CHAINED_LINES = 3
+# Where a frame of it is, and the most lines of source code below that.
+_AT, _MOST_SOURCE = '  File "', 8
 # A line of it, and the source code below that.
 _FRAME = re.compile(r'  File "|    ')
 # Calls that find nothing where another process was first.
@@ -263,7 +289,9 @@ _RESTART = "will restart worker group"
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
 _THREAD = "Exception in thread "
 _RAY_CALL = "ray::"
+_PYXIS_QUOTES = "pyxis:     "
 _OTHERS = (
+    _PYXIS_QUOTES,
     *_BEGIN,
     _RESTART,
     "Exception ignored in",
@@ -286,7 +314,7 @@ _PROGRESS = re.compile(
     rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
     rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
-    rb"|nccl info (?!.*-> *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
+    rb"|nccl info (?!.*-> *(?:\[[\w ]+\])? *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
 # The form of a row of figures, such as a benchmark's: few words between many numbers, one of them a decimal.
 _ROW_SHAPE = re.compile(rb"[\s|\[\]]*(?:[a-z]{1,12}[\]:]?[\s|.-]+){0,4}[\s|.,+e-]*(?:n/a[\s|]*)?")
@@ -306,6 +334,10 @@ _END_TEXTS = (
     "End time of running",
     "'train_runtime'",
     "Application shutdown complete",
+    "Final validation metrics",
+    "Final evaluation metrics",
+    "Final test metrics",
+    "Final metrics",
 )
 
 
@@ -342,6 +374,7 @@ class _Traceback(msgspec.Struct):
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
     of: LogLine | None = None  # its first line: who raised it, where the others have no marks
+    frames: list[str] = []  # the last frame's lines: where, and the source code
 
 
 class _Tracebacks:
@@ -394,6 +427,10 @@ class _Tracebacks:
         if own[:1].isspace():
             one.takes_away = one.takes_away or _TAKES_AWAY.search(own) is not None
             one.last = number
+            if own.startswith(_AT):
+                one.frames = [own]
+            elif len(one.frames) < _MOST_SOURCE:
+                one.frames.append(own)
             return _Traced.FRAME if _FRAME.match(own) else None
         # A plain name may be that of anything that is printed meanwhile, unless it comes at once.
         is_next = one.last == number - 1 or key is not None
@@ -674,6 +711,8 @@ class _Reader:
         # Below an exception, or what NCCL reports, comes more of it.
         if key is not None and (word.is_exception or "NCCL error" in word.text or "async exception" in word.text):
             self._below[line.process] = key, number
+            # A logger puts its marks before the first line of a message alone.
+            self._below[None] = key, number
             self._open_until = number + _BETWEEN_FRAMES
 
     def _keep_below(self, number: int, line: LogLine) -> bool:
@@ -686,6 +725,10 @@ class _Reader:
         is_own = line.process is not None or line.text[:1].isspace() or _GOES_ON.match(text) is not None
         is_next = number == last + 1 and line.text == line.raw
         is_quoted = word is not None and bool(word.details) and word.details[-1].startswith(_LAST_ERROR)
+        if word is not None and word.is_exception and _HEADING.fullmatch(text) and number == last + 1:
+            # Some libraries put what they say below headings, with empty lines between.
+            self._below[line.process] = key, number
+            return False
         if (
             word is None
             or word.is_launchers
@@ -702,7 +745,8 @@ class _Reader:
         self._below[line.process] = key, number
         details = (*word.details, text[:_LINE_BYTES])
         if is_quoted and not text.startswith("ncclUniqueId"):
-            self._add(number, replace(_plain(number, line), is_nccl=True, error=find_error(text)))
+            said = replace(_plain(number, line), is_nccl=True, error=find_error(text))
+            self._add(number, replace(said, rank=said.rank if said.rank is not None else word.rank))
         elif is_own and not _is_only_python(word):
             more = find_error(text)
             if more is not None and (word.error is None or entry_standing(more) < entry_standing(word.error)):
@@ -799,15 +843,19 @@ _GOES_ON = re.compile(
     r"|The (?:actor|worker|task|node)\b",
     re.IGNORECASE,
 )
+# Nothing, a rule, or the head of a list between an exception and what goes on with it.
+_HEADING = re.compile(r"|[-=*#_]{4,}|- [^:]{1,80}:(?: \([^)]{1,80}\))?")
 _ADDRESS = re.compile(r"Bootstrap : Using \[?\d*\]?([\w.-]{1,32}):\[?([\da-fA-F.:]{2,64}(?:%[\w.-]{1,32})?)\]?<\d")
 # A warning, by Python or a logger.
 _PYTHON_WARNING = re.compile(r".{0,100}\S{1,300}:\d{1,6}: \w{0,40}Warning: ")
 _WARNING = re.compile(
     rf"{_PYTHON_WARNING.pattern}"
-    r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARNING|INFO|DEBUG)[ \]|:-]"
+    r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARN|WARNING|INFO|DEBUG)[ \]|:-]"
 )
 # NCCL's proxy thread works for the ranks: what it failed at says the line of the call itself.
 _PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
+# What a program in the log of enroot says; a shell names the line of its script, and goes on.
+_ENROOT_SAYS = re.compile(rf"{_PYXIS_QUOTES}[a-z][\w.-]{{0,64}}: ")
 # Where a call of NCCL returned an error to another one.
 _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 # What ends a program with exit code 2.
@@ -850,6 +898,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     error = None if is_passed_over else find_error(raw)
     if text == _KILLED:
         error = known_errors()["killed"]
+    elif error is None and _ENROOT_SAYS.search(raw) is not None:
+        error = known_errors()["container-start"]
     raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
     is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
@@ -887,6 +937,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         points=points is not None,
         said_by=plain.rank if points is not None else None,
         error=error,
+        collective=collective_of(raw),
+        source_line=source_line(traceback.frames) if traceback is not None and is_bare_exception(text) else None,
     )
 
 

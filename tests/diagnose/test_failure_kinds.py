@@ -6,7 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.diagnose.evidence import NodeEvidence
+from multinode.diagnose.explanation import LogFailure, explain
 from multinode.diagnose.failure import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
+from multinode.diagnose.log_words import read_log
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import NicSample, StepSample
@@ -289,3 +291,109 @@ def test_a_run_whose_collective_times_out_before_its_first_step_says_so(tmp_path
     assert failure is not None
     assert failure.kind == "timeout"
     assert "(a: tokenizing the data 45%)" in str(failure.hint)
+
+
+def explained(log: str) -> LogFailure | None:
+    return explain([("log", read_log(log))]).first_failure
+
+
+def raised(exception: str, source: str = "run()") -> str:
+    return (
+        f'Traceback (most recent call last):\n  File "/srv/job/train.py", line 7, in build\n    {source}\n{exception}\n'
+    )
+
+
+RAYLET = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "(TaskRunner pid=7) Training Progress: 100%|##########| 290/290 [1:02:03<00:00, 12.8s/it]\n",
+        "100%|##########| 290/290 [1:02:03<00:00, 12.8s/it]\n",
+        "(TaskRunner pid=7) step:290 - critic/loss:0.1\n(TaskRunner pid=7) Final validation metrics: {'a': 1}\n",
+    ],
+)
+def test_a_worker_of_ray_that_ends_after_the_training_is_no_failure(before: str) -> None:
+    assert explained(before + RAYLET) is None
+    assert explained(before + RAYLET + raised("ValueError: cannot save")) is not None
+
+
+def test_a_worker_of_ray_that_ends_before_the_training_does_is_a_failure() -> None:
+    assert explained("Training Progress:  40%|####      | 116/290 [10:00<20:00,  7s/it]\n" + RAYLET) is not None
+    assert explained("Loading checkpoint shards: 100%|##########| 4/4 [00:10<00:00,  2s/it]\n" + RAYLET) is not None
+
+
+@pytest.mark.parametrize(
+    ("exception", "source"),
+    [
+        ("AssertionError", "assert a.shape == b.shape"),
+        ("queue.Full", "self.queue.put(batch)"),
+        ("StopIteration", "batch = next(batches)"),
+        ("queue.Empty", "item = results.get(timeout=60)"),
+    ],
+)
+def test_an_exception_without_a_message_is_told_with_its_source(exception: str, source: str) -> None:
+    told = explained(raised(exception, source))
+    assert told is not None
+    assert told.message == f"{exception}: {source} (in build, train.py:7)"
+
+
+def test_an_exception_with_a_message_is_told_as_it_is() -> None:
+    told = explained(raised("AssertionError: too short", "assert n"))
+    assert told is not None
+    assert told.message == "AssertionError: too short"
+
+
+def test_an_exception_that_says_nothing_yields_to_the_one_before_it() -> None:
+    told = explained(raised("ValueError: vocab of 7 tokens") + "Traceback (most recent call last):\nRuntimeError\n")
+    assert told is not None
+    assert "vocab of 7 tokens" in told.message
+
+
+def watchdog(rank: int, number: int, operation: str = "ALLREDUCE") -> str:
+    return (
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:523] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600410 "
+        "milliseconds before timing out.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        watchdog(0, 90) + watchdog(1, 90) + watchdog(2, 89) + watchdog(3, 90),
+        watchdog(0, 90) + watchdog(1, 90) + watchdog(3, 90) + watchdog(2, 90, "BROADCAST"),
+    ],
+)
+def test_of_several_watchdogs_the_rank_that_is_behind_is_named(log: str) -> None:
+    told = explained(log)
+    assert told is not None
+    assert told.rank == 2
+    assert "not in the same collective" in (told.cause or "")
+
+
+def test_of_watchdogs_that_agree_the_first_is_told() -> None:
+    told = explained(watchdog(1, 90) + watchdog(0, 90))
+    assert told is not None
+    assert told.rank == 1
+    assert "same collective" not in (told.cause or "")
+
+
+def test_what_nccl_says_for_one_gpu_is_not_survived_as_another_of_its_process_goes_on() -> None:
+    told = explained(
+        "n1:7:9 [0] misc/cudawrap.cc:30 NCCL WARN Failed to find CUDA library libcuda.so.1\n"
+        "n1:7:9 [0] NCCL INFO init.cc:1397 -> 2 [Async thread]\nn1:7:8 [1] NCCL INFO Using network IB\n"
+        "n1: Test NCCL failure common.cu:1119 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '\n"
+    )
+    assert told is not None
+    assert "libcuda.so.1" in told.message
+
+
+def test_an_error_of_mpi_comes_before_an_assertion_at_the_exit_of_its_process() -> None:
+    told = explained(
+        "[n1:77] *** An error occurred in MPI_Allreduce\n[n1:77] *** MPI_ERR_TRUNCATE: message truncated\n"
+        "app: util/monitor.c:177: monitor_cleanup: Assertion `empty(list)' failed.\n"
+    )
+    assert told is not None
+    assert "MPI_" in told.message
