@@ -134,7 +134,7 @@ _FROM = {
     "job.code_tree": ("CodeTree",),
     "job.engines.engine": ("Engine",),
     "records.plan": ("LaunchPlan",),
-    "job.planning": ("LaunchOptions",),
+    "job.launch_options": ("LaunchOptions",),
     "launch.restart": ("RestartOptions",),
     "records.run": ("Run",),
     "job.synthetic": ("with_synthetic",),

@@ -251,6 +251,16 @@ def test_only_accelerate_has_a_file_of_its_own() -> None:
     assert [file.path for file in Engine(name="accelerate").files(PLACE)] == ["accelerate.yaml"]
 
 
+def test_an_engine_says_what_it_does() -> None:
+    kinds = {name: Engine(name=name).kind for name in ENGINES}
+    assert [name for name, kind in kinds.items() if not kind.starts_workers] == ["exec"]
+    assert {name: kind.config_file for name, kind in kinds.items() if kind.config_file} == {"llamafactory": "job.yaml"}
+    assert {name: kind.sharded_by for name, kind in kinds.items() if kind.sharded_by} == {"deepspeed": "DeepSpeed"}
+    assert [name for name, kind in kinds.items() if kind.takes_configuration] == ["accelerate"]
+    with pytest.raises(UsageError, match="unknown engine 'mpi'"):
+        _ = Engine(name="mpi").kind
+
+
 def test_a_command_knows_its_nodes_place_and_no_workers() -> None:
     command = Engine(name="exec").command(PLACE, ScriptJob(argv=("./run.sh", "a b")), {}, None)
     assert command.argv == ("./run.sh", "a b")
