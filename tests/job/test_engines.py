@@ -12,8 +12,9 @@ import pytest
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
+from multinode.job.engines import ENGINES
 from multinode.job.engines.accelerate import parse_accelerate
-from multinode.job.engines.engine import ENGINES, Engine, choose_engine
+from multinode.job.engines.engine import Engine, choose_engine
 from multinode.job.engines.llamafactory import reads_rank
 from multinode.job.engines.place import STRAY_VARIABLES, Place
 from multinode.job.engines.torchrun import benchmark_command
@@ -252,11 +253,13 @@ def test_only_accelerate_has_a_file_of_its_own() -> None:
 
 
 def test_an_engine_says_what_it_does() -> None:
-    kinds = {name: Engine(name=name).kind for name in ENGINES}
-    assert [name for name, kind in kinds.items() if not kind.starts_workers] == ["exec"]
-    assert {name: kind.config_file for name, kind in kinds.items() if kind.config_file} == {"llamafactory": "job.yaml"}
-    assert {name: kind.sharded_by for name, kind in kinds.items() if kind.sharded_by} == {"deepspeed": "DeepSpeed"}
-    assert [name for name, kind in kinds.items() if kind.takes_configuration] == ["accelerate"]
+    torchrun, llamafactory, deepspeed, accelerate, program = (
+        Engine(name=name).kind for name in ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
+    )
+    assert (torchrun.starts_workers, program.starts_workers) == (True, False)
+    assert (torchrun.config_file, llamafactory.config_file) == (None, "job.yaml")
+    assert (torchrun.sharded_by, deepspeed.sharded_by) == (None, "DeepSpeed")
+    assert (torchrun.takes_configuration, accelerate.takes_configuration) == (False, True)
     with pytest.raises(UsageError, match="unknown engine 'mpi'"):
         _ = Engine(name="mpi").kind
 

@@ -13,12 +13,11 @@ import msgspec
 
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
+from multinode.job.engines import ENGINES
 from multinode.job.engines.place import Place, node_command
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.records.plan import PlanFile
 
-# The modules of this folder with an `ENGINE`, in the order of messages.
-ENGINES = ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
 OF_YAML, OF_SCRIPT = "llamafactory", "torchrun"
 """The engines of jobs for which none is asked."""
 
