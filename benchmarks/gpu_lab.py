@@ -6,10 +6,12 @@ time would be honest. Without one the parts rehearse.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +48,7 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "full, ZeRO-3 with overlap_comm": ("--set", "deepspeed=configs/deepspeed/tiny_z3_config.json"),
 }
 _COMMAND_S = 400.0
+_PROVOKED_S = 120.0
 _STEPS = "12" if REHEARSES else "25"
 _HALF = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
 
@@ -138,8 +141,6 @@ class Lab:
     def __enter__(self) -> Self:
         made = ["--nodes", str(self._nodes), "--slots", "1", "--rate", "1gbit"]
         if REHEARSES:
-            # Each node would compile it.
-            self._check([sys.executable, str(ROOT / "scripts" / "compile_deepspeed.py")], may_fail=True)
             self._multinode("lab", "up", *made)
         else:
             self._check([sys.executable, "-m", "tests.equipment.command", "up", "--gpus", *made])
@@ -150,6 +151,9 @@ class Lab:
 
     def train(self, rate: str, *words: str, name: str, options: Sequence[str] = ()) -> Run:
         """A training of known truth at this rate."""
+        if REHEARSES and "zero" in " ".join(words):
+            # Each node would compile it.
+            self._check([sys.executable, str(ROOT / "scripts" / "compile_deepspeed.py")], may_fail=True)
         self._multinode("lab", "rate", "all", rate)
         traced = ("--trace", "3") if "--trace" in options else ()
         # A window comes after the warm-up, and needs steps around it.
@@ -158,7 +162,7 @@ class Lab:
 
     def launch(self, *words: str, name: str, options: Sequence[str] = ()) -> Run:
         """A script on all nodes."""
-        nodes = ("--nodes", str(self._nodes))
+        nodes = ("--nodes", str(self._nodes), "--no-check")
         return self._run(name, "launch", *self._hosts, *nodes, *self._env(), *options, "--json", "--", *words)
 
     def fine_tune(self, rate: str, *, nodes: int, name: str, options: Sequence[str] = ()) -> Run:
@@ -202,11 +206,12 @@ class Lab:
         return best, found["tcp_gb_per_s"] or found["ceiling_gb_per_s"] or float("nan")
 
     def in_turns(self, *words: str) -> tuple[float, float]:
-        """The median ms of a step by the script's own clock, with and without hooks, in turns ABBA."""
+        """The median ms of a step by the script's own clock, with and without hooks, in turns: ABBA, rehearsed AB."""
         steps = "40" if REHEARSES else "200"
         times: dict[bool, list[float]] = {True: [], False: []}
-        for hooked in (True, False, False, True):
-            command = ("launch", *self._hosts, *self._env(), *(() if hooked else ("--no-profile",)), "--json", "--")
+        for hooked in (True, False) if REHEARSES else (True, False, False, True):
+            profiles = () if hooked else ("--no-profile",)
+            command = ("launch", *self._hosts, *self._env(), "--no-check", *profiles, "--json", "--")
             run_id = json.loads(self._multinode(*command, *words, "--steps", steps))["run_id"]
             told = re.findall(r"median step: ([\d.]+) ms", self._multinode("logs", run_id))
             times[hooked].append(float(told[-1]))
@@ -214,8 +219,10 @@ class Lab:
 
     def failure(self, *words: str, options: Sequence[str] = (), cut_s: float = 0.0) -> str:
         """How a training that fails, or hangs, is told."""
-        hang = ("--hang-timeout", "8" if REHEARSES else "15", "--on-hang", "stop")
-        process = self._start("launch", *self._hosts, *self._env(), *hang, *options, "--json", "--", *words)
+        hang = ("--hang-timeout", "20" if REHEARSES else "15", "--on-hang", "stop")
+        # A check would refuse a wrong interface.
+        command = ("launch", *self._hosts, *self._env(), "--no-check", *hang, *options, "--json", "--", *words)
+        process = self._start(*command)
         if cut_s:
             time.sleep(5.0)
             self._multinode("lab", "rate", "node1", "8kbit", may_fail=True)
@@ -277,9 +284,20 @@ def told_of(log: str) -> str:
 def provoke(path: Path, script: str) -> str:
     """The log of a script under torchrun on two ranks."""
     path.write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return done.stdout + done.stderr
+    # With a port of 0 torchrun's workers would wait for one another there.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
+    log = path.with_suffix(".log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            process.wait(_PROVOKED_S)
+        except subprocess.TimeoutExpired:
+            output.write(b"multinode-gpu: it went on\n")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return log.read_text(errors="replace")
 
 
 def _keep() -> Path:

@@ -1,5 +1,7 @@
 """convert, decode_json: a value or JSON text as one of our types. All of multinode decodes through these two.
 
+parse_option: the text of an option, parsed.
+
 printable_values: plain data from a node before it becomes one of our types, with every text in it made harmless.
 """
 
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from multinode.errors import printable, printable_line
+from multinode.errors import UsageError, printable, printable_line
 
 _Kind = TypeVar("_Kind")
 
@@ -29,6 +31,18 @@ def decode_json(text: bytes | str, kind: type[_Kind], *, strict: bool = True) ->
     """What a JSON text says, as `kind`."""
     _build(kind)
     return msgspec.json.decode(text, type=kind, strict=strict)
+
+
+def parse_option(name: str, text: str, parse: Callable[[str], _Kind]) -> _Kind:
+    """An option's value, parsed.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from error
 
 
 def printable_values(value: Any, *, with_lines: Collection[str] = (), longest: int | None = None) -> Any:

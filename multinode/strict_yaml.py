@@ -5,12 +5,14 @@ Knows nothing of what the keys mean; a struct whose values depend on each other 
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 import yaml
 
 from multinode.decoding import convert
@@ -120,6 +122,7 @@ def decode_yaml(text: str, kind: type[_Kind], source: object, hint: str) -> _Kin
         path = _wrong_path(data, kind, error)
         keys = "".join(f"{key!r}: " for key in path)
         line = _line_of(yaml_nodes(text), path)
+        hint = "; ".join(filter(None, (_keys_words(kind, path, str(error)), hint)))
         raise UsageError(f"{source}:{line}: {keys}{_PATH.sub('', str(error))}", hint=hint) from None
 
 
@@ -176,6 +179,37 @@ def _check_keys(node: yaml.MappingNode) -> None:
 
 def _wrong(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=message, problem_mark=node.start_mark)
+
+
+def _keys_words(kind: Any, path: Sequence[Any], message: str) -> str:
+    """What could have been meant by an unknown key, and all keys that there are; empty of another mistake."""
+    if _UNKNOWN.search(message) is None:
+        return ""
+    found = [msgspec.inspect.type_info(kind)]
+    for name in path[:-1]:
+        found = [inside for info in found for inside in _inside(info, name)]
+    keys = [field.encode_name for info in found for struct in _structs(info) for field in struct.fields]
+    close = difflib.get_close_matches(str(path[-1]), keys, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}Known keys: {', '.join(dict.fromkeys(keys))}" if keys else ""
+
+
+def _structs(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.StructType]:
+    for member in info.types if isinstance(info, msgspec.inspect.UnionType) else (info,):
+        if isinstance(member, msgspec.inspect.StructType):
+            yield member
+
+
+def _inside(info: msgspec.inspect.Type, name: Any) -> Iterator[msgspec.inspect.Type]:
+    """The types below a key or an index."""
+    for member in info.types if isinstance(info, msgspec.inspect.UnionType) else (info,):
+        match member:
+            case msgspec.inspect.StructType():
+                yield from (field.type for field in member.fields if field.encode_name == name)
+            case msgspec.inspect.DictType():
+                yield member.value_type
+            case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
+                yield member.item_type
 
 
 def _wrong_path(data: Any, kind: Any, error: msgspec.ValidationError) -> list[Any]:

@@ -15,8 +15,11 @@ ETHERNET_MTU = 1500
 _TCP_IP_HEADER_BYTES = 52
 _ETHERNET_FRAMING_BYTES = 38
 
-_RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?bit)?", re.IGNORECASE)
-_RATE_GBIT = {"bit": 1e-9, "kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}
+# An upper-case B, and bps as tc reads it, would be bytes.
+_RATE = re.compile(
+    r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<times>[kmgtKMGT]?)(?i:bit)(?:/s)?|(?P<short>[kmgtKMGT])(?:b(?:/s)?)?)?"
+)
+_RATE_GBIT = {"": 1e-9, "k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
 _SIZE = re.compile(r"(?P<number>\d+)(?P<unit>[kmg]?)i?b?", re.IGNORECASE)
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATION = re.compile(
@@ -26,6 +29,7 @@ _DURATION = re.compile(
 )
 # `3:35:20` and `28:04` as tqdm and the Trainer print them: two parts are minutes and seconds.
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,6}):)?(?P<m>\d{1,6}):(?P<s>\d{2}(?:\.\d{1,6})?)", re.ASCII)
+_MOST_NICS = 64
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DURATION_S = {"d": 86400, "h": _HOUR_S, "m": _MINUTE_S, "s": 1}
@@ -33,7 +37,7 @@ _CENTURY_S = 100 * 365 * 86400
 
 
 def parse_rate(text: str) -> float:
-    """A link rate such as `100mbit`, `2.5gbit`, in Gbit/s (as `tc` reads it: decimal multiples of bits per second).
+    """A link rate such as `100mbit`, `2.5gbit`, `100G`, `25 Gb/s`, in Gbit/s: decimal multiples of bits per second.
 
     A bare number is in Gbit/s.
 
@@ -43,7 +47,20 @@ def parse_rate(text: str) -> float:
     match = _RATE.fullmatch(text.strip())
     if match is None or float(match["number"]) == 0:
         raise ValueError(f"{text!r} is not a link rate; write it as 100mbit, 1gbit or 2.5gbit")
-    return float(match["number"]) * _RATE_GBIT[(match["unit"] or "gbit").lower()]
+    times = match["short"] if match["times"] is None else match["times"]
+    return float(match["number"]) * (1.0 if times is None else _RATE_GBIT[times.lower()])
+
+
+def parse_nics(text: str) -> tuple[float, ...]:
+    """The rates of a node's NICs, in Gbit/s: `200gbit`, or of four `4x200gbit`.
+
+    Raises:
+        ValueError: it is neither; the message says how to write it.
+    """
+    count, cross, rate = text.strip().lower().rpartition("x")
+    if cross and not (count.strip().isdecimal() and 0 < int(count) <= _MOST_NICS):
+        raise ValueError(f"{text!r} is not the rate of NICs; write it as 100gbit or 4x200gbit")
+    return (parse_rate(rate),) * (int(count) if cross else 1)
 
 
 def parse_size(text: str) -> int:

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.text import Text
 
 from multinode.cli.contrast import print_contrast
-from multinode.cli.run_page import load_report, write_page
 from multinode.contrast.figures import Contrast
 from multinode.contrast.side import load_contrast
 from multinode.launch.progress_table import ProgressTable
@@ -27,6 +26,7 @@ from multinode.records.progress import NodeProgress, RunProgress, advance_node, 
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.records.samples import Sample, StepSample, parse_samples
+from multinode.results.run_page import load_report, write_report
 from tests.browser.chromium import View, chromium
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
@@ -103,7 +103,7 @@ def _save(console: Console, command: str, name: str) -> None:
 def _photograph(directory: RunDirectory) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        write_page(load_report(runs_root(), [directory.run_id]), page)
+        write_report(load_report(runs_root(), [directory.run_id]), "html", page)
         with chromium(Path(folder)) as browser:
             browser.open(page, View(_PAGE_WIDTH))
             browser.picture(PICTURES / "report.png", _PAGE_HEIGHT)

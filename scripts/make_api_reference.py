@@ -14,6 +14,7 @@ import msgspec
 from reference_pages import field_comments, write_or_check
 
 from multinode import api
+from multinode.cli.main import load_verb
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
 
@@ -67,9 +68,14 @@ def render() -> str:
 def _function(name: str, function: Any) -> str:
     summary, sections = _docstring(function)
     signature = inspect.signature(function)
-    by_name = [one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
-    parameters = [_parameter(one) for one in signature.parameters.values() if one not in by_name]
-    parameters += ["*", *map(_parameter, by_name)] if by_name else []
+    verb = getattr(function, "verb", None)
+    keywords = _keywords(verb, signature) if verb is not None else {}
+    given = [one for one in signature.parameters.values() if one.name not in keywords]
+    by_name = [one for one in given if one.kind is one.KEYWORD_ONLY]
+    several = any(one.kind is one.VAR_POSITIONAL for one in given)
+    parameters = [_parameter(one) for one in given if one not in by_name]
+    parameters += [*([] if several else ["*"]), *map(_parameter, by_name)] if by_name else []
+    parameters += ["**options"] if keywords else []
     returned = _type(signature.return_annotation)
     # What contextlib makes of a generator.
     returned = returned.replace("Iterator", "ContextManager") if hasattr(function, "__wrapped__") else returned
@@ -78,11 +84,29 @@ def _function(name: str, function: Any) -> str:
         if title in sections:
             lines += ["", f"| {said} | meaning |", "|---|---|"]
             lines += [f"| `{names}` | {text} |" for names, text in _entries(sections[title])]
+    if keywords:
+        lines += ["", "| option | default | meaning |", "|---|---|---|"]
+        lines += [f"| `{name}` | `{default!r}` | {_cell(text)} |" for name, (default, text) in keywords.items()]
     return "\n".join(lines) + "\n"
+
+
+def _keywords(verb: str, signature: inspect.Signature) -> dict[str, tuple[Any, str]]:
+    """Default and meaning of each option of a call, as the help of its command has it."""
+    options = [param for param in load_verb(verb).params if param.param_type_name == "option"]
+    helps = {_keyword(option): option.help or "" for option in options}
+    return {name: (one.default, helps[name]) for name, one in signature.parameters.items() if name in helps}
+
+
+def _keyword(option: Any) -> str:
+    name: str = max(option.opts, key=len).removeprefix("--").replace("-", "_")
+    # An argument in front of the keywords; words that Python reserves.
+    return {"hosts": "", "with": "with_", "from": "from_"}.get(name, name)
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
     default = parameter.default
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
     if default is inspect.Parameter.empty:
         return parameter.name
     plain = default is None or isinstance(default, bool | int | float | str | tuple)

@@ -23,7 +23,14 @@ from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence
 from multinode.predict.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.predict import calls_of, sent_bytes
-from multinode.predict.published import Lora, Model, Network, PublishedBenchmarks, Speed, evidence_of_benchmarks
+from multinode.predict.published_benchmarks import (
+    Lora,
+    Model,
+    Network,
+    PublishedBenchmarks,
+    Speed,
+    evidence_of_benchmarks,
+)
 from multinode.predict.request import forecast_benchmarks
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout

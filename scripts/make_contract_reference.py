@@ -37,6 +37,7 @@ _WRITTEN_BY = {
     "multinode.lab/1": "`multinode lab up --json`, `multinode lab status --json`, and the lab's own record",
     "multinode.launch/1": "`multinode launch --json`, `multinode attach --json`",
     "multinode.nccl-test/1": "`multinode nccl-test --json`, `nccl-test.json` of a run",
+    "multinode.nccl-test-read/1": "`multinode nccl-test --read --json`",
     "multinode.notice/1": "the webhook of `multinode launch --notify` and `multinode attach --notify`",
     "multinode.plan/1": "`multinode launch --dry-run --json`, `plan.json` of a run",
     "multinode.predict/1": "`multinode predict --json`",

@@ -20,7 +20,7 @@ from tests.gpu import test_train as gpu_trainings
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "scripts")]
-from gpu_lab import Run, truth_row  # noqa: E402 - they are no package
+from gpu_lab import Run, provoke, told_of, truth_row  # noqa: E402 - they are no package
 from gpu_report import _DAY, _parts  # noqa: E402
 from provoked import PROVOKED  # noqa: E402
 
@@ -233,8 +233,17 @@ def test_the_test_of_exposed_communication_looks_at_the_trace(shown_ms: float, *
 def test_every_kept_failure_has_what_provokes_it() -> None:
     kept = (ROOT / "tests" / "gpu" / "h100" / "failures.jsonl").read_text().splitlines()
     assert {json.loads(line)["case"] for line in kept} == PROVOKED.keys()
-    for name, script in PROVOKED.items():
-        compile(script, name, "exec")
+    for name, provoked in PROVOKED.items():
+        compile(provoked.script, name, "exec")
+
+
+@pytest.mark.torch
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", sorted(name for name, provoked in PROVOKED.items() if not provoked.needs_gpu))
+def test_a_failure_that_needs_no_gpu_is_provoked_and_told(case: str, tmp_path: Path) -> None:
+    log = provoke(tmp_path / f"{case}.py", PROVOKED[case].script)
+    assert "it went on" not in log
+    assert told_of(log), log
 
 
 def test_the_day_is_rehearsed_without_a_gpu(tmp_path: Path) -> None:

@@ -37,6 +37,18 @@ QUESTIONS = {
     "AWS 25 Gigabit slow NCCL": "my-clouds-nic-says-25-gbits-and-nccl-gets-5-why",
     "busbw above line rate": "why-is-the-bus-bandwidth-busbw-above-the-line-rate",
     "busbw decreases with more nodes": "why-does-the-bus-bandwidth-busbw-fall-with-more-nodes",
+    "Avg bus bandwidth : 0 all_reduce_perf": "why-is-the-bus-bandwidth-busbw-0",
+    "ib_write_bw is fast and nccl-tests is slow": "infiniband-or-roce-why-does-nccl-reach-half-of-ib_write_bw",
+    "InfiniBand half the bandwidth GDRDMA": "infiniband-or-roce-why-does-nccl-reach-half-of-ib_write_bw",
+    "lossless RoCE PFC ECN": "does-roce-need-a-lossless-network-pfc-ecn",
+    "busbw drops for large messages on RoCE": "does-roce-need-a-lossless-network-pfc-ecn",
+    "NCCL_IB_DISABLE RoCE slow": "why-does-nccl_ib_disable1-turn-roce-off",
+    "upgrade network from 10GbE to 100GbE": "is-an-upgrade-to-25-40-or-100-gbits-worth-it",
+    "train over WAN internet": "can-i-train-over-the-internet-wan",
+    "heterogeneous cluster with different GPUs": "can-nodes-with-different-gpus-train-together",
+    "same training time with 4, 8 and 16 GPUs data loading": (
+        "more-gpus-take-the-same-time-is-data-loading-the-bottleneck"
+    ),
     "latency many small all_reduce": "does-latency-matter-many-small-reductions",
     "zero_hpz_partition_size mics_shard_size": "zero-hpz-mics-or-hybrid-sharding-what-keeps-zero-3-within-a-node",
 }

@@ -13,6 +13,7 @@ from multinode.units import (
     goodput_gb_per_s,
     parse_clock,
     parse_duration,
+    parse_nics,
     parse_rate,
     parse_size,
 )
@@ -40,6 +41,20 @@ def test_rates_are_read_as_tc_reads_them(text: str, gbit_per_s: float) -> None:
 def test_what_is_no_rate_is_told_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match=r"write it as 100mbit, 1gbit or 2\.5gbit"):
         parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nics"),
+    [("100gbit", (100.0,)), ("4x200gbit", (200.0,) * 4), ("8X400", (400.0,) * 8), (" 2x25gbit ", (25.0, 25.0))],
+)
+def test_the_nics_of_a_node_are_a_number_and_a_rate(text: str, nics: tuple[float, ...]) -> None:
+    assert parse_nics(text) == nics
+
+
+@pytest.mark.parametrize("text", ["0x100gbit", "65x1gbit", "-1x100gbit", "1.5x100gbit", "fourx100gbit"])
+def test_what_is_no_number_of_nics_is_told_how_to_write_one(text: str) -> None:
+    with pytest.raises(ValueError, match="write it as 100gbit or 4x200gbit"):
+        parse_nics(text)
 
 
 @pytest.mark.parametrize(

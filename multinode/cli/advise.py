@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.inputs import parse_option
 from multinode.cli.options import Details, Json, LinkMeasured, RunIds, given_options
 from multinode.cli.output import is_quiet, print_document, print_screen
 from multinode.cli.panels import examples
-from multinode.errors import UsageError
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import RunDirectory, runs_root
-from multinode.units import parse_rate
 
 if TYPE_CHECKING:
     from multinode.predict.advice import Recommendations
@@ -47,11 +44,12 @@ def advise(
     as_json: Json = False,
 ) -> None:
     """Show which changes would make a measured training faster, by how much, and how to make them."""
+    from multinode import api
     from multinode.predict.advice import pays
     from multinode.predict.advice_screen import is_one_node
     from multinode.predict.screen import launch_command
 
-    recommendations = read_recommendations(run_ids, link, link_measured)
+    recommendations = api.advise(*(run_ids or ("last",)), link=link, link_measured=link_measured).value
     again = f"multinode advise{given_options(ctx)} --details"
     paying = [advice for advice in recommendations.advice if advice.change is not None and pays(advice)]
     following = ""
@@ -69,28 +67,6 @@ def advise(
     if paying and paying[0] is recommendations.advice[0] and recommendations.job and is_one_node(paying[0]):
         following = launch_command(recommendations.job, recommendations.hosts, paying[0].command)
     print_recommendations(recommendations, top, details=details, as_json=as_json, more=again, next_command=following)
-
-
-def read_recommendations(run_ids: list[str] | None, link: str | None, link_measured: str | None) -> Recommendations:
-    """The recommendations from stored runs."""
-    from multinode.predict.advise import advise_runs
-
-    return advise_runs(
-        runs_root(),
-        run_ids or ["last"],
-        link_gbit_per_s=_rate("--link", link),
-        link_measured=_rate("--link-measured", link_measured),
-    )
-
-
-def _rate(option: str, text: str | None) -> float | None:
-    """A link's rate in Gbit/s."""
-    from multinode.predict.run_selection import is_rate
-
-    rate = parse_option(option, text, parse_rate) if text is not None else None
-    if rate is not None and not is_rate(rate):
-        raise UsageError(f"{option} {text}: not a possible link rate", hint="for example 10gbit")
-    return rate
 
 
 def print_recommendations(

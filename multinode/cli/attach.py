@@ -10,7 +10,6 @@ import typer
 
 from multinode.cli.early_verdict import IfSlower, require_terminal, running_verdict, watch
 from multinode.cli.export import ExportOptions
-from multinode.cli.inputs import read_cluster
 from multinode.cli.options import (
     Fetch,
     GracePeriod,
@@ -129,6 +128,7 @@ def stop(
     run_id: RunId = "last", hosts: Elsewhere = None, grace_period: GracePeriod = 10.0, as_json: Json = False
 ) -> None:
     """Stop a run on all its nodes with SIGTERM, then SIGKILL after the grace period, and verify that it has ended."""
+    from multinode import api
     from multinode.launch.attach import has_ended, look_again, with_hosts
     from multinode.launch.attach import stop as stop_run
 
@@ -141,7 +141,7 @@ def stop(
             note(str(error))
             _stop_without_record(hosts, run_id, grace_period, as_json=as_json)
     if hosts is not None:
-        run = with_hosts(run, read_cluster(hosts)[0])
+        run = with_hosts(run, api.load_nodes(hosts, note=note)[0])
     if has_ended(run):
         if as_json:
             print_document(look_again(run))
@@ -154,9 +154,10 @@ def stop(
 
 
 def _stop_without_record(hosts: str | None, run_id: str, grace_s: float, *, as_json: bool) -> NoReturn:
+    from multinode import api
     from multinode.launch.node_runs import stop_by_id
 
-    cluster, _ = read_cluster(hosts)
+    cluster, _ = api.load_nodes(hosts, note=note)
     with open_context(cluster) as context:
         nodes = stop_by_id(context.agent, cluster, run_id, grace_s)
     if as_json:
@@ -177,7 +178,7 @@ def clean(
     """Remove files of finished runs from their nodes. Logs and results on this machine are kept."""
     from multinode import api
 
-    cluster, _ = read_cluster(hosts)
+    cluster, _ = api.load_nodes(hosts, note=note)
     with api.connect(cluster) as context:
         from multinode.launch.node_runs import clean as clean_nodes
         from multinode.launch.node_runs import find_runs
@@ -235,6 +236,6 @@ def _known_elsewhere(hosts: str | None, run_id: str) -> RecordedRun:
     from multinode import api
     from multinode.launch.attach import find_on_nodes
 
-    cluster, text = read_cluster(hosts)
+    cluster, text = api.load_nodes(hosts, note=note)
     with api.connect(cluster) as context:
         return find_on_nodes(context.agent, cluster, text, context.runs, run_id)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from multinode.cli.inputs import make_launch, read_nodes, with_environment
+from multinode.cli.inputs import given_values
 from multinode.cli.options import (
     Check,
     Details,
@@ -22,12 +22,13 @@ from multinode.cli.options import (
     given_options,
     read_invocation,
 )
-from multinode.cli.output import print_document, print_screen
+from multinode.cli.output import note, print_document, print_screen
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
 from multinode.job.launch_options import LaunchOptions
-from multinode.launch.context import ExecuteOptions
+from multinode.launch.context import ExecuteOptions, Launch
+from multinode.launch.inputs import NodeInput, note_unused_variables, read_nodes, with_environment
 
 # As for nccl-test: a measurement with a gap is worth nothing.
 _LEASE_S = 30.0
@@ -100,12 +101,14 @@ def bench(
         sample_interval_s=_SAMPLE_INTERVAL_S,
         command=read_invocation(ctx),
     )
-    launch = make_launch(
-        read_nodes(hosts, nodes, local),
-        test,
-        with_environment(options, common),
+    cluster, hostfile = read_nodes(hosts, nodes, local, note)
+    launch = Launch(
+        cluster=cluster,
+        hostfile=hostfile,
+        job=test,
+        options=with_environment(options, NodeInput(**given_values(vars(common)))),
         # A device that hangs would hold up all other nodes.
-        ExecuteOptions(
+        execute=ExecuteOptions(
             kind="bench",
             lease_s=_LEASE_S,
             stall_s=hang_timeout + _SILENT_TESTS * seconds if hang_timeout else None,
@@ -113,6 +116,7 @@ def bench(
         ),
         check=check,
     )
+    note_unused_variables(launch, note)
     with open_context(launch.cluster, local=local is not None) as context:
         report = run_bench(launch, phases, context, fresh=fresh)
     if as_json:

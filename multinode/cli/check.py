@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from multinode.cli.inputs import read_training, with_environment
+from multinode.cli.inputs import fill
 from multinode.cli.live import show_stage
 from multinode.cli.options import (
     Details,
@@ -21,14 +21,12 @@ from multinode.cli.options import (
     expand_options,
     given_options,
     propose,
+    read_invocation,
 )
-from multinode.cli.output import fail_gate, print_document, print_screen
+from multinode.cli.output import fail_gate, note, print_document, print_screen
 from multinode.cli.panels import examples
-from multinode.job.launch_options import LaunchOptions
+from multinode.launch.inputs import CheckInput
 from multinode.units import format_count
-
-if TYPE_CHECKING:
-    from multinode.job.job import Job
 
 
 def register(app: typer.Typer) -> None:
@@ -73,22 +71,24 @@ def check(
     """Check every node and the network between them for problems that would break a training, with fixes."""
     from multinode import api
 
-    given = read_training(ctx, job, training, hosts=hosts, nodes=nodes, workers_per_node=workers_per_node)
-    cluster = given.nodes.cluster
-    if hosts is None and not force and cluster.nodes[0].is_virtual:
-        from multinode.lab.cluster import require_idle
-
-        require_idle(cluster)
-    options = with_environment(LaunchOptions(workers_per_node=given.workers_per_node), training, given.env)
-    training_job: Job | None = None
-    if given.names_job or set_ or synthetic or training.concerns_job:
-        training_job = given.read_job(set_ or [])
-        training_job = api.with_synthetic(training_job) if synthetic else training_job
-        training_job, options = given.with_engine(training_job, options)
+    given = fill(
+        CheckInput,
+        ctx,
+        job,
+        training,
+        hosts=hosts,
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        set_=set_,
+        synthetic=synthetic,
+        bandwidth=bandwidth,
+        force=force,
+    )
+    (cluster, _), training_job, options = given.read(note)
     with api.connect(cluster) as context, show_stage() as context.say:
         from multinode.check.screen import check_parts, next_step
 
-        report = api.check(cluster, context, training_job, api.CheckOptions(launch=options, bandwidth=bandwidth))
+        report = api.check(cluster, context, training_job, options)
     severities = {"error", "warning"} if strict else {"error"}
     failures = [finding for finding in report.findings if finding.severity in severities]
     if as_json:
@@ -96,7 +96,7 @@ def check(
     else:
         reached = [(node.name, node.reached) for node in report.nodes]
         print_screen(check_parts(reached, report.checks, report.findings, details=details))
-        typer.echo(next_step(failures, given_options(ctx), propose(given.invocation, "launch")))
+        typer.echo(next_step(failures, given_options(ctx), propose(read_invocation(ctx), "launch")))
     if strict and report.ok and failures:
         fail_gate(f"{format_count(len(failures), 'warning')}; --strict allows none")
     raise typer.Exit(3 if report.unreached else 1 if failures else 0)

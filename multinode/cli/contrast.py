@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.inputs import parse_option, read_training
+from multinode.cli.inputs import fill
 from multinode.cli.options import (
     AveragingOptions,
     Check,
@@ -34,8 +34,6 @@ from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
 from multinode.job.engines.engine import OF_YAML, find_kind
-from multinode.job.launch_options import LaunchOptions
-from multinode.launch.context import ExecuteOptions
 from multinode.records.invocation import Invocation
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, runs_root
@@ -118,30 +116,31 @@ def contrast(
     If it is interrupted, run the same command again to resume.
     """
     from multinode import api
+    from multinode.contrast.inputs import ContrastInput
 
-    counts = parse_option("--nodes", nodes, _parse_numbers) if nodes is not None else ()
-    given = read_training(
+    given = fill(
+        ContrastInput,
         ctx,
         job,
         training,
+        averaging,
         hosts=hosts,
-        nodes=max(counts, default=None),
-        workers_per_node=workers_per_node,
-        limits_nodes=False,
-    )
-    what_job = api.cut_job(given.read_job(set_ or []), steps, whole=full_run)
-    if synthetic:
-        what_job = api.with_synthetic(what_job)
-    request = api.ContrastRequest(
+        nodes=nodes,
         mode=mode,
-        counts=counts,
-        workers=given.workers_per_node,
+        baseline_gpus=baseline_gpus,
+        workers_per_node=workers_per_node,
         each_node=each_node,
-        baseline_gpus=parse_option("--baseline-gpus", baseline_gpus, _parse_numbers) if baseline_gpus else None,
+        steps=steps,
+        full_run=full_run,
+        repeats=repeats,
+        set_=set_,
+        synthetic=synthetic,
+        check=check,
+        hang_timeout=hang_timeout,
+        on_hang=on_hang,
+        fresh=fresh,
     )
-    execute = ExecuteOptions(stall_s=hang_timeout or None, on_stall=on_hang)
-    options = LaunchOptions(averaging=averaging.read())
-    launch = given.make_launch(what_job, options, execute, check=check)
+    launch, request = given.read(note)
     if dry_run:
         _print_plan(launch, request, as_json=as_json)
         return
@@ -253,13 +252,6 @@ def compare(
         print_screen([sheet_table(compared_sheet(comparison, details=details))])
     else:
         print_cells(comparison, details=details, more=f"multinode show {run_a} {run_b} --details")
-
-
-def _parse_numbers(text: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers."""
-    if not all(part.isascii() and part.isdigit() for part in text.split(",")):
-        raise ValueError(f"{text!r} is not a list of numbers such as 1,2,4")
-    return tuple(int(part) for part in text.split(","))
 
 
 def print_contrast(contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = "") -> None:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.inputs import read_cluster
 from multinode.cli.live import show_stage
 from multinode.cli.options import Hosts, Json, Nodes
-from multinode.cli.output import print_document, print_screen
+from multinode.cli.output import note, print_document, print_screen
 
 if TYPE_CHECKING:
     from multinode.launch.copy_chain import CopyProgress
@@ -50,7 +49,7 @@ def copy(
     from multinode import api
     from multinode.launch.copy_paths import copy_parts, progress_text
 
-    cluster, _ = read_cluster(hosts, nodes)
+    cluster, _ = api.load_nodes(hosts, nodes, note)
     request = api.CopyRequest(paths=tuple(paths), source=source, delete=delete)
     with api.connect(cluster) as context, show_stage(plain=True) as context.say:
 

@@ -15,7 +15,7 @@ from multinode.cli.panels import examples
 from multinode.cli.running import print_next_step, print_run
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
-from multinode.units import format_count, format_size
+from multinode.units import format_count, format_list, format_size
 
 if TYPE_CHECKING:
     from multinode.diagnose.explanation import Explanation, LogFailure
@@ -115,7 +115,14 @@ def _nothing(explanation: Explanation) -> Iterator[Part]:
     from multinode.render.table import labelled, paragraph
 
     lines = format_count(sum(explanation.files.values()), "line")
-    yield paragraph(f"no failure found in {format_count(len(explanation.files), 'log')} ({lines})", style="bold")
+    logs = format_count(len(explanation.files), "log")
+    found = f"no failure found in {logs} ({lines})"
+    if explanation.benchmarks:
+        programs = format_list(tuple(dict.fromkeys(explanation.benchmarks.values())))
+        found = (
+            f"no error message found in {logs} ({lines}), but figures of {programs}: multinode nccl-test judges them"
+        )
+    yield paragraph(found, style="bold")
     yield ""
     yield labelled([*_rows("Last", explanation.last_lines), *_rows("Next", explanation.next)])
 

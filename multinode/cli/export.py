@@ -19,7 +19,6 @@ from multinode.records.run_directory import runs_root
 if TYPE_CHECKING:
     from multinode.export.target import Target
     from multinode.launch.context import RunContext
-    from multinode.records.progress import RunProgress
 
 
 def register(app: typer.Typer) -> None:
@@ -93,20 +92,10 @@ class ExportOptions:
         if not self.are_wanted:
             yield
             return
-        from multinode.export.followers import Followers
+        from multinode.launch.export import export_while
 
-        followers = Followers(self._targets(), context.runs, functools.partial(typer.echo, err=True))
-        observe = context.observe
-
-        def observe_and_follow(progress: RunProgress) -> None:
-            followers.follow(progress.run_id)
-            observe(progress)
-
-        context.observe = observe_and_follow
-        try:
+        with export_while(context, self._targets(), functools.partial(typer.echo, err=True)):
             yield
-        finally:
-            followers.close()
 
     def _targets(self) -> tuple[Target, ...]:
         from multinode.export.target import parse_targets

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import PanelApp, PanelGroup, examples
+from multinode.decoding import parse_option
 from multinode.errors import MultinodeError, UsageError
 from multinode.lab.cluster import (
     LabStatus,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from multinode.cli.early_verdict import IfSlower, require_terminal, watch
 from multinode.cli.export import ExportOptions
-from multinode.cli.inputs import parse_option, read_balance, read_change, read_training
+from multinode.cli.inputs import fill
 from multinode.cli.options import (
     AveragingOptions,
     Balance,
@@ -39,16 +38,11 @@ from multinode.cli.options import (
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import NoticeOptions, Restarts, default_output, fetch_results, open_context, tell_result
-from multinode.errors import UsageError
-from multinode.job.launch_options import LaunchOptions
-from multinode.launch.context import ExecuteOptions
-from multinode.units import parse_size
+from multinode.launch.inputs import LaunchInput
 
 if TYPE_CHECKING:
     from multinode.launch.context import Launch
     from multinode.launch.restart import RestartOptions
-
-_LEAST_LOG_BYTES = 1 << 20
 
 
 def register(app: typer.Typer) -> None:
@@ -129,54 +123,37 @@ def launch(
     from multinode import api
 
     require_terminal(if_slower, detach=detach)
-    change = read_change(with_)
-    training = dataclasses.replace(
-        training,
-        deepspeed_set=[*change.deepspeed, *(training.deepspeed_set or [])],
-        grad_compress=training.grad_compress or change.grad_compress,
-    )
-    given = read_training(
+    given = fill(
+        LaunchInput,
         ctx,
         job,
         training,
+        averaging,
+        restarting,
+        notices,
+        exports,
         hosts=hosts,
-        nodes=nodes or change.nodes,
-        workers_per_node=workers_per_node or change.workers_per_node,
-    )
-    if detach:
-        from multinode.transport.choice import choose_transport
-
-        refusal = choose_transport(given.nodes.cluster, None).why_no_detach()
-        if refusal is not None:
-            raise refusal
-    what_job = given.read_job([*change.overrides, *(set_ or [])])
-    if synthetic:
-        what_job = api.with_synthetic(what_job)
-    options = LaunchOptions(
-        workers_per_node=given.workers_per_node,
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        set_=set_,
+        with_=with_,
+        synthetic=synthetic,
+        balance=balance,
+        check=check,
+        lease=lease,
+        grace_period=grace_period,
+        log_limit=log_limit,
+        detach=detach,
+        hang_timeout=hang_timeout,
+        on_hang=on_hang,
         profile=profile,
-        trace_steps=trace,
-        trace_ranks=tuple(trace_ranks or ()),
+        trace=trace,
+        trace_ranks=trace_ranks,
         nccl_inspector=nccl_inspector,
-        sample_interval_s=1 / sample_hz,
-        averaging=averaging.read() or change.averaging,
-        balance=read_balance(balance) or change.balance,
+        sample_hz=sample_hz,
+        fetch=fetch,
     )
-    execute = ExecuteOptions(
-        lease_s=None if detach else lease,
-        grace_s=grace_period,
-        leave_when_running=detach,
-        stall_s=hang_timeout or None,
-        on_stall=on_hang,
-        log_limit_bytes=parse_option("--log-limit", log_limit, _parse_log_limit),
-    )
-    training_launch = given.make_launch(what_job, options, execute, check=check)
-    again = restarting.options(detach=detach)
-    if exports.are_wanted and detach:
-        raise UsageError(
-            "--export and --metrics-port need this command to keep running",
-            hint="remove --detach, or attach with --export",
-        )
+    training_launch, again = given.read(note)
     if dry_run:
         _print_plan(training_launch, again, as_json=as_json)
         return
@@ -203,10 +180,3 @@ def _print_plan(launch: Launch, restarts: RestartOptions | None, *, as_json: boo
         print_document(redact_plan(plan))
     else:
         typer.echo(plan_text(plan))
-
-
-def _parse_log_limit(text: str) -> int | None:
-    limit_bytes = parse_size(text)
-    if 0 < limit_bytes < _LEAST_LOG_BYTES:
-        raise ValueError(f"{text!r} is less than the minimum log size, 1M")
-    return limit_bytes or None

@@ -17,10 +17,10 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from multinode.cli.output import is_quiet
-from multinode.launch.progress_table import ProgressTable, progress_line, stall_line
+from multinode.launch.progress_lines import ProgressLines, telling_stalls
+from multinode.launch.progress_table import ProgressTable
 from multinode.records.progress import RunProgress
-from multinode.records.run import NodeRun, Stall
-from multinode.render.sheet import sanitize
+from multinode.records.run import NodeRun
 from multinode.units import format_size
 
 if TYPE_CHECKING:
@@ -196,11 +196,11 @@ class _Unwrapped:
 
 @contextlib.contextmanager
 def _opened_view(*, quiet: bool) -> Iterator[_Shows]:
-    console, plain = Console(stderr=True), _PlainLines()
+    console = Console(stderr=True)
     if quiet:
         yield _Shows(lambda _: None, lambda _: None, lambda _: None)
     elif is_quiet():
-        yield _Shows(lambda _: None, _telling_stalls(plain.say, lambda _: None), plain.print_lines)
+        yield _Shows(lambda _: None, telling_stalls(_print_line, lambda _: None), _print_lines)
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=False) as live:
 
@@ -212,9 +212,10 @@ def _opened_view(*, quiet: bool) -> Iterator[_Shows]:
                 print_lines(text.split("\n"))
 
             show = within_share(lambda progress: live.update(ProgressTable(progress), refresh=True))
-            yield _Shows(say, _telling_stalls(say, show), print_lines)
+            yield _Shows(say, telling_stalls(say, show), print_lines)
     else:
-        yield _Shows(plain.say, _telling_stalls(plain.say, plain.show), plain.print_lines)
+        lines = ProgressLines(_print_line, _PLAIN_EVERY_S)
+        yield _Shows(_print_line, telling_stalls(_print_line, lines.show), _print_lines)
 
 
 def within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress], None]:
@@ -233,74 +234,13 @@ def within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress],
     return show_seldom
 
 
-def _telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], None]) -> Callable[[RunProgress], None]:
-    shown: Stall | None = None
-    troubles: set[str] = set()
-
-    def show_and_tell(progress: RunProgress) -> None:
-        nonlocal shown
-        for trouble in progress.troubles:
-            if trouble not in troubles:
-                troubles.add(trouble)
-                say(f"warning: {sanitize(trouble)}")
-        if progress.stall is not None and progress.stall is not shown:
-            say(stall_line(progress.stall))
-        elif progress.stall is None and shown is not None and not _is_over(progress):
-            say("the run has resumed")
-        shown = progress.stall
-        show(progress)
-
-    return _never_failing(show_and_tell, say)
+def _print_lines(lines: Sequence[str]) -> None:
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    sys.stderr.flush()
 
 
-def _never_failing(show: Callable[[RunProgress], None], say: Callable[[str], None]) -> Callable[[RunProgress], None]:
-    """As `show`, until it fails; then that is told and nothing more is shown: no view is worth a training."""
-    shows = True
-
-    def show_or_leave(progress: RunProgress) -> None:
-        nonlocal shows
-        if not shows:
-            return
-        try:
-            show(progress)
-        except Exception as error:  # noqa: BLE001 - whoever follows a run stops it when its own code fails
-            shows = False
-            with contextlib.suppress(Exception):
-                say(f"the view failed; the run is still running: {error!r}")
-
-    return show_or_leave
-
-
-def _is_over(progress: RunProgress) -> bool:
-    return any(node.state != "running" for node in progress.nodes)
-
-
-class _PlainLines:
-    """A line when a node's state changes, and one every few seconds between."""
-
-    def __init__(self) -> None:
-        self._states: tuple[tuple[str, str], ...] = ()
-        self._shown = 0.0
-        # Of which run the note was told.
-        self._noted = ""
-
-    def say(self, text: str) -> None:
-        self.print_lines([text])
-
-    def print_lines(self, lines: Sequence[str]) -> None:
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
-        sys.stderr.flush()
-
-    def show(self, progress: RunProgress) -> None:
-        states = tuple((node.state, node.message) for node in progress.nodes)
-        now = time.monotonic()
-        if states != self._states or now - self._shown >= _PLAIN_EVERY_S:
-            self._states = states
-            self._shown = now
-            self.say(progress_line(progress))
-        if progress.note and self._noted != progress.run_id:
-            self._noted = progress.run_id
-            self.say(sanitize(progress.note))
+def _print_line(text: str) -> None:
+    _print_lines([text])
 
 
 @contextlib.contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import importlib
 import os
+import re
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -68,6 +71,12 @@ _TRIED = "multinode tune --from RUN --candidates N measures the advised changes"
 _OF_VERBS = {"advise": dict.fromkeys(("--try", "--pick", "--job", "--repeats", "--steps", "--hosts"), _TRIED)}
 
 
+# What Typer says of a command line, of which Typer exports the kinds alone.
+_ParseError: Any = typer.BadParameter.__base__
+_KIND = re.compile(r"is not a valid (int|float)\b(?: range)?")
+_NEIGHBOURS = re.compile(r"\.? Did you mean (\S+?)(?:,.*)?\?$")
+
+
 class _Verbs(PanelGroup):
     """Lists the verbs from `VERBS`, and imports one when it is run or completed."""
 
@@ -84,6 +93,16 @@ class _Verbs(PanelGroup):
             args = ["--version"]
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        """As Typer does, with errors in our own form."""
+        with _as_ours():
+            return super().make_context(*args, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Likewise: the options of a verb are read here."""
+        with _as_ours(ctx):
+            return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself in the place of its listing.
@@ -107,6 +126,26 @@ class _Verbs(PanelGroup):
         verb = load_verb(listed.name or "")
         _answer_others(verb, rest)
         return name, verb, rest
+
+
+@contextlib.contextmanager
+def _as_ours(ctx: Any = None) -> Iterator[None]:
+    """Raise what Typer says of a command line as UsageError, with the option or verb that was meant, or the help."""
+    try:
+        yield
+    except _ParseError as error:
+        if type(error).show is not _ParseError.show:
+            # A help in place of a message.
+            raise
+        names = getattr(error, "possibilities", None)
+        text = error.message if names else error.format_message()
+        meant = _NEIGHBOURS.search(text)
+        nearest = names[0] if names else meant[1].strip("'") if meant is not None else None
+        text = _KIND.sub(lambda kind: "is not a whole number" if kind[1] == "int" else "is not a number", text)
+        text = _NEIGHBOURS.sub("", text).rstrip(".")
+        verb = error.ctx.command_path if error.ctx else f"multinode {ctx.invoked_subcommand}" if ctx else "multinode"
+        hint = f"did you mean {nearest}?" if nearest else f"{verb} --help"
+        raise UsageError(f"{text[:1].lower()}{text[1:]}", hint=hint) from None
 
 
 def _answer_others(verb: Any, args: list[str]) -> None:

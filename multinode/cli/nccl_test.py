@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from multinode.cli.inputs import make_launch, parse_option, read_nodes, with_environment
+from multinode.cli.inputs import given_values
 from multinode.cli.options import (
     Check,
     Details,
@@ -20,33 +23,37 @@ from multinode.cli.options import (
     Overrides,
     expand_options,
     given_options,
+    propose,
     read_invocation,
 )
-from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
+from multinode.cli.output import fail_gate, note, print_document, print_screen, print_table
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cluster.hostfile_variables import with_variables
+from multinode.decoding import parse_option
 from multinode.errors import UsageError
-from multinode.job.launch_options import LaunchOptions
-from multinode.launch.context import ExecuteOptions
-from multinode.records.files import read_text, write_text
-from multinode.units import parse_size
+from multinode.records.files import MAX_BYTES, choose_form, read_text, write_text
+from multinode.records.invocation import Invocation
+from multinode.records.run_directory import runs_root
+from multinode.units import parse_nics
 
 if TYPE_CHECKING:
-    from multinode import api
     from multinode.launch.context import Launch
     from multinode.network.measure import Extent
+    from multinode.network.read_scan import Missing
+    from multinode.network.scan_evidence import CollectiveRow
     from multinode.network.size_scan import ScanReport
-
-# A training waits longer for a node that cannot be reached; a measurement with such a gap is worth nothing.
-_LEASE_S = 30.0
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         "nccl-test",
-        epilog=examples("nccl-test --hosts hosts.txt", "nccl-test --hosts hosts.txt --pairs all_reduce sendrecv"),
+        epilog=examples(
+            "nccl-test --hosts hosts.txt",
+            "nccl-test --hosts hosts.txt --pairs all_reduce sendrecv",
+            "nccl-test --read all_reduce_perf.log --link 4x200gbit --nodes 2",
+        ),
     )(expand_options(nccl_test))
 
 
@@ -121,6 +128,32 @@ def nccl_test(
         ),
     ] = False,
     form: Annotated[Literal["table", "nccl-tests"], typer.Option("--format", help="Output format.")] = "table",
+    read: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--read",
+            metavar="FILE",
+            rich_help_panel="Output of other programs",
+            help="Judge what nccl-tests, iperf3 or ib_write_bw printed, instead of measuring; - is standard input. "
+            "Repeatable. --nodes and --workers-per-node, and a collective, give what the text lacks.",
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[Nx]RATE",
+            rich_help_panel="Output of other programs",
+            help="With --read: link rate of a node, such as 25gbit, or of its NICs, such as 4x200gbit.",
+        ),
+    ] = None,
+    rdma: Annotated[
+        bool | None,
+        typer.Option(
+            "--rdma/--no-rdma",
+            rich_help_panel="Output of other programs",
+            help="With --read: whether the collectives used RDMA. Default: as NCCL's log says or the speeds imply.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", metavar="FILE", help="Write a chart of busbw over size to this .html file."),
@@ -142,68 +175,129 @@ def nccl_test(
 
     Columns, units and busbw are as in nccl-tests.
     """
+    if read:
+        _only_read([option[0] for option in read_invocation(ctx).options])
+        missing = _missing(collectives, link, nodes, workers_per_node, over_rdma=rdma)
+        _read(read, missing, min_busbw, as_json=as_json)
+    if link is not None or rdma is not None:
+        raise UsageError("--link and --rdma describe the output of --read, which is missing", hint="add --read FILE")
     from multinode import api
-    from multinode.network.measure import check_reduction
-    from multinode.records.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice
+    from multinode.network.inputs import NcclTestInput
 
-    sizes = api.scan_sizes(
-        parse_option("-b", begin, parse_size),
-        parse_option("-e", end, parse_size),
-        factor=factor,
-        step_bytes=parse_option("-i", step, parse_size) if step is not None else None,
-    )
-    test = api.CollectiveTest(
-        messages=api.scan_messages(collectives or ["all_reduce"], sizes),
-        dtype=check_choice("dtype", dtype, tuple(DTYPE_BYTES)),
-        redop=check_choice("op", op, REDOPS),
-        iters=iters,
-        warmup_iters=warmup_iters,
-        max_seconds=max_seconds,
-        check=verify,
-        backend=check_choice("backend", backend, BACKENDS) if backend is not None else None,
-    )
-    check_reduction(op, dtype)
-    training = api.load_job(like, set_ or []) if like is not None else None
-    if set_ and training is None:
-        raise UsageError("--set changes the job of --like, which is missing", hint="add --like JOB.yaml")
-    if local is not None and workers_per_node is not None:
-        raise UsageError("--local already sets the number of workers", hint="remove --workers-per-node")
-    if tune and (pairs or compare or output or local is not None or min_busbw is not None):
+    if tune and (output or min_busbw is not None):
         raise UsageError(
-            "--tune measures one test with several settings between nodes; it cannot be combined with --pairs, "
-            "--compare, --output, --min-busbw or --local"
+            "--tune measures one test with several settings between nodes; it cannot be combined with --output or "
+            "--min-busbw"
         )
-    if (write or fresh) and not tune:
-        raise UsageError(
-            f"--{'write' if write else 'fresh'} is an option of --tune, which is missing", hint="add --tune"
-        )
+    if write and not tune:
+        raise UsageError("--write is an option of --tune, which is missing", hint="add --tune")
     choose_form(None, output, {".html": "html", ".htm": "html"})
-    # A training uses all slots; bare sizes are of the network between the nodes.
-    workers = local or workers_per_node or (None if training is not None else 1)
-    launch = make_launch(
-        _cluster(hosts, nodes, local),
-        test,
-        with_environment(LaunchOptions(workers_per_node=workers, command=read_invocation(ctx)), common),
-        ExecuteOptions(lease_s=_LEASE_S, stall_s=hang_timeout or None, on_stall=on_hang),
-        check=check,
+    options = {
+        "hosts": hosts,
+        "nodes": nodes,
+        "local": local,
+        "workers_per_node": workers_per_node,
+        "begin": begin,
+        "end": end,
+        "factor": factor,
+        "step": step,
+        "iters": iters,
+        "warmup_iters": warmup_iters,
+        "verify": verify,
+        "dtype": dtype,
+        "op": op,
+        "max_seconds": max_seconds,
+        "backend": backend,
+        "like": like,
+        "set_": set_,
+        "tcp": tcp,
+        "pairs": pairs,
+        "compare": compare,
+        "tune": tune,
+        "repeats": repeats,
+        "fresh": fresh,
+        "check": check,
+        "hang_timeout": hang_timeout,
+        "on_hang": on_hang,
+    }
+    given = NcclTestInput(
+        collectives=tuple(collectives or ()), invocation=read_invocation(ctx), **given_values(options | vars(common))
     )
+    launch, extent = given.read(note)
     if tune:
-        _tune(launch, api.Extent(like=training, fresh=fresh), repeats, write=write, details=details, as_json=as_json)
+        _tune(launch, extent, repeats, write=write, details=details, as_json=as_json)
         return
     with open_context(launch.cluster, local=local is not None) as context:
-        extent = api.Extent(tcp=tcp, pairs=pairs, compare=compare, like=training)
         report = api.nccl_test(launch, context, extent)
     if output is not None:
         _write_page(report, output)
     if as_json:
         print_document(report)
     else:
-        _print_report(report, form, like, details=details, given=given_options(ctx, {"--hosts", "--nodes"}))
-    for collective in dict.fromkeys(row.collective for row in report.rows):
-        best = max(row.busbw_gb_per_s for row in report.rows if row.collective == collective)
+        words, contrast = given_options(ctx, {"--hosts", "--nodes"}), contrast_command(hosts, nodes, like)
+        _print_report(report, form, details=details, given=words, contrast=contrast)
+    _check_least(report.rows, min_busbw)
+    raise typer.Exit(1 if report.verdict.is_failure or not report.rows else 0)
+
+
+def _check_least(rows: Sequence[CollectiveRow], min_busbw: float | None) -> None:
+    for collective in dict.fromkeys(row.collective for row in rows):
+        best = max(row.busbw_gb_per_s for row in rows if row.collective == collective)
         if min_busbw is not None and best < min_busbw:
             fail_gate(f"{collective} reaches {best:.4g} GB/s busbw, below --min-busbw {min_busbw:g}")
-    raise typer.Exit(1 if any(row.num_wrong for row in report.rows) or not report.rows else 0)
+
+
+# What says something of a printed text; everything else measures.
+_OF_READING = frozenset(
+    {"--read", "--link", "--rdma", "--no-rdma", "--nodes", "--workers-per-node", "--min-busbw", "--json"}
+)
+
+
+def _only_read(options: Sequence[str]) -> None:
+    others = [name for name in options if name not in _OF_READING]
+    if others:
+        raise UsageError(f"--read judges a text and measures nothing: {', '.join(others)} cannot be combined with it")
+
+
+def _missing(
+    collectives: Sequence[str] | None,
+    link: str | None,
+    nodes: int | None,
+    workers_per_node: int | None,
+    *,
+    over_rdma: bool | None,
+) -> Missing:
+    from multinode.network.read_scan import Missing
+    from multinode.records.benchmark import COLLECTIVES, check_choice
+
+    if collectives and len(collectives) > 1:
+        raise UsageError("with --read, at most one collective can be named")
+    return Missing(
+        collective=check_choice("collective", collectives[0], COLLECTIVES) if collectives else None,
+        nics_gbit_per_s=parse_option("--link", link, parse_nics) if link is not None else (),
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        over_rdma=over_rdma,
+    )
+
+
+def _read(files: Sequence[str], missing: Missing, min_busbw: float | None, *, as_json: bool) -> NoReturn:
+    from multinode.network.read_scan import read_scans
+    from multinode.network.screen import read_parts
+
+    report = read_scans([(name, _text(name)) for name in dict.fromkeys(files)], missing)
+    if as_json:
+        print_document(report)
+    else:
+        print_screen(read_parts(report))
+    _check_least([row for scan in report.scans for row in scan.rows], min_busbw)
+    raise typer.Exit(1 if any(scan.verdict.is_failure for scan in report.scans) else 0)
+
+
+def _text(name: str) -> str:
+    if name != "-":
+        return read_text(Path(name), "the output")
+    return sys.stdin.buffer.read(MAX_BYTES).decode(errors="replace")
 
 
 def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
@@ -229,22 +323,12 @@ def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details:
         note(f"{path}: {env_keys(report)} on the line of every node")
 
 
-def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nodes:
-    try:
-        return read_nodes(hosts, nodes, local)
-    except UsageError as error:
-        if hosts is not None or nodes is not None:
-            raise
-        also = "to run without nodes: multinode nccl-test --local 2"
-        raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
-
-
-def _print_report(report: ScanReport, form: str, like: Path | None, *, details: bool, given: str) -> None:
+def _print_report(report: ScanReport, form: str, *, details: bool, given: str, contrast: str) -> None:
     from multinode.network.screen import nccl_tests_text, next_step, pair_table, scan_lines, scan_parts
 
     if form != "nccl-tests":
         print_screen(scan_parts(report, details=details))
-        typer.echo(next_step(report, given, str(like) if like is not None else _default_job()))
+        typer.echo(next_step(report, given, contrast))
         return
     typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
     if report.tcp.pairs:
@@ -253,15 +337,30 @@ def _print_report(report: ScanReport, form: str, like: Path | None, *, details: 
         typer.echo(f"# {line}")
 
 
-def _default_job() -> str | None:
-    """Empty, as the default job need not be named; None if there is none."""
+def contrast_command(hosts: str | None, nodes: int | None, like: Path | None) -> str:
+    """The contrast of a training on these nodes: that of `--like`, the last one launched, or the default job."""
+    from multinode.launch.one_node import newest_training
+
+    where = (("--hosts", hosts) if hosts is not None else (), ("--nodes", f"1,{nodes}") if nodes is not None else ())
+    launched = newest_training(runs_root()) if like is None else None
+    if launched is not None:
+        first, without = tuple(itertools.chain(*where)), {"--hosts", "--nodes"}
+        if line := propose(launched, "contrast", first=first, without=without):
+            return line
+    own = "" if like is not None or _has_default_job() else " JOB.yaml (or your command after --)"
+    named = (str(like),) if like is not None else ()
+    invocation = Invocation(verb="contrast", options=tuple(filter(None, where)), job=named)
+    return f"multinode contrast{invocation.arguments}{own}"
+
+
+def _has_default_job() -> bool:
     from multinode.records.settings import default_job, load_settings
 
     try:
         default_job(load_settings(Path.cwd()), Path.cwd())
     except UsageError:
-        return None
-    return ""
+        return False
+    return True
 
 
 def _write_page(report: ScanReport, path: Path) -> None:

@@ -10,7 +10,7 @@ import itertools
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -19,9 +19,6 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.job.engines import ENGINES
 from multinode.records.invocation import Invocation
 from multinode.secret_values import redact_words
-
-if TYPE_CHECKING:
-    from multinode.records.averaging import Averaging
 
 
 def complete_runs(incomplete: str) -> list[str]:
@@ -451,11 +448,6 @@ class TrainingOptions(NodeOptions):
     accelerate_config: AccelerateConfig = None
     copy_code: CopyCode = None
 
-    @property
-    def concerns_job(self) -> bool:
-        """Whether something was given that changes how a job starts."""
-        return any((self.deepspeed_set, self.grad_compress, self.engine, self.accelerate_config, self.copy_code))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AveragingOptions:
@@ -464,12 +456,6 @@ class AveragingOptions:
     sync_every: SyncEvery = None
     diloco: Diloco = None
     sync_dtype: SyncDtype = None
-
-    def read(self) -> Averaging | None:
-        """What they ask for."""
-        from multinode.records.averaging import read_averaging
-
-        return read_averaging(self.sync_every, self.diloco, self.sync_dtype)
 
 
 def expand_options(verb: Callable[..., None]) -> Callable[..., None]:

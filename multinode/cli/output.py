@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,8 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from multinode.errors import UsageError, printable, printable_line
-from multinode.records.files import require_directory
+from multinode.errors import printable, printable_line
 from multinode.records.run_directory import RunDirectory
 from multinode.render.table import WIDE, Part, print_parts, screen_text
 from multinode.secret_values import redact_text
@@ -93,21 +92,6 @@ def screen_width(*, err: bool = False) -> int:
     """Columns of what `print_screen` prints."""
     console = Console(stderr=err)
     return console.width if console.is_terminal else WIDE
-
-
-def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str]) -> str:
-    """The form of `--format`, or by the ending of `--output`; the first of `endings` without either."""
-    if output is not None:
-        require_directory(output.parent)
-    if form is not None or output is None:
-        return form or next(iter(endings.values()))
-    by_ending = endings.get(output.suffix.lower())
-    if by_ending is None:
-        known_endings = ", ".join(filter(None, endings))
-        raise UsageError(
-            (f"--output {output}: unknown format {output.suffix or 'without a suffix'}"), hint=f"one of {known_endings}"
-        )
-    return by_ending
 
 
 def print_traceback(error: Exception) -> None:

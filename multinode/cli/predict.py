@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from multinode.cli.inputs import parse_option
 from multinode.cli.options import Details, Json, LinkMeasured, complete_runs, given_options, propose, read_invocation
 from multinode.cli.output import is_quiet, print_document, print_screen
 from multinode.cli.panels import examples
+from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.units import parse_rate
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from multinode.cli.live import show_stage
 from multinode.cli.options import Json, RunIds
-from multinode.cli.output import choose_form, note, print_document
+from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
-from multinode.cli.run_page import load_report, report_markdown, write_csv, write_markdown, write_page
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
-
-_ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown"}
-_SUFFIXES = {"html": "html", "markdown": "md"}
+from multinode.results.run_page import (
+    ReportForm,
+    choose_report_form,
+    load_report,
+    report_markdown,
+    write_report,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def report(
     run_ids: RunIds = None,
     form: Annotated[
-        Literal["html", "markdown", "csv"] | None,
+        ReportForm | None,
         typer.Option(
             "--format",
             help=(
@@ -48,35 +51,20 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a self-contained HTML page with charts of one or more runs."""
-    chosen = _choose_form(form, output, as_json=as_json)
-    with show_stage() as say:
-        loaded = load_report(runs_root(), run_ids or ["last"], say)
-    names = [run.run.run_id for run in loaded.runs]
-    if chosen == "csv" and output is not None:
-        written = write_csv(loaded, output)
-    elif chosen == "markdown" and output is None:
-        typer.echo(report_markdown(loaded), nl=False)
-        return
-    else:
-        name = Path("-".join((names[0], *(["and-others"] if names[1:] else []))) + f".{_SUFFIXES[chosen]}")
-        written = (name if output is None else output / name if output.is_dir() else output,)
-        write = write_markdown if chosen == "markdown" else write_page
-        write(loaded, written[0])
-    sampled = [path for run, path in zip(loaded.runs, loaded.directories, strict=True) if run.cells is None]
-    _tell(written, names, [path / "samples" for path in sampled], as_json=as_json)
-
-
-def _choose_form(form: str | None, output: Path | None, *, as_json: bool) -> str:
-    """The form, before anything is read."""
-    into = output is not None and (output.is_dir() or form == "csv")
-    form = choose_form(form, None if into else output, _ENDINGS)
-    if form == "csv" and not into:
-        raise UsageError("CSV needs an output directory", hint="use --format csv --output DIR")
-    if form == "markdown" and as_json and output is None:
+    chosen = choose_report_form(form, output)
+    if chosen == "markdown" and as_json and output is None:
         raise UsageError(
             "--format markdown and --json both print on stdout", hint="write one of them to a file: -o FILE"
         )
-    return form
+    with show_stage() as say:
+        loaded = load_report(runs_root(), run_ids or ["last"], say)
+    names = [run.run.run_id for run in loaded.runs]
+    if chosen == "markdown" and output is None:
+        typer.echo(report_markdown(loaded), nl=False)
+        return
+    written = write_report(loaded, chosen, output or Path())
+    sampled = [path for run, path in zip(loaded.runs, loaded.directories, strict=True) if run.cells is None]
+    _tell(written, names, [path / "samples" for path in sampled], as_json=as_json)
 
 
 def _tell(written: tuple[Path, ...], names: list[str], samples: list[Path], *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import select
 import signal
@@ -26,10 +27,9 @@ from multinode.cli.output import (
     screen_width,
     shown_directory,
 )
-from multinode.errors import ContactLost, Interrupted, MultinodeError, UsageError
+from multinode.errors import Interrupted, MultinodeError
 from multinode.launch.context import StopRequest
 from multinode.records.run import SLOWER_THAN_ONE_NODE
-from multinode.units import format_size, parse_duration
 
 if TYPE_CHECKING:
     from multinode.cluster.cluster import Cluster
@@ -161,21 +161,14 @@ def fetch_results(
     context: RunContext, launched: Launched, cluster: Cluster, paths: list[str] | None
 ) -> MultinodeError | None:
     """Copy the files of `--fetch` from node 0 into the run's directory, unless the run continues."""
-    # A restart may have gone on without the hostfile's first node.
-    run, place = launched.run, launched.plan.nodes[0]
-    node = next(node for node in cluster.nodes if node.name == place.node)
-    if not paths or run.status == "running":
+    if not paths:
         return None
-    if run.nodes[0].state == "lost":
-        return ContactLost("nothing was fetched: contact was lost", node=node.name)
-    from multinode.launch.transfer import Wanted, fetch_files
+    from multinode.launch.transfer import fetch_results as fetch
 
-    wanted = Wanted(node=node, paths=tuple(paths), cwd=place.output_cwd or place.command.cwd)
     try:
-        fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
+        fetch(context, launched, cluster, paths, note)
     except MultinodeError as error:
         return error
-    note(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")
     return None
 
 
@@ -239,13 +232,6 @@ def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, 
         typer.echo(step, err=err)
 
 
-if TYPE_CHECKING:
-    from multinode.launch.context import RunContext
-    from multinode.launch.notice import Notice
-    from multinode.records.progress import RunProgress
-    from multinode.records.run import Run
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoticeOptions:
     """Who is told of a run."""
@@ -271,49 +257,11 @@ class NoticeOptions:
         if not self.are_wanted:
             yield lambda _: None
             return
-        from multinode.launch.notice import (
-            LOG,
-            Notifier,
-            end_notice,
-            interrupted_notice,
-            new_notices,
-            notice_document,
-            notice_environment,
-        )
+        from multinode.launch.notice import tell_of
 
-        notifier = Notifier(self.on_end, self.notify)
-        observe = context.observe
-        latest: RunProgress | None = None
-
-        def tell(notice: Notice) -> None:
-            log = context.runs / notice.run / LOG
-            notifier.tell(notice_document(notice), notice_environment(notice), log)
-
-        def observe_and_tell(progress: RunProgress) -> None:
-            nonlocal latest
-            for notice in new_notices(latest, progress, context.runs / progress.run_id):
-                tell(notice)
-            latest = progress
-            observe(progress)
-
-        def tell_end(run: Run) -> None:
-            if run.status != "running":
-                tell(end_notice(run, context.runs / run.run_id))
-
-        context.observe = observe_and_tell
-        try:
+        with tell_of(context, self.on_end, self.notify, functools.partial(typer.echo, err=True)) as tell_end:
             yield tell_end
-        except MultinodeError as error:
-            if latest is not None:
-                tell(interrupted_notice(latest, str(error), context.runs / latest.run_id))
-            raise
-        finally:
-            for failure in notifier.close():
-                typer.echo(f"warning: {failure}", err=True)
 
-
-if TYPE_CHECKING:
-    from multinode.launch.restart import RestartOptions
 
 _PANEL = "Run control"
 
@@ -361,34 +309,3 @@ class Restarts:
         bool,
         typer.Option("--restart-after-oom", rich_help_panel=_PANEL, help="Also restart a run that ran out of memory."),
     ] = False
-
-    def options(self, *, detach: bool) -> RestartOptions | None:
-        """The options; None where the run is not restarted.
-
-        Raises:
-            UsageError: they do not go together, or the time is none.
-        """
-        if self.min_nodes is not None and not self.restarts:
-            raise UsageError("--min-nodes needs --restarts")
-        if self.scale_batch and self.min_nodes is None:
-            raise UsageError("--scale-batch needs --min-nodes")
-        if self.restarts and detach:
-            raise UsageError(
-                "--restarts needs this command to keep running; a detached run is not restarted",
-                hint="remove --detach; in Slurm, use multinode submit",
-            )
-        try:
-            node_wait_s = parse_duration(self.node_wait)
-        except ValueError as error:
-            raise UsageError(f"--node-wait: {error}") from None
-        if not self.restarts:
-            return None
-        from multinode.launch.restart import RestartOptions
-
-        return RestartOptions(
-            restarts=self.restarts,
-            node_wait_s=node_wait_s,
-            after_oom=self.restart_after_oom,
-            min_nodes=self.min_nodes,
-            scale_batch=self.scale_batch,
-        )

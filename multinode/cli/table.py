@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.inputs import parse_option
 from multinode.cli.options import Deadline, Details, Json, PricesFile, Where
-from multinode.cli.output import choose_form, document_text, print_directory, print_document, print_screen
+from multinode.cli.output import document_text, print_directory, print_document, print_screen
 from multinode.cli.panels import examples
+from multinode.decoding import parse_option
 from multinode.errors import UsageError
-from multinode.records.files import write_text
+from multinode.records.files import choose_form, write_text
 from multinode.records.run_directory import runs_root
 from multinode.units import parse_duration
 

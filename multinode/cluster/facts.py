@@ -90,6 +90,17 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.board) and same and bool(mine[0]) and mine[0] != theirs[0] and mine[2] == theirs[2]
 
 
+def carried_gbit_per_s(ports: Sequence[RdmaPort]) -> tuple[float | None, ...]:
+    """What each of these ports carries while all are used: PCIe functions of one port share its rate."""
+
+    def shared(port: RdmaPort) -> float | None:
+        alone, rate = port.carries_gbit_per_s, port.rate_gbit_per_s
+        group = [other.carries_gbit_per_s or 0.0 for other in ports if other is port or port.shares_port(other)]
+        return alone if alone is None or rate is None else alone * min(1.0, rate / sum(group))
+
+    return tuple(map(shared, ports))
+
+
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel's route to a peer."""
 

@@ -12,7 +12,7 @@ from multinode.predict.forecast import Forecast
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.measured import Measured
 from multinode.profile.step_bytes import BytesPerStep
-from multinode.profile.step_split import WorkerSplit
+from multinode.profile.step_split import KnownSteps, WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
 from multinode.units import BITS_PER_BYTE, format_count, format_list, format_rate, goodput_gb_per_s
 
@@ -34,6 +34,7 @@ class Side(Measured, frozen=True, kw_only=True):
     split: WorkerSplit | None = None  # of the step, mean of the repeats
     exposed_ms: Estimate | None = None  # exposed communication; `exposed_share` of the step
     exposed_share: float | None = None
+    exposed_steps: KnownSteps = KnownSteps()  # in which it is known, of all repeats
     bytes_per_step: BytesPerStep = BytesPerStep()  # of the last repeat
     bottleneck: Bottleneck  # of the last repeat
     link_gbit_per_s: float | None = None  # of its slowest node's NIC; None on one node, or if unknown
@@ -188,6 +189,11 @@ def network_words(side: Side) -> str:
         return f"{text}, on average {format_rate(gbit_per_s)}"
     most = goodput_gb_per_s(link) * BITS_PER_BYTE
     return f"{text}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"
+
+
+def channel(side: Side) -> str:
+    """What its workers exchange data over, in words."""
+    return "the network" if side.nodes > 1 else "communication inside the node"
 
 
 ASKED = "set with --mode"

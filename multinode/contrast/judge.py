@@ -16,6 +16,7 @@ from multinode.contrast.figures import (
     Contrast,
     Side,
     capitalised,
+    channel,
     figure,
     milliseconds,
     name_nodes,
@@ -354,10 +355,10 @@ def _name_run(side: Side) -> str:
 def _culprit(contrast: Contrast) -> str:
     loss = contrast.loss
     if loss.cause == "network":
-        return "the network is the bottleneck"
+        return f"{channel(contrast.candidate)} is the bottleneck"
     if loss.cause == "node":
         rate = f" (at {loss.relative:.0%} of the others' speed)" if loss.relative is not None else ""
-        return f"{loss.node}{rate} is the bottleneck, not the network"
+        return f"{loss.node}{rate} is the bottleneck, not {channel(contrast.candidate)}"
     if loss.cause == "none" and contrast.scaling != "strong" and _has_fewer_workers(contrast):
         return "it has fewer workers"
     if loss.cause == "none":
@@ -404,7 +405,8 @@ def _without_network(contrast: Contrast) -> str:
         more = f" and {len(nodes) - _MOST_NODES} more, the slowest at {nodes[-1].relative:.0%}"
         return f"Alone: {speeds}{more if len(nodes) > _MOST_NODES else ''}."
     ours, theirs = _compute_ms(contrast.baseline), _compute_ms(contrast.candidate)
-    if contrast.loss.cause != "network" or ours is None or theirs is None:
+    is_network = contrast.loss.cause == "network" and contrast.candidate.nodes > 1
+    if not is_network or ours is None or theirs is None:
         return f"{capitalised(contrast.loss.sentence)}."
     left = milliseconds(contrast.candidate.step_time_ms.value - (contrast.loss.network_ms or 0.0))
     on_both = f"{milliseconds(theirs)} on {name_side(contrast.candidate, contrast.mode)}, {milliseconds(ours)} on "

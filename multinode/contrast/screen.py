@@ -23,6 +23,7 @@ from multinode.contrast.sheets import (
 from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
+from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
 from multinode.render.sheet import UNKNOWN, Block, Prose, Sheet, Tiles, format_sig, percent, span_of_times, times
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
@@ -87,8 +88,8 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
         yield from _once("Why", list(dict.fromkeys([*reasons, *([sentence] if sentence else [])])))
     elif contrast.loss.cause in {"node", "unknown"} and sentence:
         yield "Cause", sentence
-    if passes:
-        yield "Network", passes
+    short = contrast.forecast.shortfall if contrast.forecast is not None else None
+    yield from _once("Network", [*filter(None, (passes, shortfall_words(short) if short is not None else ""))])
     sides = (*contrast.measured, *(side for side in contrast.others if side.role == "each-node"))
     disturbed = [f"{_where(contrast, side)}, {disturbance}" for side in sides for disturbance in side.disturbances]
     if details:

@@ -69,8 +69,15 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
         title="summary",
         columns=(Column("", words=True), *(Column(side_head(contrast, side)) for side in sides)),
         rows=tuple((name, *cells) for name, cells in rows if tells(cells)),
+        notes=tuple(_from_steps(contrast, sides)),
         legend=(_repeats(sides),),
     )
+
+
+def _from_steps(contrast: Contrast, sides: Sequence[Side]) -> Iterator[str]:
+    for side in sides:
+        if side.exposed_share is not None and side.exposed_steps.words:
+            yield f"exposed communication on {side_head(contrast, side)}: {side.exposed_steps.words}"
 
 
 def _repeats(sides: Sequence[Side]) -> str:
@@ -201,7 +208,8 @@ def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
 
 
 def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
-    notes = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule, RANGES]
+    known = _from_steps(contrast, contrast.measured)
+    notes = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule, *known, RANGES]
     return tuple(note for note in (*notes, DIFFERS if marked else "") if note)
 
 

@@ -18,7 +18,7 @@ from multinode.model.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.measured import energy_of, hostfile_price, with_costs
-from multinode.profile.step_split import PARTS, WorkerSplit
+from multinode.profile.step_split import PARTS, KnownSteps, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run_directory import RunDirectory
@@ -108,6 +108,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         split=split,
         exposed_ms=_estimate(exposed_ms, summaries, "exposed_ms") if exposed_ms else None,
         exposed_share=split.exposed_ms / split.step_ms if split and split.exposed_ms is not None else None,
+        exposed_steps=sum((summary.split.steps for summary in summaries), KnownSteps()),
         bytes_per_step=last.summary.comm.bytes_per_step,
         bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
         link_gbit_per_s=last.link_gbit_per_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, milliseconds, name_side
+from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, milliseconds, name_side
 from multinode.stats.estimate import Estimate, ratio
 
 NOTICEABLE = 0.05
@@ -211,13 +211,15 @@ def _of_node(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) ->
     else:
         text = f"the other nodes wait {adds} per step of {step} for {loss.node}"
         text += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
-    return text + (f"; the network adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
+    return text + (
+        f"; {channel(case.candidate)} adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else ""
+    )
 
 
 def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.network_ms or 0.0)
     if network_ms_of(case, reference) is None:
-        return f"the network adds {adds} to each step of {step}, inferred from the step times alone"
+        return f"{channel(case.candidate)} adds {adds} to each step of {step}, inferred from the step times alone"
     more = f"{adds} more than on {name_side(reference, case.mode)}, in" if exposed_ms(reference) else f"{adds} of"
     text = f"exposed communication takes {more} each step of {step}"
     return text + (f"; slow node {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")

@@ -16,11 +16,12 @@ import msgspec
 from msgspec.structs import replace
 
 from multinode.cluster.quoting import quote_path
+from multinode.diagnose.benchmark_line import benchmark_of
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure, signal_error
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
-from multinode.diagnose.log_line import parse_line
+from multinode.diagnose.log_line import LogLine, parse_line
 from multinode.diagnose.log_words import LogReading, LogWord, is_progress, last_words, read_log
 from multinode.diagnose.meaning import (
     address_notes,
@@ -32,10 +33,11 @@ from multinode.diagnose.meaning import (
 )
 from multinode.diagnose.standing import Standing, word_standing
 from multinode.errors import UsageError
-from multinode.records.log import clean_log
+from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun
 
 STDIN = "-"
+_READ = "multinode nccl-test"
 _LAST_WORDS, _VERY_LAST_WORDS = 20, 3
 _LAST_SHOWN = 5
 _MOST_PLACES = 4
@@ -73,6 +75,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     next: tuple[str, ...]  # what to look at next: commands and sentences
     files: dict[str, int]  # those that were read, with their lines
     last_lines: tuple[str, ...] = ()  # of the last log, where no failure was found
+    # by file, the program that measured a network (`nccl-tests`, `iperf3`, `perftest`), where no failure was found
+    benchmarks: dict[str, str] = {}
     is_unclear: bool = False  # whether a traceback or the like stands in a log in which no failure could be named
 
 
@@ -119,12 +123,16 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
 def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> Explanation:
     """What is said where no failure was found."""
     readings = [reading for _, reading in logs]
-    steps = [
+    benchmarks = {name: program for name, reading in logs if (program := _benchmark(reading)) is not None}
+    steps = (
+        [f"{_READ} {' '.join(f'--read {quote_path(name)}' for name in benchmarks)} --link RATE"] if benchmarks else []
+    )
+    steps += [
         f"{name}, line {word.line}: {_why_not(word)}: {word.text[:_MOST_SHOWN]}"
         for name, reading in logs
         for word in reading.words[-1:]
     ]
-    if not any(reading.has_nccl for reading in readings):
+    if not benchmarks and not any(reading.has_nccl for reading in readings):
         steps.append("if the run failed, pass the logs of all nodes, stderr too, and those of NCCL (NCCL_DEBUG=WARN)")
     return Explanation(
         first_failure=None,
@@ -132,12 +140,18 @@ def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> E
         order_known=True,
         next=tuple(steps),
         files=files,
-        last_lines=tuple(last_words(readings[-1].tail, _LAST_SHOWN).split("\n")) if readings else (),
+        last_lines=tuple(last_lines(readings[-1].tail, _LAST_SHOWN).split("\n")) if readings and not benchmarks else (),
+        benchmarks=benchmarks,
         is_unclear=any(
             _TRACE.search(reading.tail) is not None and not reading.words and reading.ended_line is None
             for reading in readings
         ),
     )
+
+
+def _benchmark(reading: LogReading) -> str | None:
+    lines = (parse_line(clean_log(line)).text for line in reading.tail.splitlines())
+    return next((program for line in lines if (program := benchmark_of(line)) is not None), None)
 
 
 def _why_not(word: LogWord) -> str:
@@ -155,7 +169,7 @@ def _has_failed(reading: LogReading) -> bool:
     words = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
     error = find_error("\n".join(words))
     if error is None or reading.words:
-        return False
+        return reading.ended_line is None and _last_error(reading) is not None
     # Lines after it tell that a program went on without what it missed.
     if error.is_last:
         return error.matches("\n".join(words[-_VERY_LAST_WORDS:]))
@@ -185,6 +199,13 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
         return _describe_word(failure, node.run.name, reading, word)
     if report is not None:
         return _describe_report(failure, node.run.name, reading, report, error)
+    last = _last_error(reading) if error is None else None
+    if last is not None:
+        said, number = last
+        message = _whose(said.rank, said.worker) + said.text.strip()
+        return _log_failure(
+            failure, node.run.name, error, line=number, message=message, node=said.host, rank=said.rank, is_own=True
+        )
     message, line = _last_match(reading, error)
     of_peers = error is not None and error.of_peers
     return _log_failure(failure, node.run.name, error, line=line, message=message, of_peers=of_peers)
@@ -199,20 +220,26 @@ def _ends_by_signal(report: LauncherReport, word: LogWord) -> bool:
 
 def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWord) -> LogFailure:
     report = reading.report
-    rank, host = word.rank, word.host
+    rank, host, worker, error = word.rank, word.host, word.worker, word.error
     ended = word.is_exception or word.is_abort or word.is_of_peers
+    below = word.details
+    if report is not None and report.line == word.line:
+        # The line is the report itself, which goes on below it.
+        host, worker, below = report.host or host, report.worker or worker, tuple(report.text.split("\n")[1:])
     if report is not None and not word.points:
         # What ended the process is of the worker that the report names; any other line without a mark may be another's.
         if rank is None and ended and host in {None, report.host}:
             rank = report.death.rank
+        is_slurms = error is not None and error.project == "Slurm"
+        if is_slurms and host in {None, report.host} and report.worker is not None and report.worker not in word.text:
+            worker = report.worker
         if host is None and (rank is None or rank == report.death.rank):
             host = report.host
-    message = timed_out_collective(word.text) or word.text
+    message = timed_out_collective(word.text) or _with_reason(_SPEAKER.sub("", word.text), below)
     if word.points and word.said_by is not None:
         message = f"its collective timed out first, as rank {word.said_by} says"
     if host is None and len(reading.hosts) == 1:
         host = reading.hosts[0]
-    error = word.error
     cause = error.cause if error is not None else failure.cause
     told = [*notes(" ".join((word.text, *word.details)))]
     told += [
@@ -226,7 +253,7 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
         file,
         error,
         line=word.line,
-        message=_whose(rank, word.worker) + message,
+        message=_whose(rank, worker) + message,
         node=host,
         rank=rank,
         time=word.time or (report.time if report is not None else None),
@@ -281,6 +308,13 @@ def _describe_report(
     )
 
 
+def _with_reason(message: str, below: Sequence[str]) -> str:
+    """A message with what stands below it and says why, or goes on after its colon."""
+    goes_on = below[:1] if message.endswith(":") else ()
+    reason = next((line for line in below if _REASON.match(line)), next(iter(goes_on), ""))
+    return message if not reason or reason in message else f"{message} {reason}"
+
+
 def _log_failure(failure: Failure, file: str, error: KnownError | None, **fields: Any) -> LogFailure:
     """A failure of a log; without an entry, the kind and hint are those that `failure` has."""
     known = {
@@ -316,6 +350,10 @@ def _whose(rank: int | None, worker: str | None) -> str:
     return f"rank {rank}: " if rank is not None else f"{worker}: " if worker is not None else ""
 
 
+# Slurm's programs, in front of what they say.
+_SPEAKER = re.compile(r"^(?:(?:slurmstepd|srun): )?error: (?:pyxis: +|[\w.-]{1,64}: (?=tasks? \d))?")
+# Why an actor of Ray died, below the exception that says that it did.
+_REASON = re.compile(r"The actor (?:is dead|died|was killed) because |Worker exit (?:type|detail): ")
 # Rules, and the heads of lists that the launcher's own lines have.
 _RULER = re.compile(r"[\s=*#_-]{4,}$|=+ ?backtrace|\d{1,3}:? +0x[\da-f]{4,}")
 _BOXED, _BOX, _BOX_LINES = {"Open MPI", "first process", "MPI_Abort"}, re.compile(r"-{20,}\s*$"), 12
@@ -351,6 +389,61 @@ def _last_said(reading: LogReading, report: LauncherReport) -> str:
             return ""
         return text[:_MOST_CHARS]
     return ""
+
+
+# The level that a logger gives its line, and what a program of the system says before it gives up.
+_LEVEL = re.compile(r"(?<![\w'\"-])(?:(ERROR|FATAL|CRITICAL)|WARN(?:ING)?|INFO|DEBUG|TRACE)(?![\w'\"-])")
+_GIVES_UP = re.compile(
+    r"\s*(?:(?:[\w./-]{1,100}: )?(?:fatal )?error: "
+    r"|[\w./-]{1,100}: (?:unrecognized|invalid|unknown|ambiguous) option\b)",
+    re.IGNORECASE,
+)
+_BESIDE = re.compile(
+    r"Try .{1,100} --help|srun: (?!error: )|slurmstepd: (?!error: )|Sending process \d{1,9} closing signal"
+)
+
+
+_FRAME = re.compile(r"\s+File \"([^\"]{1,300})\", line (\d{1,9}),? in (\S{1,100})")
+
+
+def _last_error(reading: LogReading) -> tuple[LogLine, int] | None:
+    """What a log ends with: the first of the errors, in their loggers' words, or the last frame of a cut traceback.
+
+    None where it ends with anything else.
+    """
+    return _last_frame(reading) or _logged_error(reading)
+
+
+def _last_frame(reading: LogReading) -> tuple[LogLine, int] | None:
+    for back, raw in enumerate(reversed(reading.tail.rstrip("\n").split("\n"))):
+        line = parse_line(raw)
+        if line.text.startswith("Traceback (most recent call last)"):
+            # Another process prints its own meanwhile.
+            continue
+        if line.text and not line.text[:1].isspace():
+            return None
+        frame = _FRAME.match(line.text)
+        if frame is not None:
+            text = f"the log ends inside a traceback: {frame[3]} ({frame[1]}:{frame[2]})"
+            return replace(line, text=text), reading.lines - back
+    return None
+
+
+def _logged_error(reading: LogReading) -> tuple[LogLine, int] | None:
+    lines = reading.tail.rstrip("\n").split("\n")
+    found = None
+    for back, raw in enumerate(reversed(lines)):
+        line = parse_line(raw)
+        level = _LEVEL.search(raw)
+        is_error = not line.is_warning and (
+            line.level == "E" or (level is not None and level[1] is not None) or _GIVES_UP.match(raw) is not None
+        )
+        if not line.text.strip() or (not is_error and _BESIDE.match(line.text)):
+            continue
+        if not is_error or is_progress(raw):
+            break
+        found = line, reading.lines - back
+    return found
 
 
 def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int | None]:

@@ -476,16 +476,21 @@ def _not_started(node: NodeEvidence) -> Failure:
 
 # What tells most of NCCL's errors stands in a line of its own.
 _LAST_ERROR = re.compile(r"^Last error:\s*\n(.+)$", re.MULTILINE)
+# How torch raises an exception of another process, such as a data loader's: ExceptionWrapper of torch/_utils.py.
+_ORIGINAL = re.compile(r"^Original Traceback .*\n(?:\s.*\n)*(\S.*)", re.MULTILINE)
 
 
 def _worker_failure(node: NodeEvidence, sample: ExceptionSample) -> Failure:
     # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
     text = clean_log(f"{sample.type}: {sample.message}").strip()
     last = _LAST_ERROR.search(text)
-    sentence = ": ".join([text.split("\n")[0].rstrip(": "), *([last[1].strip()] if last is not None else [])])
     tail = clean_log(sample.traceback)
+    original = _ORIGINAL.search(tail)
+    told = original[1] if original is not None else text.split("\n")[0]
+    sentence = ": ".join([told.rstrip(": "), *([last[1].strip()] if last is not None else [])])
     message = f"rank {sample.rank} raised {sentence}"
-    return _failure(node, message, rank=sample.rank, log_tail=tail, time_s=_at(sample.time_s, node))
+    # A signal that ended its launcher came after it.
+    return _failure(node, message, rank=sample.rank, signal=None, log_tail=tail, time_s=_at(sample.time_s, node))
 
 
 def _job_failure(node: NodeEvidence) -> Failure:

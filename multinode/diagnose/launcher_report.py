@@ -48,7 +48,8 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Grammar(msgspec.Struct, frozen=True, kw_only=True):
     begins: str
     lines: int = 1
-    # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker` and `time`; `needs` one of these.
+    # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker`, `time` and `said`, the words that a worker
+    # ended; `needs` one of these.
     fields: Mapping[str, re.Pattern[str]]
     needs: tuple[str, ...] = ("code", "signal")
 
@@ -133,8 +134,8 @@ _GRAMMARS: Mapping[str, _Grammar] = {
     ),
     "Ray": _grammar(
         "The actor died unexpectedly before finishing this task",
-        6,
-        worker=r"class_name: (\w{1,100})",
+        9,
+        worker=r"class_name: (?:[\w.<>]{0,200}\.)?(\w{1,100})",
         host=r"^\s*ip: ([\d.]{7,15})\s*$",
         needs=("worker",),
     ),
@@ -148,6 +149,23 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         local_rank=r"local_rank: (\d{1,6}) \(pid: ",
         code=r"failed \(exitcode: (-?\d{1,6})\) local_rank: \d",
     ),
+    # Of its report, what is left in a paste: those that did not fail first, and their ends.
+    "torchrun, others": _grammar(
+        "Failures:",
+        8,
+        host=r"^\s*host\s*:\s*([\w.-]{1,64})\s*$",
+        code=r"^\s*exitcode\s*:\s*(-?\d{1,6})\b",
+        time=r"^\s*time\s*:\s*(\S{1,40})\s*$",
+    ),
+    "torchrun, one": _grammar(
+        "(local_rank: ",
+        4,
+        rank=r"^\s*rank\s*:\s*(\d{1,6}) \(local_rank: ",
+        code=r"^\s*exitcode\s*:\s*(-?\d{1,6})\b",
+    ),
+    "torchrun, signal": _grammar(
+        " received by PID ", signal=r"traceback\s*: Signal (\d{1,3}) \(SIG\w{1,10}\) received by PID"
+    ),
     "accelerate": _grammar(
         "died with <Signals.", signal=r"CalledProcessError: .{0,4000} died with <Signals\.\w+: (\d+)>"
     ),
@@ -157,6 +175,9 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         worker=rf"srun: error: {_NAME}: (tasks? [\d,\[\]-]{{1,200}}): ",
         code=rf"{_TASK}Exited with exit code (\d{{1,6}})",
         signal=rf"{_TASK}({_WORDS})\b",
+        # What its memory did to it says the line itself.
+        said=rf"{_TASK}(Out Of Memory)\b",
+        needs=("code", "signal", "said"),
     ),
     "Slurm, launch": _grammar("srun: error: Task launch for ", host=rf" failed on node ({_NAME})", needs=("host",)),
     "Slurm, start": _grammar("slurmstepd: error: execve()", worker=r"execve\(\): (.{1,300})$", needs=("worker",)),
@@ -168,7 +189,8 @@ _GRAMMARS: Mapping[str, _Grammar] = {
     "raylet": _grammar(
         "A worker died or was killed while executing a task",
         host=r"Worker IP address: ([\d.]{7,15})",
-        needs=("host",),
+        said=r"(A worker died or was killed)",
+        needs=("said",),
     ),
     "shell": _grammar("(core dumped)", signal=rf"^(?:.{{0,200}}: line \d+:\s+\d+ )?({_WORDS})\s+\(core dumped\)"),
     "command": _grammar(
@@ -182,6 +204,8 @@ _GRAMMARS: Mapping[str, _Grammar] = {
 BEGINNINGS = tuple(grammar.begins for grammar in _GRAMMARS.values())
 # What DeepSpeed's launcher says of itself when it starts.
 DEEPSPEED_PLACE = "num_local_procs="
+# What Ray says of a node that was started with it.
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens here
 _PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_rank=(\d{1,6})\b")
 _MOST_REPORTS = 400
 
@@ -261,6 +285,7 @@ def _read(
     workers, node_rank = places.get(first.host) or next(iter(places.values()), (0, 0))
     if rank is None and local is not None and workers:
         rank = workers * node_rank + local
+    host = told.get("host") if told.get("host") != ANY_ADDRESS else None
     slot = f"{'slot' if launcher == 'first process' else 'local rank'} {local}"
     worker = told.get("worker") or first.worker or (slot if local is not None and rank is None else None)
     if "node_rank" in told:
@@ -269,7 +294,7 @@ def _read(
         launcher=launcher,
         death=_death(rank, told.get("code"), told.get("signal")),
         line=number,
-        host=told.get("host") or first.host,
+        host=host or first.host,
         time=told.get("time") or first.time,
         worker=worker,
         text=text,

@@ -29,6 +29,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     level: str | None = None  # `E` for errors; `W` for warnings and whatever is less
     nccl: str | None = None  # the node and process that a line of NCCL names
     process: str | None = None  # names the process among those that write to this log
+    is_nccl_warning: bool = False  # whether it is a warning of NCCL; early releases did not give its name
 
     @property
     def is_warning(self) -> bool:
@@ -78,24 +79,35 @@ _MARKS = (
     rf"\[pod/(?P<node2>{_NAME})/{_NAME}\]",
     r"std(?:out|err)(?: [FP](?= )|:(?= ))",
     r"<[a-z]{0,10}>(?= )",
+    # quoted, as in a mail
+    r">(?= )",
     rf"[A-Z][a-z]{{2}} [ \d]\d {_CLOCK} (?P<node3>{_NAME}) [\w./-]{{1,64}}\[\d{{1,9}}\]:",
     rf"slurmstepd-(?P<host2>{_NAME}):(?= )",
     rf"(?P<pipe1>{_NAME}) +\|\|?(?= |$)",
     r"\|(?= )",
     r"[A-Za-z][\w.-]{0,63}/\d{1,6}(?= )",
     rf"(?P<node4>{_NAME}):(?= )",
-    # times and levels
+    # times and levels; SGLang names its worker there
+    rf"\[(?P<time6>{_DATE})(?P<worker2>(?: (?:DP|PP|TP|EP)\d{{1,6}}){{1,4}})\]",
     rf"\[?(?P<time5>{_DATE})\]?:?",
     r"\[\d{9,10}\.\d{3,9}\]",
     r"(?:\[[\w.:]{1,64}\])?\[(?P<level4>ERROR|CRITICAL|FATAL)\](?: *-)?",
     r"-? ?(?P<level5>ERROR|CRITICAL)(?: ?[-:])?(?= )",
+    r"[a-z][\w.-]{1,63} +(?P<level8>ERROR|CRITICAL) +(?=[A-Z]\w*:)",
     # libfabric, UCX, NCCL
     r"libfabric:\d{1,9}:\d{1,12}::[\w:]{1,80}\(\):\d{1,6}<\w{1,10}>",
-    rf"\[(?P<host3>{_NAME}):\d{{1,9}}(?::\d{{1,9}}){{0,2}}\]",
+    rf"\[(?P<host3>{_NAME}):\d{{1,9}}(?: *:\d{{1,9}}){{0,2}}\]",
+    r"[\w./]{1,100}:\d{1,6} +UCX +(?P<level7>[EFWID][A-Z]{3,4})\b",
     rf"(?P<host4>{_NAME}):rank(?P<rank7>\d{{1,9}})\.\w{{1,64}}:",
-    r"[\w./]{1,200}:\d{1,6} NCCL WARN\b",
-    rf"\[(?P<host6>{_NAME})\]\[\d{{1,9}}:\d{{1,9}}\]\[\d{{1,4}}\]\[[\w./]{{1,100}}:\d{{1,6}}\] NCCL WARN\b",
-    rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[\d{{1,4}}\](?: [\w./]{{1,200}}:\d{{1,6}})?(?: NCCL WARN\b)?",
+    r"[\w./]{1,200}:\d{1,6} (?P<warning1>NCCL WARN)\b",
+    (
+        rf"\[(?P<host6>{_NAME})\]\[\d{{1,9}}:\d{{1,9}}\]\[\d{{1,4}}\]\[[\w./]{{1,100}}:\d{{1,6}}\]"
+        r" (?P<warning2>NCCL WARN)\b"
+    ),
+    (
+        rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[\d{{1,4}}\]"
+        r"(?: [\w./]{1,200}:\d{1,6}(?: (?P<warning3>(?:NCCL )?WARN)\b)?| (?P<warning4>NCCL WARN)\b)?"
+    ),
 )
 _MARK = re.compile(rf"\s*(?:{'|'.join(_MARKS)})\s?")
 _RANK = re.compile(r"\b[Rr]ank (\d{1,9})\]|\(rank (\d{1,9}) in comm |(?<![\w-])rank=(\d{1,9}), pid=")
@@ -106,8 +118,11 @@ _TIME = re.compile(rf"\d{{4}}-\d\d-\d\d[ T_]{_CLOCK}|(?<=[EFWI])\d{{4}} {_CLOCK}
 _NODE = re.compile(
     r"(?=[\w.-]*[\d-])(?!mlx\d|bnxt|efa)(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)(?!\w*\.\w*$(?<=\d))[A-Za-z\d][\w.-]*"
 )
+_NCCL_WARNING = "NCCL WARN "
 _EXCEPTION = re.compile(
-    r"(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)|Exception)(?::(?: |$)|\s*$)"
+    r"(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)|Exception)"
+    # TensorFlow repeats one behind the stack of its operation.
+    r"(?: \(see above for traceback\))?(?::(?: |$)|\s*$)"
 )
 
 
@@ -158,11 +173,12 @@ def _line(raw: str, text: str, told: dict[str, str]) -> LogLine:
         rank=rank,
         task=task,
         host=host,
-        worker=told.get("worker"),
+        worker=told["worker"].strip() if "worker" in told else None,
         time=time[0] if time is not None else told.get("time"),
         level=_level(told.get("level")),
         nccl=f"{told['host']}:{told['nccl']}" if "nccl" in told else None,
         process=f"rank {rank}" if rank is not None else place,
+        is_nccl_warning="warning" in told or _NCCL_WARNING in raw,
     )
 
 
@@ -212,10 +228,6 @@ def unwrap(text: str) -> str:
             start = number
             joined.append(line if goes_on[number] else line.rstrip())
     return "\n".join(joined)
-
-
-def _ends_at(lines: list[str], width: int, count: int) -> bool:
-    return count >= max(_LEAST_WRAPPED, len(lines) // 10) and not _is_ruled(lines, width)
 
 
 _RULE = re.compile(r"(\W)\1*")

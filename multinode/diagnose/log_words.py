@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from multinode.diagnose.known_errors import KnownError, anchor, find_error, known_errors, text_pattern
 from multinode.diagnose.launcher_report import (
+    ANY_ADDRESS,
     BEGINNINGS,
     DEEPSPEED_PLACE,
     LauncherReport,
@@ -50,6 +51,7 @@ _IGNORED_LINES = 60
 _BETWEEN_FRAMES = 60
 # Lines that belong to an exception, below its first.
 _MOST_DETAILS = 8
+_LEAST_NUMBERS = 2
 
 
 class LogWord(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +66,7 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None  # when, as the line has it; None where it does not say
     is_exception: bool = False  # whether it is the last line of a Python traceback, by its form
     is_abort: bool = False  # whether it is what the C++ runtime or the interpreter says before it aborts a process
+    is_passed_on: bool = False  # whether NCCL's proxy thread only says that what it did for a rank failed
     is_nccl: bool = False  # whether NCCL said it: a warning, or the last error that torch quotes
     is_launchers: bool = False  # whether a launcher raised it, as a worker had failed
     nccl: str | None = None  # as in `LogLine`
@@ -155,7 +158,16 @@ def last_words(log: str, count: int, *, of_launcher: bool = True) -> str:
     words = log[: starts[-1]] if starts else ""
     lines = (words if words.strip() or (starts and not of_launcher) else log).split("\n")
     lines = [line for line in lines if not (_NO_WORDS.match(line) or _ends_nothing(line))]
-    return last_lines("\n".join(lines), count)
+    return last_lines("\n".join(_without_cut_traceback(lines)), count)
+
+
+def _without_cut_traceback(lines: list[str]) -> list[str]:
+    """The lines before a traceback without an end, at the end of all; all of them where nothing else stands there."""
+    starts = [number for number, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
+    if not starts or not any(line.strip() for line in lines[: starts[-1]]):
+        return lines
+    below = (parse_line(line).text for line in lines[starts[-1] + 1 :])
+    return lines[: starts[-1]] if all(text[:1].isspace() or not text for text in below) else lines
 
 
 def _ends_nothing(line: str) -> bool:
@@ -174,8 +186,10 @@ def spoken_words(tail: str, count: int, *, of_launcher: bool) -> str:
 
 def is_progress(text: str) -> bool:
     """Whether a line tells how far a program has come: a step, an epoch, a loss, a bar, a request that it answered."""
-    shape = text.encode(errors="replace").translate(_SHAPE, _FIGURES)
-    return len(shape) < len(text.encode(errors="replace")) and _is_progress(shape) and not _FRAME.match(text)
+    piece = text.encode(errors="replace")
+    shape = piece.translate(_SHAPE, _FIGURES)
+    is_step = len(shape) < len(piece) and _is_progress(shape) and not _FRAME.match(text)
+    return is_step or _is_row(piece)
 
 
 def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
@@ -217,11 +231,16 @@ _ABORTS = (
     "free(): ",
     "double free or corruption",
     "malloc(): ",
+    "realloc(): ",
+    "munmap_chunk(): ",
     "corrupted size vs. prev_size",
+    "stack smashing detected",
+    "Assertion `",
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
-_WARN = "NCCL WARN "
+# The second is that of early releases; figures do not matter.
+_WARNS = ("NCCL WARN ", ".cu:1 WARN ")
 _LAST_ERROR = "Last error:"
 _ANNOUNCED = "Bootstrap : Using "
 _TRACEBACK = "Traceback (most recent call last):"
@@ -236,16 +255,21 @@ _TAKES_AWAY = re.compile(
     r"|, (?:line \d+, )?in (?:_?rmtree\w*|rename|unlink|_?rotate_checkpoints)\b"
     r"|, (?:line \d+, )?in _?save_(?:checkpoint|model|state|pretrained)\b"
 )
+# TensorFlow warns of an operation that failed, and raises it later.
+_FAILED_OPERATION = "OP_REQUIRES failed"
+_NOT_EMPTY = "[Errno 39] Directory not empty"
 _RESTART = "will restart worker group"
 # What launchers say when they begin.
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
 _THREAD = "Exception in thread "
+_RAY_CALL = "ray::"
 _OTHERS = (
     *_BEGIN,
     _RESTART,
     "Exception ignored in",
     _THREAD,
-    _WARN,
+    _RAY_CALL,
+    *_WARNS,
     _LAST_ERROR,
     _ANNOUNCED,
     _KILLED,
@@ -253,15 +277,20 @@ _OTHERS = (
     *_CHAINED,
 )
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
-_RAISED = re.compile(rb"(?:[a-z_](?:%s)|\bexception)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
+_RAISED = re.compile(
+    rb"(?:[a-z_](?:%s)|\bexception)(?: \(see above for traceback\))?(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE
+)
 # The form of a line of progress, in small letters and without figures; and what none has.
 _PROGRESS = re.compile(
     rb"%\|| it/s|\bs/it\b|http/\.?\" +ok|http/\.\" *$"
-    rb"|\b(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
+    rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
     rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
     rb"|nccl info (?!.*-> *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
+# The form of a row of figures, such as a benchmark's: few words between many numbers, one of them a decimal.
+_ROW_SHAPE = re.compile(rb"[\s|\[\]]*(?:[a-z]{1,12}[\]:]?[\s|.-]+){0,4}[\s|.,+e-]*(?:n/a[\s|]*)?")
+_ROW_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 _NO_PROGRESS = re.compile(
     rb"nan\b|error|fail|abort|exception|invalid|cannot|killed|closed|terminat|traceback|usage:|frame "
 )
@@ -312,6 +341,7 @@ class _Traceback(msgspec.Struct):
     last: int
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
+    of: LogLine | None = None  # its first line: who raised it, where the others have no marks
 
 
 class _Tracebacks:
@@ -349,7 +379,10 @@ class _Tracebacks:
         if own.rstrip().endswith(_TRACEBACK):
             if len(self._open) < _MOST_WORDS:
                 in_thread = number - self._threads.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
-                self._open[key] = _Traceback(first=number, last=number, in_thread=in_thread)
+                self._open[key] = _Traceback(first=number, last=number, in_thread=in_thread, of=line)
+                if own.strip() != _TRACEBACK:
+                    # A logger may put its marks before the first line of a message alone.
+                    self._open[None] = _Traceback(first=number, last=number, in_thread=in_thread, of=line)
             return None
         return self._go_on(number, key, own) if key in self._open else None
 
@@ -445,7 +478,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self._silent: set[bytes] = set()
-        self._steps: dict[bytes, bool] = {}
+        # None is the form of a row of figures, of which each one counts by itself.
+        self._steps: dict[bytes, bool | None] = {}
         self._often: Counter[bytes] = Counter()
         self._line = 1
         self._words: dict[Hashable, LogWord] = {}
@@ -462,6 +496,7 @@ class _Reader:
         self._below: dict[str | None, tuple[Hashable, int]] = {}
         self._raised: dict[str | None, int] = {}
         self._chained: dict[str | None, int] = {}
+        self._ran_on: dict[str | None, tuple[int, str]] = {}
         self._tail = b""
         self._has_nccl = False
         self._ended_line: int | None = None
@@ -510,15 +545,16 @@ class _Reader:
     def _told(self, word: LogWord) -> LogWord:
         return replace(word, went_on=True) if self._progress.went_on(word) else word
 
-    def _is_step(self, shape: bytes) -> bool:
+    def _is_step(self, shape: bytes, piece: bytes) -> bool:
         if len(shape) >= _LINE_BYTES:
             return False
-        known = self._steps.get(shape)
-        if known is None:
+        if shape not in self._steps:
             if len(self._steps) > _MOST_SHAPES:
                 self._steps.clear()
-            known = self._steps[shape] = _is_progress(shape)
-        return known
+            may_be_row = b"." in shape and _ROW_SHAPE.fullmatch(shape) is not None
+            self._steps[shape] = _is_progress(shape) or (None if may_be_row else False)
+        known = self._steps[shape]
+        return _is_row(piece) if known is None else known
 
     def _note_last(self, last: int, block: bytes) -> None:
         """The last lines of progress in a block that tells of nothing else, up to the line `last`."""
@@ -527,7 +563,7 @@ class _Reader:
         number = last - end.count(b"\n") if b"\r" not in end else None
         shapes, pieces = end.translate(_SHAPE, _FIGURES).split(b"\n"), end.replace(b"\r", b"\n").split(b"\n")
         for place, (shape, piece) in enumerate(zip(shapes, pieces, strict=True)):
-            if self._is_step(shape):
+            if self._is_step(shape, piece):
                 self._progress.note(last if number is None else number + place, piece)
 
     def _take(self, shapes: Sequence[bytes], telling: AbstractSet[bytes], block: bytes) -> None:
@@ -540,20 +576,21 @@ class _Reader:
                     self._take_line(line, part)
             elif line <= self._open_until:
                 self._take_silent(line, shape, piece[:_LINE_BYTES])
-            elif self._words and self._is_step(shape):
+            elif self._words and self._is_step(shape, piece):
                 self._progress.note(line, piece)
 
     def _take_silent(self, number: int, shape: bytes, piece: bytes) -> None:
         """A line that may go on with what stands above it."""
         line = parse_line(clean_line(piece, _LINE_BYTES))
         if self._reports.is_open and self._reports.take(number, line):
+            self._keep_below(number, line)
             return
         place = self._tracebacks.take(number, line)
         if place is not None:
             self._open_until = number + _BETWEEN_FRAMES
         if place is _Traced.END:
             self._read(number, line, place)
-        elif place is None and self._is_step(shape) and not _FRAME.match(line.text):
+        elif place is None and self._is_step(shape, piece) and not _FRAME.match(line.text):
             self._progress.note(number, piece)
         elif place is None:
             self._keep_below(number, line)
@@ -576,11 +613,15 @@ class _Reader:
         if self._reports.is_open or _TRACEBACK in line.raw or self._tracebacks.are_open():
             self._open_until = number + _BETWEEN_FRAMES
         if is_inside:
+            self._keep_below(number, line)
             return
         self._report_line = number if is_report else self._report_line
-        self._has_nccl = self._has_nccl or _WARN in line.raw
+        self._has_nccl = self._has_nccl or line.is_nccl_warning
         if _ANNOUNCED in line.raw:
             self._announce(line.raw)
+        ran_on = _RAY_TASK.search(line.raw) if _RAY_CALL in line.raw else None
+        if ran_on is not None and ran_on[1] != ANY_ADDRESS:
+            self._ran_on[line.process] = number, ran_on[1]
         if _ENDED.search(line.text):
             self._ended_line = number
         if line.text.startswith(_CHAINED) and line.process in self._raised:
@@ -613,16 +654,20 @@ class _Reader:
             number, line
         ):
             return
-        if word is not None and is_report and word.error is None:
-            # The report says the same, and by whom.
-            return
-        if word is None or not (word.is_exception or word.is_abort or word.is_nccl):
+        if is_report:
+            # No exception goes on in what a launcher says, and of the line itself the report says by whom it is.
+            self._below.pop(line.process, None)
+            word = word if word is None or word.error is not None else None
+        elif word is None or not (word.is_exception or word.is_abort or word.is_nccl):
             self._keep_below(number, line)
         if word is None:
             return
-        if _WARN in line.raw and line.host is not None:
+        if line.is_nccl_warning and line.host is not None:
             self._hosts[line.host] = None
         if word.is_exception:
+            near, node = self._ran_on.get(line.process, (-_IGNORED_LINES, None))
+            if word.host is None and number - near < _IGNORED_LINES:
+                word = replace(word, host=node)
             word = replace(word, raised_from=self._chained.pop(line.process, None))
             self._raised[line.process] = number
         key = self._add(number, word)
@@ -643,6 +688,7 @@ class _Reader:
         is_quoted = word is not None and bool(word.details) and word.details[-1].startswith(_LAST_ERROR)
         if (
             word is None
+            or word.is_launchers
             or not text
             or number - last > (_BETWEEN_FRAMES if line.process is not None else 1)
             or len(word.details) >= _MOST_DETAILS
@@ -662,7 +708,13 @@ class _Reader:
             if more is not None and (word.error is None or entry_standing(more) < entry_standing(word.error)):
                 word = replace(word, error=more)
         node = _NODE_IP.search(text) if word.host is None else None
-        self._words[key] = replace(word, details=details, host=node[1] if node is not None else word.host)
+        rank = _OWN_RANK.search(text) if word.rank is None else None
+        self._words[key] = replace(
+            word,
+            details=details,
+            host=node[1] if node is not None else word.host,
+            rank=int(rank[1]) if rank is not None else word.rank,
+        )
         return True
 
     def _add(self, number: int, word: LogWord) -> Hashable | None:
@@ -711,6 +763,13 @@ def _is_progress(shape: bytes) -> bool:
     return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None
 
 
+def _is_row(piece: bytes) -> bool:
+    """Whether a line is a row of a benchmark's table: mostly numbers, with a decimal among them."""
+    cells = piece.replace(b"|", b" ").split()
+    numbers = [cell for cell in cells if _ROW_NUMBER.fullmatch(cell)]
+    return len(numbers) >= _LEAST_NUMBERS and len(numbers) * 2 > len(cells) and any(b"." in cell for cell in numbers)
+
+
 def _parts(piece: bytes) -> Iterator[bytes]:
     if len(piece) <= _LINE_BYTES:
         yield piece
@@ -735,7 +794,11 @@ _LAUNCHERS_OWN = re.compile(
     r"|SystemExit|RayTaskError)\b|.*The first process to do so was"
 )
 # Without a mark, what goes on with an exception: NCCL's lines, codes of libraries, a reason.
-_GOES_ON = re.compile(r"nccl\w+: |Last error:|E[A-Z]\d{4}:|(?:Reason|Solution|Process name|Exit code)\b", re.IGNORECASE)
+_GOES_ON = re.compile(
+    r"nccl\w+: |Last error:|E[A-Z]\d{4}:|(?:Reason|Solution|Process name|Exit code|Worker exit)\b"
+    r"|The (?:actor|worker|task|node)\b",
+    re.IGNORECASE,
+)
 _ADDRESS = re.compile(r"Bootstrap : Using \[?\d*\]?([\w.-]{1,32}):\[?([\da-fA-F.:]{2,64}(?:%[\w.-]{1,32})?)\]?<\d")
 # A warning, by Python or a logger.
 _PYTHON_WARNING = re.compile(r".{0,100}\S{1,300}:\d{1,6}: \w{0,40}Warning: ")
@@ -743,12 +806,18 @@ _WARNING = re.compile(
     rf"{_PYTHON_WARNING.pattern}"
     r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARNING|INFO|DEBUG)[ \]|:-]"
 )
+# NCCL's proxy thread works for the ranks: what it failed at says the line of the call itself.
+_PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
 # Where a call of NCCL returned an error to another one.
 _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 # What ends a program with exit code 2.
 _ARGPARSE = re.compile(r"[\w ./-]{1,200}: error: (?:unrecognized|the following|ambiguous|argument)")
+# Where the task ran whose exception Ray raises again, and prints below.
+_RAY_TASK = re.compile(r"\bray::[^ ]{1,200} \(pid=\d{1,9}, ip=([\d.]{7,15})")
 # A node in the words of Ray.
 _NODE_IP = re.compile(r"(?:\(IP: |^ip: )([\d.]{7,15})(?:,|$)")
+# The rank that an exception is about, in its words.
+_OWN_RANK = re.compile(r"\b(?:for|on|at) rank[ =:]{0,2}(\d{1,9})\b(?!,? (?:and|to|from)\b)", re.IGNORECASE)
 # Whoever is told by another rank to have been late first.
 _POINTS = re.compile(
     r"dump signal due to a .{0,60}? from +rank (\d{1,9})\b"
@@ -784,15 +853,25 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
     is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
-    is_nccl = _WARN in raw
+    is_nccl = line.is_nccl_warning
     if error is None and is_nccl and (_RETURNED.search(text) is not None or _is_harmless(raw)):
         return None
-    if error is not None and error.id == "missing-file" and traceback is not None and traceback.takes_away:
+    was_taken = _NOT_EMPTY in text or (error is not None and error.id == "missing-file")
+    if was_taken and traceback is not None and traceback.takes_away:
         error = known_errors()["file-taken"]
     if error is None and not (raised or is_abort or is_nccl):
         return None
     points = _POINTS.search(text)
     plain = _plain(number, line)
+    of = traceback.of if traceback is not None else None
+    if of is not None:
+        plain = replace(
+            plain,
+            rank=plain.rank if plain.rank is not None else of.rank,
+            host=plain.host or of.host,
+            worker=plain.worker or of.worker,
+            time=plain.time or of.time,
+        )
     return replace(
         plain,
         text=text,
@@ -800,8 +879,9 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_exception=raised,
         is_abort=is_abort,
         is_nccl=is_nccl,
+        is_passed_on=is_nccl and error is None and _PASSED_ON.search(raw) is not None,
         is_launchers=is_launchers and error is None,
-        is_noise=(line.is_warning and (error is None or error.kind != "killed"))
+        is_noise=(line.is_warning and (error is None or error.kind != "killed") and _FAILED_OPERATION not in raw)
         or (traceback is not None and traceback.in_thread)
         or (not is_nccl and _WARNING.match(raw) is not None),
         points=points is not None,

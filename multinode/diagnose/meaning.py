@@ -97,6 +97,8 @@ _COMPLETIONS = {
     12: "the peer did not acknowledge it (transport retry counter exceeded): its process, the link or the path is down",
     13: "the peer had no buffer ready for it (receiver not ready)",
 }
+# Early releases of NCCL do not say why.
+_VERBS = re.compile(r"Call to ibv_(?:create_cq|create_qp|reg_mr) failed\s*$")
 _IPV4 = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,3})\.\d{1,3}\.\d{1,3}(?![\d.])")
 _LINK_LOCAL_6 = re.compile(r"\bfe80::[\da-fA-F:]{1,39}(?:%([\w.-]{1,32}))?")
 
@@ -115,6 +117,11 @@ def notes(text: str) -> Iterator[str]:
     status = _STATUS.search(text)
     if status is not None and int(status[1]) in _COMPLETIONS:
         yield f"Completion status {int(status[1])}: {_COMPLETIONS[int(status[1])]}."
+    if _VERBS.search(text) is not None:
+        yield (
+            "Most often the limit on locked memory is too low, which RDMA needs for its buffers: ulimit -l unlimited, "
+            "docker run --ulimit memlock=-1."
+        )
     yield from address_notes(text)
 
 

@@ -51,6 +51,8 @@ def word_standing(word: LogWord) -> Standing:
     if word.is_launchers:
         return Standing.EXIT_CODE
     if word.error is None:
+        if word.is_passed_on:
+            return Standing.PEER_GENERAL
         return Standing.NCCL_WORDS if word.is_nccl else Standing.OWN_WORDS
     return entry_standing(word.error)
 

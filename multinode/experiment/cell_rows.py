@@ -80,6 +80,7 @@ def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
             "workers_per_node": side.workers_per_node if len(set(runs[-1].workers)) == 1 else None,
         },
         network_share=side.exposed_share,
+        exposed_steps=side.exposed_steps,
         peak_memory_gib=_peak_memory_gib(runs),
         tokens_per_sample=_median([run.summary.tokens_per_sample for run in runs]),
         **{name: _median([getattr(side, name, None) for side in used]) for name in _UTILISATION},

@@ -386,7 +386,8 @@ _BATCH = (
 _IMPORTED = "Imported rows were measured elsewhere, with unknown methods."
 _CURRENCIES = "Prices are in "
 # How the notes begin that follow from the rows alone.
-_GENERAL = (_BATCH, "Rows differ in ", "Rows do not all have ", _IMPORTED, _CURRENCIES)
+_EXPOSED = "Exposed communication is known in fewer steps than were measured in "
+_GENERAL = (_BATCH, "Rows differ in ", "Rows do not all have ", _IMPORTED, _CURRENCIES, _EXPOSED)
 
 
 def with_notes(table: CellTable) -> CellTable:
@@ -415,6 +416,10 @@ def _general(rows: Sequence[CellRow]) -> list[str]:
         notes.append(f"Rows {work}: {_so(fast)}.")
     if any(row.source == "imported" for row in rows):
         notes.append(_IMPORTED)
+    few = [row for row in rows if row.network_share is not None and row.exposed_steps.words]
+    if few:
+        least = min(few, key=lambda row: row.exposed_steps.known / row.exposed_steps.measured)
+        notes.append(f"{_EXPOSED}{format_count(len(few), 'row')}; {least.label}: {least.exposed_steps.words}.")
     paid = [currency or "an unknown currency" for currency in currencies(rows)]
     if len(paid) > 1:
         notes.append(f"{_CURRENCIES}{format_list(paid)}, which cannot be compared.")

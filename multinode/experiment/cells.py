@@ -15,6 +15,7 @@ from multinode.experiment.imported_columns import IMPORTED, column_name
 from multinode.model.workload import BATCH_NAMES, JobSettings
 from multinode.predict.rounded import Rounded, exactly, product
 from multinode.profile.measured import Measured
+from multinode.profile.step_split import KnownSteps
 from multinode.stats.estimate import Estimate
 from multinode.units import format_list
 
@@ -188,6 +189,7 @@ class CellRow(Measured, frozen=True, kw_only=True):
     mfu: float | None = None  # of the device's peak; `hfu` with what is computed again
     hfu: float | None = None
     network_share: float | None = None  # of the step, exposed communication
+    exposed_steps: KnownSteps = KnownSteps()  # in which it is known
     peak_memory_gib: float | None = None  # of the worker that needed most, on its GPU, else resident in its process
     price_purchase: float | None = None  # of its nodes together, or of its GPUs
     currency: str | None = None  # of its prices, one word; None where nobody told it, as the hostfile does not

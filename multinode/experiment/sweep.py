@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 
 from multinode.check.rule import CheckFinding
+from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
 from multinode.contrast.side import CONTRAST_FILE, StoredSchema, load_side_run
@@ -59,7 +61,7 @@ from multinode.launch.series import (
 from multinode.profile.summary import Summary
 from multinode.records.progress import RunProgress, TrainingTime
 from multinode.records.run import Failure, Run, new_run
-from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 
 _S_PER_MINUTE = 60
 
@@ -327,6 +329,35 @@ def sweep(
             raise
         _end(context, directory, "succeeded", conclude)
     return Swept(record=series.record, directory=directory.path)
+
+
+def measure_swept(
+    request: GridRequest,
+    resume: Resume,
+    connected: Callable[[Cluster], AbstractContextManager[RunContext]],
+    note: Callable[[str], None],
+) -> Swept:
+    """As `sweep`, with its table; the nodes are connected to only if there is something to measure.
+
+    Args:
+        request: the grid and its job.
+        resume: how to treat an earlier sweep of the same command.
+        connected: connects to nodes.
+        note: is told if all was measured before.
+    """
+    finished = find_finished(request, runs_root(), resume)
+    if finished is not None:
+        run = RunDirectory(finished.directory).read("run.json", Run)
+        ended_s = run.ended_s if run is not None else None
+        until = "" if ended_s is None else time.strftime(", until %Y-%m-%d %H:%M", time.localtime(ended_s))
+        note(
+            f"sweep {finished.directory.name} has already measured this{until}; use --fresh to measure again, such "
+            "as after a network change, or --retry-failed for failed cells"
+        )
+        build_table(RunDirectory(finished.directory), finished.directory.parent)
+        return finished
+    with connected(request.launch.cluster.first(max(request.grid.nodes))) as context:
+        return sweep(request, context, resume, build_table)
 
 
 def require_plannable(request: GridRequest) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 
+from multinode.cluster.cluster import Cluster
 from multinode.errors import Interrupted, MultinodeError, RunFailed, UsageError
 from multinode.experiment.sweep import CellSeries, Measure, measure_cell
 from multinode.experiment.trial import (
@@ -35,6 +37,7 @@ from multinode.experiment.tuning_request import (
     job_of,
     list_candidates,
     load_tuning,
+    require_tunable,
     samples_of,
     trial_of,
     with_expected,
@@ -55,7 +58,7 @@ from multinode.launch.series import Resume, find_series, keep_status, take_up
 from multinode.model.workload import global_batch, read_settings
 from multinode.predict.try_advice import changed_launch
 from multinode.records.files import write_text
-from multinode.records.run_directory import RunDirectory
+from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.traffic.algorithms import Layout
 
 _WINNER = "tuned.yaml"
@@ -112,6 +115,32 @@ def tune(request: TuningRequest, context: RunContext, resume: Resume, measure: M
             tuner.conclude("stopped" if isinstance(error, Interrupted) else "failed")
             raise
         return tuner.conclude("succeeded")
+
+
+def measure_tuned(
+    request: TuningRequest,
+    resume: Resume,
+    connected: Callable[[Cluster], AbstractContextManager[RunContext]],
+    note: Callable[[str], None],
+) -> Tuned:
+    """As `tune`; the nodes are connected to only if there is something to measure.
+
+    Args:
+        request: the job, and the settings of the tuning.
+        resume: how to treat an earlier tuning of the same command.
+        connected: connects to nodes.
+        note: is told if all was measured before.
+
+    Raises:
+        UsageError: it cannot be tuned.
+    """
+    require_tunable(request)
+    finished = find_tuned(request, runs_root(), resume)
+    if finished is not None:
+        note(f"tuning {finished.directory.name} has already measured this; use --fresh to measure again")
+        return finished
+    with connected(request.launch.cluster) as context:
+        return tune(request, context, resume)
 
 
 class _Tuner:

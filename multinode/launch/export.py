@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +11,14 @@ from pathlib import Path
 from multinode.errors import MultinodeError, UsageError, printable
 from multinode.export.exporter import EndedRun, Exporter
 from multinode.export.figures import StepStream
+from multinode.export.followers import Followers
 from multinode.export.target import METRICS_PORT, Target
+from multinode.launch.context import RunContext
 from multinode.launch.node_runs import PLAN_FILE, load_parts, load_run
 from multinode.profile.observed import Observed, ObservedNode, observe_run
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
-from multinode.records.progress import NodeProgress, advance_node, start_progress
+from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, SampleTail
 from multinode.records.samples import Sample, parse_samples
@@ -151,3 +154,20 @@ def _read_plan(directory: RunDirectory) -> LaunchPlan:
     if plan is None:
         raise UsageError(f"{directory} has no {PLAN_FILE}: it consists of other runs", hint="multinode runs")
     return plan
+
+
+@contextlib.contextmanager
+def export_while(context: RunContext, targets: Sequence[Target], warn: Callable[[str], None]) -> Iterator[None]:
+    """Export the runs that are followed while inside; at the end wait until all is written."""
+    followers = Followers(targets, context.runs, warn)
+    observe = context.observe
+
+    def observe_and_follow(progress: RunProgress) -> None:
+        followers.follow(progress.run_id)
+        observe(progress)
+
+    context.observe = observe_and_follow
+    try:
+        yield
+    finally:
+        followers.close()

@@ -14,6 +14,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import Launched, RunContext
 from multinode.profile.summary import Summary
+from multinode.records.balance import Balance
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
@@ -370,3 +371,19 @@ def runs_document(runs: Sequence[StoredRun]) -> RunsDocument:
             for stored in runs
         )
     )
+
+
+def load_balance(root: Path, name: str) -> Balance:
+    """The speeds that a stored run has measured, for `--balance`.
+
+    Raises:
+        UsageError: there is no such run, or it does not tell how fast its nodes are.
+    """
+    directory = RunDirectory.open(root, name)
+    summary = directory.read("summary.json", Summary)
+    if summary is None or summary.balance is None:
+        raise UsageError(
+            f"--balance {name}: run {directory.run_id} does not tell how fast its nodes are",
+            hint="a run on several nodes whose stragglers multinode show knows, or --balance NODE=SPEED,...",
+        )
+    return msgspec.structs.replace(summary.balance.balance, run_id=directory.run_id)

@@ -13,12 +13,13 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from multinode.errors import UsageError, printable
+from multinode.errors import MultinodeError, UsageError, printable
 from multinode.records.files import open_private
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run, Stall
@@ -26,6 +27,9 @@ from multinode.render.sheet import sanitize
 from multinode.secret_values import redact
 from multinode.transport.base import time_left
 from multinode.units import format_duration
+
+if TYPE_CHECKING:
+    from multinode.launch.context import RunContext
 
 _MOST_CHARACTERS = 1000
 _PREFIX = "MULTINODE_"
@@ -290,3 +294,46 @@ def _is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
+
+
+@contextlib.contextmanager
+def tell_of(
+    context: RunContext, on_end: str | None, url: str | None, warn: Callable[[str], None]
+) -> Iterator[Callable[[Run], None]]:
+    """Tell of hangs and of what ends the following while inside, and of the end when it is called.
+
+    Args:
+        context: what the run is followed with.
+        on_end: a shell command; None without one.
+        url: of a webhook; None without one.
+        warn: is told of what was not delivered, at the end.
+    """
+    notifier = Notifier(on_end, url)
+    observe = context.observe
+    latest: RunProgress | None = None
+
+    def tell(notice: Notice) -> None:
+        log = context.runs / notice.run / LOG
+        notifier.tell(notice_document(notice), notice_environment(notice), log)
+
+    def observe_and_tell(progress: RunProgress) -> None:
+        nonlocal latest
+        for notice in new_notices(latest, progress, context.runs / progress.run_id):
+            tell(notice)
+        latest = progress
+        observe(progress)
+
+    def tell_end(run: Run) -> None:
+        if run.status != "running":
+            tell(end_notice(run, context.runs / run.run_id))
+
+    context.observe = observe_and_tell
+    try:
+        yield tell_end
+    except MultinodeError as error:
+        if latest is not None:
+            tell(interrupted_notice(latest, str(error), context.runs / latest.run_id))
+        raise
+    finally:
+        for failure in notifier.close():
+            warn(f"warning: {failure}")

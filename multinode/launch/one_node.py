@@ -1,17 +1,21 @@
-"""The training of a run on one node: whether it was measured."""
+"""Trainings among the stored runs whose speed is known: the newest, and whether one ran on a single node."""
 
 from __future__ import annotations
+
+import contextlib
+from pathlib import Path
 
 import msgspec
 
 from multinode.errors import MultinodeError
 from multinode.model.workload import Workload, differing_setting
+from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import VERDICT_FILE, EarlyVerdict
+from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
 from multinode.records.run_directory import RunDirectory, list_runs
 
-# Newest runs among which one on a single node is looked for.
-_MOST_OTHERS = 200
+# Newest runs among which one is looked for.
+_MOST_RUNS = 200
 
 
 class _RunSpeed(msgspec.Struct, frozen=True):
@@ -33,6 +37,20 @@ def _read_measured(directory: RunDirectory) -> _MeasuredTraining | None:
     return _MeasuredTraining(plan, workload) if plan is not None and workload is not None else None
 
 
+def newest_training(root: Path) -> Invocation | None:
+    """The command line of the newest launch below `root` that succeeded and whose speed is known, or None."""
+    for path in reversed(list_runs(root)[-_MOST_RUNS:]):
+        # A file that cannot be read is another command's matter.
+        with contextlib.suppress(MultinodeError):
+            directory = RunDirectory(path)
+            run = directory.read("run.json", Run)
+            if run is None or (run.kind, run.status) != ("launch", "succeeded") or run.command is None:
+                continue
+            if _read_measured(directory) is not None:
+                return run.command
+    return None
+
+
 def lacks_one_node(directory: RunDirectory) -> bool:
     """Whether a run on several nodes has no stored counterpart on one node, which may fit there."""
     several = _read_measured(directory)
@@ -41,7 +59,7 @@ def lacks_one_node(directory: RunDirectory) -> bool:
     verdict = directory.read(VERDICT_FILE, EarlyVerdict)
     if verdict is not None and verdict.memory == "too_small":
         return False
-    paths = list_runs(directory.path.parent)[-_MOST_OTHERS:]
+    paths = list_runs(directory.path.parent)[-_MOST_RUNS:]
     return not any(_could_be_single(RunDirectory(path), several) for path in paths)
 
 

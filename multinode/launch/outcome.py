@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from multinode.cluster.quoting import hosts_option
-from multinode.profile.step_split import PARTS
+from multinode.profile.step_split import INSIDE, PARTS
 from multinode.profile.summary import Summary, unused_gpus
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
 from multinode.render.sheet import PLUS_MINUS, Column, Sheet, percent, plus_minus
@@ -77,12 +77,19 @@ def step_sheet(summary: Summary) -> Sheet:
                 rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
                 if field == "exposed_ms" and mean.local_ms:
                     inside = percent(mean.local_ms / mean.step_ms, ".0f")
-                    rows.append(("    of it inside a node", measured(summary, "local_ms", mean.local_ms), inside))
+                    rows.append((f"  {INSIDE}", measured(summary, "local_ms", mean.local_ms), inside))
     if summary.first_loss is not None and summary.last_loss is not None:
         rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
     columns = (Column("", words=True), Column("measured"), Column("of the step"))
-    legend = (_MEANS,) if mean is not None and summary.step_time_ms is not None else ()
-    return Sheet(title="", columns=columns, rows=tuple(rows), legend=legend)
+    has_parts = mean is not None and summary.step_time_ms is not None
+    known = summary.split.steps.words if has_parts else ""
+    return Sheet(
+        title="",
+        columns=columns,
+        rows=tuple(rows),
+        notes=(f"exposed communication: {known}",) if known else (),
+        legend=(_MEANS,) if has_parts else (),
+    )
 
 
 def measured(summary: Summary, name: str, value: float) -> str:
@@ -160,10 +167,11 @@ def _limit(summary: Summary) -> str:
     if bottleneck is None:
         return ""
     share = f"{bottleneck.share:.0%} of a step" if bottleneck.share is not None else "most of a step"
+    known = f" ({summary.split.steps.words})" if summary.split.steps.words else ""
     worst = max(summary.stragglers, key=lambda straggler: straggler.late_ms, default=None)
     return {
-        "network": f"network-bound: {share} is exposed communication",
-        "local": f"{share} is exposed communication between the workers of a node",
+        "network": f"network-bound: {share} is exposed communication{known}",
+        "local": f"{share} is exposed communication between the workers of a node{known}",
         "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
         "data": f"input-bound: {share} is waiting for data",
         "host": f"host-bound: {share} is neither compute nor communication nor data",

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
-from multinode.launch.context import RunContext
+from multinode.launch.context import Launched, RunContext
 from multinode.records.plan import CodeCopy, LaunchPlan, SentCode
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import TraceSample, parse_samples
@@ -177,6 +177,26 @@ _REASON_S = 5.0
 
 class _Wanted(msgspec.Struct, frozen=True):
     files: tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+def fetch_results(
+    context: RunContext, launched: Launched, cluster: Cluster, paths: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Copy files of `--fetch` from node 0 into the run's directory, unless the run continues.
+
+    Raises:
+        MultinodeError: a path cannot be fetched, or contact to the node was lost.
+    """
+    run, place = launched.run, launched.plan.nodes[0]
+    if not paths or run.status == "running":
+        return
+    # A restart may have gone on without the hostfile's first node.
+    node = next(node for node in cluster.nodes if node.name == place.node)
+    if run.nodes[0].state == "lost":
+        raise ContactLost("nothing was fetched: contact was lost", node=node.name)
+    wanted = Wanted(node=node, paths=tuple(paths), cwd=place.output_cwd or place.command.cwd)
+    fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
+    say(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")
 
 
 class _Copied(msgspec.Struct, frozen=True, tag_field="kind", tag="copied"):

@@ -13,6 +13,7 @@ from importlib.resources import files
 import msgspec
 
 from multinode.model.model_size import ModelShape
+from multinode.records.benchmark import BenchedPeak
 from multinode.records.samples import TokenWork
 
 # FLOP per weight and token: 2 forward, 2 backward for the inputs' gradient, and 2 for the weight's own, if trained.
@@ -143,21 +144,40 @@ def peak_of(gpu_name: str) -> Peak | None:
 
     MIG slices, mobile GPUs and versions with another power limit have names of their own, and no peak here.
     """
+    return _PEAKS.get(_name_of(gpu_name))
+
+
+_UNKNOWN_PEAK = "not the peak, which is unknown"
+
+
+def _name_of(gpu_name: str) -> str:
     # Older drivers omit the vendor's name.
-    return _PEAKS.get(gpu_name.strip().removeprefix("NVIDIA "))
+    return gpu_name.strip().removeprefix("NVIDIA ")
 
 
-def mean_peak(gpu_names: Collection[str], dtype: str) -> tuple[float | None, str]:
+def _benched(gpu_name: str, dtype: str, benched: Collection[BenchedPeak]) -> tuple[float | None, str]:
+    for peak in benched:
+        if (_name_of(peak.gpu), peak.dtype) == (_name_of(gpu_name), dtype):
+            return peak.tflops, f"{_UNKNOWN_PEAK}: the fastest product of bench {peak.run_id}"
+    return None, ""
+
+
+def mean_peak(
+    gpu_names: Collection[str], dtype: str, benched: Collection[BenchedPeak] = ()
+) -> tuple[float | None, str]:
     """Mean TFLOP/s of the workers' GPUs in a precision, with its description; None with the reason.
 
     Args:
         gpu_names: one per worker.
         dtype: `fp32`, `tf32`, `fp16` or `bf16`; peaks in other types are unknown.
+        benched: what benches measured, for GPUs whose peak is unknown.
     """
     peaks, counts = dict[str, tuple[float, str]](), Counter(name.strip() for name in gpu_names)
     for name in counts:
         peak = peak_of(name)
         tflops, source = peak.in_precision(dtype) if peak is not None else (None, "")
+        if tflops is None:
+            tflops, source = _benched(name, dtype, benched)
         if tflops is None:
             return None, f"the peak of {name} in {dtype} is unknown"
         peaks[name] = tflops, source
@@ -165,6 +185,7 @@ def mean_peak(gpu_names: Collection[str], dtype: str) -> tuple[float | None, str
         return None, "no worker uses a GPU"
     mean = sum(tflops * counts[name] for name, (tflops, _) in peaks.items()) / counts.total()
     mixed = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    source = f"mean of {mixed}" if len(peaks) > 1 else next(source for _, source in peaks.values())
+    measured = "".join(f"; {name}: {source}" for name, (_, source) in peaks.items() if source.startswith(_UNKNOWN_PEAK))
+    source = f"mean of {mixed}{measured}" if len(peaks) > 1 else next(source for _, source in peaks.values())
     summed = "" if dtype == "fp32" else " with fp32 accumulation"
     return mean, f"{mean:g} TFLOP/s per GPU, dense {dtype}{summed} ({source})"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
+from multinode.render.blocks import blocks_html
 from multinode.render.charts import Figure, Scatter, with_axes
-from multinode.render.page import blocks_html, page
+from multinode.render.page import page
 from multinode.render.sheet import Chart, Prose
 
 

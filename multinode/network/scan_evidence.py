@@ -20,6 +20,7 @@ _LARGE_BYTES = 1 << 20
 SMALL_BYTES = 4096
 # From this rate on, processors limit TCP, and repeats differ.
 _FAST_LINK_GBIT = 10.0
+_MOSTLY = 0.5
 # A longer time is not the cost of a message: workers are waiting.
 _START_MOST_US = 2000.0
 # Thresholds of slowness for links that TCP fills easily, and for faster ones. A stream fills 10 Gbit/s; a collective
@@ -28,6 +29,8 @@ _COLLECTIVE_ENOUGH = (0.85, 0.7)
 _TCP_ENOUGH = (0.8, 0.5)
 # Share of a link that RDMA carries; a PCIe slot loses some of its rate to packets.
 _RDMA_ENOUGH = 0.7
+# Of the line rate, by a raw stream alone.
+_RAW_ENOUGH = 0.7
 # No link carries more: larger frames than the MTU says, and clock errors, matter less.
 MORE_THAN_A_LINK = 1.05
 # TCP rarely passes 3 to 5 GB/s, whatever the link.
@@ -45,6 +48,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     share_of_tcp: float | None = None  # of raw TCP around the ring; None if not measured. Likewise `share_of_rdma`.
     share_of_rdma: float | None = None
     usual_share: float = 1.0  # share of a link that the backend normally gets for this collective
+    latency_share: float = 0.0  # of its time, what a small message takes as well; 1 for a small message
     # of the smaller of the two and of `usual_share`, without the time of a small message; None if neither is known
     fill: float | None = None
 
@@ -60,7 +64,16 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tcp: RawTcp = RawTcp()
     rdma: tuple[PairSpeed, ...] = ()  # ib_write_bw around the ring
     path: NicPathCheck = NicPathCheck(ok=None)
-    over_rdma: bool = False  # whether the collectives used RDMA, which TCP cannot be compared with
+    # whether the collectives used RDMA, which TCP cannot be compared with; None if unknown
+    over_rdma: bool | None = False
+    link_layer: str | None = None  # of the RDMA ports: `InfiniBand` or `Ethernet` (RoCE)
+    bonds: tuple[str, ...] = ()  # used interfaces or RDMA devices that are bonds of several NICs
+    rdma_program: str = "ib_write_bw"  # that measured `rdma`
+    is_raw_only: bool = False  # whether only raw TCP or RDMA was to be measured, without collectives
+    lost_share: float | None = None  # share of segments that raw TCP sent again, if counted
+    tcp_in_one_thread: bool = False  # whether one thread ran all connections of raw TCP
+    processes_alone: int = 0  # tests that had one worker, where several were started
+    wrong_beside_rows: int = 0  # wrong values that only a summary of the rows counts
     # share of the operations' time in which the node's workers waited for others, 0 to 1
     wait_share_by_node: dict[str, float] = {}
     busy_percent_by_node: dict[str, float] = {}  # processors, during the collectives
@@ -71,6 +84,11 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         rates = [sum(self.nics_gbit_per_s.get(name, ())) or nic.speed_gbit_per_s for name, nic in self.nics.items()]
         measured = [rate for rate in rates if rate]
         return min(measured) if measured and len(measured) == len(rates) else None
+
+    @property
+    def num_wrong(self) -> int:
+        """Wrong values of all messages."""
+        return sum(row.num_wrong or 0 for row in self.rows) or self.wrong_beside_rows
 
     @functools.cached_property
     def mtu(self) -> int | None:
@@ -160,14 +178,32 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def collective_is_slow(self) -> bool | None:
         """Whether `worst` is below raw TCP, or else the link; None if unknown."""
-        if self.worst is None or self.worst.fill is None or self.beyond is not None:
+        if self.worst is None or self.worst.fill is None or self.beyond is not None or self.is_latency:
             return None
         return self.worst.fill < _COLLECTIVE_ENOUGH[self.is_fast_link]
 
     @property
+    def is_latency(self) -> bool:
+        """Whether the largest message mostly measured the latency, which says nothing of the bandwidth."""
+        return self.worst is not None and self.worst.latency_share > _MOSTLY
+
+    @property
     def is_well(self) -> bool:
         """Whether TCP, RDMA and collectives are known not to be slow."""
+        if self.is_raw_only:
+            return self.raw_is_slow is False
         return self.collective_is_slow is False and not self.tcp_is_slow and not self.rdma_is_slow
+
+    @property
+    def raw_gb_per_s(self) -> float | None:
+        """Raw RDMA if the collectives used it, else raw TCP, at the slowest place of the ring."""
+        return self.rdma_gb_per_s if self.over_rdma else self.tcp_gb_per_s
+
+    @property
+    def raw_is_slow(self) -> bool | None:
+        """Whether a raw stream that nothing else disturbs is below its link; None if unknown."""
+        raw, ceiling = self.raw_gb_per_s, self.ceiling_gb_per_s
+        return raw < _RAW_ENOUGH * ceiling if raw is not None and ceiling is not None else None
 
 
 def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
@@ -180,12 +216,12 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
     best = min((each for each in (ceiling, tcp, rdma) if each), default=None)
     usual_share = link_share(*case)
     fill = None
+    small = [other for other in seen.rows if other.collective == row.collective and other.size_bytes <= SMALL_BYTES]
+    start_us = min((other.time_us for other in small if other.size_bytes < row.size_bytes), default=0.0)
+    start_us = min(start_us, _START_MOST_US)
     if best is not None and speed > 0:
         # Time needed by the network, and the fixed cost of every message.
-        needed_us = row.time_us * speed / (best * usual_share)
-        small = [other for other in seen.rows if other.collective == row.collective and other.size_bytes <= SMALL_BYTES]
-        start_us = min((other.time_us for other in small if other.size_bytes < row.size_bytes), default=0.0)
-        fill = (needed_us + min(start_us, _START_MOST_US)) / row.time_us
+        fill = (row.time_us * speed / (best * usual_share) + start_us) / row.time_us
     return SizeShare(
         collective=row.collective,
         size_bytes=row.size_bytes,
@@ -195,6 +231,7 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
         share_of_tcp=speed / tcp if tcp else None,
         share_of_rdma=speed / rdma if rdma else None,
         usual_share=usual_share,
+        latency_share=1.0 if row.size_bytes <= SMALL_BYTES else start_us / row.time_us,
         fill=fill,
     )
 

@@ -34,6 +34,13 @@ from multinode.units import BITS_PER_BYTE, format_list, format_rate, format_size
 
 # AWS caps a flow at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2 instance network bandwidth").
 _FLOW_CAPS_GBIT, _NEAR_A_CAP = (5.0, 10.0), (0.9, 1.02)
+# One GPU's PCIe slot with 16 lanes, by generation, in Gbit/s. Half of it and more is beyond the generation before.
+_GPU_SLOTS_GBIT, _NEAR_A_SLOT = {"4.0": 252.0, "5.0": 504.0, "6.0": 968.0}, 0.5
+# Any CPU core receives this much.
+_CORE_LEAST_GBIT = 5.0
+# A lost segment in ten thousand limits a TCP connection below 10 Gbit/s at a round trip of 0.1 ms (Mathis et al.,
+# "The macroscopic behavior of the TCP congestion avoidance algorithm", 1997).
+_LOSS_NOTICED = 1e-4
 # Larger sizes at half the speed of smaller ones indicate lost packets.
 _FALLEN, _LEAST_FALLEN = 0.6, 2
 _BUSY_PERCENT = 90.0
@@ -55,14 +62,15 @@ _SOCKETS = (
     "more can be far slower"
 )
 _BUFFERS = "use a larger MTU, a faster core, or larger socket buffers: sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem"
+_PERCENT = 0.01
 _PLACEMENT = "on AWS, put the nodes into one cluster placement group"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The judgement of a size scan."""
 
-    # `ok`, `slow`, `wrong_values`, `wrong_path` (other interfaces carried it), `one_node`, `inconclusive` or `empty`
-    # (nothing was measured by all workers)
+    # `ok`, `slow`, `wrong_values`, `wrong_path` (other interfaces carried it), `one_node`, `alone` (each process was
+    # the only worker of a test of its own), `inconclusive` or `empty` (nothing was measured by all workers)
     status: str = ""
     text: str = ""  # one line
     over_rdma: bool = False  # whether the collectives used RDMA
@@ -74,6 +82,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     # likewise; empty if there is nothing to fix; one whose hint an earlier one has has none
     causes: tuple[NetworkFinding, ...] = ()
     shares: tuple[SizeShare, ...] = ()  # network use of every large message
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether no speed was measured, or its values are wrong."""
+        return self.status in {"wrong_values", "alone", "empty"}
 
 
 def judge_scan(seen: ScanEvidence) -> Verdict:
@@ -88,7 +101,7 @@ def judge_scan(seen: ScanEvidence) -> Verdict:
     return Verdict(
         status=status,
         text=_verdict_text(status, seen, causes, nics),
-        over_rdma=seen.over_rdma,
+        over_rdma=bool(seen.over_rdma),
         worst=seen.worst,
         nics=nics,
         nodes=tuple(dict.fromkeys(name for cause in causes for name in cause.nodes)),
@@ -99,26 +112,57 @@ def judge_scan(seen: ScanEvidence) -> Verdict:
 
 def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding], nics: int) -> str:
     worst, link = seen.worst, seen.link_gbit_per_s
-    if worst is None or status in {"wrong_values", "wrong_path", "empty"}:
-        return {
-            "wrong_values": "wrong results: a collective returned incorrect values",
-            "wrong_path": "wrong network: the traffic did not use the data plane's NICs",
-        }.get(status, "no result: no size was measured by all workers")
+    if status in {"wrong_values", "wrong_path", "alone", "empty"}:
+        return _failure_text(status, seen)
+    if seen.is_raw_only or worst is None:
+        return _raw_text(status, seen, causes)
     several = len({share.collective for share in seen.shares}) > 1
     subject = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
     if status == "one_node":
         return f"no network used: {subject} reaches {worst.busbw_gb_per_s:.3g} GB/s busbw between workers of one node"
+    if status == "inconclusive" and seen.beyond is None:
+        return f"inconclusive: {_unknown_text(subject, seen, worst)}"
     reached = f"{subject} reaches {_shares(status, seen, worst, nics)}"
-    if status == "inconclusive" and seen.beyond is not None:
-        return f"inconclusive: {reached}, more than this link can carry"
-    if status == "inconclusive":
-        speed = f"{worst.nic_gb_per_s:.3g} GB/s per NIC"
-        return f"inconclusive: {subject} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
     if status == "ok":
         together = f" ({nics} NICs together)" if nics > 1 else ""
         rate = f" for a link of {format_rate(link)}{together}" if link else ""
         return f"network OK{rate}{', see the cause below' if causes else ''}: {reached}"
-    return f"slow: {reached}"
+    return f"inconclusive: {reached}, more than this link can carry" if status == "inconclusive" else f"slow: {reached}"
+
+
+def _unknown_text(subject: str, seen: ScanEvidence, worst: SizeShare) -> str:
+    """Why a speed cannot be judged."""
+    if seen.is_latency:
+        return f"{subject} mostly measures latency: measure larger messages, -e 64M and more"
+    speed = f"{worst.nic_gb_per_s:.3g} GB/s per node"
+    return f"{subject} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
+
+
+def _failure_text(status: str, seen: ScanEvidence) -> str:
+    one = "the test had one worker"
+    return {
+        "wrong_values": "wrong results: a collective returned incorrect values",
+        "wrong_path": "wrong network: the traffic did not use the data plane's NICs",
+        "alone": f"no result: {'the processes did not run one test together' if seen.processes_alone > 1 else one}",
+        "empty": "no result: no size was measured by all workers",
+    }[status]
+
+
+def _raw_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding]) -> str:
+    """Of raw streams without a collective."""
+    link, ceiling = seen.link_gbit_per_s, seen.ceiling_gb_per_s
+    name, speed = seen.rdma_program if seen.over_rdma else "raw TCP", seen.raw_gb_per_s or 0.0
+    reached = f"{name} reaches {speed:.3g} GB/s ({format_rate(speed * BITS_PER_BYTE)})"
+    if link is None or ceiling is None:
+        return f"inconclusive: {reached}; the link rate is not known for comparison"
+    digits = 0 if speed >= _PERCENT * ceiling else 1
+    share = f"{speed / ceiling:.{digits}%} of the {'' if seen.over_rdma else 'TCP '}line rate"
+    if status == "ok":
+        beside = ", see the cause below" if causes else ""
+        return f"network OK for a link of {format_rate(link)}{beside}: {reached}, {share}"
+    if status == "inconclusive":
+        return f"inconclusive: {reached}, {share} of a link of {format_rate(link)}, more than this link can carry"
+    return f"slow: {reached}, {share} of a link of {format_rate(link)}"
 
 
 def _shares(status: str, seen: ScanEvidence, worst: SizeShare, nics: int) -> str:
@@ -126,7 +170,7 @@ def _shares(status: str, seen: ScanEvidence, worst: SizeShare, nics: int) -> str
     if worst.share_of_ceiling is not None:
         together = f", {nics} NICs together" if nics > 1 else ""
         rate = f" of a link of {format_rate(link)}{together}" if link and status != "ok" else ""
-        parts.append(f"{worst.share_of_ceiling:.0%} of the {'' if seen.over_rdma else 'TCP '}line rate{rate}")
+        parts.append(f"{worst.share_of_ceiling:.0%} of the {'TCP ' if seen.over_rdma is False else ''}line rate{rate}")
     if worst.share_of_tcp is not None:
         parts.append(f"{worst.share_of_tcp:.0%} of raw TCP")
     if worst.share_of_rdma is not None:
@@ -141,12 +185,16 @@ def _shares(status: str, seen: ScanEvidence, worst: SizeShare, nics: int) -> str
 
 
 def _status(seen: ScanEvidence) -> str:
-    if any(row.num_wrong for row in seen.rows):
-        return "wrong_values"
-    if seen.path.ok is False:
-        return "wrong_path"
+    failures = {
+        "wrong_values": bool(seen.num_wrong),
+        "wrong_path": seen.path.ok is False,
+        "alone": seen.layout.workers == 1,
+    }
+    failed = next((name for name, is_so in failures.items() if is_so), None)
+    if failed is not None:
+        return failed
     if seen.worst is None:
-        return "empty"
+        return _raw_status(seen) if seen.is_raw_only else "empty"
     if seen.layout.nodes == 1:
         return "one_node"
     if seen.is_well:
@@ -154,15 +202,76 @@ def _status(seen: ScanEvidence) -> str:
     return "inconclusive" if seen.collective_is_slow is None else "slow"
 
 
+def _raw_status(seen: ScanEvidence) -> str:
+    if seen.raw_gb_per_s is None:
+        return "empty"
+    if seen.raw_is_slow is None or seen.raw_gb_per_s > MORE_THAN_A_LINK * (seen.ceiling_gb_per_s or 0.0):
+        return "inconclusive"
+    return "slow" if seen.raw_is_slow else "ok"
+
+
 def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
     causes = [cause for find in _IN_ORDER if not (seen.over_rdma and find in _OF_TCP) for cause in find(seen)]
-    return causes or list(_slow(seen))
+    return causes or [cause for find in _IF_NOTHING_ELSE for cause in find(seen)]
+
+
+def _bond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
+    if seen.bonds and not seen.is_well:
+        names = format_list(seen.bonds)
+        yield NetworkFinding(
+            code="bond",
+            figures={"names": names},
+            message=f"the traffic uses the bond {names}: a bond sends each connection over one of its NICs, so that "
+            "few connections fill only one",
+            hint="give NCCL the NICs instead of the bond: remove the bond and name both (hca= in the hostfile, or "
+            "NCCL_IB_HCA); with a bond, try more queue pairs: NCCL_IB_QPS_PER_CONNECTION=4",
+        )
+
+
+def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
+    """RDMA itself, and the collective against it; each with its own message."""
+    raw, ceiling = seen.rdma_gb_per_s, seen.ceiling_gb_per_s or 0.0
+    if raw is None or seen.is_well or (seen.collective_is_slow is None and not seen.is_raw_only):
+        return
+    figures: dict[str, float | str] = {"rdma_gb_per_s": raw, "ceiling_gb_per_s": ceiling}
+    if seen.collective_is_slow:
+        reaches = f"{seen.rdma_program} reaches {raw:.3g} GB/s between the same ports"
+        share = seen.worst.share_of_rdma if seen.worst is not None else None
+        yield NetworkFinding(
+            code="slow_over_rdma",
+            figures=figures,
+            message=f"{reaches}, and the collective {share or 0.0:.0%} of it: whatever limits raw RDMA, most of the "
+            "time is lost on the path from GPU to NIC, or in NCCL itself"
+            if seen.rdma_is_slow
+            else f"{reaches}, which rules out cable and switch: the cause is the path from GPU to NIC, or NCCL itself",
+            hint="check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO "
+            "prints GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL",
+        )
+    if seen.rdma_is_slow:
+        also, rest = " also", ", not NCCL"
+        if seen.collective_is_slow or seen.is_raw_only:
+            also, rest = "", ""
+        yield NetworkFinding(
+            code="slow_raw_rdma",
+            figures=figures,
+            message=f"{seen.rdma_program}{also} reaches only {raw:.3g} of {ceiling:.3g} GB/s: the network or the NIC's "
+            f"slot is the cause{' of that' if seen.collective_is_slow else rest}",
+            hint="check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch "
+            "port: ibstat; if a NIC started degraded, power-cycle both nodes",
+        )
 
 
 def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     """What is slow, if nothing says why."""
-    raw, ceiling = seen.rdma_gb_per_s, seen.ceiling_gb_per_s or 0.0
-    if seen.tcp_is_slow:
+    if seen.tcp_is_slow and seen.is_raw_only:
+        yield NetworkFinding(
+            code="slow_tcp",
+            figures={"tcp_gb_per_s": seen.tcp_gb_per_s or 0.0},
+            message="raw TCP itself is slow: the cause is the network, or a CPU that is too slow for this rate",
+            hint="check cables, the switch, other traffic and busy CPUs: multinode check --bandwidth; on every node "
+            "ip -s link; top",
+        )
+    elif seen.tcp_is_slow:
         tcp = seen.tcp_gb_per_s or 0.0
         yield NetworkFinding(
             code="slow_tcp",
@@ -171,26 +280,8 @@ def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
             "not the collective",
             hint="check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s link",
         )
-    elif raw is not None and not seen.is_well and seen.rdma_is_slow and seen.collective_is_slow is not None:
-        yield NetworkFinding(
-            code="slow_raw_rdma",
-            figures={"rdma_gb_per_s": raw, "ceiling_gb_per_s": ceiling},
-            message=f"ib_write_bw also reaches only {raw:.3g} of {ceiling:.3g} GB/s: the network or the NIC's slot is "
-            "the cause, not NCCL",
-            hint="check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch "
-            "port: ibstat; if a NIC started degraded, power-cycle both nodes",
-        )
-    elif not seen.collective_is_slow:
+    elif not seen.collective_is_slow or seen.rdma_gb_per_s is not None:
         return
-    elif raw is not None:
-        yield NetworkFinding(
-            code="slow_over_rdma",
-            figures={"rdma_gb_per_s": raw, "ceiling_gb_per_s": ceiling},
-            message=f"ib_write_bw reaches {raw:.3g} GB/s between the same ports, which rules out cable and switch: the "
-            "cause is the path from GPU to NIC, or NCCL itself",
-            hint="check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO "
-            "prints GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL",
-        )
     elif seen.over_rdma:
         yield NetworkFinding(
             code="slow_rdma",
@@ -199,6 +290,13 @@ def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
             hint="run ibstat, and ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; "
             "PCIe access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; "
             "nvidia-smi topo -m",
+        )
+    elif seen.over_rdma is None and (seen.link_gbit_per_s or 0.0) >= _TCP_LIMIT_LINK_GBIT:
+        yield NetworkFinding(
+            code="unknown_network",
+            message="it is unknown whether NCCL used RDMA or sockets, which are far slower on such a link",
+            hint="run it again with NCCL_DEBUG=INFO: its log has NET/IB for RDMA and NET/Socket for TCP; if it should "
+            "be RDMA, unset NCCL_IB_DISABLE and check that the ports are active: ibstat",
         )
     elif seen.tcp_gb_per_s is None:
         yield NetworkFinding(
@@ -216,10 +314,10 @@ def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 
 def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
-    wrong = [row for row in seen.rows if row.num_wrong]
-    if wrong:
-        where = ", ".join(dict.fromkeys(f"{row.collective} of {row.dtype}" for row in wrong))
-        count = sum(row.num_wrong or 0 for row in wrong)
+    count = seen.num_wrong
+    if count:
+        rows = [row for row in seen.rows if row.num_wrong] or seen.rows
+        where = ", ".join(dict.fromkeys(f"{row.collective} of {row.dtype}" for row in rows)) or "all sizes together"
         yield NetworkFinding(
             code="wrong_values",
             figures={"count": count, "collectives": where},
@@ -233,6 +331,47 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
             code="wrong_path",
             message=text or "the traffic did not use the expected NICs",
             hint="name the interface in the hostfile (ifname=), and unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+        )
+
+
+def _alone(seen: ScanEvidence) -> Iterator[NetworkFinding]:
+    if seen.layout.workers > 1:
+        return
+    build = "make MPI=1 MPI_HOME=DIR, with DIR of the mpirun that starts it"
+    if seen.processes_alone > 1:
+        yield NetworkFinding(
+            code="alone",
+            figures={"processes": seen.processes_alone},
+            message=f"{seen.processes_alone} processes ran a test each, with only their own GPUs (busbw is 0 with "
+            "one): the program was built without MPI, or its MPI is not that of the launcher",
+            hint=f"build nccl-tests with MPI: {build}; or measure without MPI: multinode nccl-test --hosts HOSTFILE",
+        )
+    else:
+        yield NetworkFinding(
+            code="one_rank",
+            message="busbw is 0 because the test had one rank, which has nobody to send to",
+            hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built "
+            f"without MPI: {build}",
+        )
+
+
+def _one_gpu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
+    """One worker per node cannot fill several NICs: its GPU has one PCIe slot."""
+    worst, link = seen.worst, seen.link_gbit_per_s
+    nics = min((len(rates) for rates in seen.nics_gbit_per_s.values()), default=1)
+    if not seen.collective_is_slow or worst is None or link is None or nics == 1 or max(seen.layout.counts) > 1:
+        return
+    speed_gbit = worst.nic_gb_per_s * BITS_PER_BYTE
+    slots = {name: rate for name, rate in _GPU_SLOTS_GBIT.items() if _NEAR_A_SLOT * rate <= speed_gbit <= rate < link}
+    if slots:
+        name, slot = next(iter(slots.items()))
+        yield NetworkFinding(
+            code="one_gpu",
+            figures={"nic_gb_per_s": worst.nic_gb_per_s, "slot_gbit_per_s": slot, "nics": nics},
+            message=f"one GPU per node drives {nics} NICs, and its PCIe {name} x16 slot carries at most "
+            f"{slot / BITS_PER_BYTE:.3g} GB/s: the GPU's slot is the limit, not the NICs",
+            hint="measure with all GPUs of each node: multinode nccl-test --workers-per-node 8; with nccl-tests, start "
+            "one rank per GPU",
         )
 
 
@@ -286,7 +425,9 @@ def _half_duplex(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 
 def _odd_pairs(seen: ScanEvidence) -> Iterator[NetworkFinding]:
-    yield from seen.odd or find_odd_in_ring(seen.tcp.ring, nic_ceilings(seen.nics))
+    # One stream has no other to be compared with, not even the way back.
+    if len(seen.tcp.ring) > 1:
+        yield from seen.odd or find_odd_in_ring(seen.tcp.ring, nic_ceilings(seen.nics))
 
 
 def _slower_link(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -379,9 +520,8 @@ def _busy(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 def _sockets(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     fine = seen.tcp_gb_per_s is not None and not seen.tcp_is_slow
-    if (fallen := _fallen(seen)) is not None:
-        yield fallen
-    elif seen.backend == "nccl" and seen.is_fast_link and fine and seen.collective_is_slow:
+    is_slow = seen.backend == "nccl" and seen.is_fast_link and fine and seen.collective_is_slow
+    if is_slow and _fall(seen) is None:
         yield NetworkFinding(
             code="few_sockets",
             message="raw TCP is OK, but NCCL does not reach it: at this speed it may need more sockets",
@@ -389,23 +529,87 @@ def _sockets(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _fallen(seen: ScanEvidence) -> NetworkFinding | None:
-    if seen.backend != "nccl" or not seen.is_fast_link or not seen.collective_is_slow or seen.worst is None:
+def _fallen(seen: ScanEvidence) -> Iterator[NetworkFinding]:
+    fall = _fall(seen)
+    if fall is None:
+        return
+    best, least = fall
+    figures: dict[str, float | str] = {
+        "best_gb_per_s": best.nic_gb_per_s,
+        "size_bytes": best.size_bytes,
+        "least_gb_per_s": least,
+    }
+    reaches = f"NCCL reaches {best.nic_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: "
+    if seen.over_rdma:
+        yield NetworkFinding(
+            code="drops_over_roce",
+            figures=figures,
+            message=f"{reaches}large messages fill the switch's buffers, and RoCE loses packets there unless the "
+            "network is lossless",
+            hint="make the network lossless: the same flow control (PFC) and ECN (DCQCN) on every NIC and switch port, "
+            "for the traffic class that NCCL uses (NCCL_IB_TC); ethtool -S INTERFACE | grep -E 'pause|discard|"
+            "out_of_sequence' before and after counts pauses and lost packets",
+        )
+    else:
+        yield NetworkFinding(
+            code="many_sockets",
+            figures=figures,
+            message=f"{reaches}with this many sockets large messages lose packets",
+            hint="fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and "
+            "measure again; nstat -az TcpRetransSegs on each node counts lost packets",
+        )
+
+
+def _fall(seen: ScanEvidence) -> tuple[SizeShare, float] | None:
+    """The best size, and the least speed of the larger ones if all of them are far slower.
+
+    InfiniBand does not drop packets.
+    """
+    is_asked = seen.backend == "nccl" and seen.is_fast_link and seen.collective_is_slow
+    if not is_asked or seen.worst is None or (seen.over_rdma and seen.link_layer == "InfiniBand"):
         return None
     mine = [share for share in seen.shares if share.collective == seen.worst.collective]
     best = max(mine, key=lambda share: share.nic_gb_per_s)
     larger = [share for share in mine if share.size_bytes > best.size_bytes]
     if len(larger) < _LEAST_FALLEN or max(share.nic_gb_per_s for share in larger) > _FALLEN * best.nic_gb_per_s:
         return None
-    least = min(share.nic_gb_per_s for share in larger)
-    return NetworkFinding(
-        code="many_sockets",
-        figures={"best_gb_per_s": best.nic_gb_per_s, "size_bytes": best.size_bytes, "least_gb_per_s": least},
-        message=f"NCCL reaches {best.nic_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: "
-        "with this many sockets large messages lose packets",
-        hint="fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
-        "again; nstat -az TcpRetransSegs on each node counts lost packets",
-    )
+    return best, min(share.nic_gb_per_s for share in larger)
+
+
+def _lost_segments(seen: ScanEvidence) -> Iterator[NetworkFinding]:
+    lost = seen.lost_share
+    if lost is not None and lost >= _LOSS_NOTICED and not seen.is_well:
+        yield NetworkFinding(
+            code="lost_segments",
+            figures={"lost_share": lost},
+            message=f"TCP sent {lost:.2%} of its segments again: packets are lost on the way, and every loss slows a "
+            "connection",
+            hint="find the port that drops them: ip -s link; ethtool -S INTERFACE; the counters of the switch; check "
+            "that MTU and flow control are the same on all of them",
+        )
+
+
+def _one_core(seen: ScanEvidence) -> Iterator[NetworkFinding]:
+    """Raw TCP that was limited by how it was measured."""
+    tcp, ceiling = seen.tcp_gb_per_s, seen.ceiling_gb_per_s
+    is_short = tcp is not None and ceiling is not None and tcp < _TCP_LIMIT_SHARE * ceiling
+    if not is_short or (seen.link_gbit_per_s or 0.0) < _TCP_LIMIT_LINK_GBIT:
+        return
+    if not seen.tcp.several and (tcp or 0.0) * BITS_PER_BYTE >= _CORE_LEAST_GBIT:
+        yield NetworkFinding(
+            code="one_stream",
+            message="only one connection was measured: one CPU core limits it at such speeds, rather than the network",
+            hint="measure with several: iperf3 -P 8, version 3.16 or later",
+        )
+    elif seen.tcp.several and seen.tcp_in_one_thread:
+        yield NetworkFinding(
+            code="one_thread",
+            figures={"connections": seen.tcp.connections},
+            message=f"this iperf3 runs its {seen.tcp.connections} connections in one thread: at this speed one CPU "
+            "core is the limit, not the network",
+            hint="measure with iperf3 3.16 or later, or with one iperf3 process per connection, each with its own port "
+            "(-p)",
+        )
 
 
 def _far_apart(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -460,7 +664,7 @@ def _tcp_limit(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     tcp, ceiling = seen.tcp_gb_per_s, seen.ceiling_gb_per_s
     link = seen.link_gbit_per_s or 0.0
     is_limit = tcp and ceiling and not seen.tcp_is_slow and tcp < _TCP_LIMIT_SHARE * ceiling
-    if is_limit and link >= _TCP_LIMIT_LINK_GBIT:
+    if is_limit and link >= _TCP_LIMIT_LINK_GBIT and seen.tcp.several:
         yield NetworkFinding(
             code="tcp_limit",
             figures={"tcp_gb_per_s": tcp or 0.0, "ceiling_gb_per_s": ceiling or 0.0},
@@ -469,21 +673,28 @@ def _tcp_limit(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         )
 
 
-_OF_TCP = frozenset({_odd_pairs, _mixed_mtu, _one_connection, _sockets, _tcp_limit})
+_OF_TCP = frozenset({_odd_pairs, _mixed_mtu, _one_connection, _lost_segments, _one_core, _sockets, _tcp_limit})
 """Causes that explain only TCP."""
 
 _IN_ORDER: tuple[Callable[[ScanEvidence], Iterator[NetworkFinding]], ...] = (
     _wrong,
+    _alone,
     _beyond,
     _half_duplex,
     _odd_pairs,
     _slower_link,
     _mixed_mtu,
     _one_connection,
+    _lost_segments,
+    _one_core,
     _straggler,
     _busy,
+    _one_gpu,
+    _fallen,
     _sockets,
     _far_apart,
     _slow_start,
     _tcp_limit,
 )
+
+_IF_NOTHING_ELSE = (_slow, _slow_raw_rdma, _bond)

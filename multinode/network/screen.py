@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from multinode.network.read_scan import ReadReport, ReadScan
 from multinode.network.scan_evidence import CollectiveRow
+from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport, time_us
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
@@ -207,20 +208,93 @@ def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
         yield footer("Details", f"multinode show {report.run_id} --details")
 
 
-def next_step(report: ScanReport, given: str, job: str | None = None) -> str:
+def read_parts(report: ReadReport) -> Iterator[Part]:
+    """The screen of `nccl-test --read`: each output that the texts have."""
+    for number, scan in enumerate(report.scans):
+        if number:
+            yield ""
+        yield paragraph(scan.verdict.text, style="bold")
+        if scan.rows and scan.verdict.status != "alone":
+            yield ""
+            yield f"{scan.title} ({', '.join(scan.programs)})"
+            yield sheet_table(_read_sheet(scan))
+        rows = [*_fixes(scan.verdict), *_raw(scan), *(("Assumed", text) for text in scan.assumed)]
+        if rows:
+            yield ""
+            yield labelled(rows)
+
+
+def _raw(scan: ReadScan) -> Iterator[tuple[str, str]]:
+    """Raw streams beside the rows."""
+    tcp = scan.tcp
+    over = [
+        f"{_slowest(pairs)} over {format_count(connections, 'connection')}"
+        for pairs, connections in ((tcp.one, 1), (tcp.several, tcp.connections))
+        if pairs
+    ]
+    if over:
+        yield "Raw TCP", "; ".join(over)
+    if scan.rdma:
+        yield "Raw RDMA", _slowest(scan.rdma)
+    if scan.nccl is not None:
+        yield "NCCL", scan.nccl.sentence
+
+
+def _read_sheet(scan: ReadScan) -> Sheet:
+    long = max(row.time_us for row in scan.rows) >= _LONG_US
+    unit, units = ("ms", _US_PER_MS) if long else ("us", 1.0)
+    large = {share.size_bytes: share for share in scan.verdict.shares}
+    wrong = any(row.num_wrong for row in scan.rows)
+    of_link = any(share.share_of_ceiling for share in large.values())
+    of_raw = any(share.share_of_tcp or share.share_of_rdma for share in large.values())
+
+    def shares(size_bytes: int) -> Iterator[str]:
+        share = large.get(size_bytes)
+        if of_link:
+            yield percent(share.share_of_ceiling, ".0f") if share else ""
+        if of_raw:
+            yield percent(share.share_of_tcp or share.share_of_rdma, ".0f") if share else ""
+
+    cells = (
+        (
+            format_size(row.size_bytes),
+            format_sig(row.time_us / units),
+            _small_figure(row.algbw_gb_per_s),
+            _small_figure(row.busbw_gb_per_s),
+            *shares(row.size_bytes),
+            *((str(row.num_wrong or 0),) if wrong else ()),
+        )
+        for row in scan.rows
+    )
+    columns = (
+        Column("size"),
+        Column("time", unit),
+        Column("algbw", "GB/s"),
+        Column("busbw", "GB/s"),
+        *((Column("of line rate"),) if of_link else ()),
+        *((Column("of raw RDMA" if scan.rdma else "of raw TCP"),) if of_raw else ()),
+        *((Column("#wrong"),) if wrong else ()),
+    )
+    return Sheet(title="", columns=columns, rows=tuple(cells))
+
+
+def _small_figure(gb_per_s: float) -> str:
+    return f"{gb_per_s:#.3g}" if 0 < gb_per_s < 1 else format_sig(gb_per_s)
+
+
+def next_step(report: ScanReport, given: str, contrast: str) -> str:
     """The next command.
 
     Args:
         report: what was measured.
         given: the options as typed.
-        job: a training's YAML; empty for the default job, None if there is none.
+        contrast: the command that trains on the measured nodes and on one.
     """
     if len(report.nodes) == 1:
         return footer("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
     if report.verdict.causes:
         return footer("Next", f"multinode check{given} --bandwidth")
-    words = " JOB.yaml (or your script after --)" if job is None else job and f" {shlex.quote(job)}"
-    return footer("Next", f"multinode contrast{given}{words}")
+    return footer("Next", contrast)
 
 
 def scan_lines(report: ScanReport) -> list[str]:
@@ -257,7 +331,11 @@ def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
 
 
 def _causes(report: ScanReport) -> Iterator[tuple[str, str]]:
-    for number, cause in enumerate(report.verdict.causes):
+    return _fixes(report.verdict)
+
+
+def _fixes(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    for number, cause in enumerate(verdict.causes):
         yield "Also" if number else "Cause", cause.message
         if cause.hint:
             yield "Fix", cause.hint

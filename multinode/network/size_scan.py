@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.cluster.facts import Interface, NodeFacts
+from multinode.cluster.facts import Interface, NodeFacts, carried_gbit_per_s
 from multinode.model.engine_calls import StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
 from multinode.network.scan_evidence import CollectiveRow, ScanEvidence, collective_rows, with_shares
@@ -249,6 +249,8 @@ def summarise_scan(
         rdma=rdma,
         path=path,
         over_rdma=path.over_rdma or (nccl is not None and nccl.over_rdma),
+        link_layer=_link_layer(facts, nics_by_node, path),
+        bonds=_bonds(facts, plan.nodes, nics_by_node, path),
         wait_share_by_node=_wait_shares(plan, measured),
         busy_percent_by_node=_busy(plan, samples),
     )
@@ -348,11 +350,55 @@ def _nics(
         names = [name.split("/")[0] for name in used] or ports
         facts_of_node = facts.get(node) or NodeFacts(node=node)
         rates: dict[str, float | None] = {nic.name: nic.speed_gbit_per_s for nic in facts_of_node.interfaces}
-        rates |= {f"{port.device}:{port.port}": port.carries_gbit_per_s for port in facts_of_node.rdma}
+        used_ports = [port for port in facts_of_node.rdma if f"{port.device}:{port.port}" in names]
+        carried = carried_gbit_per_s(used_ports)
+        rates |= {f"{port.device}:{port.port}": rate for port, rate in zip(used_ports, carried, strict=True)}
         each = tuple(rate for name in dict.fromkeys(names) if (rate := rates.get(name)))
         if each and len(each) == len(dict.fromkeys(names)):
             rates_of[node] = each
     return rates_of
+
+
+def _ports_used(node: str, by_node: Mapping[str, tuple[str, ...]], path: NicPathCheck) -> set[str]:
+    """`device:port` of RDMA NICs, and interface names."""
+    return {name.split("/")[0] for name in by_node.get(node, ())} | {
+        name.replace("/", ":") for name in path.rdma_ports(node)
+    }
+
+
+def _link_layer(
+    facts: Mapping[str, NodeFacts], by_node: Mapping[str, tuple[str, ...]], path: NicPathCheck
+) -> str | None:
+    layers = {
+        port.link_layer
+        for node, known in facts.items()
+        for used in (_ports_used(node, by_node, path),)
+        for port in known.rdma
+        if f"{port.device}:{port.port}" in used
+    }
+    return layers.pop() if len(layers) == 1 else None
+
+
+def _bonds(
+    facts: Mapping[str, NodeFacts],
+    nodes: Sequence[NodePlan],
+    by_node: Mapping[str, tuple[str, ...]],
+    path: NicPathCheck,
+) -> tuple[str, ...]:
+    """An RDMA device is a bond if its interface is one."""
+    names = [
+        name
+        for node in nodes
+        for known in (facts.get(node.node) or NodeFacts(node=node.node),)
+        for used in (_ports_used(node.node, by_node, path),)
+        for bond in known.interfaces
+        if bond.driver == "bond"
+        for name in (
+            *((bond.name,) if bond.name in used else ()),
+            *(port.device for port in known.rdma if port.ifname == bond.name and f"{port.device}:{port.port}" in used),
+        )
+    ]
+    return tuple(dict.fromkeys(names))
 
 
 def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:

@@ -180,11 +180,25 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     hideable_share: float = HIDEABLE_SHARE  # fraction of `compute_ms` that can hide communication (`hideable_share`)
     overlap: float | None = None  # rho, the fraction of that time that was used; None if unknown
     least_overlap: float = 0.0  # if rho is unknown, its lower bound from what was hidden
+    # upper bound of the fraction of `compute_ms` that is done once per step, if nothing separates it; 0 if it is known
+    most_fixed: float = 0.0
 
     @property
     def hideable_ms(self) -> float:
         """t_hide of a micro-batch."""
         return self.hideable_share * self.compute_ms
+
+    def with_fixed(self, share: float, accumulation: int) -> StepCosts:
+        """The same step with a share of its compute done once, instead of in each of its micro-batches.
+
+        Args:
+            share: of `compute_ms`.
+            accumulation: micro-batches of the step.
+        """
+        fixed_ms = share * self.compute_ms
+        return msgspec.structs.replace(
+            self, compute_ms=self.compute_ms - fixed_ms, host_ms=self.host_ms + accumulation * fixed_ms
+        )
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from multinode.predict.advise import training_state
 from multinode.predict.evidence import gather, work_of_calls
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
+from multinode.predict.shortfall import judge_speed, shortfall_words
 from multinode.predict.training_state import TrainingState, TuningOption
 from multinode.predict.tuning_options import one_node
 from multinode.profile.observed import Observed, observe_run
@@ -54,7 +55,8 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
     # A finished run has no time left.
     left = ", ".join(words for way, name in ways if part and (words := _left_words(way, name, part)))
     rest = f". Left: {left}" if left else _best_words(verdict.best)
-    return f"{heading}: {_head(verdict.nodes, alone)}{rest}{_cores(verdict)}{_memory_words(verdict)}"
+    words = f"{rest}{_cores(verdict)}{_memory_words(verdict)}{_shortfall_words(verdict)}"
+    return f"{heading}: {_head(verdict.nodes, alone)}{words}"
 
 
 def _head(nodes: int, alone: Projection) -> str:
@@ -102,6 +104,10 @@ def _cores(verdict: EarlyVerdict) -> str:
     )
 
 
+def _shortfall_words(verdict: EarlyVerdict) -> str:
+    return f". {shortfall_words(verdict.shortfall)}" if verdict.shortfall is not None else ""
+
+
 def _memory_words(verdict: EarlyVerdict) -> str:
     if verdict.memory == "fits":
         return ""
@@ -145,6 +151,7 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
         ),
         best=_best(rank_options(today), left_s),
         memory=fits,
+        shortfall=judge_speed(today.calibration, today.sent, rate),
         needed_gib=alone.expected_gib if fits == "too_small" else None,
         gpu_gib=budget.total_gib if budget is not None and fits == "too_small" else None,
         core_wait_ms=_core_wait_ms(summary, alone.after.scenario.layout.workers, prediction.step_time_ms),

@@ -336,6 +336,7 @@ class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
     calibration: Calibration  # made without it
     scenario: Scenario  # of the run
     samples_per_s: float  # measured
+    samples_per_s_range: tuple[float, float] | None = None  # that its rounding leaves; None if it is exact
     grad_compress: str | None = None  # its hook
 
 

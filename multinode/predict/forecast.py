@@ -14,13 +14,15 @@ from multinode.job.restrictions import power_sgd_rank
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
-from multinode.predict.evidence import Evidence
+from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.leave_one_out import BackTest, Trial, back_test
 from multinode.predict.network_model import UncertaintySource, why_measure
 from multinode.predict.predict import Basis, Prediction
+from multinode.predict.shortfall import judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
 from multinode.records.averaging import Averaging
+from multinode.records.finding import Finding
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from multinode.units import MIB, format_count, format_rate
@@ -88,6 +90,8 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     parts: StepParts
     bottleneck: Bottleneck  # the main limit
     doubts: tuple[UncertaintySource, ...] = ()  # reasons for the width of the interval
+    case: str = ""  # another way to use the network than the likely one: `one of 8 NICs`, `TCP sockets`
+    cases: tuple[PredictedScenario, ...] = ()  # the same scenario in each; only on the training's own, unmeasured link
     measured: bool = False  # whether exactly this was measured, so that the prediction is close by construction
 
     @property
@@ -106,6 +110,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
             requested. None on one node.
         break_even_of: its scenario, for people.
         today: the measured scenario on several nodes, predicted; None if none was measured.
+        own_link: the training's own link, predicted, if nothing on several nodes was measured.
+        shortfall: the measured speed of several nodes is less than their network allows; None if it is not, or if none
+            was measured.
         one_node: one node with the same settings and all its workers; None if the training runs on one node.
         job: path of the measured YAML, as its user gave it; empty for a script.
         hosts: the value of `--hosts`; empty if the nodes came from elsewhere.
@@ -120,6 +127,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     break_even: BreakEven | None = None
     break_even_of: str = ""
     today: PredictedScenario | None = None
+    own_link: PredictedScenario | None = None
+    shortfall: Finding | None = None
     one_node: PredictedScenario | None = None
     job: str = ""
     hosts: str = ""
@@ -235,6 +244,8 @@ def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
             break_even=break_even(evidence.calibration, sent, target=request.target),
             break_even_of=_told(sent),
             today=_today(evidence),
+            own_link=_own_link(evidence, outlooks),
+            shortfall=_shortfall(evidence),
             one_node=_one_node(evidence),
             job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
             back_test=tested,
@@ -249,6 +260,19 @@ def _today(evidence: Evidence) -> PredictedScenario | None:
     if evidence.today_samples_per_s is None or evidence.today.layout.nodes == 1:
         return None
     return _as_measured(evidence, evidence.today, measured=True)
+
+
+def _own_link(evidence: Evidence, outlooks: Iterable[PredictedScenario]) -> PredictedScenario | None:
+    link = evidence.today.link.gbit_per_s
+    rows = [row for row in outlooks if row.nodes > 1 and row.link_gbit_per_s == link]
+    return rows[0] if rows and evidence.today_samples_per_s is None else None
+
+
+def _shortfall(evidence: Evidence) -> Finding | None:
+    if evidence.today_samples_per_s is not None:
+        sent = sent_as(evidence.calibration, evidence.today, evidence.grad_compress)
+        return judge_speed(evidence.calibration, sent, evidence.today_samples_per_s)
+    return next((_shortfall_of(held) for held in evidence.holdouts if held.scenario == evidence.today), None)
 
 
 def _one_node(evidence: Evidence) -> PredictedScenario | None:
@@ -282,9 +306,20 @@ def back_tested(evidence: Evidence) -> BackTest:
                 link_gbit_per_s=row.link_gbit_per_s,
                 nodes=row.nodes,
                 measured=held.samples_per_s,
+                measured_range=held.samples_per_s_range,
+                shortfall=_shortfall_of(held),
             )
         )
     return back_test(tested)
+
+
+def _shortfall_of(held: HoldoutRun) -> Finding | None:
+    """Of a run whose network was not measured: that of another is known, and a miss is the model's."""
+    if held.calibration.network.is_measured:
+        return None
+    most = held.samples_per_s_range[1] if held.samples_per_s_range is not None else None
+    sent = sent_as(held.calibration, held.scenario, held.grad_compress)
+    return judge_speed(held.calibration, sent, held.samples_per_s, most)
 
 
 def trusted(evidence: Evidence, tested: BackTest) -> Evidence:
@@ -301,14 +336,26 @@ class _Variants:
         self.made: dict[tuple[Strategy, str | None], Calibration] = {}
 
     def outlook(self, point: _Point) -> PredictedScenario:
-        scenario = self._scenario(point)
-        return predict_scenario(
-            self._calibration(point),
+        scenario, calibration = self._scenario(point), self._calibration(point)
+        row = predict_scenario(
+            calibration,
             scenario,
             method=point.method or method_of(self.evidence.subject.settings),
             grad_compress=point.grad_compress,
             measured=self._is_measured(scenario, point),
         )
+        if scenario.layout.nodes == 1 or scenario.link != self.evidence.today.link or row.measured:
+            return row
+        cases = [
+            msgspec.structs.replace(
+                predict_scenario(
+                    calibration.in_case(case), scenario, method=row.method, grad_compress=point.grad_compress
+                ),
+                case=case.name,
+            )
+            for case in calibration.network.on(scenario.link).cases()
+        ]
+        return msgspec.structs.replace(row, cases=tuple(cases))
 
     def _calibration(self, point: _Point) -> Calibration:
         key = (point.strategy, point.method)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.predict.network_model import UncertaintySource
+from multinode.records.finding import Finding
 from multinode.units import format_count, format_rate
 
 _LEVEL = 0.9
@@ -30,8 +31,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     predicted: float
     interval: tuple[float, float]  # low, high, as the model assumes
     measured: float
+    measured_range: tuple[float, float] | None = None  # that its rounding leaves: low, high; None if it is exact
     link_gbit_per_s: float | None = None  # of a node's NIC; None on one node
     nodes: int | None = None
+    shortfall: Finding | None = None  # that the run was slower than its network allows, which is no error of the model
 
     @property
     def error(self) -> float:
@@ -47,7 +50,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     def is_covered(self) -> bool:
         """Whether the measured value is in the interval."""
         low, high = self.interval
-        return low <= self.measured <= high
+        least, most = self.measured_range or (self.measured, self.measured)
+        return low <= most and least <= high
 
 
 class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,14 +123,15 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
     if f"{median:.1%}" != off:
         off = f"{median:.1%} (median), {off} at worst"
     checked = f"checked against {format_count(len(trials), 'measured run')}{_where(trials)}"
+    short = " (it was slower than its network allows)" if worst.shortfall is not None else ""
     only = "; for other links, see only the ranges" if len(_links(trials)) == 1 else ""
     return BackTest(
         tested=trials,
         median_error=median,
         worst=worst,
         coverage=covered / len(trials),
-        quantile=residual_quantile(trials),
-        sentence=f"{checked}: step time off by {off}{only}",
+        quantile=residual_quantile(fair) if (fair := [trial for trial in trials if trial.shortfall is None]) else None,
+        sentence=f"{checked}: step time off by {off}{short}{only}",
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.network.size_scan import ScanReport
-from multinode.predict.draws import OTHERWISE, between
+from multinode.predict.draws import OTHERWISE, between, linear
 from multinode.traffic.algorithms import (
     Layout,
     algorithms_of,
@@ -42,9 +42,13 @@ _STATED_RATE = 0.25
 # overlays reach 0.62 of the host's (mFlow: 16.5 of 26.6 Gbit/s) and less, collectives over RDMA 0.49 (nccl#700) and
 # 0.54 (nccl#2409) of the NICs' rate.
 _LEAST_CARRIED = 0.4
+# Half of the draws beyond `OTHERWISE`: those of a shared link or an overlay that carries more than that.
+_ANY_SHARE = 0.3
 # From this rate on, clouds may cap a flow: AWS at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2
 # instance network bandwidth").
 _CLOUD_LINK_GBIT, _FLOW_CAPS_GBIT = 25.0, (5.0, 10.0)
+# No single NIC is faster (ConnectX-7, Slingshot 11); nodes with more have a NIC for each GPU.
+_FASTEST_NIC_GBIT = 400.0
 # Below this share of its payload rate, the link does not limit a stream, and a faster one may not help.
 _AS_RATED = 0.8
 _OTHER_COLLECTIVE = 0.2
@@ -64,6 +68,13 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return self.gbit_per_s / 8 if self.rdma else goodput_gb_per_s(self.gbit_per_s, self.mtu)
 
 
+class NetworkCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One way in which NCCL may use a network that nobody measured."""
+
+    name: str  # `one of 8 NICs`, `TCP sockets`
+    gb_per_s: tuple[float, float]  # bounds of what a node's collectives carry then, in GB/s
+
+
 class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
     """A network and its measurements."""
 
@@ -77,6 +88,57 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
     cap_gb_per_s: tuple[float, float] = _TCP_CAP_GB_PER_S  # bounds of the TCP throughput of the nodes
     # bounds of busbw inside a node; None if a run on one node shows its exposed communication
     local_gb_per_s: tuple[float, float] | None = None
+    nics: int | None = None  # NICs of a node that the link's rate is of; None if unknown
+    cloud: bool | None = None  # whether the nodes are rented from a cloud, which may cap a flow; None if unknown
+    case: NetworkCase | None = None  # how NCCL uses it; None is the likely case: every NIC, RDMA if it has that
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether more than its rate is known."""
+        return bool(self.curves) or self.stream_gb_per_s is not None
+
+    def on(self, link: Link) -> NetworkModel:
+        """The same network with another link."""
+        return msgspec.structs.replace(self, link=link)
+
+    def may_cap_flows(self, link: Link) -> bool:
+        """Whether a cloud may cap a TCP flow far below the rate."""
+        if link.rdma or self.cloud is False:
+            return False
+        return self.cloud is True or link.gbit_per_s >= _CLOUD_LINK_GBIT
+
+    def cases(self) -> tuple[NetworkCase, ...]:
+        """Other ways than the likely one to use the link; none of a measured network."""
+        if self.is_measured:
+            return ()
+        goodput, nics = self.link.goodput_gb_per_s, self._nics
+        one, (slow, fast) = goodput / nics, self.cap_gb_per_s
+        cases = []
+        if nics > 1:
+            cases.append(NetworkCase(name=f"one of {nics} NICs", gb_per_s=(one * _LEAST_CARRIED, one)))
+        if self.link.rdma:
+            # NCCL opens sockets on every NIC that has an address: on all of them, or on one.
+            tcp = goodput_gb_per_s(self.link.gbit_per_s, self.link.mtu)
+            cases.append(NetworkCase(name="TCP sockets", gb_per_s=(min(slow, tcp / nics), min(fast * nics, tcp))))
+        elif self.may_cap_flows(self.link):
+            low, high = (min(goodput, cap / BITS_PER_BYTE) for cap in _FLOW_CAPS_GBIT)
+            cases.append(NetworkCase(name="a capped flow", gb_per_s=(low, high)))
+        return tuple(cases)
+
+    @property
+    def as_rated(self) -> NetworkCase:
+        """The case in which the link carries its rate."""
+        goodput = self.link.goodput_gb_per_s
+        caps = (math.inf, math.inf) if self.link.rdma else self.cap_gb_per_s
+        low, high = (min(goodput, cap) for cap in caps)
+        return NetworkCase(name="as rated", gb_per_s=(low, high))
+
+    @property
+    def _nics(self) -> int:
+        rate = self.link.gbit_per_s
+        if self.nics is not None or not self.link.rdma or rate <= _FASTEST_NIC_GBIT:
+            return self.nics or 1
+        return max(self.layout.workers_per_node, math.ceil(rate / _FASTEST_NIC_GBIT))
 
     def carried(self, link: Link, position: float) -> float:
         """Payload of a link in GB/s, at `Draw.rate`.
@@ -85,16 +147,26 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         was measured.
         """
         goodput = link.goodput_gb_per_s
+        if self.case is not None:
+            return _bounded(self.case.gb_per_s, position)
         if self.stream_gb_per_s is None:
-            if self.curves or position < OTHERWISE:
-                return goodput
-            least = goodput * _LEAST_CARRIED
-            return least if link.rdma else min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
+            return goodput if self.curves or position < OTHERWISE else self._badly_carried(link, position)
         part = min(1.0, self.stream_gb_per_s / self.link.goodput_gb_per_s)
         if part >= _AS_RATED:
             return goodput * part
         slow, fast = sorted((goodput * part, min(goodput, self.stream_gb_per_s)))
         return between(position, fast, math.sqrt(slow * fast), slow)
+
+    def _badly_carried(self, link: Link, position: float) -> float:
+        goodput = link.goodput_gb_per_s
+        least = goodput * _LEAST_CARRIED
+        if link.rdma:
+            return least
+        # A faster link is never slower, so that this holds below the rates that clouds cap, too.
+        if self.cloud is not False:
+            least = min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
+        # What others leave of a shared link, or an overlay of a processor, is any share down to the least.
+        return 1 / linear((position - OTHERWISE) / _ANY_SHARE, 1 / goodput, 1 / goodput, 1 / least)
 
 
 class UncertaintySource(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,22 +265,19 @@ def _why_stated(network: NetworkModel, link: Link) -> str:
         least = f"{_LEAST_CARRIED:.0%}"
         return f"{reason}GPUs far from their NIC, PCIe access control and oversubscribed fabrics may leave only {least}"
     reason += f"overlay networks, VPNs, Wi-Fi and shared uplinks may carry only {_LEAST_CARRIED:.0%}"
-    return f"{reason}, and clouds may cap a flow at {_FLOW_CAPS_GBIT[0]:g} Gbit/s" if _may_cap_flows(link) else reason
-
-
-def _may_cap_flows(link: Link) -> bool:
-    return not link.rdma and link.gbit_per_s >= _CLOUD_LINK_GBIT
+    capped = f"{reason}, and clouds may cap a flow at {_FLOW_CAPS_GBIT[0]:g} Gbit/s"
+    return capped if network.may_cap_flows(link) else reason
 
 
 def why_measure(network: NetworkModel) -> str:
     """Why to measure a stream, and how to name it; empty if one was measured, or the rate is sufficient."""
-    if network.curves or network.stream_gb_per_s is not None or not _may_cap_flows(network.link):
+    if network.is_measured or not network.may_cap_flows(network.link):
         return ""
     low, high = _FLOW_CAPS_GBIT
     return (
         f"{format_rate(network.link.gbit_per_s)} is nominal, not measured: clouds cap a flow at {low:g} to {high:g} "
         "Gbit/s and advertise the maximum. Measure a stream (iperf3) and give its rate: --stream RATE, or "
-        "payload_gbit_per_s in a file of figures"
+        "payload_gbit_per_s in a file of figures; or network.cloud: false if they are not in a cloud"
     )
 
 
@@ -256,7 +325,7 @@ def _on_link(network: NetworkModel, rest_us: float, passing_bytes: float, place:
 
 
 def _cap(network: NetworkModel, place: _Place) -> float:
-    if place.link.rdma:
+    if place.link.rdma or network.case is not None:
         return math.inf
     return _bounded(network.cap_gb_per_s, place.position)
 

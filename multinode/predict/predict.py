@@ -17,6 +17,7 @@ from multinode.predict.calibration import Calibration, CalibrationRun, Residual,
 from multinode.predict.cost_model import (
     Overlap,
     Scenario,
+    StepCosts,
     StepParts,
     averaging_calls,
     hideable_part,
@@ -37,13 +38,13 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, passing_bytes, with_gradients
-from multinode.units import format_count
+from multinode.units import format_count, format_rate
 
 Basis = Literal["back-test", "measured", "assumed"]
 """Source of an interval."""
 _MS_PER_S = 1e3
-# No two runs of the same training agree more closely.
-_LEAST_DOUBT = 0.02
+LEAST_DOUBT = 0.02
+"""No two runs of the same training agree more closely."""
 _PER_DOUBLING_OF_BATCH = 0.1
 _PER_DOUBLING_OF_ACCUMULATION = 0.03
 # Their exchange inside a node, and their contention for its memory and bus.
@@ -82,14 +83,14 @@ class Prediction:
             part: 1 + math.hypot(*(doubt.relative for doubt in self._own_doubts if doubt.part == part))
             for part in ("network", "compute", "cores")
         }
-        self.parts = self._step(Draw())
+        self.parts = self.step_of(Draw())
         self.step_time_ms = self.parts.step_ms
         self.samples_per_s = scenario.samples / self.step_time_ms * _MS_PER_S
 
     @functools.cached_property
     def draws(self) -> tuple[StepParts, ...]:
         """The step in each of DRAWS, without the error of the whole step."""
-        return tuple(map(self._step, DRAWS))
+        return tuple(map(self.step_of, DRAWS))
 
     @functools.cached_property
     def basis(self) -> Basis:
@@ -129,7 +130,7 @@ class Prediction:
     @property
     def bottleneck(self) -> Bottleneck:
         """The main limit, as for a measured run."""
-        return find_bottleneck(split_of(self.parts))
+        return find_bottleneck(split_of(self.parts), nodes=self.scenario.layout.nodes)
 
     def with_residual(self, residual: Residual) -> Prediction:
         """The same prediction with another residual."""
@@ -141,7 +142,7 @@ class Prediction:
         Without recorded calls the last bucket is unknown, and rho replaces the timeline.
         """
         calibration, scenario = self._calibration, self.scenario
-        costs, cut = calibration.costs, bool(scenario.bucket_bytes) or calibration.work.is_cut(scenario.strategy)
+        costs, cut = self._costs(draw), bool(scenario.bucket_bytes) or calibration.work.is_cut(scenario.strategy)
         # Longer computation does not hide more.
         hide_ms = costs.hideable_ms * scenario.per_device_batch / calibration.per_device_batch
         measured = _measured_rho(calibration, scenario)
@@ -159,11 +160,22 @@ class Prediction:
     def _speeds(self) -> list[float]:
         return [self.scenario.samples / parts.step_ms * _MS_PER_S for parts in self.draws]
 
-    def _step(self, draw: Draw) -> StepParts:
-        calibration, scenario, costs = self._calibration, self.scenario, self._calibration.costs
+    def _costs(self, draw: Draw) -> StepCosts:
+        costs = self._calibration.costs
+        share = linear(draw.fixed, 0.0, 0.0, costs.most_fixed)
+        return costs.with_fixed(share, self._calibration.accumulation) if share else costs
+
+    def step_of(self, draw: Draw, own: float = 1.0) -> StepParts:
+        """The step in one draw.
+
+        Args:
+            draw: of what is unknown.
+            own: factor on the workers' own work.
+        """
+        calibration, scenario, costs = self._calibration, self.scenario, self._costs(draw)
         larger = scenario.per_device_batch / calibration.per_device_batch
         drawn = self._factors["compute"] ** draw.compute * self._factors["cores"] ** min(0.0, draw.cores)
-        own = drawn * self._residual.own
+        own *= drawn * self._residual.own * calibration.own_of.get(draw, 1.0)
         costs = msgspec.structs.replace(
             costs,
             compute_ms=costs.compute_ms * larger * own,
@@ -281,6 +293,7 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...
         if abs(math.log2(ratio)) > _ALIKE:
             why = f"{name} is {ratio:.3g} times that of the measured run"
             doubts.append(UncertaintySource(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
+    doubts += _doubt_of_fixed(calibration, scenario)
     doubts += _doubts_of_workers(calibration, scenario)
     if scenario.strategy is not calibration.work.strategy:
         why = f"the engine's own work is that of the measured {calibration.work.strategy}"
@@ -324,6 +337,15 @@ def _doubts_of_levers(calibration: Calibration, scenario: Scenario) -> Iterator[
         yield UncertaintySource(part="compute", relative=part, why=why)
 
 
+def _doubt_of_fixed(calibration: Calibration, scenario: Scenario) -> Iterator[UncertaintySource]:
+    measured, requested = (each.per_device_batch * each.accumulation for each in (calibration, scenario))
+    most = calibration.costs.most_fixed
+    if most and abs(math.log2(requested / measured)) > _ALIKE:
+        why = f"up to {most:.0%} of the step may be done once per step, whatever its samples"
+        # The draws of the share cover it.
+        yield UncertaintySource(part="fixed", relative=0.0, why=why)
+
+
 def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[UncertaintySource]:
     measured, requested = calibration.known_workers(scenario.layout.nodes), scenario.layout.workers_per_node
     if requested <= measured:
@@ -342,18 +364,18 @@ def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[Unce
     larger share of the step.
     """
     size = residual.left if scenario == residual.at else max(residual.left, residual.size)
-    if size > _LEAST_DOUBT:
+    if size > LEAST_DOUBT:
         why = f"on several nodes the model alone was off by a factor of {1 + size:.3g}"
         yield UncertaintySource(part="step", relative=size, why=why)
     off = max(residual.own, 1 / residual.own) - 1
-    if scenario != residual.at and off > _LEAST_DOUBT:
+    if scenario != residual.at and off > LEAST_DOUBT:
         why = f"the workers' own work took {residual.own:.3g} times as long as on one node, possibly by chance"
         yield UncertaintySource(part="compute", relative=off, why=why)
 
 
 def _least_doubt(calibration: Calibration, *, between: bool) -> UncertaintySource:
     whys = [
-        (_LEAST_DOUBT, "at least the variation between runs"),
+        (LEAST_DOUBT, "at least the variation between runs"),
         (calibration.scatter, f"{calibration.scatter_of} by {calibration.scatter:.0%}"),
         (calibration.network.error if between else 0.0, "at least the error of the size scan"),
     ]
@@ -448,6 +470,38 @@ def _of_exposed(alone: Prediction, exposed_ms: float) -> Residual:
     extra_ms = exposed_ms - parts(comm).exposed_ms
     extra_ms = extra_ms if abs(extra_ms) > _ROUNDING * exposed_ms else 0.0
     return Residual(at=scenario, comm=comm, extra_ms=extra_ms, sent_bytes=sent_bytes(scenario, alone.calls))
+
+
+def with_base(calibration: Calibration, scenario: Scenario, step_ms: float) -> Calibration:
+    """The calibration from a step of several nodes, of which the split is unknown, as from one node.
+
+    In each draw its own work is what the draw's exposed communication leaves of the step.
+
+    Args:
+        calibration: as if the step were all own work.
+        scenario: of the step.
+        step_ms: its time.
+
+    Raises:
+        UsageError: the network takes longer for its communication.
+    """
+    at = Prediction(calibration, scenario)
+    if (least_ms := at.step_of(Draw(), _LEAST_FACTOR).exposed_ms) >= step_ms:
+        rate = format_rate(scenario.link.gbit_per_s)
+        raise UsageError(
+            f"a step of {step_ms:.3g} ms is too short for its communication, {least_ms:.3g} ms at {rate}",
+            hint="check the network, the strategy and the batches",
+        )
+
+    def own(draw: Draw) -> float:
+        return largest(_LEAST_FACTOR, 1.0, lambda factor: at.step_of(draw, factor).step_ms <= step_ms)
+
+    why = f"the step was measured on {scenario.layout.nodes} nodes, and nothing separates its communication"
+    # The draws of the network cover it.
+    doubt = UncertaintySource(part="network", relative=0.0, why=why)
+    return msgspec.structs.replace(
+        calibration, own_of={draw: own(draw) for draw in (Draw(), *DRAWS)}, doubts=(*calibration.doubts, doubt)
+    )
 
 
 def _of_own(alone: Prediction, residual: Residual, step_ms: float) -> Residual:

@@ -13,7 +13,7 @@ from multinode.model.workload import Workload
 from multinode.network.size_scan import ScanReport
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
-from multinode.predict.published import PublishedBenchmarks, evidence_of_benchmarks
+from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence_of_benchmarks
 from multinode.predict.run_selection import Record
 from multinode.profile.summary import Summary
 from multinode.records.files import load_yaml

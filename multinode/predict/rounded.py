@@ -65,6 +65,15 @@ def parse_rounded(text: str, *, scale: float = 1.0) -> Rounded:
     return Rounded(value=float(value) * scale, low=float(low) * scale, high=float(value + half) * scale)
 
 
+def round_number(number: float) -> Rounded:
+    """A published number as YAML has it, exact to half a unit of its last digit.
+
+    Zeros at the end of a whole number are no digits: 200 is 150 to 250, 200.0 is 199.95 to 200.05.
+    """
+    text = f"{Decimal(number).normalize():E}" if isinstance(number, int) else repr(number)
+    return parse_rounded(text.replace("E+", "e"))
+
+
 def parse_count(text: str) -> Rounded:
     """A count of at least one; `64.0`, as spreadsheets write it, is 64.
 

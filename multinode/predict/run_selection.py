@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.decoding import parse_option
 from multinode.errors import JobError, UsageError
 from multinode.job.engines.engine import find_kind
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory
@@ -17,7 +18,7 @@ from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
-from multinode.units import format_rate
+from multinode.units import format_rate, parse_rate
 
 _SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
 _NOT_COMPRESSED = "gradients were NOT compressed"
@@ -104,6 +105,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def is_rate(gbit_per_s: float) -> bool:
     """Whether a link can be that fast: from 100 kbit/s to 100 Tbit/s."""
     return _SLOWEST_GBIT_PER_S <= gbit_per_s <= _FASTEST_GBIT_PER_S
+
+
+def read_rate(option: str, text: str | None) -> float | None:
+    """The rate of a link in Gbit/s, from the text of an option; None without one.
+
+    Raises:
+        UsageError: it is none, or no link can be that fast.
+    """
+    rate = parse_option(option, text, parse_rate) if text is not None else None
+    if rate is not None and not is_rate(rate):
+        raise UsageError(f"{option} {text}: not a possible link rate", hint="for example 10gbit")
+    return rate
 
 
 def is_alike(record: Record, other: Record) -> bool:

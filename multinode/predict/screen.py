@@ -12,6 +12,7 @@ from multinode.cluster.quoting import hosts_option
 from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
 from multinode.predict.forecast import Forecast, PredictedScenario
 from multinode.predict.leave_one_out import LEAST_RUNS
+from multinode.predict.shortfall import shortfall_words
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times, times
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
 from multinode.units import format_count, format_range, format_rate
@@ -179,6 +180,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
         narrow: for a terminal, where the parts of a step have no room.
     """
     rows, figures = _with_one_node(forecast), _NARROW if narrow else _FIGURES
+    rows = tuple(each for row in rows for each in (row, *row.cases))
     if narrow and all(abs(row.efficiency - row.speedup) < _ALIKE for row in rows):
         # With as many workers as the one node has, it is the speed-up again.
         figures = figures[:-1]
@@ -201,8 +203,15 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
         notes=(
             f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",
             *(("ranges: 90% prediction interval",) if narrow else ()),
+            *_case_notes(rows),
         ),
     )
+
+
+def _case_notes(rows: Sequence[PredictedScenario]) -> Iterator[str]:
+    names = ", ".join(dict.fromkeys(row.case for row in rows if row.case))
+    if names:
+        yield f"{names}: if NCCL used the network above in this way"
 
 
 def rows_words(forecast: Forecast) -> str:
@@ -307,6 +316,8 @@ def _width(row: PredictedScenario) -> float:
 
 
 def _link(row: PredictedScenario) -> str:
+    if row.case:
+        return row.case
     return UNKNOWN if row.link_gbit_per_s is None else format_rate(row.link_gbit_per_s)
 
 
@@ -394,11 +405,27 @@ def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
     if forecast.scenarios:
         yield "Settings", shared_settings(forecast.scenarios)
     yield from _today(forecast)
+    if forecast.own_link is not None:
+        yield "Your link", _own_link_words(forecast.own_link)
+    if forecast.shortfall is not None:
+        yield "Measured", shortfall_words(forecast.shortfall)
     if forecast.break_even is not None:
         yield "Needed", f"{_target(forecast)}: {link_words(forecast.break_even.efficient)}"
     yield "Model", forecast.back_test.sentence
     if forecast.measure:
         yield "Measure", forecast.measure
+
+
+def _own_link_words(row: PredictedScenario) -> str:
+    """Whether several nodes are faster on the training's own link, how certainly, and by how much."""
+    low, high = row.speedup_interval or (row.speedup, row.speedup)
+    if low >= 1:
+        chance = "faster than 1 node"
+    elif high <= 1:
+        chance = "slower than 1 node"
+    else:
+        chance = f"{'faster' if row.speedup >= 1 else 'slower'} than 1 node is likely, not certain"
+    return f"{_place(row)}: {chance} ({times(low)} to {times(high)} its speed)"
 
 
 def _target(forecast: Forecast) -> str:

@@ -75,7 +75,8 @@ def find_bottleneck(
         elif kind == "straggler":
             sentence = _TURNS.format(share=takes) if take_turns else _NO_ONE.format(share=takes)
         else:
-            sentence = f"{_TAKES[kind]} takes {takes}"
+            known = split.steps.words if kind in {"network", "local"} else ""
+            sentence = f"{_TAKES[kind]} takes {takes}{f', {known}' if known else ''}"
         return Bottleneck(kind=kind, share=share, take_turns=take_turns, sentence=sentence)
     return Bottleneck(
         kind="compute",

@@ -12,6 +12,7 @@ from typing import Any
 
 from multinode.profile.nics import nic_rates
 from multinode.profile.observed import Observed, ObservedNode
+from multinode.records.progress import BLOCKED
 from multinode.records.samples import (
     CgroupSample,
     CollectiveSample,
@@ -33,7 +34,7 @@ _Columns = tuple[str, ...]
 
 # Characters that start a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@")
-_PHASES = ("data", "forward", "backward", "optimizer", "comm")
+_PHASES = ("data", "forward", "backward", "optimizer", *BLOCKED)
 _NODE = ("run_id", "node", "node_rank")
 _STEP = (
     *("rank", "step", "total_steps", "time_s", "mono_ns", "step_time_us", "samples", "micro_steps", "tokens"),

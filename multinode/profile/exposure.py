@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from multinode.profile.calls import last_models
-from multinode.profile.observed import Observed
+from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.progress import StepRecords
-from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
+from multinode.records.samples import DdpSample, DeviceWaitSample, GroupSample, StepSample, TrafficSample
 from multinode.stats.estimate import UnknownError, attempt
 
 # Occasional checkpoints are not typical of a step. Events in more than one step of twenty belong to the training's
@@ -49,7 +49,7 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     exposed_us: float | None = None  # wait in exposed communication, at most the step; None if unknown
     ddp: DdpTimes | None = None  # its DDP counters, if the source is `ddp`
     beside_us: float | None = None  # the part of `exposed_us` in calls other than DDP's reducer; likewise
-    local_us: float = 0.0  # the part of `exposed_us` in groups inside a node, as far as a GPU's waits tell it
+    local_us: float = 0.0  # the part of `exposed_us` in calls of groups inside a node
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +64,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: dict[int, int] = {}  # micro-batches per step by rank, if the framework reports it
     reason: str = ""  # why there is no source
     rule: str = ""  # which steps these are, in words
+    measured: int = 0  # steps that were looked at
 
 
 _Step = dict[int, WorkerStep]
@@ -76,6 +77,7 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     wrapped_by_ddp: bool
     device: str | None
     records: dict[tuple[int, int], StepRecords]
+    reduces_inside: bool  # whether DDP reduces in groups inside a node, of several nodes
 
     def exposed_us(self, source: str, worker: WorkerStep) -> float | None:
         records = self.records[worker.record.rank, worker.record.step]
@@ -83,7 +85,8 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def local_us(self, worker: WorkerStep) -> float:
         """The part of it in groups inside a node."""
-        return self.records[worker.record.rank, worker.record.step].local_us
+        local_us = self.records[worker.record.rank, worker.record.step].local_us(host_waits=self.device == "cpu")
+        return local_us + (worker.ddp.exposed_us if worker.ddp is not None and self.reduces_inside else 0.0)
 
     def has(self, kind: str) -> bool:
         return any(getattr(records, kind) for records in self.records.values())
@@ -94,20 +97,20 @@ def find_exposure(observed: Observed) -> Exposure:
     whole = _whole_steps(observed, observed.counted)
     if not whole:
         return Exposure(reason="no measured step was recorded by all workers")
-    return _expose(observed, whole, _without_rare(whole, observed.syncs))
+    return _expose(observed, whole, _without_rare(whole, observed.syncs), len(observed.counted))
 
 
 def expose_each(observed: Observed) -> Exposure:
     """The same for every step that all workers recorded, measured or not."""
     whole = _whole_steps(observed, observed.steps)
-    return _expose(observed, whole, whole)
+    return _expose(observed, whole, whole, len(observed.steps))
 
 
 def _whole_steps(observed: Observed, numbers: Iterable[int]) -> list[_Step]:
     return [step for number in numbers if (step := _whole_step(observed, number)) is not None]
 
 
-def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) -> Exposure:
+def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step], measured: int) -> Exposure:
     models = last_models(observed)
     devices = {model.device for model in models.values()}
     evidence = _Evidence(
@@ -115,6 +118,7 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) 
         wrapped_by_ddp=any(model.wrapper == "ddp" for model in models.values()),
         device=devices.pop() if len(devices) == 1 else None,
         records=_records(observed),
+        reduces_inside=_reduces_inside(observed),
     )
     reasons: dict[str, str] = {}
     source, means = attempt(reasons, "source", lambda: _tell_best(usual, evidence)) or (None, usual)
@@ -125,7 +129,23 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) 
         accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
         reason=reasons.get("source", ""),
         rule=_rule(observed, len(whole) - len(usual), len(means)) + _about_counters(evidence, source, means),
+        measured=measured,
     )
+
+
+def _reduces_inside(observed: Observed) -> bool:
+    """Whether every group of DDP's reducer is inside one of several nodes, as where nodes average."""
+    if len(observed.nodes) == 1:
+        return False
+    groups = [(node, _reducing_groups(node)) for node in observed.nodes]
+    return all(mine and all(set(ranks) <= set(node.ranks) for ranks in mine) for node, mine in groups)
+
+
+def _reducing_groups(node: ObservedNode) -> list[tuple[int, ...]]:
+    calls = {
+        (sample.rank, call.group) for sample in node.of(TrafficSample) for call in sample.calls if call.source == "ddp"
+    }
+    return [group.ranks for group in node.of(GroupSample) if (group.rank, group.group) in calls]
 
 
 def _whole_step(observed: Observed, number: int) -> _Step | None:
@@ -169,7 +189,7 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
             raise UnknownError(f"{_why_untimed(evidence)}; {_TRACE_TELLS}")
         return "device", exposed
     if evidence.device == "cpu":
-        exposed = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
+        exposed = _tell(steps, lambda worker: evidence.exposed_us("host", worker), evidence.local_us)
         if not exposed:
             raise UnknownError("no worker measured its time blocked in collectives")
         return "host", exposed

@@ -25,6 +25,7 @@ _MOST_GPUS = 64
 _UNDER_LOAD_PERCENT = 50
 _MOST_LANES, _MOST_GEN = 64, 16
 _LONGEST_REASON, _MOST_REASONS = 64, 16
+_DIVIDED = "sm_percent, memory, power and energy"
 _LINK = re.compile(r"gen (\d{1,2}) x(\d{1,2})")
 
 
@@ -32,6 +33,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU; medians over the window unless stated otherwise."""
 
     index: int
+    mig: bool = False  # whether MIG divides it; what NVML counts for all of its parts is unknown then
     sm_percent: float | None = None  # fraction of time in which a kernel ran
     peak_memory_gib: float | None = None  # of all processes, of `memory_total_gib`
     memory_total_gib: float | None = None
@@ -74,9 +76,12 @@ def _use(samples: Sequence[GpuSample], span: Span, measured_s: float, missing: d
     if not within:
         missing[name] = _UNSAMPLED
         return None
+    if any(sample.mig for sample in within):
+        missing[f"{name} {_DIVIDED}"] = "MIG divides it, and NVML counts all of its parts together"
     pcie, reduced = _pcie(within)
     return GpuUse(
         index=samples[0].index,
+        mig=any(sample.mig for sample in within),
         sm_percent=known_median(sample.sm_percent for sample in within),
         peak_memory_gib=known_max(sample.memory_used_gib for sample in within),
         memory_total_gib=known_max(sample.memory_total_gib for sample in within),

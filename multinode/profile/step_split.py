@@ -57,6 +57,21 @@ class Passes(msgspec.Struct, frozen=True, kw_only=True):
         return self.host_ms >= _FOLLOWS * self.gpu_ms
 
 
+class KnownSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps in which exposed communication is known."""
+
+    known: int = 0
+    measured: int = 0  # of so many
+
+    def __add__(self, other: KnownSteps) -> KnownSteps:
+        return KnownSteps(known=self.known + other.known, measured=self.measured + other.measured)
+
+    @property
+    def words(self) -> str:
+        """`from 4 of 10 measured steps`; empty if it is all of them."""
+        return f"from {self.known} of {self.measured} measured steps" if 0 < self.known < self.measured else ""
+
+
 class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The split of all workers."""
 
@@ -75,6 +90,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     passes: Passes | None = None
     missing: dict[str, str] = {}  # reason by name of every None part
     rule: str = ""  # the method, in words
+    steps: KnownSteps = KnownSteps()  # that these means are of
 
 
 # Parts of a step by WorkerSplit's names, in display order.
@@ -87,6 +103,9 @@ PARTS = {
     "host_ms": "host",
 }
 
+
+INSIDE = "  of it inside a node"
+"""Title of `local_ms`."""
 
 # Figures that lie in others.
 _BESIDE_PARTS = ("core_wait_ms", "local_ms")
@@ -115,6 +134,7 @@ def split_steps(exposure: Exposure) -> StepSplit:
         passes=_passes(exposure),
         missing=_missing(exposure, mean, comm_ms),
         rule=_rule(exposure, mean),
+        steps=KnownSteps(known=len(exposure.steps), measured=exposure.measured),
     )
 
 

@@ -12,13 +12,13 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
-from multinode.errors import MultinodeError
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.calls import SeenCall, read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
 from multinode.profile.figures import BalanceOutlook, InTraining, Straggler, TraceView, Waiting
 from multinode.profile.machine_use import NodeUse, use_of
 from multinode.profile.observed import Observed, observe_run
+from multinode.profile.other_runs import OtherRuns, read_other_runs
 from multinode.profile.step_bytes import BytesPerStep, SeenTraffic, see_traffic
 from multinode.profile.step_split import StepSplit, split_steps, transfers_us
 from multinode.profile.strategy import model_of, recognise_strategy
@@ -31,10 +31,9 @@ from multinode.profile.throughput import (
     utilisation_of,
 )
 from multinode.records.plan import LaunchPlan
-from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import LossSample, NoteSample, StepSample, SyncSample, TrainEndSample
 from multinode.stats.estimate import Bounds, Estimate, Spread, attempt, estimate_median, estimate_rate, spread_of
-from multinode.traffic.step_calls import ScanCurves
 from multinode.units import format_count
 
 
@@ -172,7 +171,7 @@ def summarise(
     *,
     work: ModelWork | None = None,
     traces: Mapping[int, TraceEvents] | None = None,
-    scan: ScanCurves | None = None,
+    others: OtherRuns | None = None,
     unread: Mapping[str, str] | None = None,
 ) -> Summary:
     """The summary of all nodes' records.
@@ -181,9 +180,10 @@ def summarise(
         observed: the sorted records.
         work: computation according to the job's files.
         traces: windows of the profiler, by rank; None without them.
-        scan: an nccl-test of the same nodes and workers, for comparison.
+        others: what other runs measured, for comparison.
         unread: reason by name of unreadable data.
     """
+    others = others or OtherRuns()
     speed, calls, exposure = measure_throughput(observed), read_calls(observed), find_exposure(observed)
     seen = see_traffic(observed, calls)
     split = split_steps(exposure)
@@ -192,7 +192,7 @@ def summarise(
     if traces:
         from multinode.profile.trace import view_traces
 
-        trace = view_traces(traces, observed.world_size, split.mean, seen.calls)
+        trace = view_traces(traces, observed.world_size, split.mean, seen.calls, others.scan)
     stragglers: tuple[Straggler, ...] = ()
     waiting, balance, bandwidth = Waiting(), None, InTraining(reason="one worker does not communicate")
     if observed.world_size > 1:
@@ -204,9 +204,9 @@ def summarise(
         stragglers = find_stragglers(observed, exposure, split, uses, rooted_part(calls.values()))
         waiting, balance = find_waiting(observed, exposure), find_balance(observed, exposure, split)
         reductions = [call for call in seen.calls if call.op == "all_reduce" and call.ranks == observed.world_size]
-        bandwidth = in_training(observed, trace, sum(call.count * call.size_bytes for call in reductions), scan)
+        bandwidth = in_training(observed, trace, sum(call.count * call.size_bytes for call in reductions), others.scan)
     missing: dict[str, str] = {}
-    used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
+    used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed, others.benched))
     model = model_of(observed)
     times_ms = round_times_ms(observed, [_time_us(workers) / 1000 for workers in observed.counted_steps])
     strategy = recognise_strategy(observed, calls, seen.bytes_per_step.nic).name
@@ -331,7 +331,6 @@ def _notes(observed: Observed) -> dict[str, str]:
 
 
 _MODEL = "model.json"
-_SWEEP = "nccl-test.json"
 
 
 def import_analyses(plan: LaunchPlan) -> None:
@@ -357,24 +356,8 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
         observed,
         work=directory.read(_MODEL, ModelWork) or ModelWork(),
         traces=traces,
-        scan=_latest_scan(directory, plan),
+        others=read_other_runs(directory, plan),
         unread=unread,
     )
     directory.write("summary.json", summary)
     return summary
-
-
-def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanCurves | None:
-    names = [node.node for node in plan.nodes]
-    links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
-    # A size scan on one node uses no link.
-    alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
-    for path in reversed(list_runs(directory.path.parent)):
-        try:
-            report = RunDirectory(path).read(_SWEEP, ScanCurves)
-        except MultinodeError:
-            # A damaged file is not worth failing a run that went well.
-            continue
-        if report is not None and (list(report.nodes), report.world_size, report.link_gbit_per_s) == alike:
-            return report
-    return None

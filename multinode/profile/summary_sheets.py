@@ -9,7 +9,7 @@ from typing import Any
 from multinode.cluster.hostfile import fold_numbers
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
-from multinode.profile.step_split import PARTS, WorkerSplit
+from multinode.profile.step_split import INSIDE, PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.stats.estimate import known_max
@@ -103,7 +103,8 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
 
 
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
-    silent = any(gpu.peak_memory_gib is None and gpu.memory_total_gib is None for node in nodes for gpu in node.gpus)
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    silent = any(gpu.peak_memory_gib is None and gpu.memory_total_gib is None and not gpu.mig for gpu in gpus)
     unified = ("a GPU without memory here shares its node's (unified memory): see free above",) if silent else ()
     return Sheet(
         title="GPUs",
@@ -258,7 +259,14 @@ def _split_sheet(summary: Summary) -> Sheet:
     return Sheet(
         title="where a step goes",
         columns=(Column("part", words=True), Column("time", "ms"), Column("of the step"), Column("", words=True)),
-        rows=tuple(_part(mean, getattr(mean, field), name) for field, name in PARTS.items()),
+        rows=tuple(
+            row
+            for field, name in PARTS.items()
+            for row in (
+                _part(mean, getattr(mean, field), name),
+                *([_part(mean, mean.local_ms, INSIDE)] if field == "exposed_ms" and mean.local_ms else []),
+            )
+        ),
         notes=(summary.split.rule,) if summary.split.rule else (),
     )
 
@@ -278,7 +286,8 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield from _script_calls(summary.comm.calls)
     if comm.exposed_ms is not None:
         share = "" if comm.exposed_share is None else f", {percent(comm.exposed_share)} of the step"
-        yield "exposed", f"{comm.exposed_ms:.1f} ms per step{share}"
+        known = summary.split.steps.words
+        yield "exposed", f"{comm.exposed_ms:.1f} ms per step{share}{f', {known}' if known else ''}"
     if comm.overlap is not None:
         yield "overlap", f"{percent(comm.overlap)} of the communication overlaps with compute"
     yield from _bandwidth(summary)

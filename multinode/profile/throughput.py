@@ -15,7 +15,7 @@ from multinode.job.job import Job, LlamaFactoryJob
 from multinode.model.model_size import ModelShape, parse_model
 from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
-from multinode.records.benchmark import Benchmark
+from multinode.records.benchmark import BenchedPeak, Benchmark
 from multinode.records.samples import ModelSample, Sample, StepSample, TokenWork
 from multinode.stats.estimate import Bounds, UnknownError, attempt, estimate_rate
 from multinode.units import format_count
@@ -337,10 +337,18 @@ def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator
     )
 
 
-def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Utilisation:
+def utilisation_of(
+    work: ModelWork, observed: Observed, speed: Throughput, benched: Collection[BenchedPeak] = ()
+) -> Utilisation:
     """TFLOP/s, MFU and HFU.
 
     Tokens without padding count if known, as computation of padding is wasted.
+
+    Args:
+        work: computation according to the job's files.
+        observed: the run.
+        speed: its throughput.
+        benched: what benches measured, for GPUs whose peak is unknown.
 
     Raises:
         UnknownError: why there are none.
@@ -357,7 +365,7 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
         flops = flops_per_token(work.shape, length, adapter_parameters=adapter, recompute=recompute, causal=False)
     elif token_work is not None:
         flops = flops_of_weights(token_work, length)
-    used = utilisation(flops, tgs, *_peak(work, observed))
+    used = utilisation(flops, tgs, *_peak(work, observed, benched))
     notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
     sharing = observed.world_size - _distinct_gpus(observed)
     if sharing:
@@ -393,7 +401,7 @@ def _mean_length(speed: Throughput) -> float | None:
     return speed.tokens_per_sample * speed.effective_tgs / speed.tgs
 
 
-def _peak(work: ModelWork, observed: Observed) -> tuple[float | None, str]:
+def _peak(work: ModelWork, observed: Observed, benched: Collection[BenchedPeak]) -> tuple[float | None, str]:
     models = last_models(observed).values()
     names = [model.device_name for model in models if model.device == "cuda" and model.device_name]
     if len(names) < observed.world_size or not names:
@@ -404,7 +412,7 @@ def _peak(work: ModelWork, observed: Observed) -> tuple[float | None, str]:
         return None, "the precision of the matrix products is unknown"
     from multinode.model.flops import mean_peak
 
-    return mean_peak(names, dtype)
+    return mean_peak(names, dtype, benched)
 
 
 def _precision(model: ModelSample) -> str | None:

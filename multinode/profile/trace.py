@@ -23,7 +23,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
 from multinode.traffic.algorithms import bus_factor
-from multinode.traffic.step_calls import SMALL_BYTES
+from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 from multinode.units import format_size
 
 # Events take up to four times as much memory as their text.
@@ -44,6 +44,7 @@ _LATE_END = 0.1
 # `worker/trace.py` writes these marks.
 _MARK = re.compile(r"multinode step (\d{1,15}) ends")
 _GLOO = "gloo:"
+_CALLS = ("c10d::", "_c10d_functional::")
 _DEVICE_COMMUNICATION = ("nccl", "rccl", "oneccl")
 _NCCL_KERNEL = re.compile(r"(?:AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|Reduce|AllToAll)")
 # Bytes per element, by torch's dtype names in kernel arguments and in types of inputs.
@@ -305,13 +306,18 @@ def _on_host(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEve
     calendar = _Calendar(steps)
     spans = [event for event in events if event.name.startswith(_GLOO)]
     # Calls are made by training threads; gloo's own threads have operators too, which copy results.
-    callers = {event.tid for event in events if event.name.startswith("c10d::")}
-    gloos = {event.tid for event in spans} - callers
+    calls: dict[int | str | None, list[float]] = {}
+    for event in events:
+        if event.name.startswith(_CALLS):
+            calls.setdefault(event.tid, []).append(event.ts)
+    for times in calls.values():
+        times.sort()
+    gloos = {event.tid for event in spans} - calls.keys()
     collectives = [_gloo_span(event, step) for event in spans if (step := calendar.step_at(event.ts)) is not None]
     computing = merge(
         (event.ts, event.end)
         for event in events
-        if event.cat == "cpu_op" and event.tid not in gloos and not event.name.startswith("c10d::")
+        if event.cat == "cpu_op" and event.tid not in gloos and not _communicates(event, calls.get(event.tid, ()))
     )
     return TraceEvents(
         device="cpu",
@@ -320,6 +326,19 @@ def _on_host(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEve
         computing=tuple(computing),
         hiding=tuple(_hiding(computing, spans, (steps[0].start_us, steps[-1].end_us))),
     )
+
+
+def _communicates(event: _Event, calls: Sequence[float]) -> bool:
+    """Whether an operator is a call, or makes one: autograd's operators contain the hooks of FSDP, which wait.
+
+    What else it does is in operators inside of it, or between two of them.
+
+    Args:
+        event: the operator.
+        calls: when its thread made calls, ascending.
+    """
+    place = bisect.bisect_left(calls, event.ts)
+    return place < len(calls) and calls[place] <= event.end
 
 
 def _hiding(computing: Sequence[Interval], spans: Iterable[_Event], window: Interval) -> list[Interval]:
@@ -393,6 +412,9 @@ def _in_order(collectives: Iterable[CollectiveSpan]) -> tuple[CollectiveSpan, ..
 # Tolerance between exposed communication of the window and of the counters, as a fraction of the step.
 _AGREES = 0.1
 _FEW_STEPS = 3
+# By so much a training's collectives may be slower than nccl-test's.
+_RATE_VARIES = 0.2
+_BYTES_PER_MB = 1e6
 _SLOWED = 0.1
 _BUSY = 0.5
 _MANY_KERNELS = 0.5
@@ -409,6 +431,7 @@ def view_traces(
     world_size: int,
     counted: WorkerSplit | None = None,
     called: Sequence[SeenCall] = (),
+    scan: ScanCurves | None = None,
 ) -> TraceView:
     """The windows of the traced workers, by rank.
 
@@ -422,6 +445,7 @@ def view_traces(
         world_size: number of workers, for groups of unknown size.
         counted: the mean step by the counters, for comparison.
         called: collectives of a step, as the busiest worker called them.
+        scan: an nccl-test of the same nodes and workers, for comparison.
     """
     if not traces:
         return TraceView(missing={"trace": "no window was recorded"})
@@ -438,7 +462,8 @@ def view_traces(
         overlap=least.overlap,
         busbw_gb_per_s=attempt(missing, "busbw_gb_per_s", lambda: _busbw(traces, least.rank, world_size)),
         message_bytes=_usual_sizes(reductions),
-        agreement=_agreement(least, counted, traces[least.rank].device) + _about_kernels(traces[least.rank], called),
+        agreement=_agreement(least, counted, traces[least.rank].device, _by_bytes(called, scan, world_size))
+        + _about_kernels(traces[least.rank], called),
         missing=missing,
     )
 
@@ -517,7 +542,27 @@ def _usual_sizes(reductions: Sequence[CollectiveSpan]) -> tuple[int, ...]:
     return usual[0][0] if usual else ()
 
 
-def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str) -> str:
+class _ByBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step's collectives take one after another at the rate of an nccl-test."""
+
+    took_ms: float
+    size_bytes: float  # that they ask the busiest worker to send
+    run_id: str  # of the nccl-test
+
+
+def _by_bytes(called: Sequence[SeenCall], scan: ScanCurves | None, world_size: int) -> _ByBytes | None:
+    """None without an nccl-test, or where not all large calls are among all workers."""
+    curve = scan.curves.get("all_reduce") if scan is not None else None
+    large = [call for call in called if not call.is_small and call.ranks > 1]
+    if scan is None or curve is None or not large or any(call.ranks != world_size for call in large):
+        return None
+    factor = bus_factor("all_reduce", world_size)
+    took_us = sum(call.count * curve.predict_us(call.asked_bytes / call.count / factor) for call in large if call.count)
+    size_bytes = sum(call.asked_bytes for call in large)
+    return _ByBytes(took_ms=took_us / _US_PER_MS, size_bytes=size_bytes, run_id=scan.run_id)
+
+
+def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str, by_bytes: _ByBytes | None) -> str:
     window = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms"
     if counted is None or counted.exposed_ms is None or counted.step_ms <= 0:
         return f"Exposed communication: {window} per step in the window; it is unknown elsewhere."
@@ -529,7 +574,21 @@ def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str) ->
     if apart <= _AGREES:
         return f"{both}: they agree within {apart:.1%} of the step."
     why = _why_apart(worker, counted.step_ms, counted.exposed_ms, device)
-    return f"{both}: they differ by {apart:.0%} of the step{why}."
+    decided = "" if by_bytes is None else _decided(by_bytes, worker.exposed_ms, counted.exposed_ms)
+    return f"{both}: they differ by {apart:.0%} of the step{why}.{decided}"
+
+
+def _decided(by_bytes: _ByBytes, traced_ms: float, counted_ms: float) -> str:
+    """Which of two figures can be true: exposed communication is no longer than the communication."""
+    most_ms = (1 + _RATE_VARIES) * by_bytes.took_ms
+    if (traced_ms <= most_ms) == (counted_ms <= most_ms):
+        return ""
+    true, other = ("window", "counters") if traced_ms <= most_ms else ("counters", "window")
+    verbs = ("agrees", "show") if true == "window" else ("agree", "shows")
+    return (
+        f" At the rate of nccl-test {by_bytes.run_id}, the {by_bytes.size_bytes / _BYTES_PER_MB:.3g} MB of a step take "
+        f"{by_bytes.took_ms:.3g} ms: the {true} {verbs[0]} with that, and the {other} {verbs[1]} more."
+    )
 
 
 def _about_kernels(events: TraceEvents, called: Sequence[SeenCall]) -> str:

@@ -93,6 +93,17 @@ TEST_KINDS = ("matmul", "memory", "layers")
 """Matrix products; memory bandwidth; one layer each of BERT-large, GPT-2 medium and T5-large."""
 DEVICE_DTYPES = ("fp32", "tf32", "fp16", "bf16")
 """tf32: fp32 matrices multiplied by a GPU's tensor cores at tf32 precision."""
+
+
+class BenchedPeak(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest matrix product of a GPU that a bench measured."""
+
+    gpu: str  # its name, as NVML or torch has it
+    dtype: str  # of DEVICE_DTYPES
+    tflops: float
+    run_id: str  # of the bench
+
+
 PHASES = ("alone", "together")
 """One worker at a time, node by node; or all at once."""
 

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -143,3 +143,18 @@ def ownership_fix(path: Path) -> str:
     """The command that makes a file or directory ours alone."""
     whole = shlex.quote(str(path))
     return f"if you trust its content: sudo chown -R {user_name(os.getuid())} {whole} && chmod -R go-w {whole}"
+
+
+def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str]) -> str:
+    """The form of `--format`, or by the ending of `--output`; the first of `endings` without either."""
+    if output is not None:
+        require_directory(output.parent)
+    if form is not None or output is None:
+        return form or next(iter(endings.values()))
+    by_ending = endings.get(output.suffix.lower())
+    if by_ending is None:
+        known_endings = ", ".join(filter(None, endings))
+        raise UsageError(
+            (f"--output {output}: unknown format {output.suffix or 'without a suffix'}"), hint=f"one of {known_endings}"
+        )
+    return by_ending

@@ -41,6 +41,8 @@ _KEPT_STEPS = 3 * RECENT_STEPS
 # More interfaces, GPUs or records per step than any node has are dropped.
 _MOST_DEVICES = 256
 _MOST_OF_STEP = 1000
+# Phases in which the host is blocked in collectives: between nodes, and inside one of several.
+BLOCKED = ("comm", "comm_local")
 
 
 class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +88,14 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
             return self._blocked_us or 0.0
         return 0.0 if self.wait is None else self._waited_us
 
-    @property
-    def local_us(self) -> float:
-        """The part of `exposed_us` on a GPU in groups inside the node."""
+    def local_us(self, *, host_waits: bool) -> float:
+        """The part of `exposed_us` in calls of groups inside the node.
+
+        Args:
+            host_waits: as for `exposed_us`.
+        """
+        if host_waits:
+            return self._phases_us.get("comm_local", 0.0)
         return self.wait.local_us if self.wait is not None else 0.0
 
     @property
@@ -99,8 +106,13 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _blocked_us(self) -> float | None:
-        phases = self.step.phases_us if self.step is not None else None
-        return phases.get("comm", 0.0) if phases is not None else None
+        if self.step is None or self.step.phases_us is None:
+            return None
+        return sum(self._phases_us.get(phase, 0.0) for phase in BLOCKED)
+
+    @property
+    def _phases_us(self) -> dict[str, float]:
+        return (self.step.phases_us if self.step is not None else None) or {}
 
 
 class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +133,8 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
     def exposed_share(self, *, host_waits: bool) -> float | None:
         """Exposed communication over step time, from the best source available; None without one."""
         phases = [step.step.phases_us or {} for step in self.steps.values() if step.step is not None]
-        sources = ("ddp", "device", "host") if any("comm" in phase for phase in phases) else ("ddp", "device")
+        blocks = any(name in phase for phase in phases for name in BLOCKED)
+        sources = ("ddp", "device", "host") if blocks else ("ddp", "device")
         for source in sources:
             both = [
                 (exposed_us, step.step.step_time_us)

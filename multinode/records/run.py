@@ -335,6 +335,7 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
     memory: Literal["fits", "too_small", "unknown"] = "unknown"
     needed_gib: float | None = None  # allocation per worker on one node, if `too_small`
     gpu_gib: float | None = None  # memory of its GPU, if `too_small`
+    shortfall: Finding | None = None  # the run is slower than its network allows; None if it is not, or unknown
     core_wait_ms: float | None = None  # time per step that the first node's workers waited for CPU cores, if relevant
     reason: str = ""  # why there is no prediction; may be empty
     sentence: str = ""  # the verdict in one line

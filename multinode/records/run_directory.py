@@ -113,9 +113,9 @@ class RunDirectory:
             raise UsageError(runs.ignored[name], hint=ownership_fix(root / name))
         if not names:
             raise UsageError(f"there are no runs in {root} yet", hint="choose another directory: $MULTINODE_RUNS")
-        names_text = ", ".join(matching or names[-3:])
+        found = f"{len(matching)} runs begin" if matching else "no run begins"
         raise UsageError(
-            f"{'several runs begin' if matching else 'no run begins'} with {run_id!r} in {root} ({names_text})",
+            f"{found} with {run_id!r} in {root} (the last ones: {', '.join((matching or names)[-3:])})",
             hint="list them: multinode runs",
         )
 

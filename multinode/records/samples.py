@@ -254,7 +254,8 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     # like those before. None is 0.
     estimated_tokens: Count | None = None
     # host time of this step by phase, innermost only: `data` (waiting for a batch), `forward`, `backward`, `optimizer`,
-    # `comm` (blocked in a collective). The rest is not attributed.
+    # `comm` (blocked in a collective), `comm_local` (blocked in one of workers that are all on this node, of several).
+    # The rest is not attributed.
     phases_us: dict[str, Us] | None = None
     # time that the training thread waited for a CPU core, as counted by the kernel, by phase; `host` is outside all
     # phases. None if unknown.
@@ -377,6 +378,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     time_s: float  # the node's wall clock
     mono_ns: Count  # the node's monotonic clock
     index: Count
+    mig: bool = False  # whether MIG divides it: utilisation, memory, power and energy of the job's part are unknown
     sm_percent: Percent | None = None  # share of time with a kernel running; a waiting NCCL kernel counts as running
     memory_used_gib: Gauge | None = None  # by all processes
     memory_total_gib: Gauge | None = None  # of the GPU

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from multinode.errors import MultinodeError
+from multinode.render.sheet import Chart
 from multinode.requirements import install_hint
 from multinode.stats.estimate import Estimate
 
@@ -29,6 +30,8 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9
 """Distinguishable with color vision deficiencies, on white and black (Okabe and Ito)."""
 GREY = "#808080"
 MOST_POINTS = 2000
+_ROW_PX = 190
+_EDGES_PX = 110
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 Curve = tuple[list[float], list[float | None]]
@@ -97,3 +100,30 @@ def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float | None
         return None
     chart.update_layout(barmode="stack", legend={"traceorder": "normal"})
     return with_axes(chart, across)
+
+
+def chart_html(chart: Chart) -> str:
+    """The chart as HTML that needs plotly's script on its page."""
+    figure = chart.figure
+    figure.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        height=_ROW_PX * chart.rows + _EDGES_PX,
+        margin={"l": 60, "r": 15, "t": 30, "b": 45},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.01, "xanchor": "left", "x": 0},
+        colorway=list(PALETTE),
+        hoverlabel={"namelength": -1},
+        font={"family": "system-ui, sans-serif"},
+    )
+    figure.update_xaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False, automargin=True)
+    figure.update_yaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False, automargin=True)
+    return str(
+        figure.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            div_id=chart.name,
+            # Without hover, the toolbar is always visible and covers the legend; dragging zooms without it.
+            config={"responsive": True, "displaylogo": False, "displayModeBar": False},
+        )
+    )

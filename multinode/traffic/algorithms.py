@@ -22,7 +22,7 @@ def bus_factor(collective: str, ranks: int) -> float:
     """
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
-    if collective in {"all_gather", "reduce_scatter", "all_to_all"}:
+    if collective in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "hypercube"}:
         return (ranks - 1) / ranks
     if collective in {"broadcast", "reduce", "sendrecv"}:
         return 1.0
@@ -136,6 +136,23 @@ def _double_tree(layout: Layout) -> Flows:
         for rank in ranks[:-1]:
             flows[rank, rank + 1] = flows[rank + 1, rank] = 1.0
     return flows
+
+
+def _to_root(layout: Layout) -> Flows:
+    """Each rank sends its part to rank 0."""
+    return {(rank, 0): 1 / layout.workers for rank in range(1, layout.workers)}
+
+
+def _from_root(layout: Layout) -> Flows:
+    """Rank 0 sends each other rank its part."""
+    return {(0, rank): 1 / layout.workers for rank in range(1, layout.workers)}
+
+
+def _hypercube(layout: Layout) -> Flows:
+    """In step i, each rank exchanges the 2**i parts that it has with rank ^ 2**i."""
+    ranks = layout.workers
+    steps = [1 << step for step in range((ranks - 1).bit_length())]
+    return {(rank, rank ^ step): step / ranks for rank in range(ranks) for step in steps if rank ^ step < ranks}
 
 
 def _ring_steps(passes: int) -> Callable[[Layout], MessageSteps]:
@@ -261,6 +278,13 @@ _TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
             ),
         ),
         "sendrecv": (Algorithm(name="ring", source="what was called", flows=_ring(1, shared=False), steps=_one_step),),
+        # Other programs of nccl-tests.
+        "reduce": (Algorithm(name="ring", source=_NCCL_RING.format("reduce"), flows=_chain, steps=_ring_steps(1)),),
+        "gather": (Algorithm(name="root", source="nccl-tests/src/gather.cu", flows=_to_root, steps=_one_step),),
+        "scatter": (Algorithm(name="root", source="nccl-tests/src/scatter.cu", flows=_from_root, steps=_one_step),),
+        "hypercube": (
+            Algorithm(name="hypercube", source="nccl-tests/src/hypercube.cu", flows=_hypercube, steps=_height),
+        ),
     },
 }
 

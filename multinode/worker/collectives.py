@@ -3,11 +3,11 @@
 S is counted as nccl-tests does: of an all-gather, a gather and a scatter what all workers have together, of a
 reduce-scatter and an all-to-all what one worker puts in, of all else the tensor.
 
-On the CPU the host waits, in the phase `comm`. On a GPU the computing stream does, timed by pairs of CUDA events, and
-nothing is synchronised: events are asked at later steps whether they have come to pass. FSDP and DeepSpeed call
-collectives on streams of their own, which the computing stream waits for by events, or the host, which then gives it
-nothing to compute: that wait is timed in their place, as far as the calls themselves took so long: a loop may compute
-on such a stream, too. What waits elsewhere is not seen: DDP's reducer waits in C++.
+On the CPU the host waits, in the phase `comm`, or `comm_local` inside a node. On a GPU the computing stream does, timed
+by pairs of CUDA events, and nothing is synchronised: events are asked at later steps whether they have come to pass.
+FSDP and DeepSpeed call collectives on streams of their own, which the computing stream waits for by events, or the
+host, which then gives it nothing to compute: that wait is timed in their place, as far as the calls themselves took so
+long: a loop may compute on such a stream, too. What waits elsewhere is not seen: DDP's reducer waits in C++.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class CollectiveHooks:
             # On a GPU the host goes on at once, and its time says nothing.
             if getattr(tensors, "is_cuda", False):
                 return self._device.begin(local=local) if call.waits(args, kwargs) else None
-            return self._phases.leave if self._phases.enter("comm") else None
+            return self._phases.leave if self._phases.enter(_phase(local=local)) else None
         except Exception as error:  # noqa: BLE001 - see _counted
             self._guard.tell("timing a collective", error)
             return None
@@ -345,7 +345,7 @@ class CollectiveHooks:
         # another stream waits, the host does not.
         try:
             device_ended = self._device.begin(local=local)
-            if _is_elsewhere(device_ended) or not self._phases.enter("comm"):
+            if _is_elsewhere(device_ended) or not self._phases.enter(_phase(local=local)):
                 return device_ended
             if device_ended is None:
                 return self._phases.leave
@@ -830,6 +830,10 @@ def _is_local(group: Any) -> bool:
     if not 1 < count < world or not isinstance(group, c10d.ProcessGroup):
         return False
     return all(first <= rank < first + count for rank in c10d.get_process_group_ranks(group))
+
+
+def _phase(*, local: bool) -> str:
+    return "comm_local" if local else "comm"
 
 
 def _workers(group: Any) -> int:

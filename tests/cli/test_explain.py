@@ -162,6 +162,18 @@ def test_a_log_without_a_failure_is_none() -> None:
     assert "no failure found in 1 log (2 lines)" in run("-", stdin="step 1\nstep 2\n")
 
 
+def test_the_output_of_a_network_test_is_passed_on_to_the_verb_that_judges_it(tmp_path: Path) -> None:
+    table = "# nThread 1 nGpus 1 minBytes 8\n# Out of bounds values : 2 FAILED\n# Avg bus bandwidth    : 84.8558\n"
+    stream = "[  5]   0.00-10.00  sec  10.9 GBytes  9.39 Gbits/sec                  receiver\n"
+    paths = write(tmp_path, table=table, stream=stream)
+    assert document(*paths)["benchmarks"] == {str(paths[0]): "nccl-tests", str(paths[1]): "iperf3"}
+    said = " ".join(run(*paths).split())
+    assert said.startswith("no error message found in 2 logs (4 lines), but figures of nccl-tests and iperf3: ")
+    assert f"multinode nccl-test --read {paths[0]} --read {paths[1]} --link RATE" in said
+    # A failure comes before figures.
+    assert document(stdin=table + UNREACHED)["first_failure"]["error_id"] == "nccl-timed-out"
+
+
 def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path / "none.log", tmp_path):
         with pytest.raises(UsageError, match=r"cannot be read|has no files"):

@@ -130,10 +130,33 @@ def test_help_has_a_short_option_everywhere(words: tuple[str, ...]) -> None:
     assert (shown.exit_code, "-h, --help" in shown.stdout) == (0, True)
 
 
-def test_a_misspelt_verb_is_told_its_neighbours() -> None:
-    result = CliRunner().invoke(build_app(), ["lanch"])
-    assert result.exit_code == 2
-    assert "Did you mean 'launch'" in result.stderr
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("lanch", "no such command 'lanch'", "did you mean launch?"),
+        ("launch --workers-per-nod 2 -- t.py", "no such option: --workers-per-nod", "did you mean --workers-per-node?"),
+        ("launch --gpus 2 -- t.py", "no such option: --gpus", "multinode launch --help"),
+        ("launch -f x -- t.py", "no such option: -f", "multinode launch --help"),
+        (
+            "launch --workers-per-node two -- t.py",
+            "invalid value for '--workers-per-node': 'two' is not a whole number",
+            "multinode launch --help",
+        ),
+        ("show a b --all", "no such option: --all", "multinode show --help"),
+        ("stop a b", "got unexpected extra argument(s) (b)", "multinode stop --help"),
+        ("launch --hosts", "option '--hosts' requires an argument", "multinode launch --help"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_answered_as_any_other_error(words: str, message: str, hint: str) -> None:
+    error = CliRunner().invoke(build_app(), words.split(), prog_name="multinode").exception
+    assert isinstance(error, UsageError), error
+    assert (error.message, error.hint) == (message, hint)
+    assert error.exit_code == 2
+
+
+def test_without_a_verb_the_help_is_shown() -> None:
+    result = CliRunner().invoke(build_app(), [])
+    assert "Usage: " in result.output
 
 
 @pytest.mark.parametrize(
@@ -224,8 +247,8 @@ def test_every_verb_that_has_an_option_takes_the_usual_names_of_it(alias: str, u
     assert able
     for name in able:
         for spelling in (alias, alias.replace("-", "_")):
-            said = CliRunner().invoke(build_app(), [name, f"--{spelling}"]).stderr
-            assert f"Option '--{usual}' requires an argument" in said, (name, spelling, said)
+            said = str(CliRunner().invoke(build_app(), [name, f"--{spelling}"]).exception)
+            assert f"option '--{usual}' requires an argument" in said, (name, spelling, said)
 
 
 def test_a_scripts_own_option_of_such_a_name_is_the_scripts(runs: Path) -> None:

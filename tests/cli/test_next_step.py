@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from multinode.cli.contrast import tune_command
 from multinode.cli.main import VERBS, build_app, load_verb
+from multinode.cli.nccl_test import contrast_command
 from multinode.cli.options import propose, read_invocation
 from multinode.cli.running import tell_result
 from multinode.decoding import decode_json
@@ -122,6 +123,19 @@ def test_one_node_is_next_until_it_was_measured(folder: Path, capsys: pytest.Cap
     assert following in capsys.readouterr().out.splitlines()
     store(folder, 1)
     assert not [line for line in said_by_show() if "contrast" in line]
+
+
+def test_a_measured_network_is_tried_with_the_training_that_last_succeeded_there(folder: Path) -> None:
+    assert contrast_command("my hosts", None, None) == (
+        "multinode contrast --hosts 'my hosts' JOB.yaml (or your command after --)"
+    )
+    store(folder, 2)
+    stopped = msgspec.structs.replace(store(folder, 1).run, status="stopped", command=invocation("launch -- hung.py"))
+    RunDirectory(folder / "runs" / stopped.run_id).write("run.json", stopped)
+    proposed = contrast_command("my hosts", 2, None)
+    assert proposed == "multinode contrast --hosts 'my hosts' --nodes 1,2 --set max_steps=5 sft.yaml"
+    require_parsed(proposed)
+    assert contrast_command(None, None, Path("other.yaml")) == "multinode contrast other.yaml"
 
 
 def said_by_show() -> list[str]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from multinode.cli.main import build_app
 from multinode.cluster.quoting import Command
 from multinode.errors import MultinodeError, UsageError
+from multinode.profile.step_split import KnownSteps
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run_directory import RunDirectory
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
@@ -172,6 +173,13 @@ def test_show_says_what_holds_a_run_up_and_json_has_the_figures() -> None:
     assert set(document) == {"schema", "run", "directory", "summary"}
     assert document["schema"] == "multinode.show/1"
     assert document["summary"]["comm"]["exposed_ms"] == 120.5
+
+
+def test_a_tile_says_of_how_many_steps_exposed_communication_is(runs: Path) -> None:
+    split = msgspec.structs.replace(SUMMARY.split, steps=KnownSteps(known=4, measured=25))
+    RunDirectory(runs / RUN.run_id).write("summary.json", msgspec.structs.replace(SUMMARY, split=split))
+    report("20260102", "--output", str(runs / "page.html"))
+    assert "30.0% (from 4 of 25 measured steps)" in (runs / "page.html").read_text()
 
 
 def test_without_plotly_there_are_no_pages_and_all_else(runs: Path) -> None:

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from plotly.graph_objects import Figure
 
-from multinode.cli.run_page import ReportedRun, run_page
 from multinode.contrast.charts import bandwidth_chart, scaling_chart, step_chart
 from multinode.predict.break_even import Needed
+from multinode.results.run_page import ReportedRun, run_page
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
 from tests.profile.observing import RUN, SUMMARY, observed
 

@@ -21,7 +21,7 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm
 from multinode.render.table import screen_text
 from multinode.stats.estimate import Spread
-from tests.contrast.made_up_sides import SETTINGS, node_use, side_of, summary_of
+from tests.contrast.made_up_sides import SETTINGS, node_use, side_of, split_of, summary_of
 
 MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
 
@@ -68,6 +68,17 @@ def test_of_two_stored_runs_what_is_held_equal_names_the_efficiency(
         for role, count, batch in zip(("baseline", "candidate"), nodes, batches, strict=True)
     )
     assert compare([first, last], **terms("compare")).scaling == scaling
+
+
+def test_two_runs_on_one_node_are_not_told_apart_by_a_network() -> None:
+    before = side_of("baseline", 100.0, split=split_of(40.0, 2.0))
+    after = side_of("candidate", 50.0, split=split_of(80.0, 42.0))
+    compared = compare([before, after], **terms("compare"))
+    assert "is 2.0x slower" in compared.verdict
+    assert compared.verdict.endswith(": communication inside the node is the bottleneck.")
+    text = " ".join(screen_text(contrast_parts(compared, details=True), 160).split())
+    assert "Exposed communication takes 40 ms more than on run run-baseline" in text
+    assert "etwork" not in text
 
 
 def test_points_between_make_a_curve_by_nodes() -> None:

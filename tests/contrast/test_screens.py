@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from multinode.contrast.screen import contrast_parts
 from multinode.predict.advice import Recommendations, Tried
 from multinode.predict.advice_screen import advice_parts
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
+from multinode.predict.request import forecast_benchmarks
 from multinode.predict.screen import forecast_parts
 from multinode.render.table import Part, screen_text
 from tests.contrast.contrasts import CONTRAST, CURVE, outlook
@@ -84,6 +86,10 @@ def predicted(**asked: object) -> Forecast:
     return make_forecast(EVIDENCE, msgspec.convert(asked, ForecastRequest))
 
 
+TITAN = Path(__file__).parent.parent / "predict" / "published_pairs" / "titan-708-faulty.yaml"
+BADLY_USED = forecast_benchmarks(TITAN, ForecastRequest(links=(100.0, 3200.0)))
+
+
 def advised(recommendations: Recommendations, count: int = 3, *, details: bool = False) -> Iterable[Part]:
     advice = recommendations.advice if details else recommendations.advice[:count]
     return advice_parts(recommendations, advice, details=details, more="" if details else MORE, next_command=NEXT)
@@ -95,6 +101,11 @@ SCREENS = {
     "contrast-details": contrast_parts(CONTRAST, details=True),
     "contrast-noise": contrast_parts(CASES["same workers, noise"]),
     "contrast-slow-node": contrast_parts(CASES["slow node, by its waits"]),
+    "contrast-shortfall": contrast_parts(
+        msgspec.structs.replace(
+            CONTRAST, forecast=msgspec.structs.replace(CONTRAST.forecast, shortfall=BADLY_USED.shortfall)
+        )
+    ),
     "contrast-unknown": contrast_parts(UNKNOWN, more=MORE),
     "compare": contrast_parts(COMPARED, more="multinode compare 20260104 20260105 --details"),
     "advise": advised(RECOMMENDATIONS),
@@ -105,6 +116,7 @@ SCREENS = {
     "predict-details": forecast_parts(predicted(links=(0.1, 1.0), accumulations=(1, 4)), details=True),
     "predict-many": forecast_parts(predicted(links=(0.1, 1.0), accumulations=tuple(range(1, 21)))),
     "predict-one": forecast_parts(predicted(links=(10.0,))),
+    "predict-badly-used": forecast_parts(BADLY_USED, more="multinode predict --benchmarks figures.yaml --details"),
     "predict-slow": forecast_parts(msgspec.structs.replace(predicted(links=(0.8,)), **SLOW)),
 }
 

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from multinode.contrast.figures import Side
+from multinode.contrast.judge import compare
+from multinode.contrast.sheets import side_sheet, small_sheet
 from multinode.contrast.side import make_side
 from multinode.errors import UsageError
 from multinode.model.workload import JobSettings, Workload
-from multinode.profile.step_split import StepSplit
+from multinode.profile.step_split import KnownSteps, StepSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, of_repeats
 from tests.contrast.made_up_sides import run_of, split_of, split_summary, summary_of, traffic
@@ -110,6 +112,22 @@ def test_every_part_is_the_mean_of_the_repeats() -> None:
     assert found.exposed_ms == of_repeats([20.0, 40.0])
     assert found.exposed_share == pytest.approx(30 / 166)
     assert found.late_ms == 0.0
+
+
+def test_exposed_communication_is_of_the_steps_of_all_repeats_in_which_it_is_known() -> None:
+    few, whole = (
+        msgspec.structs.replace(
+            split_summary(20.0),
+            split=msgspec.structs.replace(split_summary(20.0).split, steps=KnownSteps(known=known, measured=25)),
+        )
+        for known in (4, 25)
+    )
+    found = side_of_two([few, whole])
+    assert found.exposed_steps.words == "from 29 of 50 measured steps"
+    baseline = make_side("baseline", [run_of(whole)])
+    contrast = compare([baseline, found], mode="compare", why="asked", job="job", rule="all count")
+    for sheet in (small_sheet(contrast, contrast.measured), side_sheet(contrast, contrast.measured)):
+        assert any(note.endswith(": from 29 of 50 measured steps") for note in sheet.notes)
 
 
 def test_a_repeat_that_was_not_split_leaves_none_and_its_reason() -> None:

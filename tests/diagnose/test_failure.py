@@ -52,6 +52,34 @@ def test_the_earliest_exception_is_to_blame_and_brings_its_own_traceback() -> No
     assert failure.log_tail == "traceback of 1"
 
 
+def test_a_worker_that_raised_is_not_blamed_on_the_signal_that_ended_its_launcher_afterwards() -> None:
+    stopped = ended(1, exit_code=None, signal="SIGTERM")
+    failure = find(NodeEvidence(run=ended(0)), NodeEvidence(run=stopped, exceptions=[raised(2, 12.0)]))
+    assert (failure.message, failure.signal) == ("rank 2 raised ValueError: bad data", None)
+    assert (failure.kind, failure.cause) == (None, None)
+
+
+def test_an_exception_that_torch_brings_from_another_process_is_named_itself() -> None:
+    """Raised by a DataLoader of torch 2.13 in a container with docker's /dev/shm; paths shortened."""
+    original = (
+        "RuntimeError: unable to allocate shared memory(shm) for file </torch_25_3_0>: No space left on device (28)"
+    )
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "loading.py", line 14, in <module>\n'
+        "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "torch/utils/data/_utils/worker.py", line 374, in _worker_loop\n'
+        "    data = fetcher.fetch(index)\n"
+        "           ^^^^^^^^^^^^^^^^^^^^\n"
+        f"{original}\n\n"
+    )
+    message = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File"
+    sample = ExceptionSample(rank=2, time_s=12.0, type="RuntimeError", message=message, traceback=trace)
+    failure = find(NodeEvidence(run=ended(0)), NodeEvidence(run=ended(1, exit_code=1), exceptions=[sample]))
+    assert (failure.message, failure.error_id) == (f"rank 2 raised {original}", "shared-memory-full")
+
+
 def test_clocks_that_differ_are_brought_together_first() -> None:
     failure = find(
         NodeEvidence(run=ended(0, exit_code=1), exceptions=[raised(0, 1000.0)], clock_offset_s=-60.0),

@@ -19,7 +19,8 @@ from multinode.records.samples import ExceptionSample
 
 LINES = {
     "nccl-locked-memory": [
-        "node1:17:99 [0] misc/ibvwrap.cc:151 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory"
+        "node1:17:99 [0] misc/ibvwrap.cc:151 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+        "[1646833944.77] [g07:2281 :0]  ib_iface.c:1012 UCX  ERROR ibv_create_cq(cqe=4096) failed: Cannot allocate memory",
     ],
     "cuda-out-of-memory": [
         "RuntimeError: merge_sort: failed to synchronize: cudaErrorMemoryAllocation: out of memory",
@@ -332,6 +333,7 @@ LINES = {
     "name-resolution": [
         "socket.gaierror: [Errno -2] Name or service not known",
         "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+        "nslookup: can't resolve 'train-master-0'",
         "misc/socket.cc:320 NCCL WARN Net : error encountered when getting address info : Name or service not known",
         "[W socket.cpp:697] [c10d] The IPv4 network addresses of (gpu-a, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
     ],
@@ -407,6 +409,7 @@ LINES = {
     "not-all-joined": [
         "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: store_based_barrier_key:1 (world_size=4, worker_count=2, timeout=0:30:00)",
         "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.",
+        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for workers. 7/8 workers joined.",
     ],
     "monitored-barrier": [
         "RuntimeError: Rank 1 failed to pass monitoredBarrier in 1800000 ms",
@@ -472,6 +475,18 @@ LINES = {
     "dataloader-exited": [
         "RuntimeError: DataLoader worker (pid 2637) is killed by signal: Segmentation fault.",
         "RuntimeError: DataLoader worker (pid(s) 3919213) exited unexpectedly",
+    ],
+    "mpi-launch": [
+        "mpirun was unable to find the specified executable file, and therefore",
+        "There are not enough slots available in the system to satisfy the 2 slots",
+        "ORTE was unable to reliably start one or more daemons.",
+    ],
+    "horovod-shut-down": [
+        "tensorflow.python.framework.errors_impl.UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks",
+    ],
+    "ray-worker-lost": [
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: x",
+        "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task. Check the logs",
     ],
     "slurm-out-of-memory": [
         "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.",

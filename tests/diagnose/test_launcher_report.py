@@ -46,6 +46,15 @@ REPORTS = {
         None,
     ),
     "The first process to do so was:\nProcess name: worker-1[2]\nExit code: 137\n": (None, 137, None, "worker-1"),
+    "srun: error: gpu12: task 3: Out Of Memory": (None, None, None, "gpu12"),
+    "  rank      : 0 (local_rank: 0)\n  exitcode  : -11 (pid: 6421)\n": (0, None, "SIGSEGV", None),
+    "  traceback : Signal 7 (SIGBUS) received by PID 986": (None, None, "SIGBUS", None),
+    "Failures:\n[1]:\n  time      : 2023-04-25_13:29:47\n  host      : node1\n  rank      : 1 (local_rank: 1)\n  exitcode  : 2 (pid: 7)\n": (
+        None,
+        2,
+        None,
+        "node1",
+    ),
     "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 7.\n": (3, 7, None, None),
     "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 7 RUNNING AT node1\n=   EXIT CODE: 9\n=   CLEANING UP\n": (
         None,
@@ -163,3 +172,9 @@ def test_a_launcher_that_ended_asks_for_its_own_output() -> None:
     assert first is not None
     assert first.message == "torchrun of node rank 1 ended with exit code 1; its own output is not in this log"
     assert "pass the output of torchrun" in str(first.hint)
+
+
+def test_the_address_of_all_interfaces_is_no_node() -> None:
+    line = "(raylet) A worker died or was killed while executing a task. Worker IP address: {}"
+    reports = [read_reports([line.format(address)])[0] for address in ("0.0.0.0", "10.0.0.9")]
+    assert [report.host for report in reports] == [None, "10.0.0.9"]

@@ -34,6 +34,10 @@ MARKS = {
     "[hedp017:168955:0:168955] ": (None, "hedp017", None),
     " 41%|####      | 366/903 [5:15:39<6:53:09, 46.16s/it]": (None, None, None),
     "[rank: 2] ": (2, None, None),
+    "> [rank2]: ": (2, None, None),
+    "[2025-03-17 17:15:55 TP1] ": (None, None, "TP1"),
+    "[1646833944.771934] [g07:2281 :0]  ib_iface.c:1012 UCX  ERROR ": (None, "g07", None),
+    "server7:22461:22673 [0] misc/ibvwrap.cu:284 WARN ": (None, "server7", None),
 }
 
 
@@ -41,6 +45,19 @@ MARKS = {
 def test_the_marks_of_a_line_tell_who_printed_it(mark: str) -> None:
     line = parse_line(f"{mark}Call to x failed")
     assert (line.rank, line.host, line.worker, line.text) == (*MARKS[mark], "Call to x failed")
+
+
+@pytest.mark.parametrize(
+    ("raw", "warns"),
+    [
+        ("server7:22461:22673 [0] misc/ibvwrap.cu:284 WARN Call to ibv_create_qp failed", True),
+        ("server7:22461:22673 [0] misc/ibvwrap.cc:284 NCCL WARN Call to ibv_create_qp failed", True),
+        ("server7:22461:22673 [0] INFO transport/net_ib.cu:280 -> 2", False),
+        ("data.cu:7 WARN slow", False),
+    ],
+)
+def test_early_nccl_warns_without_its_name(raw: str, *, warns: bool) -> None:
+    assert parse_line(raw).is_nccl_warning is warns
 
 
 @pytest.mark.parametrize(

@@ -191,3 +191,47 @@ def test_the_lines_below_an_exception_belong_to_it() -> None:
     )
     assert found.details[1:3] == ("class_name: Worker", "ip: 10.0.0.9")
     assert found.node == "10.0.0.9"
+
+
+def test_what_nccls_proxy_passes_on_stands_behind_the_call_that_failed() -> None:
+    connect = "n1:7:9 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : x"
+    proxy = "n1:7:9 [0] proxy.cc:1519 NCCL WARN [Proxy Service 0] Failed to execute operation Connect from rank 0"
+    assert told(connect, proxy).error_id == "nccl-cannot-connect"
+    assert "Failed to execute operation Connect" in told(proxy).message
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            [
+                "[1750835683.51] [n1:1392 :0]  select.c:649  UCX  ERROR  no active messages transport to x",
+                "[1750835683.52] [n1:1392 :0] libperf.c:1183 UCX  ERROR ucp_ep_create() failed: unreachable",
+            ],
+            "no active messages transport to x",
+        ),
+        (["srun: error: task 0 launch failed: Unspecified error", "srun: Job step aborted"], "task 0 launch failed"),
+        (["srun: unrecognized option '--container-image'", 'Try "srun --help" for more information'], "unrecognized"),
+        (
+            ["[rank2]: Traceback (most recent call last):", '[rank2]:   File "/w/a.py", line 7, in load'],
+            "load (/w/a.py:7)",
+        ),
+        (["step 3 loss 2.0", "ERROR cannot open the shard", "step 4 loss 1.9"], ""),
+        (["ERROR cannot open the shard", "Training completed."], ""),
+        (["2024-01-01 10:00:00 WARNING no ERROR here"], ""),
+    ],
+)
+def test_a_log_that_ends_with_errors_or_inside_a_traceback_has_failed(lines: list[str], message: str) -> None:
+    found = first("step 1 loss 2.1", *lines)
+    assert message in found.message if found is not None else not message
+    assert found is None or bool(message)
+
+
+def test_a_traceback_is_of_whoever_printed_its_first_line() -> None:
+    found = told("[2025-03-17 17:15:55 TP1] Scheduler hit an exception: " + TRACE[0], *TRACE[1:], "ValueError: no")
+    assert found.message == "TP1: ValueError: no"
+
+
+def test_what_a_launcher_says_is_no_part_of_an_exception() -> None:
+    found = told(*TRACE, "OSError: bad shape", "srun: error: n1: task 0: Exited with exit code 1", "srun: Terminating")
+    assert (found.message, found.details) == ("OSError: bad shape", ())

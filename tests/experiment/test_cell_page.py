@@ -4,9 +4,9 @@ import re
 
 import msgspec
 
-from multinode.cli.run_page import ReportedRun, run_markdown, run_page
 from multinode.experiment.cell_page import cell_page
 from multinode.experiment.cells import CellTable, Cheapest
+from multinode.results.run_page import ReportedRun, run_markdown, run_page
 from tests.experiment.cells import PUBLISHED, SWEEP, SWEEP_RUN, measured_cell, renamed, swept
 
 

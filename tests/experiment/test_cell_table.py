@@ -10,6 +10,7 @@ from multinode.experiment.cell_sheet import combined, with_notes
 from multinode.experiment.cell_table import Look, combine, look_at, relative_to
 from multinode.experiment.cells import VALUES, CellRow, CellTable, value_names, value_of
 from multinode.model.workload import JobSettings, global_batch
+from multinode.profile.step_split import KnownSteps
 from multinode.stats.estimate import Estimate
 from tests.experiment.cells import PUBLISHED, SWEEP, measured_cell, swept
 
@@ -129,6 +130,13 @@ def test_rows_whose_samples_are_other_work_are_marked(other: JobSettings, said: 
     notes = with_notes(table(*rows)).notes
     assert any(note.startswith("Rows ") for note in notes) == (said is not None)
     assert said is None or any(said in note for note in notes)
+
+
+def test_rows_whose_exposed_communication_is_of_few_steps_are_marked() -> None:
+    steps = KnownSteps(known=4, measured=10)
+    few = msgspec.structs.replace(row("a"), network_share=0.4, exposed_steps=steps)
+    note = "Exposed communication is known in fewer steps than were measured in 1 row; a: from 4 of 10 measured steps."
+    assert note in with_notes(table(few, row("b"))).notes
 
 
 def test_published_figures_are_relative_by_arithmetic_and_priced_by_what_the_gpus_cost() -> None:

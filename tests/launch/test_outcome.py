@@ -10,9 +10,10 @@ from rich.console import Console
 
 from multinode.launch.document import launch_document
 from multinode.launch.ending import run_table
-from multinode.launch.outcome import next_step, run_parts, run_verdict
+from multinode.launch.outcome import next_step, run_parts, run_verdict, step_sheet
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
+from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run, Stall
 from multinode.render.table import screen_text
@@ -155,6 +156,10 @@ def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
     assert run_verdict(RUN, msgspec.structs.replace(SUMMARY, bottleneck=network)).endswith(
         "; network-bound: 40% of a step is exposed communication"
     )
+    early = StepSplit(mean=WorkerSplit(rank=-1, step_ms=300.0), steps=KnownSteps(known=4, measured=25))
+    few = msgspec.structs.replace(SUMMARY, bottleneck=network, split=early)
+    assert run_verdict(RUN, few).endswith(" is exposed communication (from 4 of 25 measured steps)")
+    assert "exposed communication: from 4 of 25 measured steps" in step_sheet(few).notes
     unknown = msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", sentence="x"))
     assert run_verdict(RUN, unknown) == run_verdict(RUN, SUMMARY)
 

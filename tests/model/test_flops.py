@@ -13,6 +13,7 @@ from multinode.cluster.accelerators import short_device_name
 from multinode.model.flops import Flops, flops_per_token, mean_peak, peak_of
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model
 from multinode.profile.throughput import utilisation
+from multinode.records.benchmark import BenchedPeak
 
 
 def shape_of(**sizes: Any) -> ModelShape:
@@ -409,6 +410,46 @@ def test_what_a_data_sheet_alone_tells() -> None:
         assert mean_peak([name], "fp32")[0] == pytest.approx(304 * 2.1 * 256 / 1000, rel=0.001)
 
 
+@pytest.mark.parametrize(
+    ("name", "units", "flop_a_clock", "ghz", "memory_gb_per_s"),
+    [
+        ("NVIDIA GH200 144G HBM3e", 132, 4096, 1.83, 4900),
+        ("NVIDIA H20-3e", 78, 1024, 1.85, 4800),
+        ("NVIDIA A10G", 80, 512, 1.71, 600),
+        ("NVIDIA RTX 5000 Ada Generation", 100, 1024, 2.55, 576),
+        # Its tensor cores are slowed down by 2375 / 3352.
+        ("NVIDIA GeForce RTX 5090 D", 170, 512 * 2375 / 3352, 2.407, 1792),
+        ("AMD Instinct MI355X", 256, 4096, 2.4, 8000),
+        ("AMD Radeon RX 7900 XTX", 96, 512, 2.5, 960),
+        ("AMD Radeon AI PRO R9700", 64, 1024, 2.92, 640),
+    ],
+)
+def test_a_peak_is_that_of_its_units_at_their_clock(
+    name: str, units: int, flop_a_clock: float, ghz: float, memory_gb_per_s: float
+) -> None:
+    peak = peak_of(name)
+    assert peak is not None
+    assert peak.tflops == pytest.approx(units * flop_a_clock * ghz / 1000, rel=0.005)
+    assert peak.memory_gb_per_s == memory_gb_per_s
+
+
+def test_what_a_bench_measured_stands_in_for_a_peak_that_is_unknown() -> None:
+    benched = [
+        BenchedPeak(gpu="NVIDIA A100-SXM4-40GB MIG 1g.5gb", dtype="bf16", tflops=40.0, run_id="20260104-be"),
+        BenchedPeak(gpu="NVIDIA H200", dtype="bf16", tflops=700.0, run_id="20260104-be"),
+    ]
+    part = "A100-SXM4-40GB MIG 1g.5gb"
+    tflops, denominator = mean_peak([part], "bf16", benched)
+    assert tflops == 40.0
+    told = "not the peak, which is unknown: the fastest product of bench 20260104-be"
+    assert denominator == f"40 TFLOP/s per GPU, dense bf16 with fp32 accumulation ({told})"
+    # Where the peak is known, it counts; another precision was not measured.
+    assert mean_peak(["NVIDIA H200"], "bf16", benched)[0] == 989.5
+    assert mean_peak([part], "fp16", benched) == (None, f"the peak of {part} in fp16 is unknown")
+    mixed = mean_peak([part, "NVIDIA H200"], "bf16", benched)[1]
+    assert mixed.endswith(f"(mean of 1 x {part}, 1 x NVIDIA H200; {part}: {told})")
+
+
 def test_a_figure_with_sparsity_is_halved_and_said_to_be() -> None:
     _, denominator = mean_peak(["NVIDIA H100 80GB HBM3"], "bf16")
     assert "989.5 TFLOP/s" in denominator
@@ -429,7 +470,9 @@ def test_an_older_driver_leaves_the_maker_out() -> None:
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA H100 80GB HBM2e",
         "Tesla P100-SXM2-16GB",
-        "NVIDIA A10G",
+        "NVIDIA L40G",
+        "NVIDIA GeForce RTX 5090 D v2",
+        "AMD Radeon RX 6900 XT",
         "AMD Instinct MI250X",
     ],
 )

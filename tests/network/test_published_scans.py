@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multinode.cluster.facts import Interface, RdmaPort
+from multinode.cluster.facts import Interface, RdmaPort, carried_gbit_per_s
 from multinode.network.nic_path import MessagePath, NicPathCheck
 from multinode.network.scan_evidence import CollectiveRow, ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
@@ -76,8 +76,12 @@ def raw_rdma(gbit_per_s: float) -> dict[str, Any]:
 
 def halves(gbit_per_s: float | None) -> dict[str, Any]:
     """Of a Spark: each half tells the 200 Gbit/s of the whole, and its slot carries 126."""
-    half = RdmaPort(device="rocep1s0f0", port=1, rate_gbit_per_s=200, pcie_gbit_per_s=126).carries_gbit_per_s
-    rates = {"nics_gbit_per_s": dict.fromkeys("ab", (half, half))}
+    places = {"rocep1s0f0": "0000:01:00.0", "roceP2p1s0f0": "0002:01:00.0"}
+    ports = [
+        RdmaPort(device=name, port=1, rate_gbit_per_s=200, pcie_gbit_per_s=126, board="NVD0000000087", pci=place)
+        for name, place in places.items()
+    ]
+    rates = {"nics_gbit_per_s": dict.fromkeys("ab", carried_gbit_per_s(ports))}
     return {"over_rdma": True, "rdma": streams(gbit_per_s) if gbit_per_s else (), **rates}
 
 
@@ -104,6 +108,24 @@ def several_nics(count: int, rate: float) -> dict[str, Any]:
         # #102: the same without a figure of ib_write_bw; #108: a NIC that started degraded.
         pytest.param(judged(3, 200, layout=TWO, **halves(None)), "slow", ["slow_rdma"], id="spark-102"),
         pytest.param(judged(1.6, 200, layout=TWO, **halves(13.23)), "slow", ["slow_raw_rdma"], id="spark-108"),
+        # #25: one cable, which both halves share.
+        pytest.param(judged(20.95, 200, layout=TWO, **halves(None)), "ok", [], id="spark-25"),
+        # nccl-tests#154: a bond of two NICs of 25 Gbit/s; raw RDMA is slow, and NCCL far slower.
+        pytest.param(
+            judged(0.6, 50, layout=TWO, over_rdma=True, rdma=streams(23), bonds=("mlx5_bond_0",)),
+            "slow",
+            ["slow_over_rdma", "slow_raw_rdma", "bond"],
+            id="bond-2x25",
+        ),
+        # nccl-tests#265: raw 395 of 400 Gbit/s, NCCL 240.
+        pytest.param(
+            judged(30, 400, over_rdma=True, rdma=streams(395), bonds=("mlx5_bond_0",)),
+            "slow",
+            ["slow_over_rdma", "bond"],
+            id="bond-2x200",
+        ),
+        # nccl-tests#232: one GPU per node and four NICs.
+        pytest.param(judged(50, 200, **several_nics(4, 200) | {"layout": TWO}), "slow", ["one_gpu"], id="one-gpu"),
         # DLPerf: what its BERT implies of EDR.
         pytest.param(judged(6.07, 100, **RDMA), "slow", ["slow_rdma"], id="edr"),
         # nccl#1048: four NICs of 200 Gbit/s; nccl#2409: eight of 400.
@@ -155,7 +177,7 @@ def test_raw_rdma_is_told_beside_the_busbw_and_what_it_rules_out() -> None:
     assert slow.causes[0].message.startswith("ib_write_bw reaches 22.5 GB/s between the same ports, which rules out")
     degraded = judged(1.6, 200, layout=TWO, **halves(13.23))
     assert degraded.causes[0].message.startswith(
-        "ib_write_bw also reaches only 1.65 of 31.5 GB/s: the network or the NIC's"
+        "ib_write_bw also reaches only 1.65 of 25 GB/s: the network or the NIC's"
     )
     # Where the collective went over sockets, it says nothing.
     assert "RDMA" not in judged(1.1, 10, one=9.4, rdma=streams(180)).text
@@ -172,6 +194,22 @@ def test_sockets_that_are_too_many_are_told_where_large_messages_fall_behind() -
     for speeds in ((4.52, 5.21, 1.48, 5.1, 5.0), (1.0, 1.4, 1.3, 1.2, 1.3), (5.0, 4.0, 3.9, 3.6, 1.2)):
         steady = judged(dict(zip((MIB << shift for shift in range(3, 8)), speeds, strict=True)), 100, one=40)
         assert "many_sockets" not in codes(steady)
+
+
+def test_large_messages_that_fall_over_roce_need_a_lossless_network() -> None:
+    """nccl#1453: three nodes in two racks, eight NICs of 200 Gbit/s."""
+    sizes = dict(zip((16, 32, 64, 128, 256, 512), (24.09, 29.5, 5.27, 5.22, 4.09, 5.31), strict=True))
+    rates = dict.fromkeys("abc", (200.0,) * 8)
+    case: dict[str, Any] = {"layout": Layout(nodes=3, workers_per_node=8), "over_rdma": True, "nics_gbit_per_s": rates}
+    speeds = {size * MIB: speed for size, speed in sizes.items()}
+    (cause,) = judged(speeds, 200, **case).causes
+    assert cause.code == "drops_over_roce"
+    assert cause.message.startswith("NCCL reaches 29.5 GB/s at 32 MiB and 4.09 above: ")
+    assert all(word in (cause.hint or "") for word in ("lossless", "PFC", "ECN"))
+    # InfiniBand is lossless; a speed that stops growing is no fall.
+    assert codes(judged(speeds, 200, link_layer="InfiniBand", **case)) == ["slow_rdma"]
+    flat = dict(zip(speeds, (24.0, 29.5, 28.0, 20.0, 25.0, 29.0), strict=True))
+    assert codes(judged(flat, 200, **case)) == ["slow_rdma"]
 
 
 def test_the_rate_of_several_nics_is_their_sum_and_said() -> None:

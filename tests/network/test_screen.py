@@ -78,4 +78,4 @@ def test_what_was_not_measured_is_not_shown() -> None:
     ],
 )
 def test_the_next_command_looks_for_the_cause_or_goes_on_to_the_training(found: ScanReport, expected: str) -> None:
-    assert next_step(found, " --hosts h").startswith(expected)
+    assert next_step(found, " --hosts h", "multinode contrast --hosts h").startswith(expected)

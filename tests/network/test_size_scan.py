@@ -270,7 +270,9 @@ def test_the_root_of_a_broadcast_is_nobodys_straggler() -> None:
     assert not any("straggler" in cause.message for cause in report(of, samples).verdict.causes)
 
 
-def over_two_ports(*, log: bool, raw_gbit_per_s: float | None = None, raw_error: str | None = None) -> ScanReport:
+def over_two_ports(
+    *, log: bool, raw_gbit_per_s: float | None = None, raw_error: str | None = None, ifname: str = "ens1f0", **port: Any
+) -> ScanReport:
     """A link of 1 Gbit/s, and two RDMA ports of 0.5 that carried the data, by the counters, and by NCCL's log."""
     of = plan()
     samples = measured(of, nic="mlx5_0/1", backend="nccl")
@@ -286,8 +288,22 @@ def over_two_ports(*, log: bool, raw_gbit_per_s: float | None = None, raw_error:
     )
     for rank, mine in samples.items() if raw_gbit_per_s or raw_error else ():
         mine.append(StreamSample(rank=rank, index=0, network="rdma", results=written))
-    ports = tuple(RdmaPort(device=f"mlx5_{port}", port=1, rate_gbit_per_s=0.5) for port in range(3))
-    known = {name: msgspec.structs.replace(each, rdma=ports) for name, each in facts().items()}
+    ports = tuple(
+        RdmaPort(
+            device=f"mlx5_{number}",
+            port=1,
+            pci=f"000{number}:01:00.0",
+            ifname=ifname,
+            **{"rate_gbit_per_s": 0.5} | port,
+        )
+        for number in range(3)
+    )
+    known = {
+        name: msgspec.structs.replace(
+            each, rdma=ports, interfaces=(*each.interfaces, Interface(name="bond0", driver="bond"))
+        )
+        for name, each in facts().items()
+    }
     return summarise_scan(of, known, TCP, samples, "/runs/r")
 
 
@@ -300,6 +316,20 @@ def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used() -> None:
     seen = over_two_ports(log=False)
     assert (seen.link_gbit_per_s, seen.verdict.status) == (0.5, "inconclusive")
     assert "the data used more NICs, or a NIC reports too low a rate" in seen.verdict.causes[0].message
+
+
+def test_two_halves_of_one_port_carry_no_more_than_the_port() -> None:
+    """As on NVIDIA's GB10: each half reports the rate of the whole, and its slot carries more than half of it."""
+    halves: dict[str, Any] = {"rate_gbit_per_s": 1.0, "pcie_gbit_per_s": 0.63, "board": "NVD0000000087"}
+    said = over_two_ports(log=True, **halves)
+    assert (said.link_gbit_per_s, said.verdict.nics, said.verdict.status) == (1.0, 2, "ok")
+    assert over_two_ports(log=True, **halves | {"board": None}).link_gbit_per_s == pytest.approx(1.26)
+
+
+def test_a_bond_below_rdma_is_named_where_it_is_slow() -> None:
+    slow = over_two_ports(log=True, raw_gbit_per_s=0.25, ifname="bond0")
+    assert [cause.code for cause in slow.verdict.causes] == ["slow_raw_rdma", "bond"]
+    assert "the bond mlx5_0 and mlx5_1" in slow.verdict.causes[1].message
 
 
 def test_raw_rdma_stands_beside_what_went_over_rdma() -> None:

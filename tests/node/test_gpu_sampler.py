@@ -115,6 +115,20 @@ def test_a_sensor_that_is_missing_leaves_the_others(with_pynvml: Callable[[str],
     assert told == {"schema", "kind", "time_s", "mono_ns", "index", "power_w"}
 
 
+def test_what_nvml_counts_for_all_parts_of_a_gpu_is_left_out_where_mig_divides_it(
+    with_pynvml: Callable[[str], LocalNode],
+) -> None:
+    divided = "def nvmlDeviceGetMigMode(handle):\n    return [handle == 1, True]\n"
+    node = with_pynvml(PYNVML + divided)
+    records = node.samples("gpu.jsonl", ["sleep", "0.5"], sample_gpus=[0, 1], sample_interval_s=0.2)
+    whole, part = parse_samples(json.dumps(record).encode() for record in records[:2])
+    assert isinstance(whole, GpuSample)
+    assert isinstance(part, GpuSample)
+    assert (whole.mig, whole.sm_percent, whole.power_w) == (False, 97, 301.5)
+    assert (part.mig, part.sm_percent, part.memory_used_gib, part.memory_total_gib) == (True, None, None, None)
+    assert (part.power_w, part.energy_j, part.sm_clock_mhz) == (None, None, 2520)
+
+
 OLD_DRIVER = "nvmlMemory_v2 = 0x02000028\ndef nvmlDeviceGetMemoryInfo(handle, version=None):\n"
 OLD_DRIVER += "    if version: raise NVMLError('Function Not Found')\n"
 OLD_MODULE = "del nvmlMemory_v2\ndef nvmlDeviceGetMemoryInfo(handle):\n"

@@ -8,7 +8,7 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
-from multinode.predict.published import PublishedBenchmarks, evidence_of_benchmarks
+from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence_of_benchmarks
 from multinode.predict.request import load_published_benchmarks
 from multinode.traffic.step_calls import Strategy
 
@@ -269,3 +269,142 @@ def test_buckets_that_are_told_hide_what_their_timeline_hides() -> None:
     assert cut.break_even is not None
     assert (told.break_even.nothing_exposed.reason, cut.break_even.nothing_exposed.reason) == ("uncut", "from")
     assert "--bucket-mib 25 is torch's default" in told.break_even.nothing_exposed.why
+
+
+def test_the_digits_of_a_figure_are_its_bounds() -> None:
+    """Azure's 0.9 s on one node, and 0.2 s on four: 0.15 to 0.25."""
+    told = {"nodes": 2, "workers_per_node": 2, "step_time_s": 0.2}
+    evidence = evidence_of_benchmarks(figures(several_nodes=told, single_node=SINGLE | {"step_time_s": 0.9}))
+    (held,) = evidence.holdouts
+    assert held.samples_per_s == pytest.approx(8 / 0.2)
+    assert held.samples_per_s_range == pytest.approx((8 / 0.25, 8 / 0.15))
+    assert any("it may be 6% off" in doubt.why for doubt in evidence.calibration.doubts)
+    exact = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_s": "0.900"}))
+    assert exact.calibration.doubts == ()
+    spread = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_ms": "900 +- 90"}))
+    assert any("it may be 11% off" in doubt.why for doubt in spread.calibration.doubts)
+
+
+SINGLE = {"workers_per_node": 2}
+LLAMA = {
+    "shape": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("spelt", "strategy"),
+    [
+        ("FULL_SHARD", Strategy.FSDP),
+        ("FSDP2", Strategy.FSDP),
+        ("NO_SHARD", Strategy.DDP),
+        ("HYBRID_SHARD", Strategy.HYBRID_SHARD),
+        ("ZeRO-3", Strategy.ZERO3),
+        ("DeepSpeed ZeRO stage 2", Strategy.ZERO2),
+    ],
+)
+def test_a_strategy_may_be_spelt_as_its_engine_does(spelt: str, strategy: Strategy) -> None:
+    found = evidence_of_benchmarks(figures(strategy=spelt, model={"trainable": 100, "parameters": 100}))
+    assert found.today.strategy is strategy
+
+
+@pytest.mark.parametrize(
+    ("network", "rate", "nics"),
+    [
+        ({"gbit_per_s": "100G"}, 100, None),
+        ({"gbit_per_s": "25 Gbps"}, 25, None),
+        ({"gbit_per_s": "8x400G", "rdma": True}, 3200, 8),
+        ({"gbit_per_s": "4 x 200 Gbit/s", "rdma": True}, 800, 4),
+        ({"gbit_per_s": 400, "nics": 4, "rdma": True}, 400, 4),
+    ],
+)
+def test_a_link_may_be_spelt_as_people_do(network: dict[str, Any], rate: float, nics: int | None) -> None:
+    found = evidence_of_benchmarks(figures(network=network))
+    assert found.today.link.gbit_per_s == rate
+    assert found.calibration.network.nics == nics
+    names = [case.name for case in found.calibration.network.cases()]
+    assert (f"one of {nics} NICs" in names) == (nics is not None)
+
+
+@pytest.mark.parametrize("rate", ["100GB/s", "fast", "0x100G", "2x", "100GBps"])
+def test_what_is_no_rate_is_refused_with_its_line(tmp_path: Path, rate: str) -> None:
+    path = tmp_path / "figures.yaml"
+    path.write_text(SEED.read_text().replace("payload_mb_per_s: 100", f"gbit_per_s: {rate}"))
+    with pytest.raises(UsageError, match=r"'network': 'gbit_per_s': .* is not a link rate"):
+        load_published_benchmarks(path)
+
+
+def test_the_global_batch_gives_the_accumulation_or_the_batch() -> None:
+    several = {"nodes": 2, "workers_per_node": 2, "step_time_ms": 100}
+    kept = evidence_of_benchmarks(figures(global_batch=32, several_nodes=several))
+    assert (kept.calibration.accumulation, kept.today.accumulation) == (8, 4)
+    plain = {name: value for name, value in PLAIN.items() if name != "per_device_batch"}
+    found = evidence_of_benchmarks(msgspec.convert(plain | {"global_batch": 32}, PublishedBenchmarks))
+    assert (found.calibration.per_device_batch, found.calibration.accumulation) == (16, 1)
+    with pytest.raises(UsageError, match="a global batch of 30 is not 2 workers x 2 samples"):
+        evidence_of_benchmarks(figures(global_batch=30, several_nodes=several))
+    with pytest.raises(UsageError, match="the samples of a step are unknown"):
+        evidence_of_benchmarks(msgspec.convert(plain, PublishedBenchmarks))
+
+
+def test_tflops_of_a_known_model_are_a_speed() -> None:
+    """Llama-3-8B's 6 x 7.5e9 matrix weights and attention over 8192 tokens, half of it counted."""
+    speed = {"workers_per_node": 8, "tflops_per_gpu": 400.0}
+    found = evidence_of_benchmarks(figures(model=LLAMA, tokens_per_sample=8192, single_node=speed))
+    per_token = 6 * 7_504_658_432 + 3 * 4 * 32 * 8192 * 4096 / 2
+    assert found.calibration.costs.compute_ms == pytest.approx(2 * 8192 * per_token / 400e12 * 1e3, rel=0.01)
+    with pytest.raises(UsageError, match="tflops_per_gpu: the tokens per sample are unknown"):
+        evidence_of_benchmarks(figures(model=LLAMA, single_node=speed))
+
+
+def test_activation_checkpointing_hides_more() -> None:
+    shares = [
+        evidence_of_benchmarks(figures(activation_checkpointing=again)).calibration.costs.hideable_share
+        for again in (False, True)
+    ]
+    assert shares == pytest.approx([2 / 3, 3 / 4])
+
+
+def test_several_nodes_may_be_the_base_and_have_another_link() -> None:
+    """What 1 Gbit/s exposes of the base's step is not its own work, however much that is."""
+    alone = evidence_of_benchmarks(figures(overlap=False))
+    (there,) = make_forecast(alone, ForecastRequest(links=(1.0,), nodes=(2,))).scenarios
+    base = {"nodes": 2, "workers_per_node": 2, "step_time_ms": there.step_time_ms, "network": {"gbit_per_s": 1}}
+    plain = {name: value for name, value in PLAIN.items() if name != "single_node"}
+    told = plain | {"base": base, "network": {"gbit_per_s": 10}, "overlap": False}
+    found = make_forecast(
+        evidence_of_benchmarks(msgspec.convert(told, PublishedBenchmarks)),
+        ForecastRequest(links=(10.0,), nodes=(2, 4)),
+    )
+    two, four = found.scenarios
+    (wanted,) = make_forecast(alone, ForecastRequest(links=(10.0,), nodes=(4,))).scenarios
+    assert four.samples_per_s == pytest.approx(wanted.samples_per_s, rel=0.01)
+    assert four.interval[0] < wanted.samples_per_s < four.interval[1]
+    assert two.parts.compute_ms == pytest.approx(166, rel=0.01)
+    assert any("nothing separates its communication" in doubt.why for doubt in two.doubts)
+    assert found.break_even is not None
+    base["step_time_ms"] = 20
+    with pytest.raises(UsageError, match="a step of 20 ms is too short for its communication, 188 ms at 1 Gbit/s"):
+        evidence_of_benchmarks(msgspec.convert(told, PublishedBenchmarks))
+
+
+def test_without_a_cloud_no_flow_is_capped() -> None:
+    rows = [
+        make_forecast(
+            evidence_of_benchmarks(figures(network={"gbit_per_s": 100, "cloud": cloud})),
+            ForecastRequest(links=(100.0,), nodes=(2,), overlaps=(False,)),
+        ).scenarios[0]
+        for cloud in (None, True, False)
+    ]
+    unknown, rented, own = rows
+    assert unknown.interval == rented.interval
+    assert own.interval[0] > 1.05 * unknown.interval[0]
+    assert [case.case for case in unknown.cases] == ["a capped flow"]
+    assert own.cases == ()

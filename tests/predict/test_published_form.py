@@ -40,6 +40,24 @@ def test_a_wrong_line_is_an_error_with_its_place(tmp_path: Path, old: str, new: 
     assert "two_boxes_lora.yaml" in (refused.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  runtime_s: 7200", "  runtime: 7200", "did you mean 'runtime_s'? Known keys: nodes, workers_per_node"),
+        ("  payload_mb_per_s: 100", "  gbits_per_s: 1", "did you mean 'gbit_per_s'? Known keys: gbit_per_s, nics"),
+        ("accumulation: 1", "zzz: 1", "Known keys: title, model, strategy"),
+    ],
+)
+def test_an_unknown_key_is_told_with_those_that_there_are(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = tmp_path / "figures.yaml"
+    path.write_text(SEED.read_text().replace(old, new))
+    with pytest.raises(UsageError) as refused:
+        load_published_benchmarks(path)
+    hint = refused.value.hint or ""
+    assert hint.startswith(said)
+    assert "two_boxes_lora.yaml" in hint
+
+
 @pytest.mark.parametrize("text", ["", "[]", "seven"])
 def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "figures.yaml"

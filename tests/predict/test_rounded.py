@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.predict.rounded import Rounded, exactly, parse_count, parse_rounded
+from multinode.predict.rounded import Rounded, exactly, parse_count, parse_rounded, round_number
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,15 @@ from multinode.predict.rounded import Rounded, exactly, parse_count, parse_round
 def test_the_digits_of_a_figure_tell_how_far_it_may_be_off(text: str, low: float, high: float) -> None:
     found = parse_rounded(text)
     assert (found.value, found.low, found.high) == pytest.approx((float(text), low, high))
+
+
+@pytest.mark.parametrize(
+    ("number", "low", "high"),
+    [(200, 150, 250), (200.0, 199.95, 200.05), (0.5, 0.45, 0.55), (1684, 1683.5, 1684.5), (90000, 85000, 95000)],
+)
+def test_zeros_at_the_end_of_a_whole_number_are_no_digits(number: float, low: float, high: float) -> None:
+    found = round_number(number)
+    assert (found.value, found.low, found.high) == pytest.approx((number, low, high))
 
 
 def test_a_unit_scales_a_figure_and_its_bounds() -> None:

@@ -5,9 +5,10 @@ import pytest
 
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.exposure import find_exposure
+from multinode.profile.observed import observe
 from multinode.profile.step_split import Passes, StepSplit, split_steps
 from multinode.profile.stragglers import find_stragglers, find_waiting
-from multinode.records.samples import DeviceWaitSample, Sample
+from multinode.records.samples import CallCount, DeviceWaitSample, GroupSample, Sample, StepSample, TrafficSample
 from tests.profile.made_up_steps import MadeUp, always, changed
 
 
@@ -115,6 +116,40 @@ def test_communication_inside_a_node_is_not_the_network() -> None:
     # On one node there is no network.
     assert find_bottleneck(split).kind == "network"
     assert find_bottleneck(split, nodes=1).kind == "local"
+
+
+@pytest.mark.parametrize("told_by", ["host", "ddp"])
+def test_what_a_host_waited_for_inside_its_node_is_a_part_of_exposed_communication(told_by: str) -> None:
+    def inside(sample: Sample) -> Sample:
+        if isinstance(sample, StepSample):
+            longer = (sample.step_time_us or 0) + 40_000
+            phases = (sample.phases_us or {}) | {"comm_local": 40_000}
+            return msgspec.structs.replace(sample, step_time_us=longer, phases_us=phases)
+        return sample
+
+    split = split_steps(find_exposure(changed(MadeUp(told_by=told_by).observed(), inside)))
+    assert split.mean is not None
+    assert (split.mean.exposed_ms, split.mean.local_ms) == pytest.approx((50.0, 40.0))
+    assert find_bottleneck(split).kind == "local"
+
+
+def test_what_ddp_reduces_inside_each_node_is_not_the_network() -> None:
+    observed = MadeUp(nodes=((0, 1), (2, 3)), transfer_ms=always(50.0)).observed()
+
+    def reduced_by(*groups: tuple[int, ...]) -> StepSplit:
+        nodes = []
+        for node in observed.nodes:
+            told: list[Sample] = []
+            for rank in node.ranks:
+                (ranks,) = (group for group in groups if rank in group)
+                call = CallCount(op="all_reduce", group="g", size_bytes=1000, count=1, source="ddp")
+                told.append(GroupSample(rank=rank, group="g", ranks=ranks, backend="gloo"))
+                told.append(TrafficSample(rank=rank, traffic=0, calls=(call,)))
+            nodes.append(msgspec.structs.replace(node, samples=(*told, *node.samples)))
+        return split_steps(find_exposure(observe("r", nodes)))
+
+    assert find_bottleneck(reduced_by((0, 1), (2, 3))).kind == "local"
+    assert find_bottleneck(reduced_by((0, 1, 2, 3))).kind == "network"
 
 
 def test_what_a_gpu_waited_for_inside_its_node_is_a_part_of_exposed_communication() -> None:

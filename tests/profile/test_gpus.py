@@ -6,8 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.profile.machine_use import GpuUse, use_of_gpus
+from multinode.profile.machine_use import GpuUse, NodeUse, use_of_gpus
 from multinode.profile.observed import ObservedNode
+from multinode.profile.summary import Summary
+from multinode.profile.summary_sheets import summary_sheets
 from multinode.records.samples import GpuSample
 from multinode.stats.counter_rates import Span
 
@@ -102,6 +104,16 @@ def test_a_counter_that_goes_backwards_gives_no_energy() -> None:
     (gpu,), missing = used(gpus(temperature_c=lambda _: 60, energy_j=lambda moment: 1000.0 - moment))
     assert (gpu.energy_j, gpu.temperature_c) == (None, 60)
     assert missing["gpu 0 energy_j"] == "the counter went backwards"
+
+
+def test_of_a_gpu_that_mig_divides_it_says_why_its_use_is_unknown() -> None:
+    (gpu,), missing = used(gpus(mig=lambda _: True, sm_clock_mhz=lambda _: 1755.0))
+    assert (gpu.mig, gpu.sm_percent, gpu.sm_clock_mhz) == (True, None, 1755)
+    reason = "MIG divides it, and NVML counts all of its parts together"
+    assert missing == {"gpu 0 sm_percent, memory, power and energy": reason}
+    node = NodeUse(node="n0", node_rank=0, ranks=(0,), gpus=(gpu,), missing=missing)
+    sheets = summary_sheets(Summary(run_id="r", steps=0, steady_steps=0, rule="", nodes=(node,)))
+    assert not any("unified memory" in note for sheet in sheets for note in sheet.notes)
 
 
 def test_gpus_come_by_index_and_one_that_was_lost_before_is_missed() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multinode.profile.bottleneck import find_bottleneck
 from multinode.profile.exposure import WorkerStep, find_exposure
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit, split_steps
@@ -43,6 +44,17 @@ def test_a_balanced_training_on_cpus_is_split_into_what_it_did() -> None:
     assert split.comm_ms == pytest.approx(30.0)
     assert split.missing == {}
     assert split.rule.startswith("means over the 15 measured steps; communication is exposed if DDP's counters")
+
+
+def test_a_split_knows_from_how_many_of_the_measured_steps_it_is() -> None:
+    def early(sample: Sample) -> Sample | None:
+        # As in a loop on a GPU that does not look at its loss.
+        return None if isinstance(sample, DdpSample) and sample.step > 9 else sample
+
+    split = split_of(changed(MadeUp().observed(), early))
+    assert split.steps.words == "from 4 of 15 measured steps"
+    assert find_bottleneck(split).sentence.endswith("per step (8%), from 4 of 15 measured steps")
+    assert split_of(MadeUp().observed()).steps.words == ""
 
 
 def test_what_the_others_wait_for_a_slow_worker_is_waiting_and_no_transfer() -> None:

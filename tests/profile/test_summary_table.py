@@ -9,7 +9,7 @@ from rich.console import Console
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
-from multinode.profile.step_split import StepSplit
+from multinode.profile.step_split import KnownSteps, StepSplit
 from multinode.profile.summary import Comm, Summary
 from multinode.profile.summary_sheets import summary_sheets
 from multinode.render.table import sheet_table
@@ -71,6 +71,12 @@ def test_the_parts_of_a_step_are_in_ms_in_percent_and_as_bars() -> None:
     text = shown(SUMMARY)
     assert line(text, "exposed", "communication") == ["120.5", "30.0%", "#########"]
     assert line(text, "compute")[:2] == ["210.0", "52.3%"]
+
+
+def test_exposed_communication_says_of_how_many_steps_it_is() -> None:
+    split = msgspec.structs.replace(SUMMARY.split, steps=KnownSteps(known=4, measured=25))
+    summary = msgspec.structs.replace(SUMMARY, split=split)
+    assert "120.5 ms per step, 30.0% of the step, from 4 of 25 measured steps" in shown(summary, 160)
 
 
 @pytest.mark.parametrize("width", [80, 120])

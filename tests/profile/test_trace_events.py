@@ -93,6 +93,27 @@ def test_a_gap_hides_communication_only_where_no_collective_ends_in_it() -> None
     assert list(events.computing) == [(0, 90), (100, 190), (400, 490)]
 
 
+def test_an_operator_that_waits_for_its_own_call_does_not_compute_meanwhile() -> None:
+    """As in FSDP 2, whose hooks gather before and reduce after an operator of the backward pass, inside autograd's."""
+    events = read_trace(
+        trace(
+            event("autograd::engine::evaluate_function: MmBackward0", 100, 400),
+            event("c10d::_allgather_base_", 110, 20),
+            gloo(120, 150, [[4]], ["float"], "all_gather"),
+            event("MmBackward0", 300, 200),
+            event("autograd::engine::evaluate_function: PostBackward", 500, 200),
+            event("aten::cat", 510, 40),
+            event("c10d::_reduce_scatter_base_", 560, 10),
+            gloo(565, 100, [[4]], ["float"]),
+            event("_c10d_functional::wait_tensor", 800, 100),
+            event("aten::mm", 900, 50),
+        )
+    )
+    assert list(events.computing) == [(300, 500), (510, 550), (900, 950)]
+    exposed = length(subtract([(span.start_us, span.end_us) for span in events.collectives], events.hiding))
+    assert exposed == 150 + 100
+
+
 def test_several_tensors_are_one_message_and_an_unknown_type_leaves_the_size_open() -> None:
     sizes = [
         read_trace(trace(gloo(1, 1, dims, types))).collectives[0].size_bytes

@@ -11,6 +11,7 @@ from multinode.profile.calls import SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.trace import CollectiveSpan, TraceEvents, TraceStep, read_trace, view_traces
 from multinode.stats.time_spans import merge
+from multinode.traffic.step_calls import ScanCurves, fit_curve
 
 TRACES = Path(__file__).parent / "traces"
 MB = 1_000_000
@@ -169,6 +170,35 @@ def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, s
     spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
     events = TraceEvents(device=device, steps=steps, collectives=spans, computing=(), hiding=())
     assert view_traces({0: events}, 2, split.mean).agreement.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("traced_ms", "counted_ms", "said"),
+    [
+        # 741 MB a step, as in ZeRO-3: the kernels wait for a late host as well.
+        (1186, 580.0, "take 526 ms: the counters agree with that, and the window shows more."),
+        (500, 900.0, "take 526 ms: the window agrees with that, and the counters show more."),
+        # Bytes do not decide.
+        (1186, 800.0, "is an upper bound."),
+        (500, 300.0, "is an upper bound."),
+    ],
+)
+def test_bytes_at_the_rate_of_nccl_test_decide_between_window_and_counters(
+    traced_ms: float, counted_ms: float, said: str
+) -> None:
+    steps = tuple(TraceStep(step=1 + k, start_us=1.4e6 * k, end_us=1.4e6 * (k + 1)) for k in range(4))
+    spans = tuple(span(1.4e6 * k, 1.4e6 * k + 1000 * traced_ms, step=1 + k) for k in range(4))
+    events = TraceEvents(device="cuda", steps=steps, collectives=spans, computing=(), hiding=())
+    gathers = SeenCall(op="all_gather", ranks=2, nodes=2, backend="nccl", size_bytes=1482e6, count=1.0)
+    clipping = SeenCall(op="all_reduce", ranks=2, nodes=2, backend="nccl", size_bytes=4.0, count=1.0)
+    curve = fit_curve([(size, size / 1.41e3) for size in (1_000_000, 8_000_000, 64_000_000)])
+    scan = ScanCurves(run_id="20260104-nt", world_size=2, nodes=("n1", "n2"), curves={"all_reduce": curve})
+    split, called = counters(counted_ms, 1400.0).mean, [gathers, clipping]
+    told = view_traces({0: events}, 2, split, called, scan).agreement
+    assert told.endswith(said)
+    inside = msgspec.structs.replace(gathers, ranks=8)
+    assert "nccl-test" not in view_traces({0: events}, 2, split, [inside], scan).agreement
+    assert "nccl-test" not in view_traces({0: events}, 2, split, called).agreement
 
 
 def test_collectives_that_are_no_kernels_of_nccl_are_missed() -> None:

@@ -178,10 +178,17 @@ def test_runs_are_opened_by_a_unique_beginning_or_as_the_last(tmp_path: Path) ->
     assert RunDirectory.open(tmp_path, "20260103").run_id == "20260103-2-bb"
     assert RunDirectory.open(tmp_path, "last").run_id == "20260103-2-bb"
     assert RunDirectory.open(tmp_path, "20260102-1-aa").run_id == "20260102-1-aa"
-    with pytest.raises(UsageError, match=r"several runs begin with '20260102' in .*aa, 20260102-1-aab"):
+    with pytest.raises(UsageError, match=r"2 runs begin with '20260102' in .*aa, 20260102-1-aab"):
         RunDirectory.open(tmp_path, "20260102")
     with pytest.raises(UsageError, match="no run begins with 'x'"):
         RunDirectory.open(tmp_path, "x")
+
+
+def test_of_many_runs_that_begin_alike_the_last_ones_are_named(tmp_path: Path) -> None:
+    for number in range(19):
+        RunDirectory.create(tmp_path, f"20260102-{number:02}").write("run.json", RUN)
+    with pytest.raises(UsageError, match=r"19 runs begin with '2026' in .* \(the last ones: [^,]+, [^,]+, [^,]+18\)"):
+        RunDirectory.open(tmp_path, "2026")
 
 
 def test_where_no_run_was_ever_made_there_is_none(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.cli.run_page import ReportedRun, run_markdown, run_page
 from multinode.records.run import Attempt, Failure
 from multinode.render.sheet import Column, Sheet, code_markdown, sheet_markdown, text_markdown
+from multinode.results.run_page import ReportedRun, run_markdown, run_page
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
 from tests.profile.observing import RUN, SUMMARY
 

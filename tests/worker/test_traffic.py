@@ -205,6 +205,31 @@ def test_time_blocked_in_a_collective_is_the_phase_comm(called: list[Recorded], 
     assert "comm" not in _step(called[0], "nothing")["phases_us"]
 
 
+def test_time_blocked_inside_a_node_and_between_nodes_are_two_figures(tmp_path: Path, archive: Path) -> None:
+    script = """
+import time
+# Two of four workers, on a node of their own.
+os.environ["WORLD_SIZE"] = "4"
+inside = dist.new_group([0, 1])
+x = torch.ones(4)
+for call in (
+    lambda: dist.all_reduce(x),
+    lambda: dist.all_reduce(x, group=inside),
+    lambda: dist.all_reduce(x, group=inside, async_op=True).wait(),
+):
+    dist.barrier()
+    steps.restart()
+    time.sleep(0.3 * rank)
+    call()
+    steps.step("optimizer")
+"""
+    waited, _ = train(tmp_path, archive, MEET + script)
+    between, *local = (step["phases_us"] for step in waited.of("step"))
+    assert between["comm"] > 200_000
+    assert "comm_local" not in between
+    assert all(phases["comm_local"] > 200_000 and "comm" not in phases for phases in local)
+
+
 def test_a_thread_that_does_not_train_is_counted_and_not_timed(called: list[Recorded]) -> None:
     assert "comm" not in _step(called[0], "from another thread")["phases_us"]
 

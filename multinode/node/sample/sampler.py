@@ -342,6 +342,8 @@ _PCIE_INTERVAL_S = 1.0
 _PCIE_ASK_S = 0.04
 # Part of the time between two samples that may be spent on that.
 _PCIE_SHARE = 0.4
+# NVML counts them for the whole GPU: where MIG divides it, other parts of it count as well.
+_OF_ALL_PARTS = ("sm_percent", "memory_used_gib", "memory_total_gib", "power_w", "energy_j")
 # Bits of nvmlClocksThrottleReason* (nvml.h), and the names that nvidia-smi has for them.
 _THROTTLE_REASONS = {
     0x1: "gpu_idle",
@@ -410,6 +412,9 @@ class _Gpu:
             "pcie_gen_max": self._ask("MaxPcieLinkGeneration"),
             "pcie_width_max": self._ask("MaxPcieLinkWidth"),
         }
+        # The current mode, and the one after a reset; a GPU that has none does not answer.
+        if (self._ask("MigMode") or [0])[0]:
+            self._fixed["mig"] = True
 
     def read(self, *, pcie: bool) -> Record:
         """A `gpu` record; with `pcie` after the 40 ms that it takes to count what passes."""
@@ -423,7 +428,7 @@ class _Gpu:
                 "pcie_tx_gb_per_s": self._ask("PcieThroughput", nvml.NVML_PCIE_UTIL_TX_BYTES, per=_KB_PER_GB),
             }
         memory, rates = self._memory(), self._ask("UtilizationRates")
-        return {
+        record: Record = {
             "kind": "gpu",
             "mono_ns": time.monotonic_ns(),
             **self._fixed,
@@ -443,6 +448,7 @@ class _Gpu:
                 "TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             ),
         }
+        return {**record, **dict.fromkeys(_OF_ALL_PARTS)} if "mig" in record else record
 
     def _memory(self) -> Optional[Any]:
         """As nvidia-smi has it since driver 510: the first version of the call counts the driver's reserve as used."""
@@ -452,13 +458,13 @@ class _Gpu:
 
     def _ask(self, question: str, *arguments: object, per: Optional[float] = None) -> Optional[Any]:
         """What nvmlDeviceGet... answers; divided where NVML's unit is a smaller one than ours."""
-        query: Callable[..., Any] = getattr(self._nvml, f"nvmlDeviceGet{question}")
+        query: Optional[Callable[..., Any]] = getattr(self._nvml, f"nvmlDeviceGet{question}", None)
         try:
-            answer = query(self._handle, *arguments)
+            answer = None if query is None else query(self._handle, *arguments)
         except self._nvml.NVMLError:
-            # A GPU that lacks one sensor, or a driver that lacks one call, still has the others.
+            # A GPU that lacks one sensor, or a driver or module that lacks one call, still has the others.
             return None
-        return answer if per is None else answer / per
+        return answer if per is None or answer is None else answer / per
 
     def _throttle(self) -> list[str]:
         reasons = self._ask("CurrentClocksThrottleReasons") or 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal, cast
 
 import msgspec
 
@@ -26,7 +27,7 @@ from multinode.profile.export import csv_files
 from multinode.profile.observed import Observed, observe_run
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
-from multinode.records.files import write_text
+from multinode.records.files import choose_form, write_text
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Attempt, Run
 from multinode.records.run_directory import RunDirectory, list_runs
@@ -72,7 +73,8 @@ _CLOCKS = (
 
 def run_page(runs: Sequence[ReportedRun]) -> str:
     """The page; at least one run."""
-    from multinode.render.page import blocks_html, page, section
+    from multinode.render.blocks import blocks_html
+    from multinode.render.page import page, section
 
     title = " and ".join(run.run.run_id for run in runs)
     names = [f"run-{number}" for number in range(1, len(runs) + 1)]
@@ -188,6 +190,11 @@ def _tiles(run: ReportedRun) -> dict[str, str]:
     return dict(_key_figures(run.summary)) if run.summary is not None else {}
 
 
+def _exposed(summary: Summary) -> str:
+    share, known = percent(summary.comm.exposed_share), summary.split.steps.words
+    return f"{share} ({known})" if known and share != UNKNOWN else share
+
+
 def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     used = summary.utilisation
     shares = [nic.share for node in summary.nodes for nic in node.nics if nic.share is not None]
@@ -195,7 +202,7 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
         ("step time (ms)", figure(summary.step_time_ms.median if summary.step_time_ms else None)),
         ("samples/s", format_sig(summary.samples_per_s)),
         ("TGS (tokens/s per worker)", figure(summary.tgs, ",.1f")),
-        ("exposed communication", percent(summary.comm.exposed_share)),
+        ("exposed communication", _exposed(summary)),
         ("of the busiest link", percent(max(shares, default=None))),
         ("MFU", percent(used.mfu if used else None)),
         ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
@@ -203,6 +210,9 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
 
 
+ReportForm = Literal["html", "markdown", "csv"]
+_ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown"}
+_SUFFIXES = {"html": "html", "markdown": "md"}
 _CELLS = "cells.csv"
 
 
@@ -228,11 +238,15 @@ def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = l
     )
 
 
-def write_page(report: Report, path: Path) -> None:
-    """Write the page, replacing an earlier one."""
-    from multinode.experiment.cell_page import cell_page
-
-    write_text(path, cell_page(report.cells) if report.cells is not None else run_page(report.runs))
+def report_blocks(report: Report) -> Iterator[Block]:
+    """Everything known of the runs, without charts."""
+    if report.cells is not None:
+        yield from cell_blocks(report.cells)
+        return
+    if len(report.runs) > 1:
+        yield _overview(report.runs)
+    for run in report.runs:
+        yield from _blocks(run)
 
 
 def report_markdown(report: Report) -> str:
@@ -240,13 +254,42 @@ def report_markdown(report: Report) -> str:
     return blocks_markdown(cell_blocks(report.cells)) if report.cells is not None else run_markdown(report.runs)
 
 
-def write_markdown(report: Report, path: Path) -> None:
-    """Write it, replacing an earlier one."""
-    write_text(path, report_markdown(report))
+def choose_report_form(form: ReportForm | None, output: Path | None) -> ReportForm:
+    """The form that is asked for, else that of the ending of `output`, before anything is read.
+
+    Raises:
+        UsageError: the ending is unknown, or CSV has no directory.
+    """
+    into = output is not None and (output.is_dir() or form == "csv")
+    chosen = cast("ReportForm", choose_form(form, None if into else output, _ENDINGS))
+    if chosen == "csv" and not into:
+        raise UsageError("CSV needs an output directory", hint="use --format csv --output DIR")
+    return chosen
 
 
-def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Write the CSV files into a directory, created if missing, replacing earlier ones."""
+def write_report(report: Report, form: ReportForm, output: Path) -> tuple[Path, ...]:
+    """Write it to a file, or into a directory under the name of its first run, replacing an earlier one.
+
+    CSV is several files in a directory, created if missing.
+    """
+    if form == "csv":
+        return _write_csv(report, output)
+    names = [run.run.run_id for run in report.runs]
+    name = "-".join((names[0], *(["and-others"] if names[1:] else [])))
+    path = output / f"{name}.{_SUFFIXES[form]}" if output.is_dir() else output
+    if form == "markdown":
+        text = report_markdown(report)
+    elif report.cells is not None:
+        from multinode.experiment.cell_page import cell_page
+
+        text = cell_page(report.cells)
+    else:
+        text = run_page(report.runs)
+    write_text(path, text)
+    return (path,)
+
+
+def _write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
     files = _csv_files(report.runs)
     try:
         folder.mkdir(parents=True, exist_ok=True)

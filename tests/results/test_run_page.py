@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from multinode.cli.run_page import ReportedRun, run_page
 from multinode.network.measure import scan_messages
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
@@ -14,6 +13,7 @@ from multinode.network.size_scan import ScanReport
 from multinode.profile.observed import observe
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import CollectiveTest
+from multinode.results.run_page import ReportedRun, run_page
 from tests.bench.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed

@@ -1,0 +1,275 @@
+"""The verbs of the command in one call each: hosts, a job, and the options of the command as keywords."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from multinode.api import verbs
+from multinode.api.keywords import JobWords, Names, read_hosts, read_job, read_keywords, takes
+from multinode.api.launches import launch as launch_once
+from multinode.api.result import Result
+from multinode.check.screen import check_parts
+from multinode.contrast.inputs import ContrastInput
+from multinode.contrast.screen import contrast_parts
+from multinode.errors import MultinodeError
+from multinode.experiment.cell_sheet import cell_parts
+from multinode.experiment.inputs import SweepInput, TuneInput, refuse_other_kind
+from multinode.experiment.sweep import load_tables, measure_swept
+from multinode.experiment.tune import Tuned, measure_tuned
+from multinode.experiment.tuning_screen import tuning_parts
+from multinode.export.target import parse_targets
+from multinode.launch.context import connect
+from multinode.launch.export import export_while
+from multinode.launch.inputs import CheckInput, LaunchInput
+from multinode.launch.notice import tell_of
+from multinode.launch.outcome import run_parts
+from multinode.launch.progress_lines import ProgressLines, telling_stalls
+from multinode.launch.transfer import fetch_results
+from multinode.network.inputs import NcclTestInput
+from multinode.network.screen import scan_parts
+from multinode.predict.advice_screen import advice_parts
+from multinode.predict.try_advice import try_advice
+from multinode.render.sheet import Block
+from multinode.results.run_page import load_report, report_blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from multinode.check.check import CheckReport
+    from multinode.cluster.cluster import Cluster
+    from multinode.contrast.measure import Contrasted
+    from multinode.experiment.cells import CellTable
+    from multinode.launch.context import Launched, RunContext
+    from multinode.network.nccl_tuning import TuneReport
+    from multinode.network.size_scan import ScanReport
+    from multinode.predict.advice import Recommendations
+    from multinode.records.run import Run
+
+Say = Callable[[str], None] | None
+# A cell keeps every line.
+_PROGRESS_EVERY_S = 30.0
+_WIDTH = 100
+
+
+@takes(CheckInput, "check")
+def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[CheckReport]:
+    """Find what would break a training on these nodes, as `multinode check`.
+
+    Args:
+        hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`; None is that of `--hosts`.
+        job: the path of a YAML, or the words of a command: `["train.py", "--lr", "1e-4"]`; None checks what any
+            training needs.
+        say: is told each stage in a line; None is silent.
+        options: those of the command, with underscores.
+
+    Raises:
+        UsageError: a keyword, the hostfile or the job is wrong.
+    """
+    given = read_keywords(CheckInput, "run_check", options, hosts=read_hosts(hosts), **read_job(job))
+    nodes, checked, how = given.read(_note(say))
+    with _connected(nodes.cluster, say) as context:
+        report = verbs.check(nodes.cluster, context, checked, how)
+    reached = [(node.name, node.reached) for node in report.nodes]
+    return Result(value=report, screen=lambda: check_parts(reached, report.checks, report.findings, details=True))
+
+
+@takes(LaunchInput, "launch")
+def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Launched]:
+    """Run a training on every node to its end, as `multinode launch`. A run that fails is a result.
+
+    Args:
+        hosts: as for `run_check`.
+        job: as for `run_check`; None is the default job.
+        say: is told each stage, and every 30 seconds the progress, in a line; None is silent.
+        options: those of the command, with underscores.
+
+    Raises:
+        UsageError: a keyword, the hostfile or the job is wrong.
+        NodeError, NodeFailed: as `launch`; nothing was started.
+        MultinodeError: what `fetch` names could not be fetched from a run that succeeded.
+    """
+    options.setdefault("notify", os.environ.get("MULTINODE_NOTIFY"))
+    given = read_keywords(LaunchInput, "run_launch", options, hosts=read_hosts(hosts), **read_job(job))
+    note = _note(say)
+    launch, restarts = given.read(note)
+    with _connected(launch.cluster, say) as context, _followed(given, context, note) as tell_end:
+        launched = launch_once(launch, context, restarts)
+        try:
+            fetch_results(context, launched, launch.cluster, given.fetch, note)
+        except MultinodeError as error:
+            if launched.run.status == "succeeded":
+                raise
+            note(str(error))
+        finally:
+            tell_end(launched.run)
+    directory = launched.directory.path
+    return Result(
+        value=launched,
+        directory=directory,
+        screen=lambda: run_parts(launched.run, launched.summary, directory, width=_WIDTH),
+        blocks=lambda: _stored_blocks(directory),
+    )
+
+
+@takes(ContrastInput, "contrast")
+def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Contrasted]:
+    """Run a job on one node and on many, and say which is faster and why, as `multinode contrast`.
+
+    The same call goes on with what was interrupted.
+
+    Args:
+        hosts: as for `run_check`.
+        job: as for `run_launch`.
+        say: as for `run_launch`.
+        options: those of the command, with underscores.
+
+    Raises:
+        UsageError: a keyword, the hostfile or the job is wrong, or the mode does not allow it.
+        RunFailed: a run did not end well.
+        NodeError, NodeFailed: as `launch`.
+    """
+    given = read_keywords(ContrastInput, "run_contrast", options, hosts=read_hosts(hosts), **read_job(job))
+    launch, request = given.read(_note(say))
+    with _connected(launch.cluster, say) as context:
+        contrasted = verbs.contrast(launch, context, request, repeats=given.repeats, fresh=given.fresh)
+    return Result(
+        value=contrasted,
+        directory=contrasted.directory,
+        screen=lambda: contrast_parts(contrasted.contrast),
+        blocks=lambda: _stored_blocks(contrasted.directory),
+    )
+
+
+@takes(NcclTestInput, "nccl-test")
+def run_nccl_test(
+    hosts: Names = None, collectives: str | Iterable[str] = "all_reduce", *, say: Say = print, **options: Any
+) -> Result[ScanReport] | Result[TuneReport]:
+    """Measure collectives over the nodes with their own torch, and judge the network, as `multinode nccl-test`.
+
+    Args:
+        hosts: as for `run_check`.
+        collectives: one, or several: `["all_reduce", "sendrecv"]`.
+        say: as for `run_launch`.
+        options: those of the command, with underscores; with `tune=True` NCCL's settings are measured.
+
+    Raises:
+        UsageError: a keyword or the hostfile is wrong.
+        RunFailed: it did not end well.
+        NodeError, NodeFailed: as `launch`.
+    """
+    names = (collectives,) if isinstance(collectives, str) else tuple(collectives)
+    given = read_keywords(NcclTestInput, "run_nccl_test", options, hosts=read_hosts(hosts), collectives=names)
+    launch, extent = given.read(_note(say))
+    with _connected(launch.cluster, say, local=given.local is not None) as context:
+        if given.tune:
+            from multinode.network.nccl_tuning import tune_parts
+            from multinode.network.tune import nccl_tune
+
+            tuned = nccl_tune(launch, extent, given.repeats, context)
+            return Result(value=tuned, screen=lambda: tune_parts(tuned))
+        report = verbs.nccl_test(launch, context, extent)
+        directory = context.runs / report.run_id
+    return Result(
+        value=report,
+        directory=directory,
+        screen=lambda: scan_parts(report),
+        blocks=lambda: _stored_blocks(directory),
+    )
+
+
+@takes(SweepInput, "sweep")
+def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[CellTable]:
+    """Measure a job over a grid of settings, nodes and workers, as `multinode sweep`.
+
+    The same call goes on with what was interrupted. `grid={"per_device_train_batch_size": [1, 2, 4]}` of a YAML,
+    `grid_arg={"--batch": [1, 2, 4]}` of a script.
+
+    Args:
+        hosts: as for `run_check`.
+        job: as for `run_launch`.
+        say: as for `run_launch`.
+        options: those of the command, with underscores.
+
+    Raises:
+        UsageError: a keyword, the hostfile, the job or the grid is wrong.
+        NodeError, NodeFailed: as `launch`, of the first cells.
+    """
+    given = read_keywords(SweepInput, "sweep", options, hosts=read_hosts(hosts), **read_job(job))
+    note = _note(say)
+    swept = measure_swept(given.read(note), given.resume, lambda cluster: _connected(cluster, say), note)
+    table = load_tables(swept.directory.parent, [swept.directory.name])
+    return Result(
+        value=table,
+        directory=swept.directory,
+        screen=lambda: cell_parts(table, _WIDTH),
+        blocks=lambda: _stored_blocks(swept.directory),
+    )
+
+
+@takes(TuneInput, "tune")
+def tune(
+    hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any
+) -> Result[Tuned] | Result[Recommendations]:
+    """Find the change that reaches the loss of a training fastest, as `multinode tune`.
+
+    With `from_="last"` the changes that `advise` suggests for a stored run are measured by their speed, and the result
+    holds `Recommendations`. The same call goes on with what was interrupted.
+
+    Args:
+        hosts: as for `run_check`.
+        job: as for `run_launch`.
+        say: as for `run_launch`.
+        options: those of the command, with underscores.
+
+    Raises:
+        UsageError: a keyword, the hostfile or the job is wrong, or the job cannot be tuned.
+        RunFailed: the unchanged training did not end well.
+        NodeError, NodeFailed: as `launch`.
+    """
+    given = read_keywords(TuneInput, "tune", options, hosts=read_hosts(hosts), **read_job(job))
+    refuse_other_kind({name for name, value in options.items() if value is not None}, by_speed=bool(given.from_))
+    note = _note(say)
+    if given.from_:
+        request = given.read_by_speed(note)
+        with _connected(request.launch.cluster, say) as context:
+            trial = try_advice(request.launch, context, request.recommendations, request.trials)
+        found = trial.recommendations
+        return Result(
+            value=found, directory=trial.directory, screen=lambda: advice_parts(found, found.advice, details=True)
+        )
+    tuned = measure_tuned(given.read(note), given.resume, lambda cluster: _connected(cluster, say), note)
+    return Result(value=tuned, directory=tuned.directory, screen=lambda: tuning_parts(tuned.tuning))
+
+
+def _note(say: Say) -> Callable[[str], None]:
+    return say if say is not None else lambda _: None
+
+
+@contextlib.contextmanager
+def _connected(cluster: Cluster, say: Say, *, local: bool = False) -> Iterator[RunContext]:
+    """Connections whose stages and progress are told in lines. No signal is handled, so that any thread may call."""
+    with connect(cluster, local=local) as context:
+        if say is not None:
+            context.say = say
+            context.observe = telling_stalls(say, ProgressLines(say, _PROGRESS_EVERY_S).show)
+        yield context
+
+
+@contextlib.contextmanager
+def _followed(given: LaunchInput, context: RunContext, note: Callable[[str], None]) -> Iterator[Callable[[Run], None]]:
+    """Exports and notices of a run while inside; what is yielded tells of its end."""
+    with contextlib.ExitStack() as stack:
+        tell_end: Callable[[Run], None] = lambda _: None  # noqa: E731 - without notices
+        if given.on_end is not None or given.notify is not None:
+            tell_end = stack.enter_context(tell_of(context, given.on_end, given.notify, note))
+        targets = parse_targets(given.export, given.metrics_port)
+        if targets:
+            stack.enter_context(export_while(context, targets, note))
+        yield tell_end
+
+
+def _stored_blocks(directory: Path) -> Iterator[Block]:
+    return report_blocks(load_report(directory.parent, [directory.name]))

@@ -1,0 +1,50 @@
+"""Result: what a call returns, shown as the command shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from multinode.render.blocks import fragment
+from multinode.render.sheet import Block, Prose
+from multinode.render.table import Part, screen_text
+
+Held = TypeVar("Held")
+_WIDTH = 100
+
+
+class Result(msgspec.Struct, Generic[Held], frozen=True, kw_only=True):
+    """What a call returns. A notebook shows it as a report; `print` prints the screen of the command.
+
+    Attributes:
+        value: what was measured or found.
+        directory: where all of it lies; None if nothing was stored.
+        screen: makes the screen of the command.
+        blocks: makes the report; None if there is none beside the screen.
+    """
+
+    value: Held
+    directory: Path | None = None
+    screen: Callable[[], Iterable[Part]]
+    blocks: Callable[[], Iterable[Block]] | None = None
+
+    def document(self) -> Any:
+        """What the command prints with `--json`."""
+        document = getattr(self.value, "document", None)
+        return self.value if document is None else document()
+
+    def __str__(self) -> str:
+        return screen_text(self.screen(), _WIDTH).rstrip()
+
+    def __repr__(self) -> str:
+        where = "" if self.directory is None else f", {str(self.directory)!r}"
+        return f"<Result of {type(self.value).__name__}{where}>"
+
+    def _repr_html_(self) -> str:
+        return fragment(self.blocks() if self.blocks is not None else self._screen_blocks())
+
+    def _screen_blocks(self) -> Iterator[Block]:
+        yield Prose(str(self), "verbatim")

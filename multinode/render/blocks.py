@@ -1,0 +1,108 @@
+"""blocks: as HTML, on a page or in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from multinode.render.sheet import Block, Chart, Prose, Sheet, Tiles, html_text, sanitize
+
+STYLE = """
+h1 { font-size: 1.4rem; margin: 0.5rem 0; }
+h2 { font-size: 1.05rem; margin: 1.6rem 0 0.4rem; }
+section.run ~ section.run { border-top: 3px solid var(--line); margin-top: 3rem; padding-top: 1rem; }
+p.lead { font-size: 1.2rem; font-weight: 600; margin: 0.6rem 0 0.9rem; }
+p.note { color: var(--faint); font-size: 0.85rem; margin: 0.3rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: 0.6rem; }
+.tile { background: var(--card); border-radius: 6px; padding: 0.5rem 0.7rem; }
+.tile b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+.tile span { color: var(--faint); font-size: 0.8rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
+th, td { padding: 0.2rem 0.7rem 0.2rem 0; text-align: right; vertical-align: top; white-space: nowrap; }
+th { border-bottom: 1px solid var(--line); font-weight: 600; }
+th small { display: block; color: var(--faint); font-weight: 400; }
+td.words, th.words { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 6.5rem; }
+td.long { min-width: 16rem; }
+td.one { white-space: nowrap; }
+td.name { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 4.5rem; color: var(--faint); }
+pre { overflow-x: auto; background: var(--card); padding: 0.7rem; border-radius: 6px; font-size: 0.8rem; }
+"""
+"""Of blocks, wherever they are."""
+# A notebook has its own font, and a light or a dark ground.
+_IN_NOTEBOOK = """
+--faint: #808890; --card: rgba(128, 128, 128, 0.12); --line: rgba(128, 128, 128, 0.4); max-width: 75rem;
+"""
+_LONG = 40
+
+
+def fragment(blocks: Iterable[Block]) -> str:
+    """Blocks as a part of another document, whose own elements keep their style."""
+    return f'<div class="multinode"><style>.multinode {{{_IN_NOTEBOOK}{STYLE}}}</style>\n{blocks_html(blocks)}</div>\n'
+
+
+def blocks_html(blocks: Iterable[Block]) -> str:
+    """Everything on a page; a table without rows, and a text without a word, is not there."""
+    return "".join(map(_block_html, blocks))
+
+
+def _block_html(block: Block) -> str:
+    if isinstance(block, Sheet):
+        return _sheet_html(block) if block.rows else ""
+    if isinstance(block, Tiles):
+        tiles = (
+            f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(name)}</span></div>'
+            for name, value in block.figures
+        )
+        return f'<div class="tiles">{"".join(tiles)}</div>\n'
+    if isinstance(block, Chart):
+        # plotly is large, and comes with the extra `report`.
+        from multinode.render.charts import chart_html
+
+        note = f'<p class="note">{html_text(block.note)}</p>\n' if block.note else ""
+        return f"<h2>{html_text(block.title)}</h2>\n{chart_html(block)}{note}"
+    return _words_html(block) if block.text else ""
+
+
+def _words_html(words: Prose) -> str:
+    if words.style == "verbatim":
+        lines = "\n".join(sanitize(line) for line in words.text.splitlines())
+        title = f"<h2>{html_text(words.title)}</h2>\n" if words.title else ""
+        return f"{title}<pre>{html.escape(lines)}</pre>\n"
+    if words.style == "items":
+        items = "".join(f"<li>{html_text(line)}</li>" for line in words.text.splitlines())
+        return f"<ul>{items}</ul>\n"
+    text = html_text(words.text)
+    return {
+        "heading": f"<h1>{text}</h1>\n",
+        "strong": f"<p><b>{text}</b></p>\n",
+        "": f"<p>{text}</p>\n",
+    }.get(words.style, f'<p class="{words.style}">{text}</p>\n')
+
+
+def _sheet_html(sheet: Sheet) -> str:
+    head = "".join(_head(column.name, column.unit, words=column.words) for column in sheet.columns)
+    words = [column.words for column in sheet.columns]
+    rows = "".join(_row(row, words) for row in sheet.rows)
+    notes = "".join(f'<p class="note">{html_text(note)}</p>\n' for note in (*sheet.notes, *sheet.legend))
+    table = f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>\n'
+    return f"<h2>{html_text(sheet.title)}</h2>\n{table}{notes}"
+
+
+def _head(name: str, unit: str, *, words: bool) -> str:
+    small = f"<small>{html_text(unit)}</small>" if unit else ""
+    return f"<th{' class=words' if words else ''}>{html_text(name)}{small}</th>"
+
+
+def _row(row: Sequence[str], words: Sequence[bool]) -> str:
+    if not words:
+        name, *rest = row
+        cells = "".join(f"<td class=words>{html_text(text)}</td>" for text in rest)
+        return f'<tr><td class="name">{html_text(name)}</td>{cells}</tr>'
+    return f"<tr>{''.join(_cell(cell, words=word) for cell, word in zip(row, words, strict=True))}</tr>"
+
+
+def _cell(cell: str, *, words: bool) -> str:
+    # A sentence in a narrow column would make its row as tall as the page; a name is read in one line.
+    long = " long" if len(cell) > _LONG else " one" if len(cell.split()) == 1 else ""
+    return f'<td class="words{long}">{html_text(cell)}</td>' if words else f"<td>{html_text(cell)}</td>"

@@ -1,0 +1,1 @@
+"""Stored results of any kind, as a page, as Markdown, as CSV or in a notebook."""
