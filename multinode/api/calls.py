@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multinode.api import verbs
 from multinode.api.keywords import JobWords, Names, read_hosts, read_job, read_keywords, takes
 from multinode.api.launches import launch as launch_once
 from multinode.api.result import Result
+from multinode.api.verbs import check as check_cluster
+from multinode.api.verbs import contrast as measure_contrast
+from multinode.api.verbs import nccl_test as measure_scan
 from multinode.check.screen import check_parts
 from multinode.contrast.inputs import ContrastInput
 from multinode.contrast.screen import contrast_parts
@@ -72,7 +74,7 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
     given = read_keywords(CheckInput, "run_check", options, hosts=read_hosts(hosts), **read_job(job))
     nodes, checked, how = given.read(_note(say))
     with _connected(nodes.cluster, say) as context:
-        report = verbs.check(nodes.cluster, context, checked, how)
+        report = check_cluster(nodes.cluster, context, checked, how)
     reached = [(node.name, node.reached) for node in report.nodes]
     return Result(value=report, screen=lambda: check_parts(reached, report.checks, report.findings, details=True))
 
@@ -135,7 +137,7 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
     given = read_keywords(ContrastInput, "run_contrast", options, hosts=read_hosts(hosts), **read_job(job))
     launch, request = given.read(_note(say))
     with _connected(launch.cluster, say) as context:
-        contrasted = verbs.contrast(launch, context, request, repeats=given.repeats, fresh=given.fresh)
+        contrasted = measure_contrast(launch, context, request, repeats=given.repeats, fresh=given.fresh)
     return Result(
         value=contrasted,
         directory=contrasted.directory,
@@ -171,7 +173,7 @@ def run_nccl_test(
 
             tuned = nccl_tune(launch, extent, given.repeats, context)
             return Result(value=tuned, screen=lambda: tune_parts(tuned))
-        report = verbs.nccl_test(launch, context, extent)
+        report = measure_scan(launch, context, extent)
         directory = context.runs / report.run_id
     return Result(
         value=report,

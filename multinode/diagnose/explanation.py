@@ -22,7 +22,8 @@ from multinode.diagnose.failure import first_failure, signal_error
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
 from multinode.diagnose.log_line import FRAME_PLACE, LogLine, parse_line
-from multinode.diagnose.log_words import LogReading, LogWord, is_progress, last_words, read_log
+from multinode.diagnose.log_word import LogWord
+from multinode.diagnose.log_words import LogReading, is_progress, last_words, read_log
 from multinode.diagnose.meaning import (
     address_notes,
     exit_meaning,

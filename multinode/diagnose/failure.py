@@ -13,7 +13,8 @@ from multinode.diagnose.evidence import MachineFault, NodeEvidence
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import WorkerDeath, find_worker_death
 from multinode.diagnose.log_line import source_line
-from multinode.diagnose.log_words import LogReading, LogWord, last_words, read_log, spoken_words
+from multinode.diagnose.log_word import LogWord
+from multinode.diagnose.log_words import LogReading, last_words, read_log, spoken_words
 from multinode.diagnose.meaning import MOST_CODE, exit_meaning, signal_of_code, timed_out_collective
 from multinode.diagnose.standing import Standing, entry_standing, word_standing
 from multinode.records.log import clean_log, last_lines

@@ -53,15 +53,18 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Grammar(msgspec.Struct, frozen=True, kw_only=True):
     begins: str
     lines: int = 1
+    ruler: str = ""  # the character of which the line below it consists; empty without one
     # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker`, `time` and `said`, the words that a worker
     # ended; `needs` one of these.
     fields: Mapping[str, re.Pattern[str]]
     needs: tuple[str, ...] = ("code", "signal")
 
 
-def _grammar(begins: str, lines: int = 1, needs: tuple[str, ...] = ("code", "signal"), **fields: str) -> _Grammar:
+def _grammar(
+    begins: str, lines: int = 1, needs: tuple[str, ...] = ("code", "signal"), ruler: str = "", **fields: str
+) -> _Grammar:
     patterns = {name: re.compile(pattern, re.MULTILINE) for name, pattern in fields.items()}
-    return _Grammar(begins=begins, lines=lines, fields=patterns, needs=needs)
+    return _Grammar(begins=begins, lines=lines, fields=patterns, needs=needs, ruler=ruler)
 
 
 _SIGNAL_WORDS = {
@@ -81,6 +84,7 @@ _GRAMMARS: Mapping[str, _Grammar] = {
     "torchrun": _grammar(
         "Root Cause",
         16,
+        ruler="=",
         rank=r"^\s*rank\s*:\s*(\d{1,6})\b",
         host=r"^\s*host\s*:\s*([\w.-]{1,64})\s*$",
         code=r"^\s*exitcode\s*:\s*(-?\d{1,6})\b",
@@ -264,8 +268,9 @@ class ReportReader:
             is_inside = True
             # A worker under torch's `record` has its traceback in the report.
             ends = line.text.lstrip().startswith(("traceback :", "error_file:")) and "Traceback (" in line.text
-            is_ruled = launcher == "torchrun" and set(line.text.strip()) == {"="}
-            if ends or is_ruled or len(lines) >= _GRAMMARS[launcher].lines:
+            grammar = _GRAMMARS[launcher]
+            is_ruled = grammar.ruler != "" and set(line.text.strip()) == {grammar.ruler}
+            if ends or is_ruled or len(lines) >= grammar.lines:
                 is_inside = not ends
                 self._close(place)
         return is_inside

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multinode.diagnose.known_errors import KnownError
     from multinode.diagnose.launcher_report import WorkerDeath
-    from multinode.diagnose.log_words import LogWord
+    from multinode.diagnose.log_word import LogWord
 
 
 class Standing(enum.IntEnum):

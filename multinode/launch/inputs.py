@@ -26,6 +26,7 @@ from multinode.records.balance import Balance, parse_balance
 from multinode.records.files import read_text
 from multinode.records.invocation import Invocation
 from multinode.secret_values import hides, redact_words
+from multinode.transport.choice import choose_transport
 from multinode.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -388,12 +389,8 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
             nodes=self.nodes or change.nodes,
             workers_per_node=self.workers_per_node or change.workers_per_node,
         )
-        if self.detach:
-            from multinode.transport.choice import choose_transport
-
-            refusal = choose_transport(training.nodes.cluster, None).why_no_detach()
-            if refusal is not None:
-                raise refusal
+        if self.detach and (refusal := choose_transport(training.nodes.cluster, None).why_no_detach()) is not None:
+            raise refusal
         job = with_data(training.read_job([*change.overrides, *self.set_]), synthetic=self.synthetic)
         options = LaunchOptions(
             workers_per_node=training.workers_per_node,

@@ -6,6 +6,7 @@ Every engine gets the node's rank in the job and derives its workers' ranks. The
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import Any
 
@@ -13,17 +14,16 @@ import msgspec
 
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
+from multinode.job.engines import ENGINES
 from multinode.job.engines.place import Place, node_command
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.records.plan import PlanFile
 
-# The modules of this folder with an `ENGINE`, in the order of messages.
-ENGINES = ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
 OF_YAML, OF_SCRIPT = "llamafactory", "torchrun"
 """The engines of jobs for which none is asked."""
 
 
-class EngineKind:
+class EngineKind(ABC):
     """What engines of one name do.
 
     Attributes:
@@ -41,16 +41,13 @@ class EngineKind:
     sharded_by: str | None = None
     assumed: str | None = None
 
-    def refuse(self, job: Job) -> None:
-        """Refuse jobs that it cannot run.
+    def why_not(self, job: Job) -> UsageError | None:
+        """Why it cannot run a job; None if it can."""
+        return None
 
-        Raises:
-            UsageError: this is one.
-        """
-
+    @abstractmethod
     def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
         """The program of one node, with its arguments; `env` are the user's variables."""
-        raise NotImplementedError
 
     def variables(self, engine: Engine, place: Place) -> dict[str, str]:
         """Variables of one node beside those that all engines get (`node_command`)."""
@@ -112,7 +109,9 @@ def choose_engine(
     own = OF_YAML if isinstance(job, LlamaFactoryJob) else OF_SCRIPT
     name = engine if engine is not None else own
     chosen = Engine(name=name, accelerate=accelerate or {}, passes_local_rank=passes_local_rank)
-    chosen.kind.refuse(job)
+    refusal = chosen.kind.why_not(job)
+    if refusal is not None:
+        raise refusal
     if accelerate is not None and not chosen.kind.takes_configuration:
         raise UsageError(f"--accelerate-config needs --engine accelerate; the engine is {name}")
     return chosen
