@@ -161,16 +161,25 @@ def contrast(
         fail_gate(f"the efficiency is {contrasted.contrast.efficiency:.3f}, below --min-efficiency {min_efficiency:g}")
 
 
+# With two repeats, Student's t is 12.7; with four, 3.2.
+_REPEATS = 4
+
+
 def next_command(contrast: Contrast, name: str, invocation: Invocation | None) -> str:
-    """The launch on one node if it was measured to be faster, else the changes to try; empty if nothing follows.
+    """What follows; empty if nothing does.
+
+    More repeats if it is inconclusive; the launch on one node if that was measured to be faster; else changes to try.
 
     Args:
         contrast: the result.
         name: its run.
         invocation: the command line that measured it; None if none did.
     """
-    from multinode.contrast.judge import prefers_one_node
+    from multinode.contrast.judge import judge, prefers_one_node
 
+    if judge(contrast) == "inconclusive" and invocation is not None:
+        repeats = max(_REPEATS, 2 * min(len(side.run_ids) for side in contrast.measured))
+        return propose(invocation, "contrast", first=("--repeats", str(repeats)), without=("--repeats", "--fresh"))
     if prefers_one_node(contrast):
         workers = str(contrast.baseline.workers_per_node)
         first, places = ("--nodes", "1", "--workers-per-node", workers), ("--nodes", "--workers-per-node")

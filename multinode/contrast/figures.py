@@ -179,15 +179,16 @@ def network_words(side: Side) -> str:
     """Bytes per step through the busiest NIC, and the share of its link; empty if unknown."""
     seen = side.bytes_per_step
     counted = next((size for size in (seen.nic, seen.expected) if size is not None), None)
-    if not counted or side.nodes == 1:
+    step_s = side.step_time_ms.value / _MS_PER_S
+    if not counted or not step_s or side.nodes == 1:
         return ""
-    gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / (side.step_time_ms.value / _MS_PER_S)
+    gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / step_s
     by_rule = "" if seen.nic is not None else " (expected from the strategy, not counted)"
     text = f"{figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
     link = side.link_gbit_per_s
-    if not link:
+    most = goodput_gb_per_s(link) * BITS_PER_BYTE if link else 0.0
+    if not link or not most:
         return f"{text}, on average {format_rate(gbit_per_s)}"
-    most = goodput_gb_per_s(link) * BITS_PER_BYTE
     return f"{text}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"
 
 

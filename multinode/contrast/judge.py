@@ -310,9 +310,10 @@ def _verdict(contrast: Contrast) -> str:
             slower = "no faster" if outcome == "equal" else _slower(contrast)
             return f"Do not use {many} for this job: they are {slower} than {few}; {_culprit(contrast)}."
     if outcome == "inconclusive":
-        spread = (
-            f"within the noise (speed-up {range_of_times(contrast.speedup)}); measure with more --repeats or --steps"
-        )
+        is_script = contrast.baseline.settings is not None and contrast.baseline.settings.command is not None
+        longer = "a script that trains longer" if is_script else "--steps"
+        span = range_of_times(contrast.speedup)
+        spread = f"within the noise (speed-up {span}); measure with more --repeats or {longer}"
         return f"Inconclusive: the difference between {many} and {few} is {spread}."
     return f"{capitalised(many)} {are} {_relation(contrast, outcome, few)}"
 

@@ -150,9 +150,6 @@ def next_step(
         return footer("Next", one_node or "the same training on one node")
     if run.first_failure is not None:
         return footer("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
-    if run.hang is not None:
-        whose = f" --rank {run.hang.rank}" if run.hang.rank is not None else ""
-        return footer("Next", f"multinode logs {run.run_id}{whose}")
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
     if run.status != "succeeded" or kind == "no_communication":
         return None

@@ -128,8 +128,9 @@ def _after_one_node(option: RankedOption, ranked: Sequence[RankedOption]) -> int
 
 
 def pays(advice: Advice) -> bool:
-    """Whether the gain is noticeable, and the change fits the GPUs as far as known."""
-    return advice.gain >= 1 + NOTICEABLE and advice.fits is not False
+    """Whether the gain is noticeable, of a measured one beyond the noise, and the change fits as far as known."""
+    is_noise = advice.measured and advice.interval[0] < 1
+    return advice.gain >= 1 + NOTICEABLE and advice.fits is not False and not is_noise
 
 
 def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
@@ -251,6 +252,8 @@ def _gain(today: TrainingState, option: TuningOption) -> Gain:
     if not today.measured_samples_per_s:
         return ratio
     if _is_measured(today, option) and today.single_samples_per_s:
+        if (seen := today.single_gain) is not None:
+            return Gain(seen.value, seen.low, seen.high)
         value, off = today.single_samples_per_s / today.measured_samples_per_s, 1 + max(then.error, now.error)
         return Gain(value, value / off, value * off)
     off = today.prediction().samples_per_s / today.measured_samples_per_s

@@ -67,7 +67,7 @@ def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today
             (
                 str(number),
                 row.name,
-                f"{times(row.gain)} measured" if row.measured else span_of_times(row.gain, row.interval),
+                f"{span_of_times(row.gain, row.interval)}{' measured' if row.measured else ''}",
                 *((_against_one_node(row),) if has_one_node else ()),
                 *(_tried(row.tried) if tried else ()),
                 _memory_sheet(row.memory_gib),
@@ -172,9 +172,8 @@ def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
     how = "measured" if paying.measured else "predicted"
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
-        gain = f"{times(paying.gain)} faster" if paying.measured else gain_words(paying)
         link = "" if _is_measured(recommendations) else f" {_now(recommendations)}"
-        sentence = f"Train on 1 node: {gain} than on the current {today}{link}, {how}."
+        sentence = f"Train on 1 node: {gain_words(paying)} than on the current {today}{link}, {how}."
         return " ".join([sentence, *_beside_one_node(recommendations)])
     return f"Best change: {paying.name}, {gain_words(paying)} than {_now(recommendations)}, {how}."
 

@@ -132,6 +132,7 @@ def training_state(
         slots=_slots(directories),
         measured_samples_per_s=measured,
         single_samples_per_s=evidence.single_samples_per_s,
+        single_gain=evidence.single_gain,
         stragglers=alike[-1].stragglers if alike else (),
         dataset_samples=alike[-1].dataset_samples if alike else None,
         balance=alike[-1].balance if alike else None,

@@ -37,6 +37,7 @@ from multinode.predict.variants import Subject, vary
 from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
+from multinode.stats.estimate import Estimate, of_repeats, ratio
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
 from multinode.units import BITS_PER_BYTE, format_rate
@@ -405,6 +406,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     today: Scenario  # the measured scenario, on several nodes if possible
     today_samples_per_s: float | None = None  # of it; None if not measured
     single_samples_per_s: float | None = None  # of the run on one node, if there is one
+    single_gain: Estimate | None = None  # of one node over several, where both were repeated
     subject: Subject
     grad_compress: str | None = None  # the hook that was used
     # stored runs of the same training, each with a calibration that does not use it
@@ -435,6 +437,7 @@ def gather(
         today=inputs.scenario_of(chosen.newest),
         today_samples_per_s=_mean_rate(chosen.newest, named) if chosen.several else None,
         single_samples_per_s=_mean_rate(chosen.single, named) if chosen.single is not None else None,
+        single_gain=_single_gain(chosen, named),
         subject=inputs.subject,
         grad_compress=inputs.subject.settings.grad_compress,
         holdouts=tuple(holdout_runs(inputs, chosen, stored)),
@@ -445,14 +448,24 @@ def gather(
 
 def _mean_rate(record: Record, named: Sequence[Record]) -> float:
     """Samples/s of a run, mean of its repeats among the named ones: the figure that a contrast has."""
-    repeats = [
+    return statistics.fmean(_rates(record, named) or [record.samples_per_s])
+
+
+def _rates(record: Record, named: Sequence[Record]) -> list[float]:
+    return [
         other.samples_per_s
         for other in named
         if other.is_training
         and (other.layout, other.node_names) == (record.layout, record.node_names)
         and _is_repeat(other, record)
     ]
-    return statistics.fmean(repeats) if repeats else record.samples_per_s
+
+
+def _single_gain(chosen: RunSelection, named: Sequence[Record]) -> Estimate | None:
+    if chosen.single is None or not chosen.several:
+        return None
+    one, several = _rates(chosen.single, named), _rates(chosen.newest, named)
+    return ratio(of_repeats(one), of_repeats(several)) if min(len(one), len(several)) > 1 else None
 
 
 def _unswept(chosen: RunSelection, stream: float | None) -> tuple[str, ...]:

@@ -308,9 +308,10 @@ def _with_rate(evidence: Evidence, row: PredictedScenario) -> PredictedScenario:
     off = rate / row.samples_per_s
     against = off if row.nodes == 1 or one is None else rate / one / row.speedup
     low, high = row.speedup_interval or (row.speedup, row.speedup)
+    gained = evidence.single_gain if one is not None else None
     several = {
         "speedup": row.speedup * against,
-        "speedup_interval": (low * against, high * against),
+        "speedup_interval": (low * against, high * against) if gained is None else (1 / gained.high, 1 / gained.low),
         "efficiency": row.efficiency * against,
     }
     return msgspec.structs.replace(
