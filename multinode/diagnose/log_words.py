@@ -83,6 +83,7 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     points: bool = False  # whether `rank` is one that another rank, `said_by`, names as the first to be late
     said_by: int | None = None
     went_on: bool = False  # whether its process printed progress after it
+    at_exit: bool = False  # whether a destructor or the shutdown of the interpreter raised it
     raised_from: int | None = None  # the line of the exception that this one was raised from or while handling
     details: tuple[str, ...] = ()  # the lines below an exception that belong to it
     collective: Collective | None = None  # which one its watchdog gave up; None where the line does not say
@@ -288,13 +289,20 @@ _RESTART = "will restart worker group"
 # What launchers say when they begin.
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
 _THREAD = "Exception in thread "
+# Before a traceback that Python prints and drops: of a destructor, a callback at exit, a handler of logging.
+_IGNORES = ("Exception ignored ", "Error in atexit._run_exitfuncs:", "--- Logging error ---")
+_AT_EXIT = re.compile(
+    r", in (?:__del__|_run_exitfuncs|_python_exit|_exit_function|_exitfunc)\b"
+    r"|\bthreading\.py\", line \d+, in _shutdown\b"
+)
+_SHUTDOWN = re.compile(r"\b(?:at|after) interpreter shutdown\b|\bPython is (?:likely )?shutting down\b")
 _RAY_CALL = "ray::"
 _PYXIS_QUOTES = "pyxis:     "
 _OTHERS = (
     _PYXIS_QUOTES,
     *_BEGIN,
     _RESTART,
-    "Exception ignored in",
+    *_IGNORES,
     _THREAD,
     _RAY_CALL,
     *_WARNS,
@@ -373,6 +381,7 @@ class _Traceback(msgspec.Struct):
     last: int
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
+    at_exit: bool = False  # whether it goes through a destructor or what runs at the exit
     of: LogLine | None = None  # its first line: who raised it, where the others have no marks
     frames: list[str] = []  # the last frame's lines: where, and the source code
 
@@ -404,7 +413,7 @@ class _Tracebacks:
         key, own = line.process, line.text
         self.ended = None
         after_ignored = number - self._last_ignored.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
-        is_ignored = "Exception ignored in" in line.raw or (after_ignored and own.startswith(_CHAINED))
+        is_ignored = any(words in line.raw for words in _IGNORES) or (after_ignored and own.startswith(_CHAINED))
         if is_ignored and len(self._ignored[key]) < _MOST_WORDS:
             self._ignored[key].append(number)
         if _THREAD in own:
@@ -426,6 +435,7 @@ class _Tracebacks:
             return None
         if own[:1].isspace():
             one.takes_away = one.takes_away or _TAKES_AWAY.search(own) is not None
+            one.at_exit = one.at_exit or _AT_EXIT.search(own) is not None
             one.last = number
             if own.startswith(_AT):
                 one.frames = [own]
@@ -690,7 +700,7 @@ class _Reader:
         if (place is _Traced.END or (word is not None and word.is_exception)) and self._tracebacks.ignores(
             number, line
         ):
-            return
+            word = replace(word, is_noise=True) if word is not None else None
         if is_report:
             # No exception goes on in what a launcher says, and of the line itself the report says by whom it is.
             self._below.pop(line.process, None)
@@ -775,7 +785,8 @@ class _Reader:
             # Of what may be survived the last counts.
             is_last = word.is_exception and (word.error is None or word.error.is_last)
             is_better = former.is_noise and not word.is_noise
-            if not (is_last or is_better or word.error is None or self._progress.went_on(former)):
+            is_worse = word.is_noise and not former.is_noise
+            if is_worse or not (is_last or is_better or word.error is None or self._progress.went_on(former)):
                 return None
         self._words[key] = word
         return key
@@ -934,6 +945,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_noise=(line.is_warning and (error is None or error.kind != "killed") and _FAILED_OPERATION not in raw)
         or (traceback is not None and traceback.in_thread)
         or (not is_nccl and _WARNING.match(raw) is not None),
+        at_exit=(traceback is not None and traceback.at_exit) or (raised and _SHUTDOWN.search(text) is not None),
         points=points is not None,
         said_by=plain.rank if points is not None else None,
         error=error,

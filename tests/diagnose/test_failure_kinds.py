@@ -397,3 +397,52 @@ def test_an_error_of_mpi_comes_before_an_assertion_at_the_exit_of_its_process() 
     )
     assert told is not None
     assert "MPI_" in told.message
+
+
+DROPPED = [
+    "Exception ignored in atexit callback: <function save at 0x7ff7225efe20>",
+    "Exception ignored while calling deallocator <function Manager.__del__ at 0x7f7071300a90>:",
+    "Exception ignored while closing generator <generator object batches at 0x7f70713>:",
+    "Exception ignored in: <generator object batches at 0x7f70713>",
+    "Error in atexit._run_exitfuncs:",
+    "--- Logging error ---",
+]
+
+
+@pytest.mark.parametrize("before", DROPPED)
+@pytest.mark.parametrize("mark", ["", "0: ", "[rank0]: ", "[default0]:"])
+@pytest.mark.parametrize("exception", ["FileNotFoundError: [Errno 2] No such file or directory: 'a'", "KeyError: 'a'"])
+def test_an_exception_that_python_prints_and_drops_is_no_failure(before: str, mark: str, exception: str) -> None:
+    lines = f"Iteration 29: loss=8.1\n{before}\n{raised(exception)}".splitlines()
+    log = "".join(f"{mark}{line}\n" for line in lines * 2)
+    assert explained(log) is None
+    told = explained(log + "".join(f"{mark}{line}\n" for line in raised("RuntimeError: bad batch").splitlines()))
+    assert told is not None
+    assert "bad batch" in told.message
+    same = f"{raised(exception)}{before}\n{raised(exception)}".splitlines()
+    told = explained("".join(f"{mark}{line}\n" for line in same))
+    assert told is not None
+    assert told.line == 4
+
+
+SHUTDOWN = [
+    raised("OSError: [Errno 5] Input/output error").replace("in build", "in __del__"),
+    raised("RuntimeError: cannot join").replace("in build", "in _python_exit"),
+    raised("RuntimeError: can't create new thread at interpreter shutdown"),
+    raised("ImportError: sys.meta_path is None, Python is likely shutting down"),
+]
+
+
+@pytest.mark.parametrize("shutdown", SHUTDOWN)
+def test_what_the_shutdown_after_a_training_raises_is_no_failure_unless_a_launcher_says_so(shutdown: str) -> None:
+    assert explained("step 9: loss 1.2\nTraining completed\n" + shutdown) is None
+    for failed in (
+        "step 9: loss 1.2\n" + shutdown,
+        "Training completed\n" + raised("RuntimeError: cannot save"),
+        f"Training completed\n{shutdown}{REPORT.format(code=1)}",
+    ):
+        assert explained(failed) is not None
+    told = explained(f"Training completed\n{shutdown}{REPORT.format(code=1)}")
+    assert told is not None
+    assert shutdown.splitlines()[-1] in told.message
+    assert "only its shutdown failed" in (told.cause or "")
