@@ -350,6 +350,8 @@ _END_TEXTS = (
 
 
 _ENDED = re.compile("|".join(map(re.escape, _END_TEXTS)), re.IGNORECASE)
+# What an experiment tracker prints of a run, also of one that failed: neither progress nor an end.
+_TRACKER = re.compile(rb"\b(?:wandb|swanlab|comet (?:info|warning)): |\[neptune\] ", re.IGNORECASE)
 
 
 @functools.cache
@@ -669,7 +671,7 @@ class _Reader:
         ran_on = _RAY_TASK.search(line.raw) if _RAY_CALL in line.raw else None
         if ran_on is not None and ran_on[1] != ANY_ADDRESS:
             self._ran_on[line.process] = number, ran_on[1]
-        if _ENDED.search(line.text):
+        if _ENDED.search(line.text) and not _TRACKER.search(piece):
             self._ended_line = number
         if line.text.startswith(_CHAINED) and line.process in self._raised:
             self._chained[line.process] = self._raised[line.process]
@@ -815,7 +817,7 @@ def _may_tell(shape: bytes) -> bool:
 
 
 def _is_progress(shape: bytes) -> bool:
-    return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None
+    return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None and _TRACKER.search(shape) is None
 
 
 def _is_row(piece: bytes) -> bool:

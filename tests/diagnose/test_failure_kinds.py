@@ -446,3 +446,21 @@ def test_what_the_shutdown_after_a_training_raises_is_no_failure_unless_a_launch
     assert told is not None
     assert shutdown.splitlines()[-1] in told.message
     assert "only its shutdown failed" in (told.cause or "")
+
+
+TRACKERS = [
+    "wandb: Run summary:\nwandb:   train/global_step 260\nwandb:          train/loss 1.4358\nwandb: View run at: https://x\n",
+    "COMET INFO:   Metrics:\nCOMET INFO:     loss [26]       : (0.69, 2.3)\nCOMET INFO:     step: 9\n",
+    "swanlab: step 260, loss: 1.4\nswanlab: run finished\n",
+    "[neptune] [info   ] Shutting down\n[neptune] [info   ] epoch: 3, loss: 0.2\n",
+]
+
+
+@pytest.mark.parametrize("summary", TRACKERS)
+@pytest.mark.parametrize("mark", ["", "[rank0]: ", "(main_task pid=7) "])
+def test_what_an_experiment_tracker_prints_at_the_exit_is_no_progress_and_no_end(summary: str, mark: str) -> None:
+    lines = f"step 9: loss 1.2\n{raised('RuntimeError: no such bucket')}{summary * 2}".splitlines()
+    told = explained("".join(f"{mark}{line}\n" for line in lines))
+    assert told is not None
+    assert "no such bucket" in told.message
+    assert "only its shutdown" not in (told.cause or "")
