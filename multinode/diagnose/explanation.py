@@ -204,9 +204,8 @@ def _came_after_end(word: LogWord, reading: LogReading) -> bool:
     return (
         reading.ended_line is not None
         and word.line > reading.ended_line
-        and word_standing(word) >= Standing.PEER
         and word.error is not None
-        and word.error.kind != "timeout"
+        and (word.is_stop or (word_standing(word) >= Standing.PEER and word.error.kind != "timeout"))
     )
 
 

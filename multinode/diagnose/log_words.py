@@ -96,6 +96,16 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
         return self.error is not None and self.error.of_peers
 
     @property
+    def is_stop(self) -> bool:
+        """Whether it says that its process got a signal to stop."""
+        return self.error is not None and self.error.is_stop
+
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether it is Python's own exception for Ctrl-C."""
+        return self.is_exception and self.text.startswith(_INTERRUPT)
+
+    @property
     def is_bare(self) -> bool:
         """Whether it is an exception of which neither the name, a message nor the source says anything."""
         return self.is_exception and self.error is None and self.source_line is None and is_bare_exception(self.text)
@@ -264,6 +274,7 @@ _ABORTS = (
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
+_INTERRUPT = "KeyboardInterrupt"
 # The second is that of early releases; figures do not matter.
 _WARNS = ("NCCL WARN ", ".cu:1 WARN ")
 _LAST_ERROR = "Last error:"
@@ -913,6 +924,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         error = known_errors()["killed"]
     elif error is None and _ENROOT_SAYS.search(raw) is not None:
         error = known_errors()["container-start"]
+    elif error is None and text.startswith(_INTERRUPT) and is_exception(text):
+        error = known_errors()["sigint"]
     raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
     is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
@@ -946,7 +959,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_launchers=is_launchers and error is None,
         is_noise=(line.is_warning and (error is None or error.kind != "killed") and _FAILED_OPERATION not in raw)
         or (traceback is not None and traceback.in_thread)
-        or (not is_nccl and _WARNING.match(raw) is not None),
+        or (not is_nccl and not (error is not None and error.is_stop) and _WARNING.match(raw) is not None),
         at_exit=(traceback is not None and traceback.at_exit) or (raised and _SHUTDOWN.search(text) is not None),
         points=points is not None,
         said_by=plain.rank if points is not None else None,

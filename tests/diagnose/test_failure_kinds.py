@@ -464,3 +464,55 @@ def test_what_an_experiment_tracker_prints_at_the_exit_is_no_progress_and_no_end
     assert told is not None
     assert "no such bucket" in told.message
     assert "only its shutdown" not in (told.cause or "")
+
+
+AGENT = "W1212 16:00:50.496000 17688 torch/distributed/elastic/agent/server/api.py:725] "
+SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 17688 got signal: "
+THEN = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def stopped(*numbers: int) -> str:
+    """What torchrun prints that gets these signals one after the other."""
+    tracebacks = (raised(f"{SIGNALLED}{number}") for number in numbers)
+    return f"{AGENT}Received {numbers[0]} death signal, shutting down workers\n{THEN.join(tracebacks)}"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "signal"), [((15, 1), "SIGTERM"), ((1, 15), "SIGHUP"), ((2, 15), "SIGINT"), ((2, 1, 15), "SIGINT")]
+)
+def test_of_several_signals_to_stop_the_first_counts(numbers: tuple[int, ...], signal: str) -> None:
+    told = explained("step 9: loss 1.2\n" + stopped(*numbers))
+    assert told is not None
+    assert signal in str(told.cause)
+
+
+@pytest.mark.parametrize("exception", ["torch.OutOfMemoryError: CUDA out of memory.", "ValueError: bad batch"])
+@pytest.mark.parametrize("stop", [stopped(15, 1), stopped(1), stopped(2), raised("KeyboardInterrupt")])
+def test_a_signal_to_stop_after_an_exception_is_its_consequence_unless_the_run_went_on(
+    exception: str, stop: str
+) -> None:
+    for mark in ("", "[rank1]: "):
+        failed = "".join(f"{mark}{line}\n" for line in raised(exception).splitlines())
+        told = explained(failed + stop)
+        assert told is not None
+        assert exception in told.message
+        told = explained(f"{failed}{mark}step 8: loss 1.3\n{mark}step 9: loss 1.2\n{stop}")
+        assert told is not None
+        assert told.error_id in {"sigint", "sigterm", "sighup"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[2025-02-20 20:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting\n",
+        "srun: interrupt (one more within 1 sec to abort)\nsrun: sending Ctrl-C to StepId=7.0\n",
+        raised("KeyboardInterrupt"),
+        "".join(f"[rank{rank}]: {line}\n" for rank in (0, 1) for line in raised("KeyboardInterrupt").splitlines()),
+        stopped(2),
+    ],
+)
+def test_a_run_that_somebody_interrupted_is_told_as_such(said: str) -> None:
+    told = explained("step 9: loss 1.2\n" + said)
+    assert told is not None
+    assert "Somebody interrupted the run" in str(told.cause)
+    assert explained("step 9: loss 1.2\nTraining completed\n" + said) is None
