@@ -84,6 +84,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
     """The first failure of all logs; each is a name, and what it says."""
     files = {name: reading.lines for name, reading in logs}
+    logs = [(name, _without_shutdown(reading)) for name, reading in logs]
     failed = [(name, reading) for name, reading in logs if _has_failed(reading)]
     times = [_seconds(reading) for _, reading in failed]
     has_times = all(second is not None for second in times)
@@ -191,13 +192,21 @@ def _was_over(report: LauncherReport, reading: LogReading) -> bool:
     return _FULL_BAR.search(last_step) is not None
 
 
+def _without_shutdown(reading: LogReading) -> LogReading:
+    """The same, where no launcher reports a failure: what the shutdown after a training raises is noise."""
+    ended = reading.ended_line
+    if ended is None or reading.report is not None:
+        return reading
+    words = (replace(word, is_noise=True) if word.at_exit and word.line > ended else word for word in reading.words)
+    return replace(reading, words=tuple(words))
+
+
 def _came_after_end(word: LogWord, reading: LogReading) -> bool:
     return (
         reading.ended_line is not None
         and word.line > reading.ended_line
-        and word_standing(word) >= Standing.PEER
         and word.error is not None
-        and word.error.kind != "timeout"
+        and (word.is_stop or (word_standing(word) >= Standing.PEER and word.error.kind != "timeout"))
     )
 
 

@@ -246,7 +246,7 @@ class ReportReader:
                 self._open.append((launcher, number, line, [line.raw if grammar.lines == 1 else line.text]))
                 if grammar.lines == 1:
                     self._close(len(self._open) - 1)
-        return is_inside or "sigkill_handler" in line.raw
+        return is_inside or ("sigkill_handler" in line.raw and "received SIG" not in line.raw)
 
     def forget(self) -> None:
         """A new attempt begins: what failed before was not the end of the job."""

@@ -8,6 +8,9 @@ from multinode.diagnose.known_errors import KnownError
 from multinode.diagnose.log_line import is_bare_exception
 from multinode.diagnose.meaning import Collective
 
+INTERRUPT = "KeyboardInterrupt"
+"""Python's own exception for Ctrl-C."""
+
 
 class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     """A line that speaks of a failure."""
@@ -29,6 +32,7 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     points: bool = False  # whether `rank` is one that another rank, `said_by`, names as the first to be late
     said_by: int | None = None
     went_on: bool = False  # whether its process printed progress after it
+    at_exit: bool = False  # whether a destructor or the shutdown of the interpreter raised it
     raised_from: int | None = None  # the line of the exception that this one was raised from or while handling
     details: tuple[str, ...] = ()  # the lines below an exception that belong to it
     collective: Collective | None = None  # which one its watchdog gave up; None where the line does not say
@@ -39,6 +43,16 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     def is_of_peers(self) -> bool:
         """Whether it says that another worker is gone."""
         return self.error is not None and self.error.of_peers
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether it says that its process got a signal to stop."""
+        return self.error is not None and self.error.is_stop
+
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether it is Python's own exception for Ctrl-C."""
+        return self.is_exception and self.text.startswith(INTERRUPT)
 
     @property
     def is_bare(self) -> bool:

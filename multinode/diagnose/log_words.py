@@ -40,7 +40,7 @@ from multinode.diagnose.log_line import (
     source_line,
     unwrap,
 )
-from multinode.diagnose.log_word import LogWord
+from multinode.diagnose.log_word import INTERRUPT, LogWord
 from multinode.diagnose.meaning import collective_of
 from multinode.diagnose.standing import Standing, entry_standing, first_cause, word_standing
 from multinode.records.log import last_lines
@@ -242,13 +242,20 @@ _RESTART = "will restart worker group"
 # What launchers say when they begin.
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
 _THREAD = "Exception in thread "
+# Before a traceback that Python prints and drops: of a destructor, a callback at exit, a handler of logging.
+_IGNORES = ("Exception ignored ", "Error in atexit._run_exitfuncs:", "--- Logging error ---")
+_AT_EXIT = re.compile(
+    r", in (?:__del__|_run_exitfuncs|_python_exit|_exit_function|_exitfunc)\b"
+    r"|\bthreading\.py\", line \d+, in _shutdown\b"
+)
+_SHUTDOWN = re.compile(r"\b(?:at|after) interpreter shutdown\b|\bPython is (?:likely )?shutting down\b")
 _RAY_CALL = "ray::"
 _PYXIS_QUOTES = "pyxis:     "
 _OTHERS = (
     _PYXIS_QUOTES,
     *_BEGIN,
     _RESTART,
-    "Exception ignored in",
+    *_IGNORES,
     _THREAD,
     _RAY_CALL,
     *_WARNS,
@@ -296,6 +303,8 @@ _END_TEXTS = (
 
 
 _ENDED = re.compile("|".join(map(re.escape, _END_TEXTS)), re.IGNORECASE)
+# What an experiment tracker prints of a run, also of one that failed: neither progress nor an end.
+_TRACKER = re.compile(rb"\b(?:wandb|swanlab|comet (?:info|warning)): |\[neptune\] ", re.IGNORECASE)
 
 
 @functools.cache
@@ -327,6 +336,7 @@ class _Traceback(msgspec.Struct):
     last: int
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
+    at_exit: bool = False  # whether it goes through a destructor or what runs at the exit
     of: LogLine | None = None  # its first line: who raised it, where the others have no marks
     frames: list[str] = []  # the last frame's lines: where, and the source code
 
@@ -358,7 +368,7 @@ class _Tracebacks:
         key, own = line.process, line.text
         self.ended = None
         after_ignored = number - self._last_ignored.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
-        is_ignored = "Exception ignored in" in line.raw or (after_ignored and own.startswith(_CHAINED))
+        is_ignored = any(words in line.raw for words in _IGNORES) or (after_ignored and own.startswith(_CHAINED))
         if is_ignored and len(self._ignored[key]) < _MOST_WORDS:
             self._ignored[key].append(number)
         if _THREAD in own:
@@ -380,6 +390,7 @@ class _Tracebacks:
             return None
         if own[:1].isspace():
             one.takes_away = one.takes_away or _TAKES_AWAY.search(own) is not None
+            one.at_exit = one.at_exit or _AT_EXIT.search(own) is not None
             one.last = number
             if own.startswith(_AT):
                 one.frames = [own]
@@ -613,7 +624,7 @@ class _Reader:
         ran_on = _RAY_TASK.search(line.raw) if _RAY_CALL in line.raw else None
         if ran_on is not None and ran_on[1] != ANY_ADDRESS:
             self._ran_on[line.process] = number, ran_on[1]
-        if _ENDED.search(line.text):
+        if _ENDED.search(line.text) and not _TRACKER.search(piece):
             self._ended_line = number
         if line.text.startswith(_CHAINED) and line.process in self._raised:
             self._chained[line.process] = self._raised[line.process]
@@ -644,7 +655,7 @@ class _Reader:
         if (place is _Traced.END or (word is not None and word.is_exception)) and self._tracebacks.ignores(
             number, line
         ):
-            return
+            word = replace(word, is_noise=True) if word is not None else None
         if is_report:
             # No exception goes on in what a launcher says, and of the line itself the report says by whom it is.
             self._below.pop(line.process, None)
@@ -729,7 +740,8 @@ class _Reader:
             # Of what may be survived the last counts.
             is_last = word.is_exception and (word.error is None or word.error.is_last)
             is_better = former.is_noise and not word.is_noise
-            if not (is_last or is_better or word.error is None or self._progress.went_on(former)):
+            is_worse = word.is_noise and not former.is_noise
+            if is_worse or not (is_last or is_better or word.error is None or self._progress.went_on(former)):
                 return None
         self._words[key] = word
         return key
@@ -758,7 +770,7 @@ def _may_tell(shape: bytes) -> bool:
 
 
 def _is_progress(shape: bytes) -> bool:
-    return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None
+    return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None and _TRACKER.search(shape) is None
 
 
 def _is_row(piece: bytes) -> bool:
@@ -854,6 +866,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         error = known_errors()["killed"]
     elif error is None and _ENROOT_SAYS.search(raw) is not None:
         error = known_errors()["container-start"]
+    elif error is None and text.startswith(INTERRUPT) and is_exception(text):
+        error = known_errors()["sigint"]
     raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
     is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
@@ -887,7 +901,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_launchers=is_launchers and error is None,
         is_noise=(line.is_warning and (error is None or error.kind != "killed") and _FAILED_OPERATION not in raw)
         or (traceback is not None and traceback.in_thread)
-        or (not is_nccl and _WARNING.match(raw) is not None),
+        or (not is_nccl and not (error is not None and error.is_stop) and _WARNING.match(raw) is not None),
+        at_exit=(traceback is not None and traceback.at_exit) or (raised and _SHUTDOWN.search(text) is not None),
         points=points is not None,
         said_by=plain.rank if points is not None else None,
         error=error,

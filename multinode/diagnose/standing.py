@@ -144,9 +144,25 @@ _PROGRAMS_OWN = re.compile(
 
 
 def _endings(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWord]:
+    """What may have ended a process: nothing survived; of signals to stop the first, if no exception led to it."""
+    left = list(_not_survived(words, rank))
+    stop = next((word for word in left if word.is_stop), None)
+    is_led_to = stop is not None and any(
+        word.line < stop.line and (word.is_exception or word.is_abort) and word_standing(word) < Standing.PEER
+        for word in left
+    )
+    return (word for word in left if not word.is_stop or (word is stop and not is_led_to))
+
+
+def _not_survived(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWord]:
     """What is left of the words when those are gone that a later exception shows to be survived."""
+    # A signal to stop comes to the launcher, unless its line names a rank.
     raised = [
-        word for word in words if (word.is_exception or word.is_abort) and word_standing(word) <= Standing.OWN_WORDS
+        word
+        for word in words
+        if (word.is_exception or word.is_abort)
+        and word_standing(word) <= Standing.OWN_WORDS
+        and not (word.is_stop and word.rank is None)
     ]
     by_line = {word.line: word for word in words}
     for word in words:
@@ -212,4 +228,4 @@ def _ends_a_process(word: LogWord) -> bool:
 
 
 def _is_python_own(word: LogWord) -> bool:
-    return word.is_exception and not word.is_abort and (word.error is None or word.error.is_last)
+    return word.is_exception and not word.is_abort and (word.error is None or word.error.is_last or word.is_interrupt)

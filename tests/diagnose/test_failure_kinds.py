@@ -397,3 +397,122 @@ def test_an_error_of_mpi_comes_before_an_assertion_at_the_exit_of_its_process() 
     )
     assert told is not None
     assert "MPI_" in told.message
+
+
+DROPPED = [
+    "Exception ignored in atexit callback: <function save at 0x7ff7225efe20>",
+    "Exception ignored while calling deallocator <function Manager.__del__ at 0x7f7071300a90>:",
+    "Exception ignored while closing generator <generator object batches at 0x7f70713>:",
+    "Exception ignored in: <generator object batches at 0x7f70713>",
+    "Error in atexit._run_exitfuncs:",
+    "--- Logging error ---",
+]
+
+
+@pytest.mark.parametrize("before", DROPPED)
+@pytest.mark.parametrize("mark", ["", "0: ", "[rank0]: ", "[default0]:"])
+@pytest.mark.parametrize("exception", ["FileNotFoundError: [Errno 2] No such file or directory: 'a'", "KeyError: 'a'"])
+def test_an_exception_that_python_prints_and_drops_is_no_failure(before: str, mark: str, exception: str) -> None:
+    lines = f"Iteration 29: loss=8.1\n{before}\n{raised(exception)}".splitlines()
+    log = "".join(f"{mark}{line}\n" for line in lines * 2)
+    assert explained(log) is None
+    told = explained(log + "".join(f"{mark}{line}\n" for line in raised("RuntimeError: bad batch").splitlines()))
+    assert told is not None
+    assert "bad batch" in told.message
+    same = f"{raised(exception)}{before}\n{raised(exception)}".splitlines()
+    told = explained("".join(f"{mark}{line}\n" for line in same))
+    assert told is not None
+    assert told.line == 4
+
+
+SHUTDOWN = [
+    raised("OSError: [Errno 5] Input/output error").replace("in build", "in __del__"),
+    raised("RuntimeError: cannot join").replace("in build", "in _python_exit"),
+    raised("RuntimeError: can't create new thread at interpreter shutdown"),
+    raised("ImportError: sys.meta_path is None, Python is likely shutting down"),
+]
+
+
+@pytest.mark.parametrize("shutdown", SHUTDOWN)
+def test_what_the_shutdown_after_a_training_raises_is_no_failure_unless_a_launcher_says_so(shutdown: str) -> None:
+    assert explained("step 9: loss 1.2\nTraining completed\n" + shutdown) is None
+    for failed in (
+        "step 9: loss 1.2\n" + shutdown,
+        "Training completed\n" + raised("RuntimeError: cannot save"),
+        f"Training completed\n{shutdown}{REPORT.format(code=1)}",
+    ):
+        assert explained(failed) is not None
+    told = explained(f"Training completed\n{shutdown}{REPORT.format(code=1)}")
+    assert told is not None
+    assert shutdown.splitlines()[-1] in told.message
+    assert "only its shutdown failed" in (told.cause or "")
+
+
+TRACKERS = [
+    "wandb: Run summary:\nwandb:   train/global_step 260\nwandb:          train/loss 1.4358\nwandb: View run at: https://x\n",
+    "COMET INFO:   Metrics:\nCOMET INFO:     loss [26]       : (0.69, 2.3)\nCOMET INFO:     step: 9\n",
+    "swanlab: step 260, loss: 1.4\nswanlab: run finished\n",
+    "[neptune] [info   ] Shutting down\n[neptune] [info   ] epoch: 3, loss: 0.2\n",
+]
+
+
+@pytest.mark.parametrize("summary", TRACKERS)
+@pytest.mark.parametrize("mark", ["", "[rank0]: ", "(main_task pid=7) "])
+def test_what_an_experiment_tracker_prints_at_the_exit_is_no_progress_and_no_end(summary: str, mark: str) -> None:
+    lines = f"step 9: loss 1.2\n{raised('RuntimeError: no such bucket')}{summary * 2}".splitlines()
+    told = explained("".join(f"{mark}{line}\n" for line in lines))
+    assert told is not None
+    assert "no such bucket" in told.message
+    assert "only its shutdown" not in (told.cause or "")
+
+
+AGENT = "W1212 16:00:50.496000 17688 torch/distributed/elastic/agent/server/api.py:725] "
+SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 17688 got signal: "
+THEN = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def stopped(*numbers: int) -> str:
+    """What torchrun prints that gets these signals one after the other."""
+    tracebacks = (raised(f"{SIGNALLED}{number}") for number in numbers)
+    return f"{AGENT}Received {numbers[0]} death signal, shutting down workers\n{THEN.join(tracebacks)}"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "signal"), [((15, 1), "SIGTERM"), ((1, 15), "SIGHUP"), ((2, 15), "SIGINT"), ((2, 1, 15), "SIGINT")]
+)
+def test_of_several_signals_to_stop_the_first_counts(numbers: tuple[int, ...], signal: str) -> None:
+    told = explained("step 9: loss 1.2\n" + stopped(*numbers))
+    assert told is not None
+    assert signal in str(told.cause)
+
+
+@pytest.mark.parametrize("exception", ["torch.OutOfMemoryError: CUDA out of memory.", "ValueError: bad batch"])
+@pytest.mark.parametrize("stop", [stopped(15, 1), stopped(1), stopped(2), raised("KeyboardInterrupt")])
+def test_a_signal_to_stop_after_an_exception_is_its_consequence_unless_the_run_went_on(
+    exception: str, stop: str
+) -> None:
+    for mark in ("", "[rank1]: "):
+        failed = "".join(f"{mark}{line}\n" for line in raised(exception).splitlines())
+        told = explained(failed + stop)
+        assert told is not None
+        assert exception in told.message
+        told = explained(f"{failed}{mark}step 8: loss 1.3\n{mark}step 9: loss 1.2\n{stop}")
+        assert told is not None
+        assert told.error_id in {"sigint", "sigterm", "sighup"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[2025-02-20 20:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting\n",
+        "srun: interrupt (one more within 1 sec to abort)\nsrun: sending Ctrl-C to StepId=7.0\n",
+        raised("KeyboardInterrupt"),
+        "".join(f"[rank{rank}]: {line}\n" for rank in (0, 1) for line in raised("KeyboardInterrupt").splitlines()),
+        stopped(2),
+    ],
+)
+def test_a_run_that_somebody_interrupted_is_told_as_such(said: str) -> None:
+    told = explained("step 9: loss 1.2\n" + said)
+    assert told is not None
+    assert "Somebody interrupted the run" in str(told.cause)
+    assert explained("step 9: loss 1.2\nTraining completed\n" + said) is None
