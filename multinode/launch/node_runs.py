@@ -18,7 +18,7 @@ from multinode.records.balance import Balance
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
-from multinode.render.sheet import sanitize
+from multinode.render.sheet import format_sig, sanitize
 from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
@@ -328,7 +328,7 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
             format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
             str(len(run.nodes)),
             str(run.world_size),
-            "-" if speed is None else (f"{speed:,.1f}" if speed >= 1 else f"{speed:.3g}"),
+            format_sig(speed),
             Text(sanitize(run.job), no_wrap=True, overflow="ellipsis"),
         )
     return table
