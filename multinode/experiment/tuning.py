@@ -244,7 +244,7 @@ def _verdict(tuning: Tuning) -> str:
         "one_node": _one_node,
         "baseline": _baseline,
         "no_loss": _no_loss,
-        "undecided": lambda _: "No recommendation yet: only the unchanged training is measured.",
+        "undecided": _undecided,
     }[tuning.outcome](tuning)
     if unmeasured and tuning.outcome != "no_loss":
         text += f" {format_count(len(unmeasured), 'change')} not measured yet."
@@ -302,6 +302,10 @@ def _no_change(tuning: Tuning) -> str:
     if not measured:
         return "no change was measured" if tuning.rows[2:] else "no change is predicted to be worth a run"
     return "no measured change is better"
+
+
+def _undecided(_: Tuning) -> str:
+    return "No recommendation yet: only the unchanged training is measured."
 
 
 def _no_loss(tuning: Tuning) -> str:

@@ -179,7 +179,8 @@ def _head(run: Run) -> Iterator[Block]:
     took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
     names = ", ".join(node.name for node in run.nodes)
     yield Prose(run.job, "heading")
-    yield Prose(f"run {run.run_id}, {run.outcome}; {run.extent}: {names}; began {started}{took}", "note")
+    where = f"; {run.extent}: {names}" if names else ""
+    yield Prose(f"run {run.run_id}, {run.outcome}{where}; began {started}{took}", "note")
     if run.first_failure is not None:
         yield Prose(f"{run.first_failure.node}: {run.first_failure.message}", "strong")
         yield Prose("\n".join(f"{name}: {text}" for name, text in failure_notes(run.first_failure)), "items")
