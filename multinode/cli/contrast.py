@@ -193,6 +193,12 @@ def stored_command(directory: RunDirectory) -> Invocation | None:
     return run.command if run is not None else None
 
 
+def resume_command(directory: RunDirectory) -> str:
+    """The command line of a stored run, which goes on with it; empty if none started it."""
+    invocation = stored_command(directory)
+    return propose(invocation, invocation.verb) if invocation is not None else ""
+
+
 def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Sequence[str] = ()) -> str:
     """The measurement of changes that are advised for these runs; empty if nobody typed what it would train."""
     if invocation is None:

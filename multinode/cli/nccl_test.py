@@ -34,6 +34,7 @@ from multinode.errors import UsageError
 from multinode.records.files import MAX_BYTES, choose_form, read_text, write_text
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import runs_root
+from multinode.units import format_figure
 
 if TYPE_CHECKING:
     from multinode.launch.context import Launch
@@ -244,7 +245,9 @@ def _check_least(rows: Sequence[CollectiveRow], min_busbw: float | None) -> None
     for collective in dict.fromkeys(row.collective for row in rows):
         best = max(row.busbw_gb_per_s for row in rows if row.collective == collective)
         if min_busbw is not None and best < min_busbw:
-            fail_gate(f"{collective} reaches {best:.4g} GB/s busbw, below --min-busbw {min_busbw:g}")
+            fail_gate(
+                f"{collective} reaches {format_figure(best, digits=4)} GB/s busbw, below --min-busbw {min_busbw:g}"
+            )
 
 
 # What says something of a printed text; everything else measures.

@@ -24,6 +24,7 @@ from multinode.records.balance import Balance, balance_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id
+from multinode.units import format_figure
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
@@ -257,7 +258,9 @@ def _lever_notes(task: _Task, options: LaunchOptions, cluster: Cluster, workers:
         source = f", as measured in run {task.balance.run_id}" if task.balance.run_id is not None else ""
         shares = step_shares(task.job, task.speeds)
         firsts = [sum(workers[:place]) for place in range(len(workers))]
-        shares_text = [f"{shares[first]:d}" if shares is not None else f"{task.speeds[first]:.3g}" for first in firsts]
+        shares_text = [
+            f"{shares[first]:d}" if shares is not None else format_figure(task.speeds[first]) for first in firsts
+        ]
         each = ", ".join(f"{node.name} {count}" for node, count in zip(cluster.nodes, shares_text, strict=True))
         per_step = "samples per step and worker" if shares is not None else "samples of a worker in proportion"
         yield f"{per_step}: {each} ({task.balance.option}{source})"

@@ -31,7 +31,7 @@ from multinode.records.benchmark import COLLECTIVES, check_choice
 from multinode.records.log import clean_log
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import Pair, PairSpeed, RawTcp, fastest_of, slowest_gb_per_s
-from multinode.units import format_count, format_size, parse_nics
+from multinode.units import format_count, format_figure, format_size, parse_nics
 
 # Faster than TCP is on any NIC.
 _BEYOND_TCP_GB_PER_S = 5.0
@@ -246,7 +246,8 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
         # It is no bound of the collective then.
         evidence = replace(evidence, tcp=RawTcp(), rdma=())
         assumed.append(
-            f"the raw streams are ignored, because the collective is faster ({fastest:.3g} against {raw:.3g} GB/s): "
+            "the raw streams are ignored, because the collective is faster "
+            f"({format_figure(fastest)} against {format_figure(raw)} GB/s): "
             "they used fewer NICs or connections, or another network"
         )
     verdict = judge_scan(evidence)

@@ -19,6 +19,7 @@ from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
 from multinode.traffic.step_calls import Strategy
+from multinode.units import format_figure
 
 # Kinds of settings that combine; at most one of each kind.
 _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
@@ -207,7 +208,8 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         interval=(now.interval[0] * low, now.interval[1] * high),
     )
     paces = (
-        f"{speed.node} {speed.balanced_samples:.3g} samples per step and worker instead of {speed.samples:.3g}"
+        f"{speed.node} {format_figure(speed.balanced_samples)} samples per step and worker "
+        f"instead of {format_figure(speed.samples)}"
         for speed in balance.nodes
     )
     advice = Advice(
@@ -222,15 +224,16 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         meaning=option.meaning,
         change=change,
         command=change.options,
-        why=f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}; {', '.join(paces)}",
+        why=f"{format_figure(then.samples_per_s)} samples/s instead of "
+        f"{format_figure(now.samples_per_s)}; {', '.join(paces)}",
     )
     return RankedOption(advice, option)
 
 
 def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
-    sentence = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
+    sentence = f"{format_figure(then.samples_per_s)} samples/s instead of {format_figure(now.samples_per_s)}"
     if then.nodes > 1:
-        sent, before = (f"{state.sample_mb():.3g} MB" for state in (option.after, option.before))
+        sent, before = (f"{format_figure(state.sample_mb())} MB" for state in (option.after, option.before))
         was = f" instead of {before}" if sent != before else ""
         sentence += (
             f"; a worker sends {sent} per sample{was}, and exposed communication is {_exposed(then):.0%} of the "

@@ -54,7 +54,7 @@ def advise_runs(
     today = training_state(trusted(evidence, tested), directories, link_gbit_per_s=link_gbit_per_s)
     now = today.outlook()
     advice = tuple(ranked.advice for ranked in rank_options(today))
-    notes = [*evidence.notes, *advice_notes(today, now), *([tested.sentence] if tested.tested else [])]
+    notes = [*evidence.notes, *advice_notes(today, now)]
     return Recommendations(
         runs=tuple(names),
         sources=evidence.sources,

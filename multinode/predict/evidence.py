@@ -40,7 +40,7 @@ from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.estimate import Estimate, of_repeats, ratio
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
-from multinode.units import BITS_PER_BYTE, format_rate
+from multinode.units import BITS_PER_BYTE, format_figure, format_rate
 
 # A file may hold anything.
 _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
@@ -478,6 +478,9 @@ def _other_workers(chosen: RunSelection) -> tuple[str, ...]:
     single, many = chosen.single, chosen.newest.layout
     if single is None or many.nodes == 1 or single.layout.workers == many.on(1).workers:
         return ()
-    note = f"one node was measured with {single.layout.workers} workers, at {single.samples_per_s:.4g} samples/s"
+    note = (
+        f"one node was measured with {single.layout.workers} workers, at "
+        f"{format_figure(single.samples_per_s, digits=4)} samples/s"
+    )
     workers = max(many.on(1).workers, single.layout.workers)
     return (f"{note}; speed-up, efficiency and break-even are relative to one node with {workers}",)

@@ -15,7 +15,7 @@ from multinode.predict.leave_one_out import LEAST_RUNS
 from multinode.predict.shortfall import shortfall_words
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times, times
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
-from multinode.units import format_count, format_range, format_rate
+from multinode.units import format_count, format_figure, format_range, format_rate
 
 # A narrower range is one figure.
 _ONE_FIGURE = 1.05
@@ -363,8 +363,8 @@ def _verdict(forecast: Forecast) -> str:
 
 
 def _of_one(row: PredictedScenario) -> str:
-    low, high = (format_sig(end) for end in row.interval)
-    rate = f"{format_sig(row.samples_per_s)} samples/s ({low} to {high})"
+    low, high = (format_figure(end) for end in row.interval)
+    rate = f"{format_figure(row.samples_per_s)} samples/s ({low} to {high})"
     sentence = f"{_place(row)}: {rate} predicted"
     if row.nodes == 1:
         return f"{sentence}."
@@ -386,7 +386,7 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
     today, alone = forecast.today, forecast.one_node
     if today is None or alone is None:
         return
-    rate = f"{_place(today)}: {format_sig(today.samples_per_s)} samples/s measured"
+    rate = f"{_place(today)}: {format_figure(today.samples_per_s)} samples/s measured"
     span = today.speedup_interval
     if span is None or span[1] >= 1:
         yield "Today", rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -18,14 +18,39 @@ _GAP = 2
 
 
 class _FittingTable(Table):
-    """A table whose figures stay on one line; if it is too wide, figures with a blank wrap there."""
+    """A table whose words stay whole: if it is too wide, text wraps between words first, then figures with a blank.
+
+    A column that is cut with an ellipsis gives way first. Only if the longest words do not fit beside each other, the
+    widest column breaks them.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        needed = [_needed_width(column, wraps=not column.no_wrap) for column in self.columns]
-        if sum(needed) + _GAP * (len(needed) - 1) > options.max_width:
-            for column, width in zip(self.columns, needed, strict=True):
-                column.no_wrap = column.no_wrap and _needed_width(column, wraps=True) == width
+        most = options.max_width - _GAP * (len(self.columns) - 1)
+        widths = [_needed_width(column, wraps=False) for column in self.columns]
+        if sum(widths) > most and self.show_header:
+            words = [_needed_width(column, wraps=True) for column in self.columns]
+            heads = [max(map(cell_len, str(column.header).split()), default=1) for column in self.columns]
+            everything = range(len(widths))
+            cut = [index for index in everything if self.columns[index].overflow == "ellipsis"]
+            text = [index for index in everything if not self.columns[index].no_wrap]
+            stages = ((cut, heads), (text, words), (everything, words), (text, heads), (everything, [1] * len(widths)))
+            for columns, least in stages:
+                _narrow(widths, columns, least, most)
+            for column in self.columns:
+                column.no_wrap = False
+            # The last one gets what is left: to a given width, rich would add a padding that it does not have.
+            for column, width in zip(self.columns[:-1], widths[:-1], strict=True):
+                column.width = width
         return super().__rich_console__(console, options)
+
+
+def _narrow(widths: list[int], columns: Sequence[int], least: Sequence[int], most: int) -> None:
+    """Take from the widest of these columns what all together are wider than `most`, and leave each its `least`."""
+    while sum(widths) > most:
+        able = [index for index in columns if widths[index] > least[index]]
+        if not able:
+            return
+        widths[max(able, key=lambda index: widths[index])] -= 1
 
 
 def _needed_width(column: Column, *, wraps: bool) -> int:
