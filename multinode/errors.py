@@ -20,6 +20,10 @@ MultinodeError             exit 1   a job, a check or a test failed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 def printable(text: str) -> str:
@@ -44,6 +48,8 @@ class MultinodeError(Exception):
     """
 
     exit_code = 1
+    run_id: str | None = None
+    """The stored run whose record says how it ended, where there is one."""
 
     def __init__(
         self,
@@ -70,6 +76,11 @@ class MultinodeError(Exception):
             return None
         words, *commands = self.hint_lines
         return " ".join([words, "; ".join(commands)]) if commands else words
+
+    def of_run(self, run_id: str | None) -> Self:
+        """The error, with the stored run whose record says how it ended."""
+        self.run_id = run_id
+        return self
 
     def __str__(self) -> str:
         return f"{self.node}: {self.message}" if self.node else self.message

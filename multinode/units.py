@@ -33,6 +33,7 @@ _MOST_NICS = 64
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DURATION_S = {"d": 86400, "h": _HOUR_S, "m": _MINUTE_S, "s": 1}
+_MOST_FIGURE, _MOST_DECIMALS = 1e15, 9
 _CENTURY_S = 100 * 365 * 86400
 
 
@@ -107,11 +108,32 @@ def goodput_gb_per_s(link_gbit_per_s: float, mtu: int = 1500) -> float:
     return link_gbit_per_s / 8 * (mtu - _TCP_IP_HEADER_BYTES) / (mtu + _ETHERNET_FRAMING_BYTES)
 
 
-def format_rate(gbit_per_s: float) -> str:
+def format_figure(value: float, digits: int = 3) -> str:
+    """A figure for people, without an exponent: `1,342`, `24.1`, `0.512`, `0.0000123`.
+
+    Args:
+        value: above 1e15 it is `over 1,000,000,000,000,000`.
+        digits: how many are significant; every digit before the point is kept, and at most nine decimals.
+    """
+    if _MOST_FIGURE < abs(value) < math.inf:
+        return f"{'over ' if value > 0 else 'under -'}{_MOST_FIGURE:,.0f}"
+    rounded = float(f"{value:.{digits}g}")
+    if abs(rounded) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    # Adding 0.0 removes the sign of a zero.
+    text = f"{round(rounded, _MOST_DECIMALS) + 0.0:,.{_MOST_DECIMALS}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def format_ms(time_ms: float) -> str:
+    """A time of a part of a step: `1,342 ms`, `4.2 ms`."""
+    return f"{format_figure(time_ms)} ms"
+
+
+def format_rate(gbit_per_s: float, digits: int = 3) -> str:
     """A link rate for people: `100 Mbit/s`, `2.5 Gbit/s`."""
     value, unit = (gbit_per_s * 1000, "Mbit/s") if gbit_per_s < 1 else (gbit_per_s, "Gbit/s")
-    # Three digits that count; alone, .3g would write 1000 as 1e+03.
-    return f"{float(f'{value:.3g}'):g} {unit}"
+    return f"{format_figure(float(f'{value:.{digits}g}'))} {unit}"
 
 
 def format_range(low: str, word: str, high: str) -> str:
@@ -125,9 +147,9 @@ def format_size(size_bytes: int) -> str:
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:  # noqa: PLR2004 - the step between these units
-            return f"{value:.4g} {unit}"
+            return f"{format_figure(value, digits=4)} {unit}"
         value /= 1024
-    return f"{value:.4g} TiB"
+    return f"{format_figure(value, digits=4)} TiB"
 
 
 def format_count(number: int, noun: str) -> str:

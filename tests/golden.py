@@ -15,7 +15,7 @@ from multinode.render.table import Part, screen_text
 
 __all__ = ["Golden"]
 
-_WIDTHS = (80, 160)
+_WIDTHS = (80, 120, 160)
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from multinode.units import (
     format_duration,
+    format_figure,
+    format_ms,
     format_rate,
     format_size,
     goodput_gb_per_s,
@@ -81,7 +83,14 @@ def test_what_tcp_gets_through_a_link(link_gbit_per_s: float, mtu: int, gb_per_s
 
 @pytest.mark.parametrize(
     ("gbit_per_s", "text"),
-    [(0.1, "100 Mbit/s"), (1, "1 Gbit/s"), (2.5, "2.5 Gbit/s"), (100, "100 Gbit/s"), (1000, "1000 Gbit/s")],
+    [
+        (0.1, "100 Mbit/s"),
+        (1, "1 Gbit/s"),
+        (2.5, "2.5 Gbit/s"),
+        (100, "100 Gbit/s"),
+        (1000, "1,000 Gbit/s"),
+        (1e6, "1,000,000 Gbit/s"),
+    ],
 )
 def test_rates_are_written_for_people(gbit_per_s: float, text: str) -> None:
     assert format_rate(gbit_per_s) == text
@@ -92,15 +101,54 @@ def test_rates_are_written_for_people(gbit_per_s: float, text: str) -> None:
     [
         (0, "0 B"),
         (512, "512 B"),
-        (1023, "1023 B"),
+        (1023, "1,023 B"),
         (1024, "1 KiB"),
         (1536, "1.5 KiB"),
         (1 << 30, "1 GiB"),
         (5 << 40, "5 TiB"),
+        (12345 << 40, "12,345 TiB"),
     ],
 )
 def test_sizes_are_written_for_people(size_bytes: int, text: str) -> None:
     assert format_size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (-1e-12, "0"),
+        (0.00001234, "0.0000123"),
+        (0.0724, "0.0724"),
+        (0.5123, "0.512"),
+        (2.5, "2.5"),
+        (24.12, "24.1"),
+        (99.96, "100"),
+        (-42.0, "-42"),
+        (999.6, "1,000"),
+        (1342.4, "1,342"),
+        (123456789.0, "123,456,789"),
+        (1e300, "over 1,000,000,000,000,000"),
+        (-1e300, "under -1,000,000,000,000,000"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_a_figure_has_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert format_figure(value) == text
+    assert format_ms(value) == f"{text} ms"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"), [(2.71828, 4, "2.718"), (1023.4, 4, "1,023"), (0.01234, 2, "0.012"), (123.4, 2, "123")]
+)
+def test_a_figure_has_the_digits_asked_for_and_all_before_the_point(value: float, digits: int, text: str) -> None:
+    assert format_figure(value, digits) == text
+
+
+@given(st.floats())
+def test_no_figure_has_an_exponent(value: float) -> None:
+    assert "e" not in format_figure(value).removeprefix("over").removeprefix("under")
 
 
 @pytest.mark.parametrize(

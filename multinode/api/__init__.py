@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multinode.api.calls import run_check, run_contrast, run_launch, run_nccl_test, sweep, tune
+    from multinode.api.calls import read_nccl_test, run_check, run_contrast, run_launch, run_nccl_test, sweep, tune
     from multinode.api.launches import launch, load_job, plan, read_code
     from multinode.api.result import Result
     from multinode.api.stored import advise, document, load_run, predict, predict_from_benchmarks, report
@@ -131,6 +131,7 @@ __all__ = [
     "predict",
     "predict_from_benchmarks",
     "read_code",
+    "read_nccl_test",
     "report",
     "run_check",
     "run_contrast",
@@ -145,7 +146,7 @@ __all__ = [
 
 # Where the names are defined that are not defined here. Each is imported when it is used: a verb needs few of them.
 _FROM = {
-    "api.calls": ("run_check", "run_contrast", "run_launch", "run_nccl_test", "sweep", "tune"),
+    "api.calls": ("read_nccl_test", "run_check", "run_contrast", "run_launch", "run_nccl_test", "sweep", "tune"),
     "api.result": ("Result",),
     "api.stored": ("advise", "document", "load_run", "predict", "predict_from_benchmarks", "report"),
     "api.launches": ("launch", "load_job", "plan", "read_code"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multinode.api import verbs
 from multinode.api.keywords import JobWords, Names, read_hosts, read_job, read_keywords, takes
 from multinode.api.launches import launch as launch_once
 from multinode.api.result import Result
+from multinode.api.verbs import check as check_cluster
+from multinode.api.verbs import contrast as measure_contrast
+from multinode.api.verbs import nccl_test as measure_scan
 from multinode.check.screen import check_parts
 from multinode.contrast.inputs import ContrastInput
 from multinode.contrast.screen import contrast_parts
@@ -29,21 +32,21 @@ from multinode.launch.outcome import run_parts
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
 from multinode.launch.transfer import fetch_results
 from multinode.network.inputs import NcclTestInput
-from multinode.network.screen import scan_parts
+from multinode.network.screen import read_parts, scan_parts
 from multinode.predict.advice_screen import advice_parts
 from multinode.predict.try_advice import try_advice
+from multinode.records.files import read_text
 from multinode.render.sheet import Block
 from multinode.results.run_page import load_report, report_blocks
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from multinode.check.check import CheckReport
     from multinode.cluster.cluster import Cluster
     from multinode.contrast.measure import Contrasted
     from multinode.experiment.cells import CellTable
     from multinode.launch.context import Launched, RunContext
     from multinode.network.nccl_tuning import TuneReport
+    from multinode.network.read_scan import ReadReport
     from multinode.network.size_scan import ScanReport
     from multinode.predict.advice import Recommendations
     from multinode.records.run import Run
@@ -71,7 +74,7 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
     given = read_keywords(CheckInput, "run_check", options, hosts=read_hosts(hosts), **read_job(job))
     nodes, checked, how = given.read(_note(say))
     with _connected(nodes.cluster, say) as context:
-        report = verbs.check(nodes.cluster, context, checked, how)
+        report = check_cluster(nodes.cluster, context, checked, how)
     reached = [(node.name, node.reached) for node in report.nodes]
     return Result(value=report, screen=lambda: check_parts(reached, report.checks, report.findings, details=True))
 
@@ -134,7 +137,7 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
     given = read_keywords(ContrastInput, "run_contrast", options, hosts=read_hosts(hosts), **read_job(job))
     launch, request = given.read(_note(say))
     with _connected(launch.cluster, say) as context:
-        contrasted = verbs.contrast(launch, context, request, repeats=given.repeats, fresh=given.fresh)
+        contrasted = measure_contrast(launch, context, request, repeats=given.repeats, fresh=given.fresh)
     return Result(
         value=contrasted,
         directory=contrasted.directory,
@@ -170,7 +173,7 @@ def run_nccl_test(
 
             tuned = nccl_tune(launch, extent, given.repeats, context)
             return Result(value=tuned, screen=lambda: tune_parts(tuned))
-        report = verbs.nccl_test(launch, context, extent)
+        report = measure_scan(launch, context, extent)
         directory = context.runs / report.run_id
     return Result(
         value=report,
@@ -178,6 +181,36 @@ def run_nccl_test(
         screen=lambda: scan_parts(report),
         blocks=lambda: _stored_blocks(directory),
     )
+
+
+def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
+    files: str | Path | Iterable[str | Path],
+    *,
+    collective: str | None = None,
+    link: str | None = None,
+    nodes: int | None = None,
+    workers_per_node: int | None = None,
+    rdma: bool | None = None,
+) -> Result[ReadReport]:
+    """Judge what nccl-tests, iperf3 or perftest printed, as `multinode nccl-test --read`.
+
+    Args:
+        files: that have the output, one or several.
+        collective: if the output does not name it.
+        link: rate of a node's NICs, `100gbit` or `8x400gbit`.
+        nodes: if the output does not name them.
+        workers_per_node: processes on each.
+        rdma: whether NCCL used RDMA.
+
+    Raises:
+        UsageError: a file cannot be read, or has no output of a known program.
+    """
+    from multinode.network.read_scan import read_missing, read_scans
+
+    names = [str(name) for name in ([files] if isinstance(files, (str, os.PathLike)) else files)]
+    missing = read_missing((collective,) if collective else (), link, nodes, workers_per_node, over_rdma=rdma)
+    report = read_scans([(name, read_text(Path(name), "the output")) for name in names], missing)
+    return Result(value=report, screen=lambda: read_parts(report))
 
 
 @takes(SweepInput, "sweep")

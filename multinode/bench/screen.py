@@ -263,22 +263,18 @@ def _fastest(worker: BenchWorker, phase: str, picks: _Picks) -> tuple[DeviceSpee
 def _extreme(rows: Sequence[_Row], choose: Callable[[list[float]], float]) -> Iterator[str]:
     for column in zip(*(row.cells for row in rows), strict=True):
         values = [[speed.value for speed in row if speed is not None] for row in zip(*column, strict=True)]
-        yield " / ".join(_rate(choose(some)) if some else UNKNOWN for some in values)
+        yield " / ".join(format_sig(choose(some)) if some else UNKNOWN for some in values)
 
 
 def _cell(speed: DeviceSpeed | None, *, shares: bool) -> str:
     if speed is None:
         return UNKNOWN
     share = f" {percent(speed.of_peak, '.0f')}" if shares and speed.of_peak is not None else ""
-    return f"{_rate(speed.value)}{_bound(speed)}{share}{'!' if speed.slow else ''}"
+    return f"{format_sig(speed.value)}{_bound(speed)}{share}{'!' if speed.slow else ''}"
 
 
 def _bound(speed: DeviceSpeed) -> str:
     return "~" if speed.launch_bound else ""
-
-
-def _rate(value: float) -> str:
-    return format_sig(value) if value >= _SMALL else f"{value:.2g}"
 
 
 def _size_sheet(report: BenchReport) -> Sheet:
@@ -351,10 +347,10 @@ def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tu
         test.dtype,
         test.size,
         phase,
-        _rate(best[1].value) + _bound(best[1]),
+        format_sig(best[1].value) + _bound(best[1]),
         best[0],
-        _rate(statistics.median(speed.value for _, speed in timed)),
-        _rate(worst[1].value) + _bound(worst[1]),
+        format_sig(statistics.median(speed.value for _, speed in timed)),
+        format_sig(worst[1].value) + _bound(worst[1]),
         worst[0],
         percent(best[1].of_peak, ".0f"),
         percent(statistics.median(speed.cv for _, speed in timed), ".1f"),

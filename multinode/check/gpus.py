@@ -17,7 +17,7 @@ from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.records.benchmark import CollectiveTest
-from multinode.units import format_duration
+from multinode.units import format_duration, format_figure
 
 _GPUS = RuleGroup("gpus")
 _VERSIONS = RuleGroup("versions")
@@ -495,4 +495,4 @@ def _describe(process: GpuProcess) -> str:
 
 
 def _gib(memory_mib: float | None) -> str:
-    return "an unknown part" if memory_mib is None else f"{memory_mib / 1024:.3g} GiB"
+    return "an unknown part" if memory_mib is None else f"{format_figure(memory_mib / 1024)} GiB"

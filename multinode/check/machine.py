@@ -15,7 +15,7 @@ from multinode.cluster.facts import Interface
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.model.model_size import parse_model
 from multinode.records.benchmark import Benchmark
-from multinode.units import GIB, format_duration
+from multinode.units import GIB, format_duration, format_figure
 
 # Different versions of these break the rendezvous, the collectives or the results.
 _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate", "peft")
@@ -325,7 +325,7 @@ def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
                 node.name,
                 what=" and ".join(part for part, _, _ in parts),
                 keys=" and ".join(key for _, key, _ in parts),
-                billions=f"{parameters / 1e9:.3g}",
+                billions=format_figure(parameters / 1e9),
                 source=source,
                 count=count,
                 need=f"{need:.0f}",
@@ -339,7 +339,7 @@ def check_limits(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, facts in inspection.known:
         total, limit = facts.memory_total_gib, facts.memory_limit_gib
         if total is not None and limit is not None and limit < _ALL * total:
-            yield MEMORY_LIMITED.found(node.name, limit=f"{limit:.3g}", total=f"{total:.3g}")
+            yield MEMORY_LIMITED.found(node.name, limit=format_figure(limit), total=format_figure(total))
         files, processes = facts.limits.get("open_files"), facts.limits.get("processes")
         if files is not None and files < _LOW_FILES:
             rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES

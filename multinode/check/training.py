@@ -19,6 +19,7 @@ from multinode.units import (
     MIB,
     format_count,
     format_duration,
+    format_figure,
     format_rate,
     goodput_gb_per_s,
 )
@@ -402,4 +403,4 @@ def _format_time(time_s: float) -> str:
 def _format_bytes(size_bytes: float) -> str:
     """In powers of 1000, as for links: `84 MB`, `32.2 GB`."""
     value, unit = (size_bytes / _GIGA, "GB") if size_bytes >= _GIGA else (size_bytes / 1e6, "MB")
-    return f"{float(f'{value:.3g}'):g} {unit}"
+    return f"{format_figure(value)} {unit}"

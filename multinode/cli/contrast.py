@@ -161,16 +161,25 @@ def contrast(
         fail_gate(f"the efficiency is {contrasted.contrast.efficiency:.3f}, below --min-efficiency {min_efficiency:g}")
 
 
+# With two repeats, Student's t is 12.7; with four, 3.2.
+_REPEATS = 4
+
+
 def next_command(contrast: Contrast, name: str, invocation: Invocation | None) -> str:
-    """The launch on one node if it was measured to be faster, else the changes to try; empty if nothing follows.
+    """What follows; empty if nothing does.
+
+    More repeats if it is inconclusive; the launch on one node if that was measured to be faster; else changes to try.
 
     Args:
         contrast: the result.
         name: its run.
         invocation: the command line that measured it; None if none did.
     """
-    from multinode.contrast.judge import prefers_one_node
+    from multinode.contrast.judge import judge, prefers_one_node
 
+    if judge(contrast) == "inconclusive" and invocation is not None:
+        repeats = max(_REPEATS, 2 * min(len(side.run_ids) for side in contrast.measured))
+        return propose(invocation, "contrast", first=("--repeats", str(repeats)), without=("--repeats", "--fresh"))
     if prefers_one_node(contrast):
         workers = str(contrast.baseline.workers_per_node)
         first, places = ("--nodes", "1", "--workers-per-node", workers), ("--nodes", "--workers-per-node")
@@ -182,6 +191,12 @@ def stored_command(directory: RunDirectory) -> Invocation | None:
     """The command line of a stored run; None if none started it."""
     run = directory.read("run.json", Run)
     return run.command if run is not None else None
+
+
+def resume_command(directory: RunDirectory) -> str:
+    """The command line of a stored run, which goes on with it; empty if none started it."""
+    invocation = stored_command(directory)
+    return propose(invocation, invocation.verb) if invocation is not None else ""
 
 
 def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Sequence[str] = ()) -> str:

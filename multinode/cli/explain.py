@@ -71,6 +71,8 @@ def _print_recorded(names: list[str], *, details: bool, as_json: bool) -> list[s
             continue
         if as_json:
             print_document(explanation)
+        elif stored.run.status == "succeeded":
+            print_screen([f"run {stored.run.run_id} succeeded: it has no failure"])
         else:
             print_run(stored.run, stored.summary, stored.directory, details=details)
             print_next_step(stored.run, stored.summary, stored.directory)

@@ -27,7 +27,7 @@ from multinode.lab.cluster import (
 )
 from multinode.lab.network import LinkSpeed, parse_lab_rate, rate_text
 from multinode.lab.state import LabSpec, load_lab
-from multinode.units import parse_size
+from multinode.units import format_figure, parse_size
 
 app = PanelApp(
     cls=PanelGroup,
@@ -167,9 +167,13 @@ def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:
         typer.echo(_LINK_ROW.format("link", "line rate", "TCP at most", "TCP measured"))
         typer.echo(_LINK_ROW.format("", "", "Gbit/s", "Gbit/s"))
     links.append(link)
-    expected = "" if link.expected_gbit_per_s is None else f"{link.expected_gbit_per_s:.4g}"
+    expected = "" if link.expected_gbit_per_s is None else format_figure(link.expected_gbit_per_s, digits=4)
     way = f"{link.source} -> {link.target}"
-    typer.echo(_LINK_ROW.format(way, rate_text(link.rate_gbit_per_s), expected, f"{link.goodput_gbit_per_s:.4g}"))
+    typer.echo(
+        _LINK_ROW.format(
+            way, rate_text(link.rate_gbit_per_s), expected, format_figure(link.goodput_gbit_per_s, digits=4)
+        )
+    )
 
 
 def _warn_of_slow_links(links: list[LinkSpeed]) -> None:

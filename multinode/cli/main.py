@@ -305,11 +305,18 @@ def run() -> None:
         from multinode.cli.output import print_traceback
 
         print_traceback(error)
-        print_error(error)
+        if error.run_id is None or not _print_ending(error.run_id):
+            print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print_error(Interrupted("interrupted"))
         sys.exit(Interrupted.exit_code)
+
+
+def _print_ending(run_id: str) -> bool:
+    from multinode.cli.running import print_ending
+
+    return print_ending(run_id)
 
 
 def print_error(error: MultinodeError) -> None:

@@ -30,12 +30,11 @@ from multinode.cli.output import fail_gate, note, print_document, print_screen, 
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cluster.hostfile_variables import with_variables
-from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.records.files import MAX_BYTES, choose_form, read_text, write_text
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import runs_root
-from multinode.units import parse_nics
+from multinode.units import format_figure
 
 if TYPE_CHECKING:
     from multinode.launch.context import Launch
@@ -177,7 +176,9 @@ def nccl_test(
     """
     if read:
         _only_read([option[0] for option in read_invocation(ctx).options])
-        missing = _missing(collectives, link, nodes, workers_per_node, over_rdma=rdma)
+        from multinode.network.read_scan import read_missing
+
+        missing = read_missing(collectives or (), link, nodes, workers_per_node, over_rdma=rdma)
         _read(read, missing, min_busbw, as_json=as_json)
     if link is not None or rdma is not None:
         raise UsageError("--link and --rdma describe the output of --read, which is missing", hint="add --read FILE")
@@ -244,7 +245,9 @@ def _check_least(rows: Sequence[CollectiveRow], min_busbw: float | None) -> None
     for collective in dict.fromkeys(row.collective for row in rows):
         best = max(row.busbw_gb_per_s for row in rows if row.collective == collective)
         if min_busbw is not None and best < min_busbw:
-            fail_gate(f"{collective} reaches {best:.4g} GB/s busbw, below --min-busbw {min_busbw:g}")
+            fail_gate(
+                f"{collective} reaches {format_figure(best, digits=4)} GB/s busbw, below --min-busbw {min_busbw:g}"
+            )
 
 
 # What says something of a printed text; everything else measures.
@@ -257,28 +260,6 @@ def _only_read(options: Sequence[str]) -> None:
     others = [name for name in options if name not in _OF_READING]
     if others:
         raise UsageError(f"--read judges a text and measures nothing: {', '.join(others)} cannot be combined with it")
-
-
-def _missing(
-    collectives: Sequence[str] | None,
-    link: str | None,
-    nodes: int | None,
-    workers_per_node: int | None,
-    *,
-    over_rdma: bool | None,
-) -> Missing:
-    from multinode.network.read_scan import Missing
-    from multinode.records.benchmark import COLLECTIVES, check_choice
-
-    if collectives and len(collectives) > 1:
-        raise UsageError("with --read, at most one collective can be named")
-    return Missing(
-        collective=check_choice("collective", collectives[0], COLLECTIVES) if collectives else None,
-        nics_gbit_per_s=parse_option("--link", link, parse_nics) if link is not None else (),
-        nodes=nodes,
-        workers_per_node=workers_per_node,
-        over_rdma=over_rdma,
-    )
 
 
 def _read(files: Sequence[str], missing: Missing, min_busbw: float | None, *, as_json: bool) -> NoReturn:

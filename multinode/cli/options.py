@@ -16,6 +16,7 @@ import typer
 
 from multinode.cli.panels import PanelCommand
 from multinode.errors import MultinodeError, UsageError
+from multinode.job.engines import ENGINES
 from multinode.records.invocation import Invocation
 from multinode.secret_values import redact_words
 
@@ -161,10 +162,7 @@ EngineName = Annotated[
         "--engine",
         metavar="NAME",
         rich_help_panel=_JOB,
-        help=(
-            "torchrun, llamafactory, deepspeed, accelerate or exec. Default: llamafactory for a YAML, torchrun for a "
-            "script."
-        ),
+        help=(f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}. Default: llamafactory for a YAML, torchrun for a script."),
     ),
 ]
 AccelerateConfig = Annotated[

@@ -215,6 +215,22 @@ def print_run(
     print_screen(run_parts(run, summary, shown_directory(directory), details=details, width=width), err=err)
 
 
+def print_ending(run_id: str) -> bool:
+    """The screen of a stored run that did not end well, on stderr; False if its record does not say why."""
+    from multinode.launch.node_runs import load_run
+    from multinode.launch.outcome import has_ending
+    from multinode.records.run_directory import runs_root
+
+    try:
+        stored = load_run(runs_root(), run_id)
+    except MultinodeError:
+        return False
+    if has_ending(stored.run):
+        print_run(stored.run, stored.summary, stored.directory, err=True)
+        print_next_step(stored.run, stored.summary, stored.directory, err=True)
+    return has_ending(stored.run)
+
+
 def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, *, err: bool = False) -> None:
     """The next command after a run, if any."""
     from multinode.launch.outcome import next_step

@@ -6,7 +6,7 @@ import codecs
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -20,6 +20,9 @@ from multinode.cli.table import FormOptions, ViewOptions, print_cells, show_tabl
 from multinode.records.log import LogPiece, LogReader
 from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.secret_values import redact_text
+
+if TYPE_CHECKING:
+    from multinode.launch.node_runs import StoredRun
 
 # A run id, the name of a node, and the raw log of it there as it is read.
 Logs = Iterable[tuple[str, str, Iterable[bytes]]]
@@ -184,7 +187,10 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
     if as_json:
         print_document(stored if verdict is None else stored.document() | {"early_verdict": verdict})
         return
-    if not _show_results(stored.directory, details=details) or details or stored.run.status != "succeeded":
+    has_results = _show_results(stored, details=details)
+    if details or not has_results or stored.run.status != "succeeded":
+        if has_results:
+            typer.echo()
         print_run(stored.run, stored.summary, stored.directory, details=details)
         if note:
             typer.echo(note)
@@ -198,16 +204,20 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
         print_directory(stored.directory)
 
 
-def _show_results(directory: RunDirectory, *, details: bool) -> bool:
+def _show_results(stored: StoredRun, *, details: bool) -> bool:
+    """Whether the run has results. If it has not succeeded, how it ended follows."""
     from multinode.bench.measure import load_bench
     from multinode.bench.screen import bench_parts
-    from multinode.cli.contrast import next_command, print_contrast, stored_command
+    from multinode.cli.contrast import next_command, print_contrast, resume_command, stored_command
     from multinode.contrast.side import load_contrast
+    from multinode.contrast.unfinished import load_unfinished, unfinished_parts
     from multinode.experiment.sweep import load_table
+    from multinode.launch.outcome import has_ending
     from multinode.network.measure import load_scan
     from multinode.network.nccl_tuning import TuneReport, tune_parts
     from multinode.network.screen import scan_parts
 
+    directory, ended = stored.directory, has_ending(stored.run)
     if _show_tuning(directory, details=details):
         return True
     contrast, unread = load_contrast(directory)
@@ -218,9 +228,13 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
         print_contrast(contrast, details=details, more=again, next_command=following)
     elif unread:
         typer.echo(unread)
+    unfinished = load_unfinished(directory) if contrast is None and not unread else None
+    if unfinished is not None and (unfinished.measured or not ended):
+        print_screen(unfinished_parts(unfinished, next_command="" if ended else resume_command(directory)))
     if (table := load_table(directory)) is not None:
         name = directory.run_id
-        print_cells(table, details=details, more=f"multinode show {name} --details")
+        more = f"multinode show {name} --details" if stored.run.status == "succeeded" else ""
+        print_cells(table, details=details, more=more)
         note(f"sorted, as a page: multinode show {name} --sort samples_per_s -o {name}.html")
     if (bench := load_bench(directory)) is not None:
         print_screen(bench_parts(bench, details=details))
@@ -228,7 +242,7 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
         print_screen(scan_parts(scan, details=details))
     if (tuning := directory.read("tune.json", TuneReport)) is not None:
         print_screen(tune_parts(tuning, details=details))
-    return any(part is not None for part in (contrast, table, bench, scan, tuning))
+    return any(part is not None for part in (contrast, unfinished, table, bench, scan, tuning))
 
 
 def _show_tuning(directory: RunDirectory, *, details: bool) -> bool:

@@ -16,7 +16,7 @@ from multinode.predict.screen import link_words
 from multinode.profile.step_split import PARTS
 from multinode.render.charts import GREY, PALETTE, Figure, Scatter, error_bars, stacked_bars, with_axes
 from multinode.render.sheet import Chart
-from multinode.units import format_placement
+from multinode.units import format_figure, format_placement
 
 _LINE, _OTHER, _THIRD = PALETTE[:3]
 _BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
@@ -109,8 +109,10 @@ def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
     yield Scatter(
         x=links,
         y=[scenario.samples_per_s for scenario in drawn],
-        customdata=[[f"{scenario.interval[0]:.3g} to {scenario.interval[1]:.3g}"] for scenario in drawn],
-        hovertemplate="%{x:g} Gbit/s: %{y:.3g} samples/s, %{customdata[0]}",
+        customdata=[
+            [f"{format_figure(scenario.interval[0])} to {format_figure(scenario.interval[1])}"] for scenario in drawn
+        ],
+        hovertemplate="%{x:g} Gbit/s: %{y:,.3r} samples/s, %{customdata[0]}",
         mode="lines+markers",
         name=f"{format_placement(drawn[0].nodes, drawn[0].workers_per_node, drawn[0].layout.workers)}, predicted",
         line={"color": _LINE},
@@ -148,7 +150,7 @@ def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
         mode="markers",
         name=f"{nodes_and_workers(candidate)}, measured",
         marker={"color": _OTHER, "size": 11, "symbol": "diamond"},
-        hovertemplate="%{x:g} Gbit/s: %{y:.3g} samples/s",
+        hovertemplate="%{x:g} Gbit/s: %{y:,.3r} samples/s",
     )
 
 

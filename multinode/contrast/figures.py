@@ -14,7 +14,7 @@ from multinode.profile.measured import Measured
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import KnownSteps, WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
-from multinode.units import BITS_PER_BYTE, format_count, format_list, format_rate, goodput_gb_per_s
+from multinode.units import BITS_PER_BYTE, format_count, format_figure, format_list, format_rate, goodput_gb_per_s
 
 
 class Side(Measured, frozen=True, kw_only=True):
@@ -125,19 +125,6 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
         return self.candidate.efficiency
 
 
-_THREE_DIGITS = 100
-
-
-def figure(value: float) -> str:
-    """Three significant digits, and all before the point: `1342`, `24.1`, `0.512`."""
-    return f"{value:.0f}" if abs(value) >= _THREE_DIGITS else f"{value:.3g}"
-
-
-def milliseconds(time_ms: float) -> str:
-    """`1342 ms`, `4.2 ms`."""
-    return f"{figure(time_ms)} ms"
-
-
 def name_nodes(side: Side) -> str:
     """`1 node`, `2 nodes`; for one node alone its name."""
     if side.role == "each-node" and side.node_names:
@@ -179,15 +166,16 @@ def network_words(side: Side) -> str:
     """Bytes per step through the busiest NIC, and the share of its link; empty if unknown."""
     seen = side.bytes_per_step
     counted = next((size for size in (seen.nic, seen.expected) if size is not None), None)
-    if not counted or side.nodes == 1:
+    step_s = side.step_time_ms.value / _MS_PER_S
+    if not counted or not step_s or side.nodes == 1:
         return ""
-    gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / (side.step_time_ms.value / _MS_PER_S)
+    gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / step_s
     by_rule = "" if seen.nic is not None else " (expected from the strategy, not counted)"
-    text = f"{figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
+    text = f"{format_figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
     link = side.link_gbit_per_s
-    if not link:
+    most = goodput_gb_per_s(link) * BITS_PER_BYTE if link else 0.0
+    if not link or not most:
         return f"{text}, on average {format_rate(gbit_per_s)}"
-    most = goodput_gb_per_s(link) * BITS_PER_BYTE
     return f"{text}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"
 
 

@@ -17,8 +17,6 @@ from multinode.contrast.figures import (
     Side,
     capitalised,
     channel,
-    figure,
-    milliseconds,
     name_nodes,
     name_side,
     network_words,
@@ -35,7 +33,7 @@ from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
 from multinode.render.sheet import range_of_times, times
 from multinode.stats.estimate import Estimate, UnknownError, inverse, ratio
-from multinode.units import format_count, format_rate
+from multinode.units import format_count, format_figure, format_ms, format_rate
 
 _LEVERS = {lever.column: lever.title for lever in TYPES.values()}
 # Settings that make another training, and settings that change its speed.
@@ -141,7 +139,7 @@ def _global_batch(baseline: Side, candidate: Side, mode: str) -> str:
     if candidate.role == "point":
         # Every node full: covered by the sentence about the two sides.
         return ""
-    fewer = f"1/{figure(theirs / ours)} of the optimizer steps per epoch"
+    fewer = f"1/{format_figure(theirs / ours)} of the optimizer steps per epoch"
     return f"{text}, so {fewer}; you may have to adjust learning rate and warm-up."
 
 
@@ -310,9 +308,10 @@ def _verdict(contrast: Contrast) -> str:
             slower = "no faster" if outcome == "equal" else _slower(contrast)
             return f"Do not use {many} for this job: they are {slower} than {few}; {_culprit(contrast)}."
     if outcome == "inconclusive":
-        spread = (
-            f"within the noise (speed-up {range_of_times(contrast.speedup)}); measure with more --repeats or --steps"
-        )
+        is_script = contrast.baseline.settings is not None and contrast.baseline.settings.command is not None
+        longer = "a script that trains longer" if is_script else "--steps"
+        span = range_of_times(contrast.speedup)
+        spread = f"within the noise (speed-up {span}); measure with more --repeats or {longer}"
         return f"Inconclusive: the difference between {many} and {few} is {spread}."
     return f"{capitalised(many)} {are} {_relation(contrast, outcome, few)}"
 
@@ -379,7 +378,7 @@ def _reasons(contrast: Contrast) -> tuple[str, ...]:
 def _where_it_goes(contrast: Contrast) -> str:
     notes = []
     for side in (contrast.candidate, contrast.baseline):
-        parts, takes = _told_parts(side), milliseconds(side.step_time_ms.value)
+        parts, takes = _told_parts(side), format_ms(side.step_time_ms.value)
         notes.append(f"{takes} on {name_side(side, contrast.mode)}{f': {parts}' if parts else ''}")
     if not _told_parts(contrast.candidate):
         return f"{capitalised(contrast.loss.sentence)}."
@@ -408,8 +407,8 @@ def _without_network(contrast: Contrast) -> str:
     is_network = contrast.loss.cause == "network" and contrast.candidate.nodes > 1
     if not is_network or ours is None or theirs is None:
         return f"{capitalised(contrast.loss.sentence)}."
-    left = milliseconds(contrast.candidate.step_time_ms.value - (contrast.loss.network_ms or 0.0))
-    on_both = f"{milliseconds(theirs)} on {name_side(contrast.candidate, contrast.mode)}, {milliseconds(ours)} on "
+    left = format_ms(contrast.candidate.step_time_ms.value - (contrast.loss.network_ms or 0.0))
+    on_both = f"{format_ms(theirs)} on {name_side(contrast.candidate, contrast.mode)}, {format_ms(ours)} on "
     on_both += name_side(contrast.baseline, contrast.mode)
     return f"Compute per step is {on_both}: without the network's cost a step would take about {left}."
 
@@ -421,4 +420,4 @@ def _compute_ms(side: Side) -> float | None:
 def _told_node(side: Side, *, unequal: bool) -> str:
     workers = f" with {format_count(side.world_size, 'worker')}" if unequal else ""
     share = f"{side.relative:.0%} per worker" if unequal else f"{side.relative:.0%}"
-    return f"{side.node_names[0]} {figure(side.samples_per_s.value)} samples/s{workers} ({share})"
+    return f"{side.node_names[0]} {format_figure(side.samples_per_s.value)} samples/s{workers} ({share})"

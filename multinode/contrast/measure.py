@@ -13,7 +13,7 @@ from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import ASKED, Contrast, enough_words, named_words, too_few_words, uneven_words
 from multinode.contrast.judge import compare
 from multinode.contrast.side import CONTRAST_FILE, load_side_run, make_side
-from multinode.errors import Interrupted, MultinodeError, UsageError
+from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps, override_job, with_same_threads
 from multinode.job.planning import with_workers, workers_of_nodes
@@ -28,7 +28,7 @@ from multinode.launch.launch import (
 )
 from multinode.launch.node_runs import PLAN_FILE, cleanup_nodes
 from multinode.launch.offline import plan_offline
-from multinode.launch.series import Resume, Series, take_up
+from multinode.launch.series import Resume, Series, status_of, take_up
 from multinode.levers.axes import LeverAxes
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
@@ -310,7 +310,7 @@ def contrast(
         except BaseException as error:
             if isinstance(error, MultinodeError) and all(cell.run_ids for cell in series.record.cells):
                 context.say(f"earlier measurements are compared in {series.conclude().directory}")
-            series.end("stopped" if isinstance(error, Interrupted) else "failed")
+            series.end(status_of(error), error=error)
             raise
         contrasted = series.conclude()
         series.end("succeeded")

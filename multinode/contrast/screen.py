@@ -28,7 +28,7 @@ from multinode.predict.training_state import NOTHING
 from multinode.render.sheet import UNKNOWN, Block, Prose, Sheet, Tiles, format_sig, percent, span_of_times, times
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
 from multinode.stats.estimate import inverse
-from multinode.units import format_count
+from multinode.units import format_count, format_figure
 
 _STYLES: dict[Outcome, str] = {
     "faster": GOOD,
@@ -182,7 +182,7 @@ def _batch(contrast: Contrast, change: Advice) -> str:
     batch = per_worker * (sum(then.unequal) if then.unequal else then.nodes * then.workers_per_node)
     if not now.global_batch or batch == now.global_batch:
         return ""
-    return f"; global batch x{batch / now.global_batch:.3g}"
+    return f"; global batch x{format_figure(batch / now.global_batch)}"
 
 
 def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, milliseconds, name_side
+from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, name_side
 from multinode.stats.estimate import Estimate, ratio
+from multinode.units import format_ms
 
 NOTICEABLE = 0.05
 """Fraction of a whole that a user would notice."""
@@ -204,7 +205,7 @@ def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
 
 
 def _of_node(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
-    step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.node_ms or 0.0)
+    step, adds = format_ms(case.candidate.step_time_ms.value), format_ms(loss.node_ms or 0.0)
     if case.alone:
         text = f"alone, {loss.node} runs at {loss.relative or 0:.0%} of the speed of {reference.node_names[0]}"
         text += f", which adds {adds} to each step of {step}"
@@ -212,30 +213,30 @@ def _of_node(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) ->
         text = f"the other nodes wait {adds} per step of {step} for {loss.node}"
         text += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
     return text + (
-        f"; {channel(case.candidate)} adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else ""
+        f"; {channel(case.candidate)} adds {format_ms(loss.network_ms)}" if loss.network_ms is not None else ""
     )
 
 
 def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
-    step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.network_ms or 0.0)
+    step, adds = format_ms(case.candidate.step_time_ms.value), format_ms(loss.network_ms or 0.0)
     if network_ms_of(case, reference) is None:
         return f"{channel(case.candidate)} adds {adds} to each step of {step}, inferred from the step times alone"
     more = f"{adds} more than on {name_side(reference, case.mode)}, in" if exposed_ms(reference) else f"{adds} of"
     text = f"exposed communication takes {more} each step of {step}"
-    return text + (f"; slow node {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
+    return text + (f"; slow node {loss.node} adds {format_ms(loss.node_ms)}" if loss.node and loss.node_ms else "")
 
 
 def _of_none(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     step_ms, ideal_ms = case.candidate.step_time_ms.value, loss.ideal_ms or 0.0
     outcome = "nothing is lost" if is_noticeable(ideal_ms - step_ms, ideal_ms) else "no noticeable loss"
-    against = f"{milliseconds(ideal_ms)} with {_ideal(reference, case)}"
-    return f"{outcome}: a step takes {milliseconds(step_ms)}, against {against}"
+    against = f"{format_ms(ideal_ms)} with {_ideal(reference, case)}"
+    return f"{outcome}: a step takes {format_ms(step_ms)}, against {against}"
 
 
 def _of_unknown(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     candidate = case.candidate
     lost_ms = candidate.step_time_ms.value - (loss.ideal_ms or 0.0)
-    lost = f"a step takes {milliseconds(lost_ms)} more than with {_ideal(reference, case)}"
+    lost = f"a step takes {format_ms(lost_ms)} more than with {_ideal(reference, case)}"
     if loss.network_ms is not None and loss.node_ms is not None:
         return f"{lost}, which neither communication nor a slow node explains{_grown(case, reference)}"
     blind = next((side for side in (candidate, reference) if exposed_ms(side) is None), candidate)
@@ -250,7 +251,7 @@ def _grown(case: CandidateLoss, reference: Side) -> str:
         return ""
     name, grown_ms = cause
     late = f", {case.candidate.stragglers[0]} most" if name == "wait_ms" and case.candidate.stragglers else ""
-    return f": {milliseconds(grown_ms)} of it is {_GROWN[name]}{late}"
+    return f": {format_ms(grown_ms)} of it is {_GROWN[name]}{late}"
 
 
 def _ideal(reference: Side, case: CandidateLoss) -> str:

@@ -21,8 +21,9 @@ from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure, signal_error
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
-from multinode.diagnose.log_line import LogLine, parse_line
-from multinode.diagnose.log_words import LogReading, LogWord, is_progress, last_words, read_log
+from multinode.diagnose.log_line import FRAME_PLACE, LogLine, parse_line
+from multinode.diagnose.log_word import LogWord
+from multinode.diagnose.log_words import LogReading, is_progress, last_words, read_log
 from multinode.diagnose.meaning import (
     address_notes,
     exit_meaning,
@@ -31,7 +32,7 @@ from multinode.diagnose.meaning import (
     signal_of_code,
     timed_out_collective,
 )
-from multinode.diagnose.standing import Standing, word_standing
+from multinode.diagnose.standing import Standing, other_collectives, word_standing
 from multinode.errors import UsageError
 from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun
@@ -83,6 +84,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
     """The first failure of all logs; each is a name, and what it says."""
     files = {name: reading.lines for name, reading in logs}
+    logs = [(name, _without_shutdown(reading)) for name, reading in logs]
     failed = [(name, reading) for name, reading in logs if _has_failed(reading)]
     times = [_seconds(reading) for _, reading in failed]
     has_times = all(second is not None for second in times)
@@ -160,7 +162,7 @@ def _why_not(word: LogWord) -> str:
 
 def _has_failed(reading: LogReading) -> bool:
     report, word = reading.report, reading.cause()
-    if report is not None and not (report.launcher == "shell" and reading.ended_line is not None):
+    if report is not None and not (report.is_of_one_process and _was_over(report, reading)):
         return True
     if word is not None:
         # After its end, a run may lose its peers, and a program may still complain.
@@ -176,13 +178,35 @@ def _has_failed(reading: LogReading) -> bool:
     return not any(map(is_progress, words[-_VERY_LAST_WORDS:]))
 
 
+# A bar that is full, of a training and not of what comes before it.
+_FULL_BAR = re.compile(r"(?:^|\r|\btrain\w*\b[^%|\r\n]{0,60}) *100%\|", re.IGNORECASE)
+
+
+def _was_over(report: LauncherReport, reading: LogReading) -> bool:
+    """Whether a training said that it had ended, or had done all of its steps, before a process of it ended."""
+    if reading.ended_line is not None:
+        return report.launcher == "shell" or reading.ended_line < report.line
+    lines = reading.tail.removesuffix("\n").split("\n")
+    before = lines[: max(0, len(lines) - (reading.lines - report.line) - 1)]
+    last_step = next((line for line in map(clean_log, reversed(before)) if is_progress(line)), "")
+    return _FULL_BAR.search(last_step) is not None
+
+
+def _without_shutdown(reading: LogReading) -> LogReading:
+    """The same, where no launcher reports a failure: what the shutdown after a training raises is noise."""
+    ended = reading.ended_line
+    if ended is None or reading.report is not None:
+        return reading
+    words = (replace(word, is_noise=True) if word.at_exit and word.line > ended else word for word in reading.words)
+    return replace(reading, words=tuple(words))
+
+
 def _came_after_end(word: LogWord, reading: LogReading) -> bool:
     return (
         reading.ended_line is not None
         and word.line > reading.ended_line
-        and word_standing(word) >= Standing.PEER
         and word.error is not None
-        and word.error.kind != "timeout"
+        and (word.is_stop or (word_standing(word) >= Standing.PEER and word.error.kind != "timeout"))
     )
 
 
@@ -214,7 +238,8 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
 def _ends_by_signal(report: LauncherReport, word: LogWord) -> bool:
     """Whether a signal ended the reported worker before others lost it."""
     signal = report.death.signal or signal_of_code(report.death.exit_code)
-    is_others = report.death.rank is not None and word.rank not in {None, report.death.rank}
+    # Each watchdog aborts its own process, as its collective stood still.
+    is_others = report.death.rank is not None and word.rank not in {None, report.death.rank} and not word.collective
     return signal not in {None, "SIGTERM"} and (is_others or signal != "SIGABRT")
 
 
@@ -235,13 +260,13 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
             worker = report.worker
         if host is None and (rank is None or rank == report.death.rank):
             host = report.host
-    message = timed_out_collective(word.text) or _with_reason(_SPEAKER.sub("", word.text), below)
+    message = timed_out_collective(word.text) or _with_reason(_SPEAKER.sub("", word.said), below)
     if word.points and word.said_by is not None:
         message = f"its collective timed out first, as rank {word.said_by} says"
     if host is None and len(reading.hosts) == 1:
         host = reading.hosts[0]
     cause = error.cause if error is not None else failure.cause
-    told = [*notes(" ".join((word.text, *word.details)))]
+    told = [*notes(" ".join((word.text, *word.details))), *other_collectives(reading.words, word)]
     told += [
         note for _, address in reading.addresses if word.is_nccl or word.is_of_peers for note in address_notes(address)
     ]
@@ -352,8 +377,10 @@ def _whose(rank: int | None, worker: str | None) -> str:
 
 # Slurm's programs, in front of what they say.
 _SPEAKER = re.compile(r"^(?:(?:slurmstepd|srun): )?error: (?:pyxis: +|[\w.-]{1,64}: (?=tasks? \d))?")
-# Why an actor of Ray died, below the exception that says that it did.
-_REASON = re.compile(r"The actor (?:is dead|died|was killed) because |Worker exit (?:type|detail): ")
+# Why an actor of Ray died, and why an NPU failed, below the exception that says that it did.
+_REASON = re.compile(
+    r"The actor (?:is dead|died|was killed) because |Worker exit (?:type|detail): |E[A-Z]\d{4}: |(?:\[\w+\] )?Reason: "
+)
 # Rules, and the heads of lists that the launcher's own lines have.
 _RULER = re.compile(r"[\s=*#_-]{4,}$|=+ ?backtrace|\d{1,3}:? +0x[\da-f]{4,}")
 _BOXED, _BOX, _BOX_LINES = {"Open MPI", "first process", "MPI_Abort"}, re.compile(r"-{20,}\s*$"), 12
@@ -403,9 +430,6 @@ _BESIDE = re.compile(
 )
 
 
-_FRAME = re.compile(r"\s+File \"([^\"]{1,300})\", line (\d{1,9}),? in (\S{1,100})")
-
-
 def _last_error(reading: LogReading) -> tuple[LogLine, int] | None:
     """What a log ends with: the first of the errors, in their loggers' words, or the last frame of a cut traceback.
 
@@ -422,7 +446,7 @@ def _last_frame(reading: LogReading) -> tuple[LogLine, int] | None:
             continue
         if line.text and not line.text[:1].isspace():
             return None
-        frame = _FRAME.match(line.text)
+        frame = FRAME_PLACE.match(line.text)
         if frame is not None:
             text = f"the log ends inside a traceback: {frame[3]} ({frame[1]}:{frame[2]})"
             return replace(line, text=text), reading.lines - back

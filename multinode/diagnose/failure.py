@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from multinode.diagnose.evidence import MachineFault, NodeEvidence
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import WorkerDeath, find_worker_death
-from multinode.diagnose.log_words import LogReading, LogWord, last_words, read_log, spoken_words
+from multinode.diagnose.log_line import source_line
+from multinode.diagnose.log_word import LogWord
+from multinode.diagnose.log_words import LogReading, last_words, read_log, spoken_words
 from multinode.diagnose.meaning import MOST_CODE, exit_meaning, signal_of_code, timed_out_collective
 from multinode.diagnose.standing import Standing, entry_standing, word_standing
 from multinode.records.log import clean_log, last_lines
@@ -127,7 +129,7 @@ def _find_kind(
 
 def _is_after_signal(word: LogWord, failure: Failure) -> bool:
     """Whether a line stands behind a signal in the order of evidence; a process that loses its peers aborts itself."""
-    is_others = failure.rank is not None and word.rank not in {None, failure.rank}
+    is_others = failure.rank is not None and word.rank not in {None, failure.rank} and not word.collective
     return word.is_of_peers and failure.signal not in {None, "SIGTERM"} and (is_others or failure.signal != "SIGABRT")
 
 
@@ -137,7 +139,7 @@ def signal_error(signal: str | None) -> KnownError | None:
 
 
 def _sentence(word: LogWord) -> str:
-    return timed_out_collective(word.text) or word.text[:_MOST_CHARS]
+    return timed_out_collective(word.text) or word.said[:_MOST_CHARS]
 
 
 # Headers and pauses take their part of a link that is full.
@@ -487,7 +489,9 @@ def _worker_failure(node: NodeEvidence, sample: ExceptionSample) -> Failure:
     tail = clean_log(sample.traceback)
     original = _ORIGINAL.search(tail)
     told = original[1] if original is not None else text.split("\n")[0]
-    sentence = ": ".join([told.rstrip(": "), *([last[1].strip()] if last is not None else [])])
+    source = source_line(sample.traceback.split("\n")) if not sample.message.strip() else None
+    more = [last[1].strip()] if last is not None else [clean_log(source)] if source is not None else []
+    sentence = ": ".join([told.rstrip(": "), *more])
     message = f"rank {sample.rank} raised {sentence}"
     # A signal that ended its launcher came after it.
     return _failure(node, message, rank=sample.rank, signal=None, log_tail=tail, time_s=_at(sample.time_s, node))

@@ -51,6 +51,9 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # whether it explains a failure only as the exception or the last words of a worker: programs also print it of what
     # they survive
     is_last: bool = False
+    # whether it says that a process got a signal to stop: a consequence of any exception before it, and of several such
+    # lines the first counts
+    is_stop: bool = False
 
     def matches(self, text: str) -> bool:
         """Whether one of the texts stands in it."""

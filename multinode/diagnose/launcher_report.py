@@ -40,6 +40,11 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.launcher in {"Slurm", "shell", "command", "Determined"}
 
     @property
+    def is_of_one_process(self) -> bool:
+        """Whether it tells that a process ended, and not that the job failed by it: no failure after a training."""
+        return self.launcher in {"shell", "raylet"}
+
+    @property
     def ends_launcher(self) -> bool:
         """Whether a launcher that another program started has ended: what its workers did is in its own output."""
         return self.launcher == "command"
@@ -48,15 +53,18 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Grammar(msgspec.Struct, frozen=True, kw_only=True):
     begins: str
     lines: int = 1
+    ruler: str = ""  # the character of which the line below it consists; empty without one
     # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker`, `time` and `said`, the words that a worker
     # ended; `needs` one of these.
     fields: Mapping[str, re.Pattern[str]]
     needs: tuple[str, ...] = ("code", "signal")
 
 
-def _grammar(begins: str, lines: int = 1, needs: tuple[str, ...] = ("code", "signal"), **fields: str) -> _Grammar:
+def _grammar(
+    begins: str, lines: int = 1, needs: tuple[str, ...] = ("code", "signal"), ruler: str = "", **fields: str
+) -> _Grammar:
     patterns = {name: re.compile(pattern, re.MULTILINE) for name, pattern in fields.items()}
-    return _Grammar(begins=begins, lines=lines, fields=patterns, needs=needs)
+    return _Grammar(begins=begins, lines=lines, fields=patterns, needs=needs, ruler=ruler)
 
 
 _SIGNAL_WORDS = {
@@ -76,6 +84,7 @@ _GRAMMARS: Mapping[str, _Grammar] = {
     "torchrun": _grammar(
         "Root Cause",
         16,
+        ruler="=",
         rank=r"^\s*rank\s*:\s*(\d{1,6})\b",
         host=r"^\s*host\s*:\s*([\w.-]{1,64})\s*$",
         code=r"^\s*exitcode\s*:\s*(-?\d{1,6})\b",
@@ -237,7 +246,7 @@ class ReportReader:
                 self._open.append((launcher, number, line, [line.raw if grammar.lines == 1 else line.text]))
                 if grammar.lines == 1:
                     self._close(len(self._open) - 1)
-        return is_inside or "sigkill_handler" in line.raw
+        return is_inside or ("sigkill_handler" in line.raw and "received SIG" not in line.raw)
 
     def forget(self) -> None:
         """A new attempt begins: what failed before was not the end of the job."""
@@ -259,8 +268,9 @@ class ReportReader:
             is_inside = True
             # A worker under torch's `record` has its traceback in the report.
             ends = line.text.lstrip().startswith(("traceback :", "error_file:")) and "Traceback (" in line.text
-            is_ruled = launcher == "torchrun" and set(line.text.strip()) == {"="}
-            if ends or is_ruled or len(lines) >= _GRAMMARS[launcher].lines:
+            grammar = _GRAMMARS[launcher]
+            is_ruled = grammar.ruler != "" and set(line.text.strip()) == {grammar.ruler}
+            if ends or is_ruled or len(lines) >= grammar.lines:
                 is_inside = not ends
                 self._close(place)
         return is_inside

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
@@ -27,7 +28,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None  # the name of the actor or worker, as Ray and vLLM print it
     time: str | None = None
     level: str | None = None  # `E` for errors; `W` for warnings and whatever is less
-    nccl: str | None = None  # the node and process that a line of NCCL names
+    nccl: str | None = None  # the node, process and GPU that a line of NCCL names
     process: str | None = None  # names the process among those that write to this log
     is_nccl_warning: bool = False  # whether it is a warning of NCCL; early releases did not give its name
 
@@ -105,7 +106,7 @@ _MARKS = (
         r" (?P<warning2>NCCL WARN)\b"
     ),
     (
-        rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[\d{{1,4}}\]"
+        rf"(?P<host5>{_NAME}):(?P<nccl1>\d{{1,9}}):\d{{1,9}} \[(?P<gpu1>\d{{1,4}})\]"
         r"(?: [\w./]{1,200}:\d{1,6}(?: (?P<warning3>(?:NCCL )?WARN)\b)?| (?P<warning4>NCCL WARN)\b)?"
     ),
 )
@@ -114,9 +115,9 @@ _RANK = re.compile(r"\b[Rr]ank (\d{1,9})\]|\(rank (\d{1,9}) in comm |(?<![\w-])r
 # Behind a date, NCCL's lines and those of `srun` name the node further on.
 _HOST = re.compile(rf"(?:^|\s)({_NAME}):\d{{1,9}}:\d{{1,9}} \[\d{{1,4}}\] |(?:srun|slurmstepd): error: ({_NAME}): ")
 _TIME = re.compile(rf"\d{{4}}-\d\d-\d\d[ T_]{_CLOCK}|(?<=[EFWI])\d{{4}} {_CLOCK}")
-# What stands before a colon and is a node's name: with a figure or a hyphen, and no file.
+# What stands before a colon and is a node's name: with a figure or a hyphen, and no file and no error code of an NPU.
 _NODE = re.compile(
-    r"(?=[\w.-]*[\d-])(?!mlx\d|bnxt|efa)(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)(?!\w*\.\w*$(?<=\d))[A-Za-z\d][\w.-]*"
+    r"(?=[\w.-]*[\d-])(?!mlx\d|bnxt|efa|E[A-Z\d]\d{4}$)(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)(?!\w*\.\w*$(?<=\d))[A-Za-z\d][\w.-]*"
 )
 _NCCL_WARNING = "NCCL WARN "
 _EXCEPTION = re.compile(
@@ -129,6 +130,31 @@ _EXCEPTION = re.compile(
 def is_exception(text: str) -> bool:
     """Whether a text has the form of an exception, as Python prints it: `KeyError: 'x'`."""
     return _EXCEPTION.match(text) is not None
+
+
+def is_bare_exception(text: str) -> bool:
+    """Whether a text is the name of an exception alone: Python prints no message after it."""
+    return re.fullmatch(r"(?:\w+\.)*[A-Z]\w*:?", text.strip()) is not None
+
+
+# Where a frame of a traceback is: file, line and function.
+FRAME_PLACE = re.compile(r"\s+File \"([^\"]{1,300})\", line (\d{1,9}),? in (\S{1,100})")
+# What Python draws below source code, and how much of that is told.
+_POINTERS, _MOST_SOURCE = re.compile(r"[\s~^]*"), 160
+
+
+def source_line(frames: Iterable[str]) -> str | None:
+    """The source code of the last frame of a traceback and where it is; None where the lines have no source code."""
+    at, source = None, ""
+    for line in frames:
+        found = FRAME_PLACE.match(line)
+        if found is not None:
+            at, source = found, ""
+        elif not _POINTERS.fullmatch(line):
+            source = f"{source} {line.strip()}".lstrip()
+    if at is None or not source:
+        return None
+    return f"{source[:_MOST_SOURCE]} (in {at[3]}, {at[1].rpartition('/')[2]}:{at[2]})"
 
 
 def parse_line(raw: str) -> LogLine:
@@ -176,7 +202,7 @@ def _line(raw: str, text: str, told: dict[str, str]) -> LogLine:
         worker=told["worker"].strip() if "worker" in told else None,
         time=time[0] if time is not None else told.get("time"),
         level=_level(told.get("level")),
-        nccl=f"{told['host']}:{told['nccl']}" if "nccl" in told else None,
+        nccl=f"{told['host']}:{told['nccl']} [{told['gpu']}]" if "nccl" in told else None,
         process=f"rank {rank}" if rank is not None else place,
         is_nccl_warning="warning" in told or _NCCL_WARNING in raw,
     )

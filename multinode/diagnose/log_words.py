@@ -21,7 +21,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from multinode.diagnose.known_errors import KnownError, anchor, find_error, known_errors, text_pattern
+from multinode.diagnose.known_errors import anchor, find_error, known_errors, text_pattern
 from multinode.diagnose.launcher_report import (
     ANY_ADDRESS,
     BEGINNINGS,
@@ -31,7 +31,17 @@ from multinode.diagnose.launcher_report import (
     WorkerDeath,
     first_report,
 )
-from multinode.diagnose.log_line import LogLine, clean_line, is_exception, parse_line, unwrap
+from multinode.diagnose.log_line import (
+    LogLine,
+    clean_line,
+    is_bare_exception,
+    is_exception,
+    parse_line,
+    source_line,
+    unwrap,
+)
+from multinode.diagnose.log_word import INTERRUPT, LogWord
+from multinode.diagnose.meaning import collective_of
 from multinode.diagnose.standing import Standing, entry_standing, first_cause, word_standing
 from multinode.records.log import last_lines
 
@@ -52,41 +62,6 @@ _BETWEEN_FRAMES = 60
 # Lines that belong to an exception, below its first.
 _MOST_DETAILS = 8
 _LEAST_NUMBERS = 2
-
-
-class LogWord(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that speaks of a failure."""
-
-    line: int  # its number, from 1
-    text: str  # without the marks of its rank or node
-    rank: int | None = None  # the global rank that the line names
-    host: str | None = None  # the node that the line names, as NCCL, pdsh and srun do
-    worker: str | None = None  # the actor or worker that the line names, as Ray and vLLM do
-    process: str | None = None  # as in `LogLine`
-    time: str | None = None  # when, as the line has it; None where it does not say
-    is_exception: bool = False  # whether it is the last line of a Python traceback, by its form
-    is_abort: bool = False  # whether it is what the C++ runtime or the interpreter says before it aborts a process
-    is_passed_on: bool = False  # whether NCCL's proxy thread only says that what it did for a rank failed
-    is_nccl: bool = False  # whether NCCL said it: a warning, or the last error that torch quotes
-    is_launchers: bool = False  # whether a launcher raised it, as a worker had failed
-    nccl: str | None = None  # as in `LogLine`
-    is_noise: bool = False  # whether it is a warning, or of a thread whose end ends no process
-    points: bool = False  # whether `rank` is one that another rank, `said_by`, names as the first to be late
-    said_by: int | None = None
-    went_on: bool = False  # whether its process printed progress after it
-    raised_from: int | None = None  # the line of the exception that this one was raised from or while handling
-    details: tuple[str, ...] = ()  # the lines below an exception that belong to it
-    error: KnownError | None = None  # what the catalogue says of it; None is nothing
-
-    @property
-    def is_of_peers(self) -> bool:
-        """Whether it says that another worker is gone."""
-        return self.error is not None and self.error.of_peers
-
-    @property
-    def has_figures(self) -> bool:
-        """Whether it is the line of a watchdog that has the operation, its number and the limit."""
-        return "Watchdog caught" in self.text
 
 
 class LogReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,6 +211,9 @@ _ABORTS = (
     "corrupted size vs. prev_size",
     "stack smashing detected",
     "Assertion `",
+    "aborting the MPI job",
+    "*** An error occurred in MPI",
+    "*** MPI_ERR_",
 )
 # What a shell says, and nothing else in its line.
 _KILLED = "Killed"
@@ -247,6 +225,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 # Before the next of several exceptions, and how many lines after the one before.
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _CHAINED_LINES = 3
+# Where a frame of it is, and the most lines of source code below that.
+_AT, _MOST_SOURCE = '  File "', 8
 # A line of it, and the source code below that.
 _FRAME = re.compile(r'  File "|    ')
 # Calls that find nothing where another process was first.
@@ -262,11 +242,20 @@ _RESTART = "will restart worker group"
 # What launchers say when they begin.
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
 _THREAD = "Exception in thread "
+# Before a traceback that Python prints and drops: of a destructor, a callback at exit, a handler of logging.
+_IGNORES = ("Exception ignored ", "Error in atexit._run_exitfuncs:", "--- Logging error ---")
+_AT_EXIT = re.compile(
+    r", in (?:__del__|_run_exitfuncs|_python_exit|_exit_function|_exitfunc)\b"
+    r"|\bthreading\.py\", line \d+, in _shutdown\b"
+)
+_SHUTDOWN = re.compile(r"\b(?:at|after) interpreter shutdown\b|\bPython is (?:likely )?shutting down\b")
 _RAY_CALL = "ray::"
+_PYXIS_QUOTES = "pyxis:     "
 _OTHERS = (
+    _PYXIS_QUOTES,
     *_BEGIN,
     _RESTART,
-    "Exception ignored in",
+    *_IGNORES,
     _THREAD,
     _RAY_CALL,
     *_WARNS,
@@ -286,7 +275,7 @@ _PROGRESS = re.compile(
     rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
     rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
-    rb"|nccl info (?!.*-> *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
+    rb"|nccl info (?!.*-> *(?:\[[\w ]+\])? *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
 # The form of a row of figures, such as a benchmark's: few words between many numbers, one of them a decimal.
 _ROW_SHAPE = re.compile(rb"[\s|\[\]]*(?:[a-z]{1,12}[\]:]?[\s|.-]+){0,4}[\s|.,+e-]*(?:n/a[\s|]*)?")
@@ -306,10 +295,16 @@ _END_TEXTS = (
     "End time of running",
     "'train_runtime'",
     "Application shutdown complete",
+    "Final validation metrics",
+    "Final evaluation metrics",
+    "Final test metrics",
+    "Final metrics",
 )
 
 
 _ENDED = re.compile("|".join(map(re.escape, _END_TEXTS)), re.IGNORECASE)
+# What an experiment tracker prints of a run, also of one that failed: neither progress nor an end.
+_TRACKER = re.compile(rb"\b(?:wandb|swanlab|comet (?:info|warning)): |\[neptune\] ", re.IGNORECASE)
 
 
 @functools.cache
@@ -341,7 +336,9 @@ class _Traceback(msgspec.Struct):
     last: int
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
+    at_exit: bool = False  # whether it goes through a destructor or what runs at the exit
     of: LogLine | None = None  # its first line: who raised it, where the others have no marks
+    frames: list[str] = []  # the last frame's lines: where, and the source code
 
 
 class _Tracebacks:
@@ -371,7 +368,7 @@ class _Tracebacks:
         key, own = line.process, line.text
         self.ended = None
         after_ignored = number - self._last_ignored.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
-        is_ignored = "Exception ignored in" in line.raw or (after_ignored and own.startswith(_CHAINED))
+        is_ignored = any(words in line.raw for words in _IGNORES) or (after_ignored and own.startswith(_CHAINED))
         if is_ignored and len(self._ignored[key]) < _MOST_WORDS:
             self._ignored[key].append(number)
         if _THREAD in own:
@@ -393,7 +390,12 @@ class _Tracebacks:
             return None
         if own[:1].isspace():
             one.takes_away = one.takes_away or _TAKES_AWAY.search(own) is not None
+            one.at_exit = one.at_exit or _AT_EXIT.search(own) is not None
             one.last = number
+            if own.startswith(_AT):
+                one.frames = [own]
+            elif len(one.frames) < _MOST_SOURCE:
+                one.frames.append(own)
             return _Traced.FRAME if _FRAME.match(own) else None
         # A plain name may be that of anything that is printed meanwhile, unless it comes at once.
         is_next = one.last == number - 1 or key is not None
@@ -622,7 +624,7 @@ class _Reader:
         ran_on = _RAY_TASK.search(line.raw) if _RAY_CALL in line.raw else None
         if ran_on is not None and ran_on[1] != ANY_ADDRESS:
             self._ran_on[line.process] = number, ran_on[1]
-        if _ENDED.search(line.text):
+        if _ENDED.search(line.text) and not _TRACKER.search(piece):
             self._ended_line = number
         if line.text.startswith(_CHAINED) and line.process in self._raised:
             self._chained[line.process] = self._raised[line.process]
@@ -653,7 +655,7 @@ class _Reader:
         if (place is _Traced.END or (word is not None and word.is_exception)) and self._tracebacks.ignores(
             number, line
         ):
-            return
+            word = replace(word, is_noise=True) if word is not None else None
         if is_report:
             # No exception goes on in what a launcher says, and of the line itself the report says by whom it is.
             self._below.pop(line.process, None)
@@ -674,6 +676,8 @@ class _Reader:
         # Below an exception, or what NCCL reports, comes more of it.
         if key is not None and (word.is_exception or "NCCL error" in word.text or "async exception" in word.text):
             self._below[line.process] = key, number
+            # A logger puts its marks before the first line of a message alone.
+            self._below[None] = key, number
             self._open_until = number + _BETWEEN_FRAMES
 
     def _keep_below(self, number: int, line: LogLine) -> bool:
@@ -686,6 +690,10 @@ class _Reader:
         is_own = line.process is not None or line.text[:1].isspace() or _GOES_ON.match(text) is not None
         is_next = number == last + 1 and line.text == line.raw
         is_quoted = word is not None and bool(word.details) and word.details[-1].startswith(_LAST_ERROR)
+        if word is not None and word.is_exception and _HEADING.fullmatch(text) and number == last + 1:
+            # Some libraries put what they say below headings, with empty lines between.
+            self._below[line.process] = key, number
+            return False
         if (
             word is None
             or word.is_launchers
@@ -702,7 +710,8 @@ class _Reader:
         self._below[line.process] = key, number
         details = (*word.details, text[:_LINE_BYTES])
         if is_quoted and not text.startswith("ncclUniqueId"):
-            self._add(number, replace(_plain(number, line), is_nccl=True, error=find_error(text)))
+            said = replace(_plain(number, line), is_nccl=True, error=find_error(text))
+            self._add(number, replace(said, rank=said.rank if said.rank is not None else word.rank))
         elif is_own and not _is_only_python(word):
             more = find_error(text)
             if more is not None and (word.error is None or entry_standing(more) < entry_standing(word.error)):
@@ -731,7 +740,8 @@ class _Reader:
             # Of what may be survived the last counts.
             is_last = word.is_exception and (word.error is None or word.error.is_last)
             is_better = former.is_noise and not word.is_noise
-            if not (is_last or is_better or word.error is None or self._progress.went_on(former)):
+            is_worse = word.is_noise and not former.is_noise
+            if is_worse or not (is_last or is_better or word.error is None or self._progress.went_on(former)):
                 return None
         self._words[key] = word
         return key
@@ -760,7 +770,7 @@ def _may_tell(shape: bytes) -> bool:
 
 
 def _is_progress(shape: bytes) -> bool:
-    return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None
+    return _PROGRESS.search(shape) is not None and _NO_PROGRESS.search(shape) is None and _TRACKER.search(shape) is None
 
 
 def _is_row(piece: bytes) -> bool:
@@ -799,15 +809,19 @@ _GOES_ON = re.compile(
     r"|The (?:actor|worker|task|node)\b",
     re.IGNORECASE,
 )
+# Nothing, a rule, or the head of a list between an exception and what goes on with it.
+_HEADING = re.compile(r"|[-=*#_]{4,}|- [^:]{1,80}:(?: \([^)]{1,80}\))?")
 _ADDRESS = re.compile(r"Bootstrap : Using \[?\d*\]?([\w.-]{1,32}):\[?([\da-fA-F.:]{2,64}(?:%[\w.-]{1,32})?)\]?<\d")
 # A warning, by Python or a logger.
 _PYTHON_WARNING = re.compile(r".{0,100}\S{1,300}:\d{1,6}: \w{0,40}Warning: ")
 _WARNING = re.compile(
     rf"{_PYTHON_WARNING.pattern}"
-    r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARNING|INFO|DEBUG)[ \]|:-]"
+    r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARN|WARNING|INFO|DEBUG)[ \]|:-]"
 )
 # NCCL's proxy thread works for the ranks: what it failed at says the line of the call itself.
 _PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
+# What a program in the log of enroot says; a shell names the line of its script, and goes on.
+_ENROOT_SAYS = re.compile(rf"{_PYXIS_QUOTES}[a-z][\w.-]{{0,64}}: ")
 # Where a call of NCCL returned an error to another one.
 _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
 # What ends a program with exit code 2.
@@ -850,6 +864,10 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     error = None if is_passed_over else find_error(raw)
     if text == _KILLED:
         error = known_errors()["killed"]
+    elif error is None and _ENROOT_SAYS.search(raw) is not None:
+        error = known_errors()["container-start"]
+    elif error is None and text.startswith(INTERRUPT) and is_exception(text):
+        error = known_errors()["sigint"]
     raised = traceback is not None or is_exception(text) or _LAUNCHERS_OWN.match(text) is not None
     is_launchers = _LAUNCHERS_OWN.match(text) is not None
     is_abort = any(words in raw for words in _ABORTS) or (error is not None and _ARGPARSE.match(text) is not None)
@@ -883,10 +901,13 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_launchers=is_launchers and error is None,
         is_noise=(line.is_warning and (error is None or error.kind != "killed") and _FAILED_OPERATION not in raw)
         or (traceback is not None and traceback.in_thread)
-        or (not is_nccl and _WARNING.match(raw) is not None),
+        or (not is_nccl and not (error is not None and error.is_stop) and _WARNING.match(raw) is not None),
+        at_exit=(traceback is not None and traceback.at_exit) or (raised and _SHUTDOWN.search(text) is not None),
         points=points is not None,
         said_by=plain.rank if points is not None else None,
         error=error,
+        collective=collective_of(raw),
+        source_line=source_line(traceback.frames) if traceback is not None and is_bare_exception(text) else None,
     )
 
 

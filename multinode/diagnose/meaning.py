@@ -70,6 +70,15 @@ def exit_meaning(exit_code: int | None, signal: str | None) -> Meaning | None:
     return _SIGNALS.get(signal or signal_of_code(exit_code) or "") or _CODES.get(exit_code or 0)
 
 
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective that NCCL's watchdog gave up."""
+
+    group: str | None  # of ranks, in the words of the log; None where it does not say
+    number: int  # among those of its group, from 1
+    operation: str  # `ALLREDUCE`
+
+
+_GROUP = re.compile(r"\[PG (?:ID )?(\d{1,9})\b|\[PG (?:ID \d{1,9} )?PG GUID ([^\s\]]{1,64})")
 _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(\d{1,15}),)?.{0,200}?"
     r"OpType=(\w{1,40}),.{0,400}?Timeout\(ms\)=(\d{1,15})"
@@ -82,6 +91,19 @@ def timed_out_collective(text: str) -> str | None:
     if found is None:
         return None
     return f"the collective timed out: {found[2].lower()} took longer than {int(found[3]) / 1000:g} s"
+
+
+def collective_of(line: str) -> Collective | None:
+    """The collective that the line of a watchdog names with its number; None for any other line."""
+    found = _WATCHDOG.search(line)
+    if found is None or found[1] is None:
+        return None
+    group = _GROUP.search(line)
+    return Collective(
+        group=next(filter(None, group.groups()), None) if group is not None else None,
+        number=int(found[1]),
+        operation=found[2],
+    )
 
 
 _STUCK = re.compile(r"watchdog got stuck for (\d{1,9}) seconds")

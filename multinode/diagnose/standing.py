@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multinode.diagnose.known_errors import KnownError
     from multinode.diagnose.launcher_report import WorkerDeath
-    from multinode.diagnose.log_words import LogWord
+    from multinode.diagnose.log_word import LogWord
 
 
 class Standing(enum.IntEnum):
@@ -77,12 +78,13 @@ def first_cause(words: Sequence[LogWord], death: WorkerDeath | None, *, aborted:
 
 
 def _best(words: Sequence[LogWord], rank: int | None) -> LogWord | None:
-    late = {word.rank for word in words if word.points}
+    late = {word.rank for word in words if word.points} or _behind(words)
 
     def key(word: LogWord) -> tuple[int | bool, ...]:
         standing = word_standing(word)
         return (
             standing,
+            word.is_bare,
             word.rank not in late if late else rank is not None and word.rank != rank,
             standing >= Standing.PEER and not word.is_nccl,
             standing >= Standing.PEER and not word.has_figures,
@@ -100,6 +102,35 @@ def _best(words: Sequence[LogWord], rank: int | None) -> LogWord | None:
     return near[0] if near and rank is None else best
 
 
+def _behind(words: Sequence[LogWord]) -> set[int | None]:
+    """The ranks that had reached the fewest collectives, or another one than most, as their watchdogs say."""
+    last = {word.rank: collective for word in words if (collective := word.collective) and word.rank is not None}
+    if len({collective.group for collective in last.values()}) > 1:
+        return set()
+    reached = min((collective.number for collective in last.values()), default=0)
+    behind = {rank for rank, collective in last.items() if collective.number == reached}
+    if len(behind) < len(last):
+        return set(behind)
+    often = Counter(collective.operation for collective in last.values()).most_common()
+    if len(often) > 1 and often[0][1] > often[1][1]:
+        return {rank for rank, collective in last.items() if collective.operation != often[0][0]}
+    return set()
+
+
+def other_collectives(words: Sequence[LogWord], word: LogWord) -> Iterator[str]:
+    """In which other collective another rank of the group waited, where its watchdog names a different one."""
+    own = word.collective
+    for other in words:
+        theirs = other.collective
+        if own is None or theirs is None or theirs == own or theirs.group != own.group or other.rank == word.rank:
+            continue
+        yield (
+            f"Rank {word.rank} was in {own.operation} (number {own.number}), rank {other.rank} in {theirs.operation} "
+            f"(number {theirs.number}): the ranks were not in the same collective."
+        )
+        return
+
+
 # Lines that one process prints in a row.
 _NEAR_LINES = 10
 # Before an exception of its process, so many lines at the most: what the libraries and the kernel said about it.
@@ -113,9 +144,25 @@ _PROGRAMS_OWN = re.compile(
 
 
 def _endings(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWord]:
+    """What may have ended a process: nothing survived; of signals to stop the first, if no exception led to it."""
+    left = list(_not_survived(words, rank))
+    stop = next((word for word in left if word.is_stop), None)
+    is_led_to = stop is not None and any(
+        word.line < stop.line and (word.is_exception or word.is_abort) and word_standing(word) < Standing.PEER
+        for word in left
+    )
+    return (word for word in left if not word.is_stop or (word is stop and not is_led_to))
+
+
+def _not_survived(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWord]:
     """What is left of the words when those are gone that a later exception shows to be survived."""
+    # A signal to stop comes to the launcher, unless its line names a rank.
     raised = [
-        word for word in words if (word.is_exception or word.is_abort) and word_standing(word) <= Standing.OWN_WORDS
+        word
+        for word in words
+        if (word.is_exception or word.is_abort)
+        and word_standing(word) <= Standing.OWN_WORDS
+        and not (word.is_stop and word.rank is None)
     ]
     by_line = {word.line: word for word in words}
     for word in words:
@@ -126,10 +173,10 @@ def _endings(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWord]:
             yield word
             continue
         last = later[-1]
-        in_chain = any(word in _chain(one, by_line) for one in later)
+        in_chain = any(word in _chain(one, by_line) for one in later) or _is_behind_bare(word, last)
         if in_chain or (not word.is_exception and _explains(word, last)):
             # Of a chain the last exception stands for all, unless an earlier one says more.
-            if word_standing(word) < word_standing(last) or not in_chain:
+            if not in_chain or (word_standing(word), word.is_bare) < (word_standing(last), last.is_bare):
                 yield word
         elif word.is_exception and last.is_abort and word_standing(word) <= word_standing(last):
             # A runtime that ends on an exception aborts.
@@ -141,6 +188,11 @@ def _same_process(word: LogWord, other: LogWord, rank: int | None) -> bool:
         return word.process == other.process
     # A line without a mark may be of any: of the one that is known to have ended, or else of the one that raises next.
     return other.process is None or rank is None or other.rank == rank
+
+
+def _is_behind_bare(word: LogWord, exception: LogWord) -> bool:
+    """Whether an exception that says nothing itself ends what this one began."""
+    return word.is_exception and exception.is_bare and exception.line - word.line <= _BEFORE_LINES
 
 
 def _chain(word: LogWord, by_line: dict[int, LogWord]) -> Iterator[LogWord]:
@@ -176,4 +228,4 @@ def _ends_a_process(word: LogWord) -> bool:
 
 
 def _is_python_own(word: LogWord) -> bool:
-    return word.is_exception and not word.is_abort and (word.error is None or word.error.is_last)
+    return word.is_exception and not word.is_abort and (word.error is None or word.error.is_last or word.is_interrupt)

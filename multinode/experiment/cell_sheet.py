@@ -51,7 +51,7 @@ from multinode.render.sheet import (
 )
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate, ratio
-from multinode.units import format_count, format_duration, format_list, format_placement
+from multinode.units import format_count, format_duration, format_figure, format_list, format_placement
 
 _STATES = ("out_of_memory", "skipped", "failed", "waiting")
 # Keys of a job whose value another column has.
@@ -228,7 +228,7 @@ def _times(table: CellTable, best: CellRow) -> str:
     baseline = next((row for row in table.cells if row.label == table.baseline), best)
     if best.relative is None or table.baseline in {None, best.label} or other_work([best, baseline]):
         return ""
-    return f", {format_sig(best.relative.value)} times as fast as {table.baseline}"
+    return f", {format_figure(best.relative.value)} times as fast as {table.baseline}"
 
 
 def constants_line(table: CellTable) -> str:

@@ -33,7 +33,7 @@ from multinode.model.workload import FullRun
 from multinode.profile.measured import with_costs
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, UnknownError, attempt, ratio
-from multinode.units import format_duration
+from multinode.units import format_duration, format_figure
 
 # What each price of a row is called in a prices file, and in the hostfile (read by `profile.measured.hostfile_price`).
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
@@ -223,7 +223,7 @@ def _found(cheapest: Cheapest, best: Offer) -> Iterator[str]:
 
 def _amount(offer: Offer) -> str:
     cost = offer.cost or 0.0
-    figure = f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
+    figure = f"{cost:,.2f}" if cost >= 1 else format_figure(cost)
     return f"{figure} {offer.currency or '(currency unknown)'}"
 
 

@@ -17,7 +17,7 @@ from multinode.predict.rounded import Rounded, exactly, product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps
 from multinode.stats.estimate import Estimate
-from multinode.units import format_list
+from multinode.units import format_figure, format_list
 
 # Tolerance between two ways to one figure, beyond the rounding of published digits.
 _TOLERANCE = 0.02
@@ -79,7 +79,7 @@ def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
 
 
 def _number(value: float) -> str:
-    return f"{value:.6g}" if value < 1e6 else f"{value:,.0f}"  # noqa: PLR2004 - above it .6g would write 1e+06
+    return format_figure(value, digits=6)
 
 
 def _steps_for_samples(figures: Figures) -> Rounded:

@@ -21,7 +21,7 @@ from multinode.network.size_scan import ScanReport, compare_scans
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Column, Sheet
-from multinode.units import format_count
+from multinode.units import format_count, format_figure
 
 # Results that are compared figure by figure, and what names an element of a list in them.
 _RESULTS = ("bench.json", "contrast.json", "tuning.json", "tune.json", "advice.json", "summary.json")
@@ -105,9 +105,9 @@ def compared_sheet(compared: ComparedRecords, *, details: bool = False) -> Sheet
         rows=tuple(
             (
                 figure.name,
-                f"{figure.first:.4g}",
-                f"{figure.second:.4g}",
-                f"{figure.ratio:.3g}x" if figure.ratio is not None else "-",
+                format_figure(figure.first, digits=4),
+                format_figure(figure.second, digits=4),
+                f"{format_figure(figure.ratio)}x" if figure.ratio is not None else "-",
             )
             for figure in shown
         ),

@@ -55,6 +55,7 @@ from multinode.launch.series import (
     figures_lack,
     find_series,
     keep_status,
+    status_of,
     take_up,
     wait_for_gpus,
 )
@@ -325,7 +326,7 @@ def sweep(
                 series.keep(retry_failed(series.record))
             series.run(list(measuring_order(request.grid, request.cells)))
         except BaseException as error:
-            _end(context, directory, "stopped" if isinstance(error, Interrupted) else "failed", conclude)
+            _end(context, directory, status_of(error), conclude, error)
             raise
         _end(context, directory, "succeeded", conclude)
     return Swept(record=series.record, directory=directory.path)
@@ -396,17 +397,25 @@ def _launches(request: GridRequest, context: RunContext) -> tuple[dict[str, Laun
     return launches, max(map(sum, workers.values()))
 
 
-def _end(context: RunContext, directory: RunDirectory, status: str, conclude: Conclude) -> None:
+def _end(
+    context: RunContext,
+    directory: RunDirectory,
+    status: str,
+    conclude: Conclude,
+    error: BaseException | None = None,
+) -> None:
     try:
         conclude(directory, context.runs)
-    except MultinodeError as error:
-        context.say(f"its table cannot be created yet: {error}")
+    except MultinodeError as why:
+        context.say(f"its table cannot be created yet: {why}")
     # With a full disk nothing can be stored, but the reason is still reported.
     with contextlib.suppress(MultinodeError):
-        keep_status(directory, status)
+        keep_status(directory, status, error=error)
 
 
 TABLE_FILE = "sweep.json"
+# Kinds of runs whose parts are trainings, each a row.
+_KINDS = frozenset({"sweep", "advise", "tuning"})
 _SCHEMA = "multinode.sweep/1"
 
 
@@ -483,8 +492,7 @@ def _is_unfinished(directory: RunDirectory) -> bool:
     if not (directory.path / GRID_FILE).is_file() or (directory.path / CONTRAST_FILE).is_file():
         return False
     run = directory.read("run.json", Run)
-    # Its steps are no trainings.
-    if run is not None and run.kind == "bench":
+    if run is not None and run.kind not in _KINDS:
         return False
     return run is None or run.status == "running" or not (directory.path / TABLE_FILE).is_file()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.cluster.cluster import Cluster
-from multinode.errors import Interrupted, MultinodeError, RunFailed, UsageError
+from multinode.errors import MultinodeError, RunFailed, UsageError
 from multinode.experiment.sweep import CellSeries, Measure, measure_cell
 from multinode.experiment.trial import (
     DEFAULT_SEED,
@@ -54,7 +54,7 @@ from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns, measuring_order, retry_failed
 from multinode.launch.launch import benchmark_mode, probe_workers
-from multinode.launch.series import Resume, find_series, keep_status, take_up
+from multinode.launch.series import Resume, find_series, keep_status, status_of, take_up
 from multinode.model.workload import global_batch, read_settings
 from multinode.predict.try_advice import changed_launch
 from multinode.records.files import write_text
@@ -112,7 +112,7 @@ def tune(request: TuningRequest, context: RunContext, resume: Resume, measure: M
         try:
             tuner.run(retries_failed=resume.retry_failed)
         except BaseException as error:
-            tuner.conclude("stopped" if isinstance(error, Interrupted) else "failed")
+            tuner.conclude(status_of(error), error)
             raise
         return tuner.conclude("succeeded")
 
@@ -170,19 +170,19 @@ class _Tuner:
             self._list()
         self._run(self._fits)
 
-    def conclude(self, status: str) -> Tuned:
+    def conclude(self, status: str, error: BaseException | None = None) -> Tuned:
         """Judge and store the results; an error while storing does not invalidate them."""
         record = self._series.record
         tuned = Tuned(tuning=self._tuning, directory=self._directory.path)
         try:
             tuned = _conclude(self._request, self._directory, record, self._tuning)
-        except MultinodeError as error:
+        except MultinodeError as why:
             if status == "succeeded":
                 raise
-            self._context.say(f"the results cannot be evaluated yet: {error}")
+            self._context.say(f"the results cannot be evaluated yet: {why}")
         finally:
             with contextlib.suppress(MultinodeError):
-                keep_status(self._directory, status)
+                keep_status(self._directory, status, error=error)
         return tuned
 
     @property
@@ -211,7 +211,7 @@ class _Tuner:
             raise RunFailed(
                 f"the unchanged training has no figures: {baseline.reason or 'its run did not fit the budget'}",
                 hint=f"all results are in {self._directory.path}",
-            )
+            ).of_run(baseline.last_run)
         names = [baseline.run_ids[0], *alone.run_ids[:1]]
         changes, left_out = list_candidates(runs, names, steps=self._request.steps, most=self._request.most)
         rate = trial_of(runs, self._candidates[0], baseline).runs[0].samples_per_s

@@ -33,7 +33,7 @@ SOONER = 0.05
 """Of a time that was measured once, what is more than noise."""
 
 LossVerdict = Literal["same", "better", "worse", "diverged"]
-Outcome = Literal["change", "inconclusive", "one_node", "baseline", "no_loss"]
+Outcome = Literal["change", "inconclusive", "one_node", "baseline", "no_loss", "undecided"]
 
 
 class TriedRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[TunedRow, ...] = ()
     left_out: tuple[LeftOut, ...] = ()  # what is not tried
     # `change`: a change is recommended; `inconclusive`: one may be better; `one_node`, `baseline`: none is better than
-    # that; `no_loss`: nothing can be judged
+    # that; `no_loss`: nothing can be judged; `undecided`: only the unchanged training is measured
     outcome: Outcome = "no_loss"
     recommended: str | None = None  # label of the row; None where none is
     best: str | None = None  # label of the change that comes first by its mean; None where none reached the loss
@@ -220,6 +220,9 @@ def _choose(rows: Sequence[TunedRow]) -> tuple[Outcome, str | None, str | None]:
         return "change", sure[0].candidate.label, best
     if able and _least(able[0], lambda gain: gain.value) > 1:
         return "inconclusive", None, best
+    others = (alone, *changes)
+    if any(row.state == "waiting" for row in others) and not any(row.run_ids for row in others):
+        return "undecided", None, None
     is_sooner = alone.sooner_than_baseline is not None and alone.sooner_than_baseline.value > 1
     return ("one_node", alone.candidate.label, best) if is_sooner else ("baseline", baseline.candidate.label, best)
 
@@ -241,6 +244,7 @@ def _verdict(tuning: Tuning) -> str:
         "one_node": _one_node,
         "baseline": _baseline,
         "no_loss": _no_loss,
+        "undecided": _undecided,
     }[tuning.outcome](tuning)
     if unmeasured and tuning.outcome != "no_loss":
         text += f" {format_count(len(unmeasured), 'change')} not measured yet."
@@ -298,6 +302,10 @@ def _no_change(tuning: Tuning) -> str:
     if not measured:
         return "no change was measured" if tuning.rows[2:] else "no change is predicted to be worth a run"
     return "no measured change is better"
+
+
+def _undecided(_: Tuning) -> str:
+    return "No recommendation yet: only the unchanged training is measured."
 
 
 def _no_loss(tuning: Tuning) -> str:

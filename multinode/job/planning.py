@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -261,7 +260,9 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, facts:
     if task.code is not None and isinstance(task.job, LlamaFactoryJob):
         outside = outside_code(task.job, task.code, cwd or "~", there)
     if task.nccl_inspector:
-        command = msgspec.structs.replace(command, env=_inspector_environment(node, place, facts) | command.env)
+        from multinode.job.nccl_inspector import inspector_environment
+
+        command = msgspec.structs.replace(command, env=inspector_environment(node, place, facts) | command.env)
     return NodePlan(
         node=node.name,
         node_rank=place.node_rank,
@@ -367,8 +368,11 @@ def _assumed(node: Node, facts: NodeFacts | None, task: _Task) -> tuple[str, ...
         assumed.append("home: ~ is the user's home directory on the node")
         if node.workdir is None:
             assumed.append("workdir: this directory if the node has it, otherwise the home directory")
-    if facts is None and task.nccl_inspector and _PLUGIN not in node.env:
-        assumed.append(f"{_PLUGIN}: only the plugin's name; a launch finds its path on the node")
+    if facts is None and task.nccl_inspector:
+        from multinode.job.nccl_inspector import PLUGIN
+
+        if PLUGIN not in node.env:
+            assumed.append(f"{PLUGIN}: only the plugin's name; a launch finds its path on the node")
     if not _is_known(node, task.environment):
         assumed.append("python: python3 on the PATH that the setup leaves; its packages are not checked")
     elif node.python is None and facts is None:
@@ -376,40 +380,3 @@ def _assumed(node: Node, facts: NodeFacts | None, task: _Task) -> tuple[str, ...
     if facts is None and task.engine.kind.assumed is not None:
         assumed.append(task.engine.kind.assumed)
     return tuple(assumed)
-
-
-_PLUGIN = "NCCL_PROFILER_PLUGIN"
-_PLUGIN_SINCE = (2, 28)
-# Often enough for the ring of 1024 operations per communicator (since 2.30.3), and to match records with measured
-# steps.
-_WRITE_EVERY_US = 500_000
-
-
-def _inspector_environment(node: Node, place: Place, facts: NodeFacts | None) -> dict[str, str]:
-    """Variables that make NCCL load its Inspector plugin and write to the run's directory; the user's own win."""
-    given = node.env.get(_PLUGIN)
-    if facts is not None:
-        if place.accelerator.backend != "nccl" or not facts.gpus:
-            raise UsageError("--nccl-inspector needs NCCL, which the node's workers do not use", node=node.name)
-        version = tuple(map(int, re.findall(r"\d+", facts.nccl_version or "")[:2]))
-        if version and version < _PLUGIN_SINCE:
-            raise UsageError(
-                f"NCCL {facts.nccl_version} has no Inspector plugin; it needs 2.28 or newer",
-                node=node.name,
-                hint="install a torch with NCCL 2.28 or newer, or remove --nccl-inspector",
-            )
-        if given is None and facts.nccl_inspector is None:
-            raise UsageError(
-                "NCCL's Inspector plugin (libnccl-profiler-inspector.so) was not found",
-                node=node.name,
-                hint=(
-                    "build it from plugins/profiler/inspector of NCCL 2.30.3 or newer (it works with older NCCL), "
-                    f"then set in the hostfile: env.{_PLUGIN}=PATH"
-                ),
-            )
-    return {
-        _PLUGIN: given or (facts.nccl_inspector if facts and facts.nccl_inspector else "libnccl-profiler-inspector.so"),
-        "NCCL_INSPECTOR_ENABLE": "1",
-        "NCCL_INSPECTOR_DUMP_DIR": f"{place.run_dir}/nccl-inspector",
-        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": str(_WRITE_EVERY_US),
-    }

@@ -53,7 +53,11 @@ def find_recorded(runs: Path, run_id: str) -> RecordedRun:
     plan = directory.read(PLAN_FILE, LaunchPlan)
     hostfile = directory.path / "hostfile.txt"
     if run is None or plan is None or not hostfile.is_file():
-        raise UsageError(f"run {directory.run_id} has no nodes", hint="it consists of other runs: multinode runs")
+        ended = ", and has ended" if run is not None and run.ended_s is not None else ""
+        raise UsageError(
+            f"run {directory.run_id} consists of other runs{ended}",
+            hint=f"what it is: multinode show {directory.run_id}; its runs: multinode runs --all",
+        )
     cluster = parse_hostfile(hostfile.read_text(), str(hostfile))
     is_last = last is not None and directory.run_id == last.run_id
     cluster = _in_order(cluster, plan)

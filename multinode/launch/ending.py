@@ -17,6 +17,8 @@ from multinode.render.sheet import sanitize
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, make_table, paragraph, screen_text
 from multinode.units import format_count, format_duration
 
+RESUME = ("Resume", "run the same command again: what is measured is kept")
+"""Row for a run that consists of others and has not ended well."""
 MOST_LINES = 12
 """Lines of the screen, with its next command."""
 # Characters of a text on it: the first that fits.
@@ -82,16 +84,18 @@ def _where(place: Place, failure: Failure) -> str:
 
 
 def _log_rows(run: Run, failure: Failure, directory: PurePath) -> Iterator[tuple[str, str]]:
-    # Of a run with restarts, the last attempt has the logs.
     yield "Log", CommandLine(quote_path(str(log_path(run, directory, failure.node_rank))))
+    if failure.run_id is not None:
+        yield RESUME
     restart = run.attempts[-1].not_restarted if run.attempts else None
     if restart is not None:
         yield "Restart", f"none: {restart}"
 
 
 def log_path(run: Run, directory: PurePath, node_rank: int) -> PurePath:
-    """The log of a node; of a run with restarts, of its last attempt."""
-    own = directory.with_name(run.attempts[-1].run_id) if run.attempts else directory
+    """The log of a node: of the part that failed, or of the last attempt of a run with restarts."""
+    part = run.attempts[-1].run_id if run.attempts else run.first_failure and run.first_failure.run_id
+    own = directory.with_name(part) if part else directory
     return own / "logs" / f"node-{node_rank}.log"
 
 

@@ -78,6 +78,8 @@ def explain_run(stored: StoredRun) -> Explanation | None:
             details=(),
             is_own=False,
         )
+    elif run.status == "succeeded":
+        first = None
     else:
         return None
     return Explanation(first_failure=first, other_failures=(), order_known=True, next=(), files={})

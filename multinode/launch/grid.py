@@ -21,7 +21,7 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.secret_values import is_secret
-from multinode.units import format_count
+from multinode.units import format_count, format_figure
 
 BATCH = "per_device_train_batch_size"
 """The setting whose larger values need more memory."""
@@ -366,7 +366,7 @@ def cell_line(number: int, total: int, name: str, remaining_s: float | None) -> 
 def end_line(name: str, cell: CellRecord, samples_per_s: float | None) -> str:
     """The outcome of a cell's run."""
     if cell.state == "measured" and not cell.reason:
-        speed = f": {samples_per_s:.4g} samples/s" if samples_per_s is not None else ""
+        speed = f": {format_figure(samples_per_s, digits=4)} samples/s" if samples_per_s is not None else ""
         return f"{name}: measured{speed}"
     state = _OUT_OF.get(cell.out_of or "", _words(cell.state))
     return f"{name}: {state}" + (f": {cell.reason}" if cell.reason else "")

@@ -27,6 +27,7 @@ from multinode.levers.levers import NONE, Levers, read_levers
 from multinode.records.files import read_text
 from multinode.records.invocation import Invocation
 from multinode.secret_values import hides, redact_words
+from multinode.transport.choice import choose_transport
 from multinode.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -399,12 +400,8 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
         given = msgspec.structs.replace(self, deepspeed_set=change.deepspeed, balance=None)
         training = read_training(given, note, nodes=change.nodes, workers_per_node=change.workers_per_node)
         training = msgspec.structs.replace(training, levers=change.levers)
-        if self.detach:
-            from multinode.transport.choice import choose_transport
-
-            refusal = choose_transport(training.nodes.cluster, None).why_no_detach()
-            if refusal is not None:
-                raise refusal
+        if self.detach and (refusal := choose_transport(training.nodes.cluster, None).why_no_detach()) is not None:
+            raise refusal
         job = with_data(training.read_job(change.overrides), synthetic=self.synthetic)
         options = LaunchOptions(
             workers_per_node=training.workers_per_node,

@@ -133,7 +133,7 @@ def require_success(launched: Launched, context: RunContext) -> None:
             node=failure.node if failure else None,
             hint=(failure.hint if failure else None) or f"its logs: {launched.directory}/logs",
             detail=failure.log_tail if failure else "",
-        )
+        ).of_run(launched.run.run_id)
 
 
 def same_threads(launch: Launch, workers: Sequence[int], context: RunContext, where: str) -> Launch:

@@ -18,11 +18,11 @@ from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
-from multinode.render.sheet import sanitize
+from multinode.render.sheet import format_sig, sanitize
 from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
-from multinode.units import format_duration
+from multinode.units import format_duration, format_placement
 
 ANSWER_S = 30.0
 """How long a node may take to say what it knows of runs."""
@@ -313,10 +313,10 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
     """One line per run; its id begins with the time of its start, and its job is cut at the width."""
     table = make_table()
     for name in ("run", "kind", "state", "took"):
-        table.add_column(name, no_wrap=True)
-    for name in ("nodes", "workers", "samples/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("job")
+        table.add_column(name, no_wrap=True, overflow="fold")
+    for name in ("nodes x\nworkers", "samples\n/s"):
+        table.add_column(name, justify="right", no_wrap=True, overflow="fold")
+    table.add_column("job", no_wrap=True)
     for stored in runs:
         run = stored.run
         speed = stored.summary.samples_per_s if stored.summary else None
@@ -325,9 +325,8 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
             run.kind,
             Text(_state_words(run), style=_STATE_STYLES.get(run.status, BAD)),
             format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
-            str(len(run.nodes)),
-            str(run.world_size),
-            "-" if speed is None else (f"{speed:,.1f}" if speed >= 1 else f"{speed:.3g}"),
+            format_placement(len(run.nodes), run.world_size // max(1, len(run.nodes)), run.world_size),
+            format_sig(speed),
             Text(sanitize(run.job), no_wrap=True, overflow="ellipsis"),
         )
     return table

@@ -13,7 +13,7 @@ from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
 from multinode.render.sheet import PLUS_MINUS, Column, Sheet, percent, plus_minus
 from multinode.render.table import BAD, DOUBTFUL, GOOD, WIDE, Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
-from multinode.units import format_count, format_duration
+from multinode.units import format_count, format_duration, format_figure
 
 
 def run_parts(
@@ -79,7 +79,9 @@ def step_sheet(summary: Summary) -> Sheet:
                     inside = percent(mean.local_ms / mean.step_ms, ".0f")
                     rows.append((f"  {INSIDE}", measured(summary, "local_ms", mean.local_ms), inside))
     if summary.first_loss is not None and summary.last_loss is not None:
-        rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
+        rows.append(
+            ("loss, first and last", f"{format_figure(summary.first_loss)}, {format_figure(summary.last_loss)}", "")
+        )
     columns = (Column("", words=True), Column("measured"), Column("of the step"))
     has_parts = mean is not None and summary.step_time_ms is not None
     known = summary.split.steps.words if has_parts else ""
@@ -150,9 +152,6 @@ def next_step(
         return footer("Next", one_node or "the same training on one node")
     if run.first_failure is not None:
         return footer("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
-    if run.hang is not None:
-        whose = f" --rank {run.hang.rank}" if run.hang.rank is not None else ""
-        return footer("Next", f"multinode logs {run.run_id}{whose}")
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
     if run.status != "succeeded" or kind == "no_communication":
         return None

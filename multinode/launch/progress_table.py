@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -17,7 +19,7 @@ from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.run import Stall
 from multinode.render.sheet import sanitize
 from multinode.render.table import make_table
-from multinode.units import format_duration
+from multinode.units import format_duration, format_figure
 
 # States that need attention come first.
 _STATES = ("lost", "stopping", "waiting", "starting", "ended", "running")
@@ -85,7 +87,7 @@ class _Figure(msgspec.Struct, frozen=True, kw_only=True):
     """An optional column."""
 
     title: str
-    form: str  # How a value is written.
+    form: Callable[[float], str]  # How a value is written.
     name: str  # Of NodeProgress; None is unknown.
     # Of a group of nodes, from each known value and the node's number of workers, if Rest has no such field.
     of_rest: Callable[[Sequence[tuple[float, int]]], float] | None = None
@@ -106,17 +108,17 @@ def _mean_of_workers(pairs: Sequence[tuple[float, int]]) -> float:
 
 
 _FIGURES = (
-    _Figure(title="samples\n(/s)", form="{:.1f}", name="samples_per_s", rank=3),
-    _Figure(title="TGS", form="{:.0f}", name="tgs", of_rest=_mean_of_workers, rank=7),
-    _Figure(title="loss", form="{:.4g}", name="loss", rank=6),
-    _Figure(title="exposed\ncomm", form="{:.0%}", name="exposed_share", of_rest=_least, rank=1),
-    _Figure(title="net in\nGbit/s", form="{:.3f}", name="net_in_gbit_per_s", rank=4, is_rate=True),
-    _Figure(title="net out\nGbit/s", form="{:.3f}", name="net_out_gbit_per_s", rank=4, is_rate=True),
-    _Figure(title="of\nlink", form="{:.0%}", name="link_share", of_rest=_mean, rank=2, is_rate=True),
-    _Figure(title="SM\n(%)", form="{:.0f}", name="gpu_percent", of_rest=_mean, rank=5),
-    _Figure(title="mem\n(GiB)", form="{:.1f}", name="gpu_memory_gib", rank=8),
-    _Figure(title="power\n(W)", form="{:.0f}", name="gpu_power_w", rank=9),
-    _Figure(title="temp\n(C)", form="{:.0f}", name="gpu_temperature_c", rank=10),
+    _Figure(title="samples\n(/s)", form="{:.1f}".format, name="samples_per_s", rank=3),
+    _Figure(title="TGS", form="{:.0f}".format, name="tgs", of_rest=_mean_of_workers, rank=7),
+    _Figure(title="loss", form=partial(format_figure, digits=4), name="loss", rank=6),
+    _Figure(title="exposed\ncomm", form="{:.0%}".format, name="exposed_share", of_rest=_least, rank=1),
+    _Figure(title="net in\nGbit/s", form="{:.3f}".format, name="net_in_gbit_per_s", rank=4, is_rate=True),
+    _Figure(title="net out\nGbit/s", form="{:.3f}".format, name="net_out_gbit_per_s", rank=4, is_rate=True),
+    _Figure(title="of\nlink", form="{:.0%}".format, name="link_share", of_rest=_mean, rank=2, is_rate=True),
+    _Figure(title="SM\n(%)", form="{:.0f}".format, name="gpu_percent", of_rest=_mean, rank=5),
+    _Figure(title="mem\n(GiB)", form="{:.1f}".format, name="gpu_memory_gib", rank=8),
+    _Figure(title="power\n(W)", form="{:.0f}".format, name="gpu_power_w", rank=9),
+    _Figure(title="temp\n(C)", form="{:.0f}".format, name="gpu_temperature_c", rank=10),
 )
 
 
@@ -212,7 +214,7 @@ def progress_line(progress: RunProgress) -> str:
             if node.step_time_us is not None:
                 words.append(f"{node.step_time_us / 1000:.0f} ms")
             if node.loss is not None:
-                words.append(f"loss {node.loss:.4g}")
+                words.append(f"loss {format_figure(node.loss, digits=4)}")
         parts.append(" ".join(words))
     if rest:
         others = sum_up(rest)
@@ -252,7 +254,7 @@ def _row(node: NodeProgress) -> list[Text]:
         Text(f"{node.ranks[0]}-{node.ranks[-1]}" if len(node.ranks) > 1 else str(node.ranks[0])),
         Text(sanitize(node.doing), style=_STATE_STYLES.get(node.state, "dim")),
         Text(_step(node)),
-        Text(_number(node.step_time_us and node.step_time_us / 1000, "{:.1f}")),
+        Text(_number(node.step_time_us and node.step_time_us / 1000, "{:.1f}".format)),
     ]
 
 
@@ -263,7 +265,7 @@ def _rest_row(group: Sequence[NodeProgress], rest: Rest) -> list[str]:
         "",
         rest.states,
         _UNKNOWN if rest.step is None else f">= {rest.step}",
-        _number(rest.step_time_us and rest.step_time_us / 1000, "{:.1f}"),
+        _number(rest.step_time_us and rest.step_time_us / 1000, "{:.1f}".format),
     ]
 
 
@@ -273,8 +275,8 @@ def _step(node: NodeProgress) -> str:
     return f"{node.step}/{node.total_steps}" if node.total_steps else str(node.step)
 
 
-def _number(value: float | None, form: str) -> str:
+def _number(value: float | None, form: Callable[[float], str]) -> str:
     if value is None:
         return _UNKNOWN
-    # A node may report anything; three digits keep the other columns visible.
-    return form.format(value) if not abs(value) >= _LONG else f"{value:.3g}"
+    # A node may report anything; the other columns stay visible.
+    return form(value) if math.isinf(value) or not abs(value) >= _LONG else f"over {_LONG:,.0f}"

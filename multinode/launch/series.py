@@ -46,7 +46,7 @@ from multinode.profile.summary import Summary, summarise_run
 from multinode.profile.throughput import trained_s
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import NodeRun, Run
+from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
 from multinode.units import format_duration
@@ -144,20 +144,42 @@ def load_grid(directory: RunDirectory) -> GridRecord:
     return without_runs(record, [run_id for run_id in made if not (root / run_id / "summary.json").is_file()])
 
 
-def keep_status(directory: RunDirectory, status: str, run: Run | None = None) -> None:
+def status_of(error: BaseException) -> str:
+    """How a series ended with this error, as in Run."""
+    return "stopped" if isinstance(error, Interrupted) else "failed"
+
+
+def keep_status(
+    directory: RunDirectory, status: str, run: Run | None = None, error: BaseException | None = None
+) -> None:
     """Store the status, `running` or how it ended, which makes it the newest in the list of runs.
+
+    The failure of a part is the failure of the whole: afterwards the error names the whole.
 
     Args:
         directory: of the series.
         status: as in Run.
         run: has the number of workers, and the nodes as they ended; None leaves them.
+        error: what ended it, if anything did.
     """
     stored = directory.read("run.json", Run)
     if stored is not None:
+        stored = msgspec.structs.replace(stored, first_failure=_failure_of_part(directory, error))
+        if stored.first_failure is not None and isinstance(error, MultinodeError):
+            error.of_run(directory.run_id)
         if run is not None:
             stored = msgspec.structs.replace(stored, world_size=run.world_size, nodes=run.nodes, engine=run.engine)
         ended_s = None if status == "running" else time.time()
         directory.write("run.json", msgspec.structs.replace(stored, status=status, ended_s=ended_s))
+
+
+def _failure_of_part(directory: RunDirectory, error: BaseException | None) -> Failure | None:
+    if not isinstance(error, MultinodeError) or error.run_id is None:
+        return None
+    part = RunDirectory(directory.path.parent / error.run_id).read("run.json", Run)
+    if part is None or part.failure is None:
+        return None
+    return msgspec.structs.replace(part.failure, run_id=part.run_id)
 
 
 def free_run_id(root: Path, wanted: str) -> str:
@@ -201,18 +223,19 @@ class Series(abc.ABC):
         """Say what a run found."""
         self.context.say(end_line(self.name(cell), cell, outcome.value))
 
-    def end(self, status: str, run: Run | None = None) -> None:
+    def end(self, status: str, run: Run | None = None, error: BaseException | None = None) -> None:
         """Store how it ended; after a success, the same command measures anew.
 
         Args:
             status: as in Run.
             run: has the number of workers, and the nodes as they ended; None takes the last run on the most nodes.
+            error: what ended it, if anything did.
         """
         # With a full disk nothing can be stored, but the reason of an error is still reported.
         with contextlib.suppress(*(() if status == "succeeded" else (MultinodeError,))):
             if status == "succeeded":
                 self.keep(msgspec.structs.replace(self.record, is_over=True))
-            keep_status(self.directory, status, run)
+            keep_status(self.directory, status, run, error)
 
     def end_cut_off(self, run_id: str) -> CellOutcome:
         """The outcome of a run whose controller was killed."""
@@ -247,11 +270,12 @@ class Series(abc.ABC):
             self.has_changed()
             blocked = [*blocked, turn.cell] if outcome.unreachable or outcome.held else []
             if len(blocked) == _MOST_BLOCKED:
+                run_id = self.record.cells[turn.cell].last_run
                 # They are tried again on resume, as the cells themselves are fine.
                 self.keep(retry_failed(self.record, blocked))
                 if outcome.held:
-                    raise NodeFailed(outcome.reason, hint=f"once it is free, {_GOES_ON}")
-                raise NodeError(outcome.reason, hint=f"once it can be reached, {_GOES_ON}")
+                    raise NodeFailed(outcome.reason, hint=f"once it is free, {_GOES_ON}").of_run(run_id)
+                raise NodeError(outcome.reason, hint=f"once it can be reached, {_GOES_ON}").of_run(run_id)
         self.require_going_on()
 
     def keep(self, record: GridRecord) -> None:

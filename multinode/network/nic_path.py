@@ -19,7 +19,7 @@ from multinode.profile.nics import LEAST_BYTES_A_WORKER, Carried, find_carrier, 
 from multinode.profile.observed import LOOPBACK
 from multinode.records.samples import CollectiveSample
 from multinode.traffic.algorithms import Layout, NodeFlow, algorithms_of, node_flows, protocols_of
-from multinode.units import MIB, format_list, format_size
+from multinode.units import MIB, format_figure, format_list, format_size
 
 # Counters agreed with the table within 0.02% for large messages; an IPv6 header or a lost packet adds a per cent.
 _AGREES = 0.03
@@ -246,7 +246,7 @@ def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
     if judged and all(load.way is Way.NIC for load in judged):
         names = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
         within = max(1.0, _PER_CENT * max(load.deviation or 0.0 for load in judged))
-        yield f"NIC counters match the expected traffic ({names}, within {within:.2g}%)."
+        yield f"NIC counters match the expected traffic ({names}, within {format_figure(within, digits=2)}%)."
     elif not judged and loads:
         yield "Path not checked: no message was large enough for the NIC counters, or data is missing."
     if backend == "nccl":

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from multinode.cluster.facts import Interface
+from multinode.decoding import parse_option
 from multinode.diagnose.log_line import parse_line
 from multinode.errors import UsageError
 from multinode.network.nccl_tests_output import (
@@ -26,10 +27,11 @@ from multinode.network.nic_path import NcclPath, parse_nccl_log
 from multinode.network.scan_evidence import MORE_THAN_A_LINK, CollectiveRow, ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.network.stream_output import RdmaRun, TcpRun, parse_iperf, parse_perftest
+from multinode.records.benchmark import COLLECTIVES, check_choice
 from multinode.records.log import clean_log
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import Pair, PairSpeed, RawTcp, fastest_of, slowest_gb_per_s
-from multinode.units import format_count, format_size
+from multinode.units import format_count, format_figure, format_size, parse_nics
 
 # Faster than TCP is on any NIC.
 _BEYOND_TCP_GB_PER_S = 5.0
@@ -46,6 +48,30 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int | None = None
     workers_per_node: int | None = None
     over_rdma: bool | None = None
+
+
+def read_missing(
+    collectives: Sequence[str],
+    link: str | None,
+    nodes: int | None,
+    workers_per_node: int | None,
+    *,
+    over_rdma: bool | None,
+) -> Missing:
+    """What is said beside a text; `link` is `[Nx]RATE`.
+
+    Raises:
+        UsageError: several collectives, an unknown one, or no rate.
+    """
+    if len(collectives) > 1:
+        raise UsageError("at most one collective can be named for an output that is read")
+    return Missing(
+        collective=check_choice("collective", collectives[0], COLLECTIVES) if collectives else None,
+        nics_gbit_per_s=parse_option("--link", link, parse_nics) if link is not None else (),
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        over_rdma=over_rdma,
+    )
 
 
 class ReadScan(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +246,8 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
         # It is no bound of the collective then.
         evidence = replace(evidence, tcp=RawTcp(), rdma=())
         assumed.append(
-            f"the raw streams are ignored, because the collective is faster ({fastest:.3g} against {raw:.3g} GB/s): "
+            "the raw streams are ignored, because the collective is faster "
+            f"({format_figure(fastest)} against {format_figure(raw)} GB/s): "
             "they used fewer NICs or connections, or another network"
         )
     verdict = judge_scan(evidence)

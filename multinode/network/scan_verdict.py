@@ -30,7 +30,7 @@ from multinode.traffic.pair_speeds import (
     find_odd_in_ring,
     slowest_gb_per_s,
 )
-from multinode.units import BITS_PER_BYTE, format_list, format_rate, format_size
+from multinode.units import BITS_PER_BYTE, format_figure, format_list, format_ms, format_rate, format_size
 
 # AWS caps a flow at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2 instance network bandwidth").
 _FLOW_CAPS_GBIT, _NEAR_A_CAP = (5.0, 10.0), (0.9, 1.02)
@@ -119,7 +119,10 @@ def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFindi
     several = len({share.collective for share in seen.shares}) > 1
     subject = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
     if status == "one_node":
-        return f"no network used: {subject} reaches {worst.busbw_gb_per_s:.3g} GB/s busbw between workers of one node"
+        return (
+            f"no network used: {subject} reaches {format_figure(worst.busbw_gb_per_s)} GB/s busbw "
+            "between workers of one node"
+        )
     if status == "inconclusive" and seen.beyond is None:
         return f"inconclusive: {_unknown_text(subject, seen, worst)}"
     reached = f"{subject} reaches {_shares(status, seen, worst, nics)}"
@@ -134,7 +137,7 @@ def _unknown_text(subject: str, seen: ScanEvidence, worst: SizeShare) -> str:
     """Why a speed cannot be judged."""
     if seen.is_latency:
         return f"{subject} mostly measures latency: measure larger messages, -e 64M and more"
-    speed = f"{worst.nic_gb_per_s:.3g} GB/s per node"
+    speed = f"{format_figure(worst.nic_gb_per_s)} GB/s per node"
     return f"{subject} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
 
 
@@ -152,7 +155,7 @@ def _raw_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding])
     """Of raw streams without a collective."""
     link, ceiling = seen.link_gbit_per_s, seen.ceiling_gb_per_s
     name, speed = seen.rdma_program if seen.over_rdma else "raw TCP", seen.raw_gb_per_s or 0.0
-    reached = f"{name} reaches {speed:.3g} GB/s ({format_rate(speed * BITS_PER_BYTE)})"
+    reached = f"{name} reaches {format_figure(speed)} GB/s ({format_rate(speed * BITS_PER_BYTE)})"
     if link is None or ceiling is None:
         return f"inconclusive: {reached}; the link rate is not known for comparison"
     digits = 0 if speed >= _PERCENT * ceiling else 1
@@ -235,7 +238,7 @@ def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         return
     figures: dict[str, float | str] = {"rdma_gb_per_s": raw, "ceiling_gb_per_s": ceiling}
     if seen.collective_is_slow:
-        reaches = f"{seen.rdma_program} reaches {raw:.3g} GB/s between the same ports"
+        reaches = f"{seen.rdma_program} reaches {format_figure(raw)} GB/s between the same ports"
         share = seen.worst.share_of_rdma if seen.worst is not None else None
         yield NetworkFinding(
             code="slow_over_rdma",
@@ -254,7 +257,8 @@ def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield NetworkFinding(
             code="slow_raw_rdma",
             figures=figures,
-            message=f"{seen.rdma_program}{also} reaches only {raw:.3g} of {ceiling:.3g} GB/s: the network or the NIC's "
+            message=f"{seen.rdma_program}{also} reaches only {format_figure(raw)} of "
+            f"{format_figure(ceiling)} GB/s: the network or the NIC's "
             f"slot is the cause{' of that' if seen.collective_is_slow else rest}",
             hint="check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch "
             "port: ibstat; if a NIC started degraded, power-cycle both nodes",
@@ -276,7 +280,8 @@ def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield NetworkFinding(
             code="slow_tcp",
             figures={"tcp_gb_per_s": tcp},
-            message=f"raw TCP is slow too, {tcp:.3g} GB/s on the slowest link of the ring: the network is the cause, "
+            message=f"raw TCP is slow too, {format_figure(tcp)} GB/s on the slowest link of the ring: "
+            "the network is the cause, "
             "not the collective",
             hint="check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s link",
         )
@@ -369,7 +374,7 @@ def _one_gpu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
             code="one_gpu",
             figures={"nic_gb_per_s": worst.nic_gb_per_s, "slot_gbit_per_s": slot, "nics": nics},
             message=f"one GPU per node drives {nics} NICs, and its PCIe {name} x16 slot carries at most "
-            f"{slot / BITS_PER_BYTE:.3g} GB/s: the GPU's slot is the limit, not the NICs",
+            f"{format_figure(slot / BITS_PER_BYTE)} GB/s: the GPU's slot is the limit, not the NICs",
             hint="measure with all GPUs of each node: multinode nccl-test --workers-per-node 8; with nccl-tests, start "
             "one rank per GPU",
         )
@@ -405,7 +410,8 @@ def _beyond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield NetworkFinding(
             code="more_nics",
             figures=figures,
-            message=f"{share.nic_gb_per_s:.3g} GB/s through a node is {of_link:.0%} of the rate of its known NICs "
+            message=f"{format_figure(share.nic_gb_per_s)} GB/s through a node is {of_link:.0%} of the "
+            "rate of its known NICs "
             f"({link}): the data used more NICs, or a NIC reports too low a rate",
             hint="see which NICs NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; list "
             "the NICs and their rates: multinode check",
@@ -483,7 +489,8 @@ def _one_connection(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     yield NetworkFinding(
         code=code,
         figures=figures,
-        message=f"one TCP connection reaches {one_stream:.3g} GB/s, several together {many:.3g} GB/s: "
+        message=f"one TCP connection reaches {format_figure(one_stream)} GB/s, several together "
+        f"{format_figure(many)} GB/s: "
         f"a single connection is limited {limit}",
         hint=hint,
     )
@@ -539,7 +546,10 @@ def _fallen(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         "size_bytes": best.size_bytes,
         "least_gb_per_s": least,
     }
-    reaches = f"NCCL reaches {best.nic_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: "
+    reaches = (
+        f"NCCL reaches {format_figure(best.nic_gb_per_s)} GB/s at {format_size(best.size_bytes)} and "
+        f"{format_figure(least)} above: "
+    )
     if seen.over_rdma:
         yield NetworkFinding(
             code="drops_over_roce",
@@ -622,8 +632,8 @@ def _far_apart(seen: ScanEvidence) -> Iterator[NetworkFinding]:
                 code="odd_round_trip",
                 figures={"round_trip_ms": trip / 1000, "usual_ms": usual / 1000},
                 nodes=(source, target),
-                message=f"a round trip from {source} to {target} takes {trip / 1000:.3g} ms instead of the usual "
-                f"{usual / 1000:.3g} ms: small messages wait for it",
+                message=f"a round trip from {source} to {target} takes {format_ms(trip / 1000)} instead of the usual "
+                f"{format_ms(usual / 1000)}: small messages wait for it",
                 hint=f"look at the path between the two and what else uses it: on {source}, tracepath -n to {target}'s "
                 "address",
             )
@@ -631,7 +641,8 @@ def _far_apart(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield NetworkFinding(
             code="long_round_trip",
             figures={"round_trip_ms": usual / 1000},
-            message=f"a round trip between the nodes takes {usual / 1000:.3g} ms, far longer than through a switch: "
+            message=f"a round trip between the nodes takes {format_ms(usual / 1000)}, far longer than "
+            "through a switch: "
             "small messages are latency-bound",
             hint="look for a VPN, a wireless link, a router, or a NIC in power-saving mode: tracepath -n to a peer's "
             "address",
@@ -654,8 +665,9 @@ def _slow_start(seen: ScanEvidence) -> Iterator[NetworkFinding]:
                 "time_ms": row.time_us / 1000,
                 "needed_ms": needed_us / 1000,
             },
-            message=f"{row.collective} of {format_size(row.size_bytes)} takes {row.time_us / 1000:.3g} ms, but its "
-            f"round trips need only {needed_us / 1000:.3g} ms: the workers wait for something other than the network",
+            message=f"{row.collective} of {format_size(row.size_bytes)} takes {format_ms(row.time_us / 1000)}, but its "
+            f"round trips need only {format_ms(needed_us / 1000)}: the workers wait for "
+            "something other than the network",
             hint="look for shared CPUs or power saving: top; cpupower frequency-info",
         )
 
@@ -663,12 +675,14 @@ def _slow_start(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 def _tcp_limit(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     tcp, ceiling = seen.tcp_gb_per_s, seen.ceiling_gb_per_s
     link = seen.link_gbit_per_s or 0.0
-    is_limit = tcp and ceiling and not seen.tcp_is_slow and tcp < _TCP_LIMIT_SHARE * ceiling
-    if is_limit and link >= _TCP_LIMIT_LINK_GBIT and seen.tcp.several:
+    if not tcp or not ceiling or seen.tcp_is_slow or tcp >= _TCP_LIMIT_SHARE * ceiling:
+        return
+    if link >= _TCP_LIMIT_LINK_GBIT and seen.tcp.several:
         yield NetworkFinding(
             code="tcp_limit",
-            figures={"tcp_gb_per_s": tcp or 0.0, "ceiling_gb_per_s": ceiling or 0.0},
-            message=f"raw TCP reaches only {tcp:.3g} of {ceiling:.3g} GB/s: TCP rarely exceeds 3 to 5 GB/s on any link",
+            figures={"tcp_gb_per_s": tcp, "ceiling_gb_per_s": ceiling},
+            message=f"raw TCP reaches only {format_figure(tcp)} of {format_figure(ceiling)} GB/s: TCP "
+            "rarely exceeds 3 to 5 GB/s on any link",
             hint="use RDMA (RoCE, InfiniBand), which is faster on such NICs: multinode check shows which support it",
         )
 

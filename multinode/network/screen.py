@@ -18,7 +18,7 @@ from multinode.records.benchmark import LAUNCH_US, CollectiveTest
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
-from multinode.units import BITS_PER_BYTE, format_count, format_duration, format_rate, format_size
+from multinode.units import BITS_PER_BYTE, format_count, format_duration, format_figure, format_rate, format_size
 
 _COLUMNS = (
     Column("size", "B"),
@@ -259,8 +259,8 @@ def _read_sheet(scan: ReadScan) -> Sheet:
         (
             format_size(row.size_bytes),
             format_sig(row.time_us / units),
-            _small_figure(row.algbw_gb_per_s),
-            _small_figure(row.busbw_gb_per_s),
+            format_sig(row.algbw_gb_per_s),
+            format_sig(row.busbw_gb_per_s),
             *shares(row.size_bytes),
             *((str(row.num_wrong or 0),) if wrong else ()),
         )
@@ -276,10 +276,6 @@ def _read_sheet(scan: ReadScan) -> Sheet:
         *((Column("#wrong"),) if wrong else ()),
     )
     return Sheet(title="", columns=columns, rows=tuple(cells))
-
-
-def _small_figure(gb_per_s: float) -> str:
-    return f"{gb_per_s:#.3g}" if 0 < gb_per_s < 1 else format_sig(gb_per_s)
 
 
 def next_step(report: ScanReport, given: str, contrast: str) -> str:
@@ -311,7 +307,7 @@ def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
         (
             format_size(row.size_bytes),
             plus_minus(time_us(row) * (1 / units)),
-            f"{row.busbw_gb_per_s:#.3g}" if row.busbw_gb_per_s < 1 else format_sig(row.busbw_gb_per_s),
+            format_sig(row.busbw_gb_per_s),
             percent(row.share_of_ceiling, ".0f"),
             percent(row.share_of_tcp, ".0f"),
             *((str(row.num_wrong),) if has_wrong else ()),
@@ -359,9 +355,12 @@ def _network(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _curves(report: ScanReport) -> Iterator[tuple[str, str]]:
-    grows = {name: curve for name, curve in report.curves.items() if curve.bandwidth_gb_per_s is not None}
-    for collective, curve in grows.items():
-        fit = f"{curve.alpha_us:.0f} us + size / {curve.bandwidth_gb_per_s:.4g} GB/s"
+    grows = set()
+    for collective, curve in report.curves.items():
+        if curve.bandwidth_gb_per_s is None:
+            continue
+        grows.add(collective)
+        fit = f"{curve.alpha_us:.0f} us + size / {format_figure(curve.bandwidth_gb_per_s, digits=4)} GB/s"
         off = max((abs(residual) for residual in curve.residuals), default=0.0)
         used = "used for predictions" if curve.method == "fit" else "too large: predictions interpolate"
         yield "Model", f"{collective}: time = {fit}, error at most {off:.1%} ({used})"

@@ -39,7 +39,7 @@ from multinode.traffic.pair_speeds import (
     stream_speed,
 )
 from multinode.traffic.step_calls import ScanCurves, SizeCurve, fit_curve
-from multinode.units import format_count, format_rate, format_size
+from multinode.units import format_count, format_figure, format_rate, format_size
 
 
 def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: int | None = None) -> RawTcp:
@@ -581,7 +581,7 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> Finding | None:
         if max(factor, 1 / factor) - 1 > max(noise, least):
             code = "faster" if factor > 1 else "slower"
             figures |= {"before_gb_per_s": earlier, "now_gb_per_s": speed, "change": factor - 1, "noise": noise}
-            change = f"{speed:.3g} GB/s, was {earlier:.3g} GB/s ({factor - 1:+.0%})"
+            change = f"{format_figure(speed)} GB/s, was {format_figure(earlier)} GB/s ({factor - 1:+.0%})"
             notes.append(f"{_name(now)} is {code}: {change}")
     if None not in (now.num_wrong, before.num_wrong) and bool(now.num_wrong) != bool(before.num_wrong):
         figures |= {"wrong_before": before.num_wrong or 0, "wrong_now": now.num_wrong or 0}

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from multinode.cluster.facts import common_backend
-from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
+from multinode.errors import MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
 from multinode.job.job import ScriptJob
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import probe_nodes
 from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.series import Resume, Series, take_up
+from multinode.launch.series import Resume, Series, status_of, take_up
 from multinode.network.measure import Extent, run_scan
 from multinode.network.nccl_tuning import (
     TunedSetting,
@@ -148,7 +148,7 @@ class _SettingSeries(Series):
                 self._judge()
             with contextlib.suppress(MultinodeError):
                 self._keep()
-            self.end("stopped" if isinstance(error, Interrupted) else "failed")
+            self.end(status_of(error), error=error)
             raise
         self._keep()
         self.end("succeeded")

@@ -20,6 +20,7 @@ from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
 from multinode.traffic.step_calls import Strategy
+from multinode.units import format_figure
 
 # Kinds of settings that combine; at most one of each kind.
 _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
@@ -129,8 +130,9 @@ def _after_one_node(option: RankedOption, ranked: Sequence[RankedOption]) -> int
 
 
 def pays(advice: Advice) -> bool:
-    """Whether the gain is noticeable, and the change fits the GPUs as far as known."""
-    return advice.gain >= 1 + NOTICEABLE and advice.fits is not False
+    """Whether the gain is noticeable, of a measured one beyond the noise, and the change fits as far as known."""
+    is_noise = advice.measured and advice.interval[0] < 1
+    return advice.gain >= 1 + NOTICEABLE and advice.fits is not False and not is_noise
 
 
 def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
@@ -210,7 +212,8 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         interval=(now.interval[0] * low, now.interval[1] * high),
     )
     paces = (
-        f"{speed.node} {speed.balanced_samples:.3g} samples per step and worker instead of {speed.samples:.3g}"
+        f"{speed.node} {format_figure(speed.balanced_samples)} samples per step and worker "
+        f"instead of {format_figure(speed.samples)}"
         for speed in balance.nodes
     )
     advice = Advice(
@@ -225,15 +228,16 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         meaning=option.meaning,
         change=change,
         command=change.options,
-        why=f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}; {', '.join(paces)}",
+        why=f"{format_figure(then.samples_per_s)} samples/s instead of "
+        f"{format_figure(now.samples_per_s)}; {', '.join(paces)}",
     )
     return RankedOption(advice, option)
 
 
 def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
-    sentence = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
+    sentence = f"{format_figure(then.samples_per_s)} samples/s instead of {format_figure(now.samples_per_s)}"
     if then.nodes > 1:
-        sent, before = (f"{state.sample_mb():.3g} MB" for state in (option.after, option.before))
+        sent, before = (f"{format_figure(state.sample_mb())} MB" for state in (option.after, option.before))
         was = f" instead of {before}" if sent != before else ""
         sentence += (
             f"; a worker sends {sent} per sample{was}, and exposed communication is {_exposed(then):.0%} of the "
@@ -255,6 +259,8 @@ def _gain(today: TrainingState, option: TuningOption) -> Gain:
     if not today.measured_samples_per_s:
         return ratio
     if _is_measured(today, option) and today.single_samples_per_s:
+        if (seen := today.single_gain) is not None:
+            return Gain(seen.value, seen.low, seen.high)
         value, off = today.single_samples_per_s / today.measured_samples_per_s, 1 + max(then.error, now.error)
         return Gain(value, value / off, value * off)
     off = today.prediction().samples_per_s / today.measured_samples_per_s

@@ -11,9 +11,9 @@ from multinode.predict.screen import launch_command
 from multinode.predict.training_state import TrainingState
 from multinode.predict.tuning_options import per_step, script_ms
 from multinode.profile.summary_sheets import SMALLER
-from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, span_of_times, times
+from multinode.render.sheet import UNKNOWN, Column, Sheet, span_of_times, times
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, next_lines, paragraph, sheet_table
-from multinode.units import format_count, format_rate
+from multinode.units import format_count, format_figure, format_ms, format_rate
 
 _SOME_GIB = 0.005
 
@@ -67,7 +67,7 @@ def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today
             (
                 str(number),
                 row.name,
-                f"{times(row.gain)} measured" if row.measured else span_of_times(row.gain, row.interval),
+                f"{span_of_times(row.gain, row.interval)}{' measured' if row.measured else ''}",
                 *((_against_one_node(row),) if has_one_node else ()),
                 *(_tried(row.tried) if tried else ()),
                 _memory_sheet(row.memory_gib),
@@ -172,9 +172,8 @@ def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
     how = "measured" if paying.measured else "predicted"
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
-        gain = f"{times(paying.gain)} faster" if paying.measured else gain_words(paying)
         link = "" if _is_measured(recommendations) else f" {_now(recommendations)}"
-        sentence = f"Train on 1 node: {gain} than on the current {today}{link}, {how}."
+        sentence = f"Train on 1 node: {gain_words(paying)} than on the current {today}{link}, {how}."
         return " ".join([sentence, *_beside_one_node(recommendations)])
     return f"Best change: {paying.name}, {gain_words(paying)} than {_now(recommendations)}, {how}."
 
@@ -227,10 +226,10 @@ def _today(recommendations: Recommendations) -> str:
     today, measured, tried = recommendations.today, recommendations.measured_samples_per_s, recommendations.today_tried
     link = f" at {format_rate(today.link_gbit_per_s)}" if today.link_gbit_per_s is not None else ""
     low, high = today.interval
-    predicted = f"{format_sig(today.samples_per_s)} predicted ({format_sig(low)} to {format_sig(high)})"
-    rates = [predicted if measured is None else f"{format_sig(measured)} measured"]
+    predicted = f"{format_figure(today.samples_per_s)} predicted ({format_figure(low)} to {format_figure(high)})"
+    rates = [predicted if measured is None else f"{format_figure(measured)} measured"]
     if tried is not None and tried.samples_per_s is not None:
-        rates.append(f"{format_sig(tried.samples_per_s)} in a short run now")
+        rates.append(f"{format_figure(tried.samples_per_s)} in a short run now")
     settings = f"{today.strategy} on {format_count(today.nodes, 'node')}{link}, accumulation {today.accumulation}"
     return f"{settings}; samples/s: {', '.join(rates)}"
 
@@ -245,18 +244,19 @@ def advice_notes(today: TrainingState, now: PredictedScenario) -> tuple[str, ...
     waiting = today.scenario.accumulation * today.calibration.costs.data_ms
     if waiting > NOTICEABLE * now.step_time_ms:
         notes.append(
-            f"a step waits {waiting:.3g} ms ({waiting / now.step_time_ms:.0%}) for batches: try more loader workers "
+            f"a step waits {format_ms(waiting)} ({waiting / now.step_time_ms:.0%}) for batches: "
+            "try more loader workers "
             "(--set dataloader_num_workers=4); the gain cannot be predicted"
         )
     calls_ms = script_ms(today)
     # They remain in every step, even if other communication becomes rare.
     if calls_ms > NOTICEABLE * (now.step_time_ms - now.parts.exposed_ms):
         notes.append(
-            f"{per_step(today)} small collectives of the script take {calls_ms:.3g} ms of a step, one round trip "
+            f"{per_step(today)} small collectives of the script take {format_ms(calls_ms)} of a step, one round trip "
             f"each, even if nodes average less often; {SMALLER}"
         )
     notes += [
-        f"the others wait {straggler.late_ms:.3g} ms per step ({straggler.share:.0%}) for {straggler.node}: "
+        f"the others wait {format_ms(straggler.late_ms)} per step ({straggler.share:.0%}) for {straggler.node}: "
         f"{straggler.hint or straggler.cause}; "
         f"without this wait the training would be up to {1 / (1 - min(straggler.share, _MOST_WAIT)):.2f}x faster"
         for straggler in today.stragglers

@@ -54,7 +54,7 @@ def advise_runs(
     today = training_state(trusted(evidence, tested), directories, link_gbit_per_s=link_gbit_per_s)
     now = today.outlook()
     advice = tuple(ranked.advice for ranked in rank_options(today))
-    notes = [*evidence.notes, *advice_notes(today, now), *([tested.sentence] if tested.tested else [])]
+    notes = [*evidence.notes, *advice_notes(today, now)]
     return Recommendations(
         runs=tuple(names),
         sources=evidence.sources,
@@ -132,6 +132,7 @@ def training_state(
         slots=_slots(directories),
         measured_samples_per_s=measured,
         single_samples_per_s=evidence.single_samples_per_s,
+        single_gain=evidence.single_gain,
         stragglers=alike[-1].stragglers if alike else (),
         dataset_samples=alike[-1].dataset_samples if alike else None,
         balance=alike[-1].balance if alike else None,

@@ -21,6 +21,7 @@ from multinode.predict.draws import HIGH, LOW, MIDDLE, interval, quantile
 from multinode.predict.predict import Prediction
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import passing_bytes
+from multinode.units import format_figure
 
 
 class Gain(NamedTuple):
@@ -257,7 +258,7 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
     if many == scenario.accumulation:
         return _needed((low, many, high), "as_now", "as now")
     ratio = many / scenario.accumulation
-    why = f"the global batch {'becomes' if ratio > 1 else 'could be'} {ratio:.3g} times as large"
+    why = f"the global batch {'becomes' if ratio > 1 else 'could be'} {format_figure(ratio)} times as large"
     return _needed((low, many, high), "global_batch", why, ratio)
 
 

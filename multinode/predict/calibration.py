@@ -33,6 +33,7 @@ from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.estimate import known_mean
 from multinode.traffic.algorithms import Layout, MessageSteps, between_us, message_steps
 from multinode.traffic.step_calls import SMALL_BYTES, Call, TrafficInputs, Work, passing_bytes, with_gradients
+from multinode.units import format_ms
 
 _MS_PER_S, _US_PER_MS = 1e3, 1e3
 # A file may hold anything.
@@ -170,7 +171,7 @@ def calibrate_without_single(
     seen = _calibrated(first, work, network, share)
     note = (
         f"no run on one node was named: the cost of a step without the network is that of run {summary.run_id} "
-        f"minus its {mean.exposed_ms:.3g} ms of exposed communication"
+        f"minus its {format_ms(mean.exposed_ms)} of exposed communication"
     )
     doubts = (
         UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node was not measured"),
@@ -228,7 +229,7 @@ def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource,
     relative = own_ms / max(own_ms - waited_ms, own_ms * _LEAST_ON_CORE) - 1 if own_ms > 0 else 0.0
     if relative <= _NOTICED:
         return ()
-    why = f"its workers waited {waited_ms:.3g} ms of a step for a core that other threads and processes used"
+    why = f"its workers waited {format_ms(waited_ms)} of a step for a core that other threads and processes used"
     return (UncertaintySource(part="cores", relative=relative, why=why),)
 
 

@@ -32,7 +32,7 @@ from multinode.records.run import (
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import times
 from multinode.traffic.step_calls import Strategy, passing_bytes
-from multinode.units import format_count, format_duration
+from multinode.units import format_count, format_duration, format_figure, format_ms
 
 
 def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
@@ -100,7 +100,8 @@ def _cores(verdict: EarlyVerdict) -> str:
     if verdict.core_wait_ms is None:
         return ""
     return (
-        f". The interval is wide: workers of {verdict.node} waited {verdict.core_wait_ms:.3g} ms of a step for a core"
+        f". The interval is wide: workers of {verdict.node} waited {format_ms(verdict.core_wait_ms)} "
+        "of a step for a core"
     )
 
 
@@ -113,8 +114,8 @@ def _memory_words(verdict: EarlyVerdict) -> str:
         return ""
     if verdict.memory == "unknown":
         return ". It is unknown whether it fits one node's memory"
-    needed = f": {verdict.needed_gib:.3g} GiB per worker" if verdict.needed_gib is not None else ""
-    there = f", its GPU has {verdict.gpu_gib:.3g}" if needed and verdict.gpu_gib is not None else ""
+    needed = f": {format_figure(verdict.needed_gib)} GiB per worker" if verdict.needed_gib is not None else ""
+    there = f", its GPU has {format_figure(verdict.gpu_gib)}" if needed and verdict.gpu_gib is not None else ""
     return f". It does not fit one node's memory{needed}{there}"
 
 

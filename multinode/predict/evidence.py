@@ -37,9 +37,10 @@ from multinode.predict.variants import Subject, vary
 from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
+from multinode.stats.estimate import Estimate, of_repeats, ratio
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
-from multinode.units import BITS_PER_BYTE, format_rate
+from multinode.units import BITS_PER_BYTE, format_figure, format_rate
 
 # A file may hold anything.
 _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
@@ -404,6 +405,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     today: Scenario  # the measured scenario, on several nodes if possible
     today_samples_per_s: float | None = None  # of it; None if not measured
     single_samples_per_s: float | None = None  # of the run on one node, if there is one
+    single_gain: Estimate | None = None  # of one node over several, where both were repeated
     subject: Subject
     # stored runs of the same training, each with a calibration that does not use it
     holdouts: tuple[HoldoutRun, ...] = ()
@@ -433,6 +435,7 @@ def gather(
         today=inputs.scenario_of(chosen.newest),
         today_samples_per_s=_mean_rate(chosen.newest, named) if chosen.several else None,
         single_samples_per_s=_mean_rate(chosen.single, named) if chosen.single is not None else None,
+        single_gain=_single_gain(chosen, named),
         subject=inputs.subject,
         holdouts=tuple(holdout_runs(inputs, chosen, stored)),
         sources=chosen.sources,
@@ -442,14 +445,24 @@ def gather(
 
 def _mean_rate(record: Record, named: Sequence[Record]) -> float:
     """Samples/s of a run, mean of its repeats among the named ones: the figure that a contrast has."""
-    repeats = [
+    return statistics.fmean(_rates(record, named) or [record.samples_per_s])
+
+
+def _rates(record: Record, named: Sequence[Record]) -> list[float]:
+    return [
         other.samples_per_s
         for other in named
         if other.is_training
         and (other.layout, other.node_names) == (record.layout, record.node_names)
         and _is_repeat(other, record)
     ]
-    return statistics.fmean(repeats) if repeats else record.samples_per_s
+
+
+def _single_gain(chosen: RunSelection, named: Sequence[Record]) -> Estimate | None:
+    if chosen.single is None or not chosen.several:
+        return None
+    one, several = _rates(chosen.single, named), _rates(chosen.newest, named)
+    return ratio(of_repeats(one), of_repeats(several)) if min(len(one), len(several)) > 1 else None
 
 
 def _unswept(chosen: RunSelection, stream: float | None) -> tuple[str, ...]:
@@ -462,6 +475,9 @@ def _other_workers(chosen: RunSelection) -> tuple[str, ...]:
     single, many = chosen.single, chosen.newest.layout
     if single is None or many.nodes == 1 or single.layout.workers == many.on(1).workers:
         return ()
-    note = f"one node was measured with {single.layout.workers} workers, at {single.samples_per_s:.4g} samples/s"
+    note = (
+        f"one node was measured with {single.layout.workers} workers, at "
+        f"{format_figure(single.samples_per_s, digits=4)} samples/s"
+    )
     workers = max(many.on(1).workers, single.layout.workers)
     return (f"{note}; speed-up, efficiency and break-even are relative to one node with {workers}",)

@@ -272,16 +272,47 @@ def _one_node(evidence: Evidence) -> PredictedScenario | None:
     if evidence.today.layout.nodes == 1:
         return None
     alone = on_one_node(evidence.calibration, evidence.today)
-    measured = evidence.single_samples_per_s is not None and _is_calibrated(evidence.calibration, alone)
-    return _as_measured(evidence, alone, measured=measured)
+    return _as_measured(evidence, alone, measured=_single_rate(evidence) is not None)
 
 
 def _as_measured(evidence: Evidence, scenario: Scenario, *, measured: bool) -> PredictedScenario:
-    return predict_scenario(
+    row = predict_scenario(
         evidence.calibration,
         scenario,
         method=method_of(evidence.subject.settings),
         measured=measured,
+    )
+    return _with_rate(evidence, row)
+
+
+def _single_rate(evidence: Evidence) -> float | None:
+    """The measured speed of one node, if it trained as each of the several does."""
+    alone = on_one_node(evidence.calibration, evidence.today)
+    return evidence.single_samples_per_s if _is_calibrated(evidence.calibration, alone) else None
+
+
+def _with_rate(evidence: Evidence, row: PredictedScenario) -> PredictedScenario:
+    """With the measured speed, the mean of its repeats, in place of what the model makes of one of them."""
+    one = _single_rate(evidence)
+    rate = one if row.nodes == 1 else evidence.today_samples_per_s
+    if not row.measured or rate is None:
+        return row
+    off = rate / row.samples_per_s
+    against = off if row.nodes == 1 or one is None else rate / one / row.speedup
+    low, high = row.speedup_interval or (row.speedup, row.speedup)
+    gained = evidence.single_gain if one is not None else None
+    several = {
+        "speedup": row.speedup * against,
+        "speedup_interval": (low * against, high * against) if gained is None else (1 / gained.high, 1 / gained.low),
+        "efficiency": row.efficiency * against,
+    }
+    return msgspec.structs.replace(
+        row,
+        samples_per_s=rate,
+        step_time_ms=row.step_time_ms / off,
+        interval=(min(row.interval[0], rate), max(row.interval[1], rate)),
+        tokens_per_s=None if row.tokens_per_s is None else row.tokens_per_s * off,
+        **(several if row.nodes > 1 else {}),
     )
 
 
@@ -336,7 +367,7 @@ class _Variants:
             measured=self._is_measured(scenario, point),
         )
         if scenario.layout.nodes == 1 or scenario.link != self.evidence.today.link or row.measured:
-            return row
+            return _with_rate(self.evidence, row)
         cases = [
             msgspec.structs.replace(
                 predict_scenario(calibration.in_case(case), scenario, method=row.method),

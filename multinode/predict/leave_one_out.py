@@ -15,7 +15,7 @@ import msgspec
 
 from multinode.predict.network_model import UncertaintySource
 from multinode.records.finding import Finding
-from multinode.units import format_count, format_rate
+from multinode.units import format_count, format_figure, format_rate
 
 _LEVEL = 0.9
 LEAST_RUNS = 9
@@ -75,7 +75,7 @@ class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why(self) -> str:
         """The error in words."""
-        miss = f"{self.relative:.1%}" if self.relative < 1 else f"a factor of {1 + self.relative:.3g}"
+        miss = f"{self.relative:.1%}" if self.relative < 1 else f"a factor of {format_figure(1 + self.relative)}"
         if self.is_conformal:
             return f"the back-test's 90% quantile: {self.runs} stored runs, an error of {miss}"
         runs = format_count(self.runs, "stored run")

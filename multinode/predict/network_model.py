@@ -25,7 +25,7 @@ from multinode.traffic.algorithms import (
     steps_us,
 )
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, SizeCurve, fit_curve
-from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_count, format_rate, goodput_gb_per_s
+from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_count, format_figure, format_rate, goodput_gb_per_s
 
 _US_PER_MS = 1e3
 _GB_PER_S = 1e-3  # of bytes in a microsecond
@@ -241,7 +241,9 @@ def network_doubts(
     if abs(doublings) > _ALIKE:
         rate = _PER_DOUBLING_FASTER if doublings > 0 else _PER_DOUBLING_SLOWER
         way = "faster" if doublings > 0 else "slower"
-        doubts.append(_doubt(rate * abs(doublings), f"the link is {2 ** abs(doublings):.3g} times {way} than measured"))
+        doubts.append(
+            _doubt(rate * abs(doublings), f"the link is {format_figure(2 ** abs(doublings))} times {way} than measured")
+        )
     if layout != network.layout:
         more = abs(math.log2(layout.nodes / network.layout.nodes))
         more = max(more, abs(math.log2(layout.workers / network.layout.workers)))
@@ -259,7 +261,9 @@ def network_doubts(
 
 def _why_stated(network: NetworkModel, link: Link) -> str:
     if network.stream_gb_per_s is not None:
-        return f"no collective was measured: only a TCP stream of {network.stream_gb_per_s:.3g} GB/s is known"
+        return (
+            f"no collective was measured: only a TCP stream of {format_figure(network.stream_gb_per_s)} GB/s is known"
+        )
     reason = "no collective was measured: only the link rate is known, of which "
     if link.rdma:
         least = f"{_LEAST_CARRIED:.0%}"

@@ -37,7 +37,7 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, passing_bytes, with_gradients
-from multinode.units import format_count, format_rate
+from multinode.units import format_count, format_figure, format_ms, format_rate
 
 Basis = Literal["back-test", "measured", "assumed"]
 """Source of an interval."""
@@ -286,7 +286,7 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...
         ("accumulation", scenario.accumulation / calibration.accumulation, _PER_DOUBLING_OF_ACCUMULATION),
     ):
         if abs(math.log2(ratio)) > _ALIKE:
-            why = f"{name} is {ratio:.3g} times that of the measured run"
+            why = f"{name} is {format_figure(ratio)} times that of the measured run"
             doubts.append(UncertaintySource(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
     doubts += _doubt_of_fixed(calibration, scenario)
     doubts += _doubts_of_workers(calibration, scenario)
@@ -298,7 +298,10 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...
     inside = not between or any(call.reach is GroupScope.NODE for call in calls)
     if inside and network.local_gb_per_s is not None and scenario.layout.workers_per_node > 1:
         low, high = network.local_gb_per_s
-        why = f"the exchange between workers of one node was not measured: assumed at {low:.2g} to {high:.2g} GB/s"
+        why = (
+            "the exchange between workers of one node was not measured: assumed at "
+            f"{format_figure(low, digits=2)} to {format_figure(high, digits=2)} GB/s"
+        )
         # The draws of the rate cover it.
         doubts.append(UncertaintySource(part="network", relative=0.0, why=why))
     if not between:
@@ -360,11 +363,13 @@ def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[Unce
     """
     size = residual.left if scenario == residual.at else max(residual.left, residual.size)
     if size > LEAST_DOUBT:
-        why = f"on several nodes the model alone was off by a factor of {1 + size:.3g}"
+        why = f"on several nodes the model alone was off by a factor of {format_figure(1 + size)}"
         yield UncertaintySource(part="step", relative=size, why=why)
     off = max(residual.own, 1 / residual.own) - 1
     if scenario != residual.at and off > LEAST_DOUBT:
-        why = f"the workers' own work took {residual.own:.3g} times as long as on one node, possibly by chance"
+        why = (
+            f"the workers' own work took {format_figure(residual.own)} times as long as on one node, possibly by chance"
+        )
         yield UncertaintySource(part="compute", relative=off, why=why)
 
 
@@ -484,7 +489,7 @@ def with_base(calibration: Calibration, scenario: Scenario, step_ms: float) -> C
     if (least_ms := at.step_of(Draw(), _LEAST_FACTOR).exposed_ms) >= step_ms:
         rate = format_rate(scenario.link.gbit_per_s)
         raise UsageError(
-            f"a step of {step_ms:.3g} ms is too short for its communication, {least_ms:.3g} ms at {rate}",
+            f"a step of {format_ms(step_ms)} is too short for its communication, {format_ms(least_ms)} at {rate}",
             hint="check the network, the strategy and the batches",
         )
 
@@ -515,14 +520,14 @@ def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) ->
     if residual.size > _NOTICEABLE:
         causes = "; ".join(_causes(step_ms, residual))
         yield (
-            f"a step of run {run_id} took {step_ms:.3g} ms, but {alone.step_ms:.3g} ms by the model alone: "
+            f"a step of run {run_id} took {format_ms(step_ms)}, but {format_ms(alone.step_ms)} by the model alone: "
             f"{causes}; predictions for several nodes include this"
         )
 
 
 def _causes(step_ms: float, residual: Residual) -> Iterator[str]:
     if residual.extra_ms > _NOTICEABLE * step_ms:
-        yield f"{residual.extra_ms:.3g} ms of it is exposed communication that the network data do not explain"
+        yield f"{format_ms(residual.extra_ms)} of it is exposed communication that the network data do not explain"
     if abs(residual.comm - 1) > _NOTICEABLE:
         yield f"its calls took {residual.comm:.2f} times as long as the network data predict"
     if abs(residual.own - 1) > _NOTICEABLE:

@@ -28,7 +28,7 @@ from multinode.stats.estimate import Spread
 from multinode.strict_yaml import WrongValue
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
-from multinode.units import ETHERNET_MTU, MIB, format_rate, goodput_gb_per_s, parse_rate
+from multinode.units import ETHERNET_MTU, MIB, format_figure, format_rate, goodput_gb_per_s, parse_rate
 
 # Larger figures are typing errors; products stay far from float limits.
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
@@ -444,7 +444,8 @@ def _link(network: Network) -> Link:
     if stream is not None and stream > link.goodput_gb_per_s * _ABOVE_ITS_RATE:
         raise UsageError(
             f"network: a link of {rate:g} Gbit/s with an MTU of {network.mtu} carries "
-            f"{link.goodput_gb_per_s * _BITS_PER_BYTE:.3g} Gbit/s of payload, not {stream * _BITS_PER_BYTE:.3g}",
+            f"{format_figure(link.goodput_gb_per_s * _BITS_PER_BYTE)} Gbit/s of payload, not "
+            f"{format_figure(stream * _BITS_PER_BYTE)}",
             hint=(
                 "give the rate of all NICs together in gbit_per_s, payload_gbit_per_s without the rate, or the MTU of "
                 "jumbo frames: mtu: 9000"

@@ -15,7 +15,7 @@ from multinode.predict.leave_one_out import LEAST_RUNS
 from multinode.predict.shortfall import shortfall_words
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times, times
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
-from multinode.units import format_count, format_range, format_rate
+from multinode.units import format_count, format_figure, format_range, format_rate
 
 # A narrower range is one figure.
 _ONE_FIGURE = 1.05
@@ -23,13 +23,13 @@ _ONE_FIGURE = 1.05
 _ROUNDING = 1e-9
 
 
-# A faster link is not told.
-_FASTEST_GBIT_PER_S = 100.0
+# Where no link is certain, none up to this rate is, nor one of the rate that is predicted.
+_FAST_GBIT_PER_S = 100.0
 
 
 def link_words(needed: Needed) -> str:
     """A break-even link with its range: `1 Gbit/s (800 Mbit/s to 1.2 Gbit/s)`, `at most 2 Gbit/s`."""
-    return _needed_words(needed, "link", f"above {format_rate(_FASTEST_GBIT_PER_S)}", _rate)
+    return _needed_words(needed, "link", f"above {format_rate(max(_FAST_GBIT_PER_S, needed.value or 0.0))}", _rate)
 
 
 def _is_range(needed: Needed) -> bool:
@@ -91,14 +91,12 @@ def _needed_words(needed: Needed, noun: str, beyond: str, words: Callable[[float
     if needed.value is None:
         return f"at least {low}, if any {noun} is enough"
     middle, high = words(needed.value, 0), beyond if needed.high is None else words(needed.high, 1)
-    if middle == high or (needed.high is not None and needed.high / needed.low <= _ONE_FIGURE):
-        return middle if middle != beyond else f"{middle} ({low} at best)"
+    if needed.high is not None and needed.high / needed.low <= _ONE_FIGURE:
+        return middle
     return f"{middle} ({format_range(low, 'to', high)})"
 
 
 def _rate(gbit_per_s: float, way: int) -> str:
-    if gbit_per_s > _FASTEST_GBIT_PER_S:
-        return f"above {format_rate(_FASTEST_GBIT_PER_S)}"
     unit = 10.0 ** (math.floor(math.log10(gbit_per_s)) - 1)
     digits = gbit_per_s / unit
     if not way:
@@ -365,8 +363,8 @@ def _verdict(forecast: Forecast) -> str:
 
 
 def _of_one(row: PredictedScenario) -> str:
-    low, high = (format_sig(end) for end in row.interval)
-    rate = f"{format_sig(row.samples_per_s)} samples/s ({low} to {high})"
+    low, high = (format_figure(end) for end in row.interval)
+    rate = f"{format_figure(row.samples_per_s)} samples/s ({low} to {high})"
     sentence = f"{_place(row)}: {rate} predicted"
     if row.nodes == 1:
         return f"{sentence}."
@@ -388,7 +386,7 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
     today, alone = forecast.today, forecast.one_node
     if today is None or alone is None:
         return
-    rate = f"{_place(today)}: {format_sig(today.samples_per_s)} samples/s measured"
+    rate = f"{_place(today)}: {format_figure(today.samples_per_s)} samples/s measured"
     span = today.speedup_interval
     if span is None or span[1] >= 1:
         yield "Today", rate

@@ -64,7 +64,7 @@ def judge_speed(
         code=_CODE,
         message=(
             f"{times(slower)} slower than {format_rate(link.gbit_per_s)}{over} {allows}: as from about "
-            f"{format_rate(float(f'{gbit_per_s:.2g}'))}{as_with}"
+            f"{format_rate(gbit_per_s, digits=2)}{as_with}"
         ),
         hint=_hint(network),
         figures={

@@ -21,6 +21,7 @@ from multinode.predict.forecast import PredictedScenario, predict_scenario
 from multinode.predict.predict import Prediction, calls_of, sent_bytes
 from multinode.predict.variants import Subject, method_of
 from multinode.profile.figures import BalanceOutlook, Straggler
+from multinode.stats.estimate import Estimate
 from multinode.traffic.step_calls import Strategy
 
 DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
@@ -50,6 +51,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     # of the hostfile's nodes, in node-rank order; None of a node whose line does not say; empty is unknown
     slots: tuple[int | None, ...] = ()
     measured_samples_per_s: float | None = None  # of exactly this; None where it was not measured
+    single_gain: Estimate | None = None  # of one node over the measured training, where both were repeated
     single_samples_per_s: float | None = None  # of the run on one node that its costs were measured in; likewise
     stragglers: tuple[Straggler, ...] = ()  # nodes that the others waited for
     dataset_samples: int | None = None  # of the training set; None is unknown

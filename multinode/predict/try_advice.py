@@ -25,7 +25,7 @@ from multinode.launch.launch import (
     same_threads,
 )
 from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.series import Resume, Series, take_up
+from multinode.launch.series import Resume, Series, status_of, take_up
 from multinode.levers.levers import NONE
 from multinode.model.workload import JobSettings, read_settings
 from multinode.predict.advice import Advice, Recommendations, Tried
@@ -113,7 +113,7 @@ def try_advice(
         try:
             series.run(list(in_turns(range(len(cells)), trials.repeats)))
         except BaseException as error:
-            series.end("stopped" if isinstance(error, Interrupted) else "failed")
+            series.end(status_of(error), error=error)
             raise
         series.end("succeeded")
     return AdviceTrial(recommendations=series.tried(), directory=directory.path)

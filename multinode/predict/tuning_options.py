@@ -23,7 +23,7 @@ from multinode.predict.variants import vary
 from multinode.profile.summary_sheets import SMALLER
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy
-from multinode.units import format_count, format_rate
+from multinode.units import format_count, format_figure, format_rate
 
 _BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20
 _FP32_BYTES, _HALF_BYTES = 4, 2
@@ -191,7 +191,10 @@ def _repeated(option: TuningOption) -> str:
     engine = "DeepSpeed" if strategy in DEEPSPEED else "FSDP"
     gathers = ["gathers the parameters"] if "all_gather" in collectives else []
     reduces = ["reduces the gradients"] if _REDUCTIONS & set(collectives) else []
-    traffic = f"{option.before.sample_mb():.3g} MB per sample before, {option.after.sample_mb():.3g} MB after"
+    traffic = (
+        f"{format_figure(option.before.sample_mb())} MB per sample before, "
+        f"{format_figure(option.after.sample_mb())} MB after"
+    )
     if strategy is Strategy.ZERO2:
         traffic += ", saving only the gathering of the updated parameters once per step"
     return (
@@ -278,7 +281,7 @@ def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
 
 def per_step(state: TrainingState) -> str:
     """How many small calls the script itself makes in a step."""
-    return f"{sum(call.times for call in state.calibration.script):.3g}"
+    return format_figure(sum(call.times for call in state.calibration.script))
 
 
 def script_ms(state: TrainingState) -> float:
@@ -324,7 +327,7 @@ def _lora(state: TrainingState) -> Iterator[TuningOption]:
         before=state,
         after=state.with_(settings={"method": "lora", "lora_rank": _LORA_RANK}, calibration=calibration),
         change=Change(overrides=("finetuning_type=lora", f"lora_rank={_LORA_RANK}")),
-        meaning=f"another training: an adapter of {adapter:.3g} M parameters instead of the whole model",
+        meaning=f"another training: an adapter of {format_figure(adapter)} M parameters instead of the whole model",
     )
 
 
@@ -360,13 +363,16 @@ def _memory(option: TuningOption) -> str:
     old, new, memory = option.before.memory_need(), option.after.memory_need(), option.before.gpu_memory
     if old is None or new is None:
         return "it is unknown whether it fits a worker's memory, because the model's size is unknown"
-    needed = f"the model's states take {new.total_gib:.3g} GiB per worker instead of {old.total_gib:.3g} ({COUNTED})"
+    needed = (
+        f"the model's states take {format_figure(new.total_gib)} GiB per worker instead of "
+        f"{format_figure(old.total_gib)} ({COUNTED})"
+    )
     if memory is None:
         return needed
     fit = "do not fit" if option.fits is False else "fit"
-    sentence, expected = f"they {fit} a GPU of {memory.total_gib:.3g} GiB", option.expected_gib
+    sentence, expected = f"they {fit} a GPU of {format_figure(memory.total_gib)} GiB", option.expected_gib
     if memory.peak_gib is not None and expected is not None:
-        return f"{needed}; with the measured activations, {expected:.3g} GiB, {sentence}"
+        return f"{needed}; with the measured activations, {format_figure(expected)} GiB, {sentence}"
     return f"{needed}; {sentence}" + (", if the activations fit too" if fit == "fit" else "")
 
 

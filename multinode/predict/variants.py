@@ -20,6 +20,7 @@ from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import hideable_share
 from multinode.predict.network_model import UncertaintySource
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, passing_bytes
+from multinode.units import format_figure
 
 _ZERO = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 _FSDP = {
@@ -128,7 +129,7 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
         passing_bytes(sent.calls_of(work.strategy, calibration.layout), 1, calibration.layout)
         for sent in (work, other.work)
     ]
-    why = f"compute is assumed to be {less:.2g} times the measured one, from its FLOPs"
+    why = f"compute is assumed to be {format_figure(less, digits=2)} times the measured one, from its FLOPs"
     return msgspec.structs.replace(
         other,
         costs=msgspec.structs.replace(

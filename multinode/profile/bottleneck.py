@@ -8,6 +8,7 @@ import msgspec
 
 from multinode.profile.figures import Straggler, Waiting
 from multinode.profile.step_split import Passes, StepSplit, WorkerSplit
+from multinode.units import format_ms
 
 WORTH = 0.05
 """Fraction of the step below which nothing noticeable can be gained."""
@@ -19,7 +20,6 @@ _TAKES = {
 }
 _TURNS = "waiting for slower workers takes {share}; they alternate, so no single node is the cause"
 _NO_ONE = "waiting for other workers takes {share}; no single node stands out"
-_THREE_DIGITS = 100
 
 
 class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,8 @@ def find_bottleneck(
 
 def _launch_bound(passes: Passes) -> str:
     return (
-        f"launch-bound: forward and backward take the host {_ms(passes.host_ms)} and the GPU {_ms(passes.gpu_ms)}, so "
+        f"launch-bound: forward and backward take the host {format_ms(passes.host_ms)} and the "
+        f"GPU {format_ms(passes.gpu_ms)}, so "
         "in what is called compute the GPU waits for the host, which launches many small kernels or waits itself "
         "(.item())"
     )
@@ -104,19 +105,14 @@ def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) ->
         own = f"compute and optimizer take {_share(own_ms, mean)}"
         return f"compute-bound: {own}; no other part exceeds {threshold}"
     unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in split.missing]
-    sentence = f"no measured part exceeds {threshold} of {_ms(mean.step_ms)} per step"
+    sentence = f"no measured part exceeds {threshold} of {format_ms(mean.step_ms)} per step"
     if unknown:
         sentence += f"; not measured: {', '.join(unknown)}"
     if is_bound(split) and mean.data_ms is not None and mean.data_ms > WORTH * mean.step_ms:
-        waited = f"{_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%})"
+        waited = f"{format_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%})"
         sentence += f"; the host waited {waited} for batches, while the GPU may have computed"
     return sentence
 
 
 def _share(time_ms: float, mean: WorkerSplit) -> str:
-    return f"{_ms(time_ms)} of {_ms(mean.step_ms)} per step ({time_ms / mean.step_ms:.0%})"
-
-
-def _ms(time_ms: float) -> str:
-    """`512 ms`, `4.2 ms`: three significant digits."""
-    return f"{time_ms:.0f} ms" if time_ms >= _THREE_DIGITS else f"{time_ms:.3g} ms"
+    return f"{format_ms(time_ms)} of {format_ms(mean.step_ms)} per step ({time_ms / mean.step_ms:.0%})"

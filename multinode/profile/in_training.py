@@ -16,6 +16,7 @@ from multinode.records.samples import DdpSample, NcclOpSample
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
+from multinode.units import format_figure
 
 # Commit b3aeda4a of NCCL added a ring of operations; the plugin loads into NCCL 2.28 and newer.
 NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, with any NCCL version"
@@ -189,19 +190,21 @@ def _alone(sizes_bytes: Sequence[int], scan: ScanCurves, world_size: int) -> Alo
 
 def _sentence(training: InTraining) -> str:
     busbw = training.busbw_gb_per_s or 0.0
-    parts = [f"The training's all-reduces reach {busbw:.3g} GB/s busbw, {_SOURCES[training.source or '']}"]
+    parts = [f"The training's all-reduces reach {format_figure(busbw)} GB/s busbw, {_SOURCES[training.source or '']}"]
     if training.recorded < 1.0:
         parts.append(f"this is a sample: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")
     if training.alone is not None and training.alone.busbw_gb_per_s > 0:
         share = busbw / training.alone.busbw_gb_per_s
         parts.append(
-            f"that is {share:.0%} of the {training.alone.busbw_gb_per_s:.3g} GB/s that nccl-test "
+            f"that is {share:.0%} of the {format_figure(training.alone.busbw_gb_per_s)} GB/s that nccl-test "
             f"({training.alone.run_id}) measured for the same sizes"
         )
     if training.bytes_per_step is not None and training.asked_bytes:
-        counted = f"{training.bytes_per_step / 1e6:.3g} MB per step by NCCL"
+        counted = f"{format_figure(training.bytes_per_step / 1e6)} MB per step by NCCL"
         alike = abs(training.bytes_per_step / training.asked_bytes - 1) <= _ALIKE
-        parts.append(f"{counted}, {'as' if alike else 'and'} {training.asked_bytes / 1e6:.3g} MB by the calls")
+        parts.append(
+            f"{counted}, {'as' if alike else 'and'} {format_figure(training.asked_bytes / 1e6)} MB by the calls"
+        )
     return f"{'; '.join(parts)}."
 
 

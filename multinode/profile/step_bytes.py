@@ -17,7 +17,7 @@ from multinode.profile.observed import Observed
 from multinode.records.samples import WorkerSample
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import algorithms_of, protocols_of
-from multinode.units import format_count, format_list
+from multinode.units import format_count, format_figure, format_list
 
 _MOST_ROWS = 64
 _NO_STEPS = "no step counts"
@@ -299,7 +299,11 @@ def _other_manner(
             misfit = max(gap.beyond_share(most) for gap in gaps)
             tried.append((misfit, f"all-reduces as a {algorithm.name} and the protocol {protocol}"))
     misfit, words = min(tried)
-    return f"NIC counters match NCCL with {words}, within {100 * misfit:.2g}%." if misfit <= _FITS else None
+    return (
+        f"NIC counters match NCCL with {words}, within {format_figure(100 * misfit, digits=2)}%."
+        if misfit <= _FITS
+        else None
+    )
 
 
 def _possible_protocols(observed: Observed, calls: Mapping[int, WorkerCalls]) -> dict[str, float]:
@@ -378,5 +382,5 @@ def _verb(gap: _Gap) -> str:
 def _size(size_bytes: float) -> str:
     for unit_bytes, unit in _UNITS:
         if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:.3g} {unit}"
+            return f"{format_figure(size_bytes / unit_bytes)} {unit}"
     return f"{size_bytes:.0f} B"

@@ -57,6 +57,10 @@ class Passes(msgspec.Struct, frozen=True, kw_only=True):
         return self.host_ms >= _FOLLOWS * self.gpu_ms
 
 
+# From this share of the measured steps on, those that are missing change no figure.
+_NEARLY_ALL = 0.9
+
+
 class KnownSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Steps in which exposed communication is known."""
 
@@ -68,8 +72,9 @@ class KnownSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """`from 4 of 10 measured steps`; empty if it is all of them."""
-        return f"from {self.known} of {self.measured} measured steps" if 0 < self.known < self.measured else ""
+        """`from 4 of 10 measured steps`; empty if it is nearly all of them."""
+        is_part = 0 < self.known < _NEARLY_ALL * self.measured
+        return f"from {self.known} of {self.measured} measured steps" if is_part else ""
 
 
 class StepSplit(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.stats.estimate import half_width, known_mean, known_median
+from multinode.units import format_figure
 
 # A delay below a twentieth of the step is not noticeable.
 _LATE = 0.05
@@ -389,7 +390,7 @@ def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
 
 
 def _count(cores: float) -> str:
-    return f"{cores:.2f}" if cores < 1000 else f"{cores:.3g}"  # noqa: PLR2004 - decimals say nothing
+    return format_figure(cores)
 
 
 def _cores(case: _Case, use: NodeUse) -> float | None:

@@ -14,6 +14,7 @@ from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.stats.estimate import known_max
 from multinode.traffic.step_calls import SMALL_BYTES
+from multinode.units import format_figure
 
 _NODE = Column("node", words=True)
 
@@ -174,7 +175,7 @@ def _calls_sheet(summary: Summary) -> Sheet:
             str(call.ranks),
             str(call.nodes),
             call.backend or UNKNOWN,
-            figure(call.count, ".4g"),
+            format_figure(call.count, digits=4),
             megabytes(call.size_bytes),
             megabytes(call.size_bytes * call.count),
         )
@@ -228,7 +229,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield "TGS", _padded(summary, summary.tgs, summary.effective_tgs) + " (tokens/s per worker)"
     yield from _utilisation(summary)
     if summary.first_loss is not None and summary.last_loss is not None:
-        yield "loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}"
+        yield "loss", f"{format_figure(summary.first_loss, digits=4)} to {format_figure(summary.last_loss, digits=4)}"
     if summary.parameters is not None and summary.trainable is not None:
         yield "model", f"{summary.parameters:,} parameters, {summary.trainable:,} trainable"
 
@@ -302,13 +303,16 @@ def _rounds(rounds: Rounds) -> Iterator[tuple[str, ...]]:
     dtype = f" as {rounds.dtype}" if rounds.dtype else ""
     sent = f"{megabytes(rounds.size_bytes)} MB{dtype} in {rounds.sync_ms:.1f} ms"
     yield "rounds", f"{rounds.rounds} measured{early}; each averages {sent}"
-    yield "drift", f"{figure(rounds.drift, '.3g')} from the mean of all nodes, {figure(rounds.last_drift, '.3g')} last"
+    yield "drift", f"{format_sig(rounds.drift)} from the mean of all nodes, {format_sig(rounds.last_drift)} last"
 
 
 def _script_calls(calls: Sequence[SeenCall]) -> Iterator[tuple[str, ...]]:
     small = sum(call.count for call in calls if call.nodes > 1 and call.size_bytes < SMALL_BYTES)
     if small >= _OFTEN:
-        yield "script", f"{small:.3g} small collectives per step between nodes, a round trip each ({SMALLER})"
+        yield (
+            "script",
+            f"{format_figure(small)} small collectives per step between nodes, a round trip each ({SMALLER})",
+        )
 
 
 def _bandwidth(summary: Summary) -> Iterator[tuple[str, ...]]:

@@ -145,6 +145,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     # for a lost node or failed hardware: how its peers failed then, one sentence per node; for any failure, what else
     # may have been first
     consequences: tuple[str, ...] = ()
+    run_id: str | None = None  # the part that failed, of a run that consists of others; None is the run itself
 
 
 class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,6 +233,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """The standstill in which it was stopped; None of any other run."""
         last = self.stalls[-1] if self.stalls and self.status == "stopped" else None
         return last if last is not None and last.resumed_s is None else None
+
+    @property
+    def failure(self) -> Failure | None:
+        """Its first failure, or the hang in which it was stopped, for a run that needed its figures."""
+        hang = self.hang
+        if self.first_failure is not None or hang is None:
+            return self.first_failure
+        return Failure(
+            node=hang.node or self.nodes[hang.node_rank or 0].name,
+            node_rank=hang.node_rank or 0,
+            rank=hang.rank,
+            message=hang.message,
+            hint=hang.hint,
+            kind="hang",
+        )
 
     @property
     def extent(self) -> str:

@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 
 from multinode.stats.estimate import Estimate
+from multinode.units import format_figure
 
 UNKNOWN = "-"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 RANGES = f"ranges and {PLUS_MINUS} are 95% confidence intervals over the repeats; with one run, over its steps"
 """Note below tables with ranges."""
 _BYTES_PER_MB = 1e6
-_MANY = 1e12
-# Below this, three decimals are too few.
-_LITTLE = 0.00995
+# Rounded to three digits, 0.9995 is 1.00; below the least, decimals would fill a table.
+_ONE, _LEAST = 0.9995, 1e-6
 # A wider or narrower interval is not shown as plus-minus.
 _WIDE, _NARROW = 0.25, 0.0005
 
@@ -83,15 +83,18 @@ def figure(value: float | None, form: str = ".1f") -> str:
 
 
 def format_sig(value: float | None) -> str:
-    """A figure with two to four significant digits, or a dash."""
+    """A figure in a table, with three or four significant digits and their last zeros, or a dash.
+
+    In a sentence it is `format_figure`.
+    """
     if value is None or value == 0:
         return UNKNOWN if value is None else "0"
-    if abs(value) < _LITTLE:
-        return f"{value:.2g}"
-    for digits, below in ((3, 0.9995), (2, 9.995), (1, 999.95)):
-        if abs(value) < below:
+    for digits, below in ((2, 9.995), (1, 999.95)):
+        if _ONE <= abs(value) < below:
             return f"{value:.{digits}f}"
-    return f"{value:,.0f}" if abs(value) < _MANY else f"{value:.3g}"
+    if _LEAST < abs(value) < _ONE:
+        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
+    return format_figure(value)
 
 
 def plus_minus(measured: Estimate, most: int = 9, unit: str = "") -> str:

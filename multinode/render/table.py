@@ -2,36 +2,75 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
 from multinode.render.sheet import Sheet, sanitize
 
-_GAP = 2
-
 
 class _FittingTable(Table):
-    """A table whose figures stay on one line; if it is too wide, figures with a blank wrap there."""
+    """A table whose words stay whole: if it is too wide, text wraps between words first, then figures with a blank.
+
+    A column whose cells are cut with an ellipsis gives way first. Only if the longest words do not fit beside each
+    other, the widest column breaks them.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        needed = [_needed_width(column, wraps=not column.no_wrap) for column in self.columns]
-        if sum(needed) + _GAP * (len(needed) - 1) > options.max_width:
-            for column, width in zip(self.columns, needed, strict=True):
-                column.no_wrap = column.no_wrap and _needed_width(column, wraps=True) == width
+        # Between two columns is one blank, and their padding.
+        _, right, _, left = self.padding
+        most = options.max_width - (1 + left + right) * (len(self.columns) - 1)
+        widths = [_needed_width(column, wraps=False) for column in self.columns]
+        if sum(widths) > most and self.show_header:
+            words = [_needed_width(column, wraps=True) for column in self.columns]
+            heads = [max(map(cell_len, _plain(column.header).split()), default=1) for column in self.columns]
+            everything = range(len(widths))
+            cut = [index for index in everything if any(map(_is_cut, self.columns[index].cells))]
+            text = [index for index in everything if not self.columns[index].no_wrap]
+            stages = ((cut, heads), (text, words), (everything, words), (text, heads), (everything, [1] * len(widths)))
+            for columns, least in stages:
+                _narrow(widths, columns, least, most)
+            # The last one gets what is left: to a given width, rich would add a padding that it does not have.
+            fitted = [*widths[:-1], None]
+            table = copy.copy(self)
+            # At another width, the table is laid out anew.
+            table.columns = [
+                dataclasses.replace(column, no_wrap=False, width=width)
+                for column, width in zip(self.columns, fitted, strict=True)
+            ]
+            return Table.__rich_console__(table, console, options)
         return super().__rich_console__(console, options)
 
 
+def _is_cut(cell: RenderableType) -> bool:
+    return isinstance(cell, Text) and cell.overflow == "ellipsis"
+
+
+def _narrow(widths: list[int], columns: Sequence[int], least: Sequence[int], most: int) -> None:
+    """Take from the widest of these columns what all together are wider than `most`, and leave each its `least`."""
+    while sum(widths) > most:
+        able = [index for index in columns if widths[index] > least[index]]
+        if not able:
+            return
+        widths[max(able, key=lambda index: widths[index])] -= 1
+
+
 def _needed_width(column: Column, *, wraps: bool) -> int:
-    texts = [str(column.header), *map(str, column.cells)]
+    texts = [_plain(cell) for cell in (column.header, *column.cells)]
     parts = (part for text in texts for part in (text.split() if wraps else text.splitlines()))
     return max(map(cell_len, parts), default=0)
+
+
+def _plain(cell: RenderableType) -> str:
+    return Text.from_markup(cell).plain if isinstance(cell, str) else str(cell)
 
 
 def make_table(title: str | None = None, *, caption: str | None = None, header: bool = True) -> Table:

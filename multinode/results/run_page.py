@@ -15,6 +15,7 @@ from multinode.bench.screen import bench_lines, bench_sheets
 from multinode.contrast.figures import Contrast
 from multinode.contrast.screen import contrast_blocks
 from multinode.contrast.side import load_contrast
+from multinode.contrast.unfinished import UnfinishedContrast, load_unfinished, unfinished_blocks
 from multinode.errors import UsageError
 from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.experiment.cells import CellTable
@@ -55,6 +56,7 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     observed: Observed | None = None  # its samples; None where it has no nodes of its own, as a contrast
     scan: ScanReport | None = None  # what an nccl-test measured; None of any other run
     contrast: Contrast | None = None  # what a contrast found; None of any other run
+    unfinished: UnfinishedContrast | None = None  # what one has measured that has no result; None of any other run
     cells: CellTable | None = None  # the table of a sweep or an import; None of any other run
     bench: BenchReport | None = None  # what a bench found out; None of any other run
     unread: str = ""  # what of it cannot be shown, and why, in a sentence; else empty
@@ -62,7 +64,9 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_result(self) -> bool:
         """Whether there is something to show beside samples, or a word on why there is not."""
-        return bool(self.unread) or any(part is not None for part in (self.scan, self.contrast, self.cells, self.bench))
+        return bool(self.unread) or any(
+            part is not None for part in (self.scan, self.contrast, self.unfinished, self.cells, self.bench)
+        )
 
 
 _CLOCKS = (
@@ -107,8 +111,7 @@ def _blocks(run: ReportedRun, name: str | None = None) -> Iterator[Block]:
     summary = run.summary if run.scan is None else None
     if run.unread:
         yield Prose(run.unread, "strong")
-    if run.contrast is not None:
-        yield from contrast_blocks(run.contrast, charts.get("contrast", ()))
+    yield from _contrast_blocks(run, charts.get("contrast", ()))
     if run.cells is not None:
         yield from cell_blocks(run.cells, charts.get("cells", ()))
     if run.bench is not None:
@@ -127,6 +130,13 @@ def _blocks(run: ReportedRun, name: str | None = None) -> Iterator[Block]:
         yield Prose("This run has no recorded samples.")
     if summary is not None:
         yield from (sheet for sheet in summary_sheets(summary) if sheet.title != "verdict")
+
+
+def _contrast_blocks(run: ReportedRun, charts: Iterable[Block]) -> Iterator[Block]:
+    if run.contrast is not None:
+        yield from contrast_blocks(run.contrast, charts)
+    if run.unfinished is not None:
+        yield from unfinished_blocks(run.unfinished)
 
 
 def _charts(run: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
@@ -169,7 +179,8 @@ def _head(run: Run) -> Iterator[Block]:
     took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
     names = ", ".join(node.name for node in run.nodes)
     yield Prose(run.job, "heading")
-    yield Prose(f"run {run.run_id}, {run.outcome}; {run.extent}: {names}; began {started}{took}", "note")
+    where = f"; {run.extent}: {names}" if names else ""
+    yield Prose(f"run {run.run_id}, {run.outcome}{where}; began {started}{took}", "note")
     if run.first_failure is not None:
         yield Prose(f"{run.first_failure.node}: {run.first_failure.message}", "strong")
         yield Prose("\n".join(f"{name}: {text}" for name, text in failure_notes(run.first_failure)), "items")
@@ -324,6 +335,7 @@ def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:
         observed=observe_run(measured, plan, say) if plan is not None else None,
         scan=directory.read("nccl-test.json", ScanReport),
         contrast=contrast,
+        unfinished=load_unfinished(directory) if contrast is None and not unread else None,
         cells=load_table(directory),
         bench=load_bench(directory),
         unread=unread,

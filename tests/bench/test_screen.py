@@ -103,10 +103,10 @@ def test_layers_stand_forward_and_with_their_backward_pass_a_sheet_a_type() -> N
 
 
 def test_a_processors_thousandths_of_a_teraflop_have_digits() -> None:
-    assert [row[3] for row in sheet_of(HELD, "matrix products").rows[:2]] == ["0.250", "0.075!"]
+    assert [row[3] for row in sheet_of(HELD, "matrix products").rows[:2]] == ["0.250", "0.0750!"]
     assert sheet_of(HELD, "matrix products by").rows[0] == (
         *("bf16", "4096", "alone", "0.250", "node0/0"),
-        *("0.163", "0.075", "node[bold]1/0", "-", "1.1%"),
+        *("0.163", "0.0750", "node[bold]1/0", "-", "1.1%"),
     )
 
 

@@ -88,7 +88,7 @@ def write(folder: Path, **logs: str) -> list[Path]:
     [
         (UNREACHED, (6, None, 8, "nccl-timed-out")),
         (DEEPSPEED, (4, "worker-1", 11, "cuda-out-of-memory")),
-        (SLURM, (2, None, None, "slurm-out-of-memory")),
+        (SLURM, (2, "gpu-b", None, "slurm-out-of-memory")),
         (TIME_LIMIT, (2, None, None, "slurm-time-limit")),
         (ACCELERATE, (3, None, None, None)),
         (NCCL_LOG, (2, "gpu-b", None, "nccl-ib-connect")),
@@ -190,8 +190,9 @@ def test_where_no_failure_is_found_the_last_lines_are_shown_and_what_to_pass_nex
 def test_a_log_that_ends_within_a_traceback_that_names_nothing_is_an_error_of_its_own() -> None:
     app = typer.Typer()
     explain.register(app)
-    said = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    main()\n'
-    assert CliRunner().invoke(app, ["-"], input=said).exit_code == 1
+    assert CliRunner().invoke(app, ["-"], input="Traceback (most recent call last):\n").exit_code == 1
+    framed = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    main()\n'
+    assert "the log ends inside a traceback: <module> (a.py:1)" in run("-", stdin=framed)
 
 
 def test_a_long_message_is_cut_to_its_first_sentence_and_whole_under_details() -> None:

@@ -32,7 +32,7 @@ def test_the_published_tables_are_imported_and_what_contradicts_itself_is_named(
     result = run("import", FIGURES / "published_gpus.yaml", "--prices", FIGURES / "gpu_prices.yaml")
     shown, details = (" ".join(done.stdout.split()) for done in (result, run("show", "last", "--details")))
     assert "19 of 21 cells measured, 2 out of memory" in shown
-    assert "tokens/s is 1169.29, samples/s x tokens / samples is 1142.54: 2.3% more" in shown
+    assert "tokens/s is 1,169.29, samples/s x tokens / samples is 1,142.54: 2.3% more" in shown
     assert "has no price of A800 PCIe, H800 NVLink, A800, H800" in details
     assert "results: " in result.stderr
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from multinode.cli.contrast import tune_command
+from multinode.cli.contrast import next_command, tune_command
 from multinode.cli.main import VERBS, build_app, load_verb
 from multinode.cli.nccl_test import contrast_command
 from multinode.cli.options import propose, read_invocation
@@ -23,6 +23,7 @@ from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from tests.contrast.test_words import CASES
 from tests.predict.stored import training_record
 
 SECRET = "hf_s3cretS3CRETs3cret1"
@@ -179,3 +180,11 @@ def test_every_command_that_a_golden_screen_proposes_is_one() -> None:
                 require_parsed(_REMARK.sub("", found[1]).rstrip("."))
                 seen += 1
     assert seen > 20
+
+
+def test_after_an_inconclusive_contrast_comes_the_same_with_more_repeats() -> None:
+    def following(typed: str) -> str:
+        return next_command(CASES["same workers, noise"], "20260102-a", invocation(typed))
+
+    assert following("contrast --hosts h --repeats 2 -- t.py") == "multinode contrast --repeats 4 --hosts h -- t.py"
+    require_parsed(following("contrast --fresh sft.yaml"))

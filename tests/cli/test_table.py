@@ -174,10 +174,10 @@ def test_runs_lists_a_sweep_as_one_line_of_at_most_100_columns() -> None:
         directory = RunDirectory.create(Path("runs"), name)
         directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=name, job="configs/two_boxes_lora.yaml"))
     listed = run("runs").splitlines()
-    assert [line.split()[0] for line in listed[2:]] == sorted([SWEEP_ID, IMPORT_ID])
-    assert {line.split()[0] for line in run("runs", "--all").splitlines()[2:]} >= {SWEEP_ID, *cells}
+    assert [line.split()[0] for line in listed[3:]] == sorted([SWEEP_ID, IMPORT_ID])
+    assert {line.split()[0] for line in run("runs", "--all").splitlines()[3:]} >= {SWEEP_ID, *cells}
     assert {one["run_id"] for one in json.loads(run("runs", "--json"))["runs"]} >= {SWEEP_ID, *cells}
     console = Console(width=100, file=io.StringIO())
     with console.capture() as captured:
         console.print(runs_table(stored := load_runs(Path("runs"))))
-    assert len(captured.get().splitlines()) == 2 + len(stored)
+    assert len(captured.get().splitlines()) == 3 + len(stored)

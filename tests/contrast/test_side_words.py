@@ -1,18 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
-from multinode.contrast.figures import capitalised, figure, milliseconds, name_nodes, name_side
+from multinode.contrast.figures import capitalised, name_nodes, name_side
 from tests.contrast.made_up_sides import side_of
-
-
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [(1342.4, "1342"), (123456789.0, "123456789"), (24.12, "24.1"), (0.5123, "0.512"), (-42.0, "-42")],
-)
-def test_three_digits_count(value: float, written: str) -> None:
-    assert figure(value) == written
-    assert milliseconds(value) == f"{written} ms"
 
 
 def test_sides_are_called_by_their_part_or_their_nodes() -> None:

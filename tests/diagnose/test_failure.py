@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure
@@ -157,3 +158,12 @@ def test_a_node_that_could_not_be_reached_at_the_start_is_told_as_ssh_told_it() 
     error = ConnectError("no SSH connection to b port 22: refused", hint="start sshd")
     failure = find(NodeEvidence(run=ended(0, cause="not_started", exit_code=None), error=error))
     assert (failure.message, failure.hint) == (error.message, "start sshd")
+
+
+def test_a_recorded_exception_without_a_message_is_told_with_its_source() -> None:
+    sample = replace(
+        raised(0, 10.0, kind="AssertionError", message=""),
+        traceback='Traceback (most recent call last):\n  File "/srv/train.py", line 7, in build\n    assert n > 0\n',
+    )
+    failure = find(NodeEvidence(run=ended(0), exceptions=[sample]))
+    assert failure.message == "rank 0 raised AssertionError: assert n > 0 (in build, train.py:7)"

@@ -6,7 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.diagnose.evidence import NodeEvidence
+from multinode.diagnose.explanation import LogFailure, explain
 from multinode.diagnose.failure import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
+from multinode.diagnose.log_words import read_log
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import NicSample, StepSample
@@ -289,3 +291,228 @@ def test_a_run_whose_collective_times_out_before_its_first_step_says_so(tmp_path
     assert failure is not None
     assert failure.kind == "timeout"
     assert "(a: tokenizing the data 45%)" in str(failure.hint)
+
+
+def explained(log: str) -> LogFailure | None:
+    return explain([("log", read_log(log))]).first_failure
+
+
+def raised(exception: str, source: str = "run()") -> str:
+    return (
+        f'Traceback (most recent call last):\n  File "/srv/job/train.py", line 7, in build\n    {source}\n{exception}\n'
+    )
+
+
+RAYLET = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "(TaskRunner pid=7) Training Progress: 100%|##########| 290/290 [1:02:03<00:00, 12.8s/it]\n",
+        "100%|##########| 290/290 [1:02:03<00:00, 12.8s/it]\n",
+        "(TaskRunner pid=7) step:290 - critic/loss:0.1\n(TaskRunner pid=7) Final validation metrics: {'a': 1}\n",
+    ],
+)
+def test_a_worker_of_ray_that_ends_after_the_training_is_no_failure(before: str) -> None:
+    assert explained(before + RAYLET) is None
+    assert explained(before + RAYLET + raised("ValueError: cannot save")) is not None
+
+
+def test_a_worker_of_ray_that_ends_before_the_training_does_is_a_failure() -> None:
+    assert explained("Training Progress:  40%|####      | 116/290 [10:00<20:00,  7s/it]\n" + RAYLET) is not None
+    assert explained("Loading checkpoint shards: 100%|##########| 4/4 [00:10<00:00,  2s/it]\n" + RAYLET) is not None
+
+
+@pytest.mark.parametrize(
+    ("exception", "source"),
+    [
+        ("AssertionError", "assert a.shape == b.shape"),
+        ("queue.Full", "self.queue.put(batch)"),
+        ("StopIteration", "batch = next(batches)"),
+        ("queue.Empty", "item = results.get(timeout=60)"),
+    ],
+)
+def test_an_exception_without_a_message_is_told_with_its_source(exception: str, source: str) -> None:
+    told = explained(raised(exception, source))
+    assert told is not None
+    assert told.message == f"{exception}: {source} (in build, train.py:7)"
+
+
+def test_an_exception_with_a_message_is_told_as_it_is() -> None:
+    told = explained(raised("AssertionError: too short", "assert n"))
+    assert told is not None
+    assert told.message == "AssertionError: too short"
+
+
+def test_an_exception_that_says_nothing_yields_to_the_one_before_it() -> None:
+    told = explained(raised("ValueError: vocab of 7 tokens") + "Traceback (most recent call last):\nRuntimeError\n")
+    assert told is not None
+    assert "vocab of 7 tokens" in told.message
+
+
+def watchdog(rank: int, number: int, operation: str = "ALLREDUCE") -> str:
+    return (
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:523] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600410 "
+        "milliseconds before timing out.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        watchdog(0, 90) + watchdog(1, 90) + watchdog(2, 89) + watchdog(3, 90),
+        watchdog(0, 90) + watchdog(1, 90) + watchdog(3, 90) + watchdog(2, 90, "BROADCAST"),
+    ],
+)
+def test_of_several_watchdogs_the_rank_that_is_behind_is_named(log: str) -> None:
+    told = explained(log)
+    assert told is not None
+    assert told.rank == 2
+    assert "not in the same collective" in (told.cause or "")
+
+
+def test_of_watchdogs_that_agree_the_first_is_told() -> None:
+    told = explained(watchdog(1, 90) + watchdog(0, 90))
+    assert told is not None
+    assert told.rank == 1
+    assert "same collective" not in (told.cause or "")
+
+
+def test_what_nccl_says_for_one_gpu_is_not_survived_as_another_of_its_process_goes_on() -> None:
+    told = explained(
+        "n1:7:9 [0] misc/cudawrap.cc:30 NCCL WARN Failed to find CUDA library libcuda.so.1\n"
+        "n1:7:9 [0] NCCL INFO init.cc:1397 -> 2 [Async thread]\nn1:7:8 [1] NCCL INFO Using network IB\n"
+        "n1: Test NCCL failure common.cu:1119 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '\n"
+    )
+    assert told is not None
+    assert "libcuda.so.1" in told.message
+
+
+def test_an_error_of_mpi_comes_before_an_assertion_at_the_exit_of_its_process() -> None:
+    told = explained(
+        "[n1:77] *** An error occurred in MPI_Allreduce\n[n1:77] *** MPI_ERR_TRUNCATE: message truncated\n"
+        "app: util/monitor.c:177: monitor_cleanup: Assertion `empty(list)' failed.\n"
+    )
+    assert told is not None
+    assert "MPI_" in told.message
+
+
+DROPPED = [
+    "Exception ignored in atexit callback: <function save at 0x7ff7225efe20>",
+    "Exception ignored while calling deallocator <function Manager.__del__ at 0x7f7071300a90>:",
+    "Exception ignored while closing generator <generator object batches at 0x7f70713>:",
+    "Exception ignored in: <generator object batches at 0x7f70713>",
+    "Error in atexit._run_exitfuncs:",
+    "--- Logging error ---",
+]
+
+
+@pytest.mark.parametrize("before", DROPPED)
+@pytest.mark.parametrize("mark", ["", "0: ", "[rank0]: ", "[default0]:"])
+@pytest.mark.parametrize("exception", ["FileNotFoundError: [Errno 2] No such file or directory: 'a'", "KeyError: 'a'"])
+def test_an_exception_that_python_prints_and_drops_is_no_failure(before: str, mark: str, exception: str) -> None:
+    lines = f"Iteration 29: loss=8.1\n{before}\n{raised(exception)}".splitlines()
+    log = "".join(f"{mark}{line}\n" for line in lines * 2)
+    assert explained(log) is None
+    told = explained(log + "".join(f"{mark}{line}\n" for line in raised("RuntimeError: bad batch").splitlines()))
+    assert told is not None
+    assert "bad batch" in told.message
+    same = f"{raised(exception)}{before}\n{raised(exception)}".splitlines()
+    told = explained("".join(f"{mark}{line}\n" for line in same))
+    assert told is not None
+    assert told.line == 4
+
+
+SHUTDOWN = [
+    raised("OSError: [Errno 5] Input/output error").replace("in build", "in __del__"),
+    raised("RuntimeError: cannot join").replace("in build", "in _python_exit"),
+    raised("RuntimeError: can't create new thread at interpreter shutdown"),
+    raised("ImportError: sys.meta_path is None, Python is likely shutting down"),
+]
+
+
+@pytest.mark.parametrize("shutdown", SHUTDOWN)
+def test_what_the_shutdown_after_a_training_raises_is_no_failure_unless_a_launcher_says_so(shutdown: str) -> None:
+    assert explained("step 9: loss 1.2\nTraining completed\n" + shutdown) is None
+    for failed in (
+        "step 9: loss 1.2\n" + shutdown,
+        "Training completed\n" + raised("RuntimeError: cannot save"),
+        f"Training completed\n{shutdown}{REPORT.format(code=1)}",
+    ):
+        assert explained(failed) is not None
+    told = explained(f"Training completed\n{shutdown}{REPORT.format(code=1)}")
+    assert told is not None
+    assert shutdown.splitlines()[-1] in told.message
+    assert "only its shutdown failed" in (told.cause or "")
+
+
+TRACKERS = [
+    "wandb: Run summary:\nwandb:   train/global_step 260\nwandb:          train/loss 1.4358\nwandb: View run at: https://x\n",
+    "COMET INFO:   Metrics:\nCOMET INFO:     loss [26]       : (0.69, 2.3)\nCOMET INFO:     step: 9\n",
+    "swanlab: step 260, loss: 1.4\nswanlab: run finished\n",
+    "[neptune] [info   ] Shutting down\n[neptune] [info   ] epoch: 3, loss: 0.2\n",
+]
+
+
+@pytest.mark.parametrize("summary", TRACKERS)
+@pytest.mark.parametrize("mark", ["", "[rank0]: ", "(main_task pid=7) "])
+def test_what_an_experiment_tracker_prints_at_the_exit_is_no_progress_and_no_end(summary: str, mark: str) -> None:
+    lines = f"step 9: loss 1.2\n{raised('RuntimeError: no such bucket')}{summary * 2}".splitlines()
+    told = explained("".join(f"{mark}{line}\n" for line in lines))
+    assert told is not None
+    assert "no such bucket" in told.message
+    assert "only its shutdown" not in (told.cause or "")
+
+
+AGENT = "W1212 16:00:50.496000 17688 torch/distributed/elastic/agent/server/api.py:725] "
+SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 17688 got signal: "
+THEN = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def stopped(*numbers: int) -> str:
+    """What torchrun prints that gets these signals one after the other."""
+    tracebacks = (raised(f"{SIGNALLED}{number}") for number in numbers)
+    return f"{AGENT}Received {numbers[0]} death signal, shutting down workers\n{THEN.join(tracebacks)}"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "signal"), [((15, 1), "SIGTERM"), ((1, 15), "SIGHUP"), ((2, 15), "SIGINT"), ((2, 1, 15), "SIGINT")]
+)
+def test_of_several_signals_to_stop_the_first_counts(numbers: tuple[int, ...], signal: str) -> None:
+    told = explained("step 9: loss 1.2\n" + stopped(*numbers))
+    assert told is not None
+    assert signal in str(told.cause)
+
+
+@pytest.mark.parametrize("exception", ["torch.OutOfMemoryError: CUDA out of memory.", "ValueError: bad batch"])
+@pytest.mark.parametrize("stop", [stopped(15, 1), stopped(1), stopped(2), raised("KeyboardInterrupt")])
+def test_a_signal_to_stop_after_an_exception_is_its_consequence_unless_the_run_went_on(
+    exception: str, stop: str
+) -> None:
+    for mark in ("", "[rank1]: "):
+        failed = "".join(f"{mark}{line}\n" for line in raised(exception).splitlines())
+        told = explained(failed + stop)
+        assert told is not None
+        assert exception in told.message
+        told = explained(f"{failed}{mark}step 8: loss 1.3\n{mark}step 9: loss 1.2\n{stop}")
+        assert told is not None
+        assert told.error_id in {"sigint", "sigterm", "sighup"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[2025-02-20 20:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting\n",
+        "srun: interrupt (one more within 1 sec to abort)\nsrun: sending Ctrl-C to StepId=7.0\n",
+        raised("KeyboardInterrupt"),
+        "".join(f"[rank{rank}]: {line}\n" for rank in (0, 1) for line in raised("KeyboardInterrupt").splitlines()),
+        stopped(2),
+    ],
+)
+def test_a_run_that_somebody_interrupted_is_told_as_such(said: str) -> None:
+    told = explained("step 9: loss 1.2\n" + said)
+    assert told is not None
+    assert "Somebody interrupted the run" in str(told.cause)
+    assert explained("step 9: loss 1.2\nTraining completed\n" + said) is None

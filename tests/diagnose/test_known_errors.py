@@ -377,10 +377,13 @@ LINES = {
         "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 2",
         "W1122 15:40:00.123 4710 torch/distributed/elastic/agent/server/api.py:753] Received 2 death signal, shutting down workers",
         "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGINT death signal, shutting down workers",
+        "[2025-02-20 20:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting",
+        "srun: sending Ctrl-C to StepId=4711.0",
     ],
     "sigterm": [
         "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 15",
         "W1122 15:40:00.123 4710 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers",
+        "[2025-02-20 20:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGTERM, exiting",
     ],
     "sighup": [
         "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 1",

@@ -262,7 +262,7 @@ def test_workers_whose_nodes_are_not_told_are_no_nodes() -> None:
 def test_a_small_figure_keeps_its_digits() -> None:
     slow = Estimate(value=0.0004, low=0.0004, high=0.0004)
     table = msgspec.structs.replace(SWEEP, cells=(msgspec.structs.replace(SWEEP.cells[0], samples_per_s=slow),))
-    assert line_of(shown(table, 100), "1x2-lora-batch1")[1] == "0.0004"
+    assert line_of(shown(table, 100), "1x2-lora-batch1")[1] == "0.000400"
 
 
 def test_a_table_that_tells_tokens_and_no_samples_is_measured() -> None:

@@ -74,7 +74,7 @@ def test_a_row_without_figures_is_skipped_and_says_so() -> None:
 
 def test_a_contradiction_is_named_and_the_figures_stand_as_they_were() -> None:
     (row,) = rows("gpus,samples,epochs,samples/s,runtime\n1,1000,1,10.00,150.0\n")
-    assert row.contradictions == ("samples/s x runtime is 1500, samples x epochs is 1000: 50.0% more",)
+    assert row.contradictions == ("samples/s x runtime is 1,500, samples x epochs is 1,000: 50.0% more",)
     assert row.samples_per_s is not None
     assert row.whole_s is not None
     assert (row.samples_per_s.value, row.whole_s.value) == (10.0, 150.0)

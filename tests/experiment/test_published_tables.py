@@ -162,7 +162,7 @@ def test_exactly_the_rows_that_contradict_themselves_by_more_than_two_percent_ar
         if row.contradicted
     }
     assert named == {
-        "rtx-4090-x1-qlora-paged-batch4": ("tokens/s is 1169.29, samples/s x tokens / samples is 1142.54: 2.3% more",)
+        "rtx-4090-x1-qlora-paged-batch4": ("tokens/s is 1,169.29, samples/s x tokens / samples is 1,142.54: 2.3% more",)
     }
 
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.prices import Price, Prices
+from multinode.contrast.unfinished import load_unfinished
 from multinode.errors import MultinodeError, UsageError
 from multinode.experiment.cell_sheet import constants_line, lead
 from multinode.experiment.cell_table import Look
@@ -192,12 +193,14 @@ def test_a_bench_and_a_contrast_have_no_table_of_cells(tmp_path: Path, kind: str
     assert load_tables(tmp_path, ["last"]).run_id == SWEEP_RUN.run_id
 
 
-def test_a_contrast_that_was_stopped_shows_what_is_measured_so_far(tmp_path: Path) -> None:
+def test_a_contrast_that_was_stopped_is_no_table_but_its_sides(tmp_path: Path) -> None:
     directory = store_sweep(tmp_path)
     directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, kind="contrast", status="stopped"))
-    table = load_table(directory)
-    assert table is not None
-    assert [row.state for row in table.cells][:2] == ["measured", "measured"]
+    assert load_table(directory) is None
+    unfinished = load_unfinished(directory)
+    assert unfinished is not None
+    assert unfinished.verdict.startswith(f"{len(unfinished.measured)} of {len(unfinished.sides)} sides measured; ")
+    assert [state.side is not None for state in unfinished.sides][:2] == [True, True]
 
 
 def test_the_last_table_is_that_of_the_newest_run_that_has_one(tmp_path: Path) -> None:

@@ -178,8 +178,17 @@ def test_a_change_that_fails_or_runs_out_of_memory_is_a_result(tmp_path: Path) -
 
 def test_a_training_that_fails_as_it_stands_is_nothing_to_tune(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, lambda label: "missing_file" if label.startswith("baseline") else None)
-    with pytest.raises(RunFailed, match="the unchanged training has no figures: a: missing_file happened"):
+    with pytest.raises(RunFailed, match="the unchanged training has no figures: a: missing_file happened") as caught:
         nodes.tune(tuning_request())
+    assert caught.value.run_id is not None
+    run = RunDirectory.open(tmp_path, caught.value.run_id).read("run.json", Run)
+    assert run is not None
+    assert run.kind == "tuning"
+    assert run.first_failure is not None
+    assert (run.first_failure.message, run.first_failure.run_id) == (
+        "missing_file happened",
+        f"{run.run_id}-baseline-1",
+    )
 
 
 def test_one_node_that_fails_leaves_the_changes_to_be_compared_with_the_training_as_it_stands(tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ ALONE_IS_FASTER = "Train on one node: it reaches the loss of the unchanged train
         ((BASELINE, ALONE), f"{ALONE_IS_FASTER}, and no change is predicted to be worth a run."),
         ((BASELINE, changed(ALONE, runs=()), WORSE),
          "Keep the training as it is: no measured change is better."),
+        ((BASELINE, changed(ALONE, runs=(), state="waiting")),
+         f"{NOTHING[:-2]} yet: only the unchanged training is measured. 1 change not measured yet."),
         ((changed(BASELINE, runs=(), reason="a: it hung"), ALONE),
          f"{NOTHING}the unchanged training has no figures: a: it hung."),
         ((BASELINE, ALONE, with_losses(WINNER, Losses())),

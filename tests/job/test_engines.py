@@ -12,8 +12,9 @@ import pytest
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
+from multinode.job.engines import ENGINES
 from multinode.job.engines.accelerate import parse_accelerate
-from multinode.job.engines.engine import ENGINES, Engine, choose_engine
+from multinode.job.engines.engine import Engine, choose_engine
 from multinode.job.engines.llamafactory import reads_rank
 from multinode.job.engines.place import STRAY_VARIABLES, Place
 from multinode.job.engines.torchrun import benchmark_command
@@ -249,6 +250,18 @@ def test_accelerates_configuration_is_read_as_yaml_and_its_faults_are_named() ->
 def test_only_accelerate_has_a_file_of_its_own() -> None:
     assert [name for name in ENGINES if Engine(name=name).files(PLACE)] == ["accelerate"]
     assert [file.path for file in Engine(name="accelerate").files(PLACE)] == ["accelerate.yaml"]
+
+
+def test_an_engine_says_what_it_does() -> None:
+    torchrun, llamafactory, deepspeed, accelerate, program = (
+        Engine(name=name).kind for name in ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
+    )
+    assert (torchrun.starts_workers, program.starts_workers) == (True, False)
+    assert (torchrun.config_file, llamafactory.config_file) == (None, "job.yaml")
+    assert (torchrun.sharded_by, deepspeed.sharded_by) == (None, "DeepSpeed")
+    assert (torchrun.takes_configuration, accelerate.takes_configuration) == (False, True)
+    with pytest.raises(UsageError, match="unknown engine 'mpi'"):
+        _ = Engine(name="mpi").kind
 
 
 def test_a_command_knows_its_nodes_place_and_no_workers() -> None:

@@ -15,7 +15,8 @@ from multinode.check.rule import Inspection
 from multinode.check.training import check_deepspeed_devices
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, NodeFacts
-from multinode.job.engines.engine import ENGINES, Engine
+from multinode.job.engines import ENGINES
+from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch

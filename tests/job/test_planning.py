@@ -11,7 +11,8 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort, Route
 from multinode.errors import UsageError
 from multinode.job.code_tree import CodeFile, CodeTree
-from multinode.job.engines.engine import ENGINES, Engine
+from multinode.job.engines import ENGINES
+from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import candidate_ports, plan_launch, with_workers, workers_of_nodes

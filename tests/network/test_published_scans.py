@@ -214,7 +214,7 @@ def test_large_messages_that_fall_over_roce_need_a_lossless_network() -> None:
 
 def test_the_rate_of_several_nics_is_their_sum_and_said() -> None:
     eight, four = judged(216.5, 400, **several_nics(8, 400)), judged(86, 200, **several_nics(4, 200))
-    assert "reaches 54% of the line rate of a link of 3200 Gbit/s, 8 NICs together" in eight.text
+    assert "reaches 54% of the line rate of a link of 3,200 Gbit/s, 8 NICs together" in eight.text
     assert four.text.startswith("network OK for a link of 800 Gbit/s (4 NICs together): ")
     assert "86% of the line rate" in four.text
     # Of two nodes the slower counts.

@@ -26,6 +26,7 @@ from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.predict.tuning_options import setting_options
 from multinode.predict.variants import Subject
 from multinode.profile.figures import BalanceOutlook, NodePace, Straggler
+from multinode.stats.estimate import Estimate
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 from tests.levers.compressed import compressed
@@ -545,3 +546,17 @@ def test_what_cannot_be_averaged_or_approximated_is_not_advised() -> None:
         state(settings=JobSettings(method="full", levers=compressed("fp16"))),
     ):
         assert not [one.name for one in advise(today) if one.name.startswith(("local SGD", "DiLoCo", "PowerSGD"))]
+
+
+def test_one_node_that_was_measured_to_be_faster_within_the_noise_is_not_advised() -> None:
+    today = state()
+    noisy = msgspec.structs.replace(
+        today,
+        measured_samples_per_s=3.0,
+        single_samples_per_s=6.0,
+        single_gain=Estimate(value=2.0, low=0.4, high=9.0, repeats=2),
+    )
+    one = next(
+        row.advice for row in rank_options(noisy) if row.advice.kind == "nodes" and row.advice.outlook.nodes == 1
+    )
+    assert (one.gain, one.interval, pays(one)) == (2.0, (0.4, 9.0), False)

@@ -98,7 +98,9 @@ def test_nodes_that_use_their_network_badly_are_told_so_and_in_which_way(forecas
         assert case.interval[0] <= measured <= case.interval[1]
     titan = short["titan-708-faulty"].shortfall
     assert titan is not None
-    assert titan.message == "4.0x slower than 3200 Gbit/s over RDMA allow: as from about 75 Gbit/s, as with TCP sockets"
+    assert (
+        titan.message == "4.0x slower than 3,200 Gbit/s over RDMA allow: as from about 75 Gbit/s, as with TCP sockets"
+    )
     assert titan.hint == "is NCCL using RDMA, on every NIC? multinode nccl-test"
     # The likely case stays as certain as it was.
     assert short["titan-708-faulty"].scenarios[0].interval[0] > 25
@@ -117,3 +119,18 @@ def test_a_flow_that_was_measured_explains_what_a_stated_rate_did_not() -> None:
     trial = make_forecast(evidence, ForecastRequest()).back_test.tested[0]
     assert trial.is_covered
     assert abs(trial.error) < 0.05
+
+
+BLIND = sorted((Path(__file__).parent / "blind_pairs").glob("*.yaml"))
+# Outside of the interval at the only try; the model is not changed on them.
+BLIND_MISSES = {
+    "hf-3274-bert-40g": "0.25x: slower than 40 Gbit/s allow, as from about 1.9 Gbit/s; the verdict says so",
+    "mlperf31-xe9680-rnnt-2n": "1.42x: slower than 3200 Gbit/s over RDMA allow; the row of TCP sockets holds it",
+    "ml710-llava-zero2-1g": "1.73x: its source says about 1 Gbit/s, at which its other steps could not be done either",
+}
+
+
+def test_of_pairs_that_were_sought_afterwards_nine_of_ten_lie_in_their_intervals() -> None:
+    tested = {path.stem: held(forecast(path)) for path in BLIND}
+    assert len(tested) == 31
+    assert {name for name, trial in tested.items() if not trial.is_covered} == set(BLIND_MISSES)

@@ -70,8 +70,8 @@ def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> N
     rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
     names = ["faster than 1 node with 1 worker", "efficiency 90%", "all communication that overlap can hide is hidden"]
     assert list(rows) == [*names, "accumulation for 90%", "node 3"]
-    assert rows["efficiency 90%"].startswith("between 5.2 and 16 Gbit/s")
-    assert rows["faster than 1 node with 1 worker"].startswith("between ")
+    assert rows["efficiency 90%"].startswith("8.1 Gbit/s (5.2 to 16 Gbit/s)")
+    assert rows["faster than 1 node with 1 worker"].startswith("900 Mbit/s (820 Mbit/s to 1 Gbit/s)")
     text = "\n".join(forecast_notes(found))
     assert "back-test: checked against 2 measured runs on 2 nodes at 100 Mbit/s to 1 Gbit/s: step time off by" in text
     assert "intervals: assumed, not back-tested: 2 of the 9 runs needed for a 90% interval" in text

@@ -97,18 +97,21 @@ class Elsewhere:
             raise rate
         nodes = tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(what.cluster.nodes))
         failed = rate < 0
+        run = Run(
+            run_id=what.run_id or "",
+            job="job.yaml",
+            engine="llamafactory",
+            status="failed" if failed else "succeeded",
+            started_s=1.0,
+            ended_s=2.0,
+            world_size=len(nodes),
+            nodes=nodes,
+            first_failure=Failure(node="a", node_rank=0, message="out of memory") if failed else None,
+        )
+        if failed:
+            RunDirectory.create(context.runs, run.run_id).write("run.json", run)
         return Launched(
-            run=Run(
-                run_id=what.run_id or "",
-                job="job.yaml",
-                engine="llamafactory",
-                status="failed" if failed else "succeeded",
-                started_s=1.0,
-                ended_s=2.0,
-                world_size=len(nodes),
-                nodes=nodes,
-                first_failure=Failure(node="a", node_rank=0, message="out of memory") if failed else None,
-            ),
+            run=run,
             summary=Summary(
                 run_id=what.run_id or "",
                 steps=20,
@@ -216,12 +219,15 @@ def test_a_training_that_fails_as_it_stands_is_no_trial(tmp_path: Path) -> None:
 
 def test_a_training_that_fails_later_leaves_what_was_measured_and_no_run_that_runs_for_ever(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, lambda launch: -1.0 if (launch.run_id or "").endswith("today-2") else 4.0)
-    with pytest.raises(RunFailed, match="out of memory"):
+    with pytest.raises(RunFailed, match="out of memory") as caught:
         try_advice(what(), fake.context, COUNSEL, Trials(repeats=2), fake.run)
+    assert caught.value.run_id == "try"
     assert fake.order == ["today-1", "1-1", "1-2", "today-2"]
     run = RunDirectory.open(tmp_path, "try").read("run.json", Run)
     assert run is not None
     assert run.status == "failed"
+    assert run.first_failure is not None
+    assert (run.first_failure.message, run.first_failure.run_id) == ("out of memory", "try-today-2")
     recommendations = RunDirectory.open(tmp_path, "try").read("advice.json", Recommendations)
     assert recommendations is not None
     assert recommendations.advice[1].tried is not None

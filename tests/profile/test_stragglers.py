@@ -226,7 +226,7 @@ def test_a_job_that_is_held_to_a_share_of_a_core_is_told_with_both_sides() -> No
     limit, cores = found.evidence
     assert limit.startswith("CPU throttled (cgroup) on node1 (0.30 cores) for 68% of the time")
     assert limit.endswith(", no limit on node0")
-    assert cores == "node1's job used 0.29 cores during compute, 0.97 on node0"
+    assert cores == "node1's job used 0.292 cores during compute, 0.972 on node0"
     assert "CPUQuota" in found.hint
 
 

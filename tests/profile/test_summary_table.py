@@ -127,7 +127,7 @@ def test_the_work_of_a_tiny_model_has_digits() -> None:
     assert SUMMARY.utilisation is not None
     used = msgspec.structs.replace(SUMMARY.utilisation, model_tflops=0.0123, hardware_tflops=0.0164)
     text = shown(msgspec.structs.replace(SUMMARY, utilisation=used), width=200)
-    assert "0.012 per GPU for the model, 0.016 computed" in text
+    assert "0.0123 per GPU for the model, 0.0164 computed" in text
 
 
 def test_a_run_of_which_nothing_is_known_shows_why_and_no_empty_table() -> None:

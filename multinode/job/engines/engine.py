@@ -14,12 +14,11 @@ import msgspec
 
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
+from multinode.job.engines import ENGINES
 from multinode.job.engines.place import Place, node_command
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.records.plan import PlanFile
 
-# The modules of this folder with an `ENGINE`, in the order of messages.
-ENGINES = ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
 OF_YAML, OF_SCRIPT = "llamafactory", "torchrun"
 """The engines of jobs for which none is asked."""
 
@@ -42,13 +41,9 @@ class EngineKind(ABC):
     sharded_by: str | None = None
     assumed: str | None = None
 
-    def refuse(self, job: Job) -> None:
-        """Refuse jobs that it cannot run.
-
-        Raises:
-            UsageError: this is one.
-        """
-        del job
+    def why_not(self, job: Job) -> UsageError | None:
+        """Why it cannot run a job; None if it can."""
+        return None
 
     @abstractmethod
     def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
@@ -114,7 +109,9 @@ def choose_engine(
     own = OF_YAML if isinstance(job, LlamaFactoryJob) else OF_SCRIPT
     name = engine if engine is not None else own
     chosen = Engine(name=name, accelerate=accelerate or {}, passes_local_rank=passes_local_rank)
-    chosen.kind.refuse(job)
+    refusal = chosen.kind.why_not(job)
+    if refusal is not None:
+        raise refusal
     if accelerate is not None and not chosen.kind.takes_configuration:
         raise UsageError(f"--accelerate-config needs --engine accelerate; the engine is {name}")
     return chosen

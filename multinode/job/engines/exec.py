@@ -11,12 +11,13 @@ from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 class _Exec(EngineKind):
     starts_workers = False
 
-    def refuse(self, job: Job) -> None:
-        if isinstance(job, LlamaFactoryJob):
-            raise UsageError(
-                "the exec engine runs a program; this is a LLaMA-Factory YAML",
-                hint="remove --engine, or put the program after --",
-            )
+    def why_not(self, job: Job) -> UsageError | None:
+        if not isinstance(job, LlamaFactoryJob):
+            return None
+        return UsageError(
+            "the exec engine runs a program; this is a LLaMA-Factory YAML",
+            hint="remove --engine, or put the program after --",
+        )
 
     def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
         return job.argv if isinstance(job, ScriptJob) else program_words(place, job)

@@ -17,12 +17,13 @@ class _LlamaFactory(EngineKind):
     config_file = JOB_FILE
     assumed = "versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1"
 
-    def refuse(self, job: Job) -> None:
-        if isinstance(job, ScriptJob):
-            raise UsageError(
-                "the llamafactory engine needs a YAML; this is a script",
-                hint="use multinode launch train.yaml, or another --engine",
-            )
+    def why_not(self, job: Job) -> UsageError | None:
+        if not isinstance(job, ScriptJob):
+            return None
+        return UsageError(
+            "the llamafactory engine needs a YAML; this is a script",
+            hint="use multinode launch train.yaml, or another --engine",
+        )
 
     def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
         return ("llamafactory-cli", "train", f"{place.run_dir}/{JOB_FILE}")

@@ -1,0 +1,129 @@
+"""A contrast that has not been concluded: which sides are measured, and which are missing. Computes no figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from multinode.contrast.figures import Side
+from multinode.contrast.side import load_side_run, make_side
+from multinode.launch.ending import RESUME
+from multinode.launch.grid import CellRecord, GridRecord
+from multinode.launch.series import GRID_FILE
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
+from multinode.render.sheet import UNKNOWN, Block, Column, Prose, Sheet, format_sig, plus_minus
+from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.units import format_list, format_placement
+
+
+class SideState(msgspec.Struct, frozen=True, kw_only=True):
+    """A side that was to be measured; `side` is None while none of its runs has succeeded."""
+
+    record: CellRecord
+    side: Side | None = None
+
+    @property
+    def name(self) -> str:
+        """`baseline`, `candidate`, `4-nodes`, as its runs are called."""
+        return self.record.cell.label
+
+
+class UnfinishedContrast(msgspec.Struct, frozen=True, kw_only=True):
+    """The sides of a contrast, in the order in which it was to measure them."""
+
+    job: str
+    repeats: int  # runs per side
+    sides: tuple[SideState, ...]
+
+    @property
+    def measured(self) -> tuple[SideState, ...]:
+        """Sides with figures."""
+        return tuple(state for state in self.sides if state.side is not None)
+
+    @property
+    def verdict(self) -> str:
+        """What is measured and what is missing: `1 of 2 sides measured; candidate is missing.`."""
+        missing = [state.name for state in self.sides if state.side is None]
+        short = [state.name for state in self.measured if len(state.record.run_ids) < self.repeats]
+        parts = [f"{len(self.measured)} of {len(self.sides)} sides measured"]
+        parts += [f"{format_list(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
+        parts += [f"repeats of {format_list(short)} are missing"] if short else []
+        return f"{'; '.join(parts)}."
+
+
+def load_unfinished(directory: RunDirectory) -> UnfinishedContrast | None:
+    """What a contrast without a result has measured; None for any other run."""
+    run, record = directory.read("run.json", Run), directory.read(GRID_FILE, GridRecord)
+    if run is None or record is None or run.kind != "contrast":
+        return None
+    return UnfinishedContrast(
+        job=record.command,
+        repeats=record.grid.repeats,
+        sides=tuple(
+            SideState(record=cell, side=_side_of(cell, directory) if cell.run_ids else None) for cell in record.cells
+        ),
+    )
+
+
+def _side_of(cell: CellRecord, directory: RunDirectory) -> Side | None:
+    paths = [directory.path.with_name(run_id) for run_id in cell.run_ids]
+    runs = [load_side_run(RunDirectory(path)) for path in paths if (path / "summary.json").is_file()]
+    return make_side(cell.cell.label, runs) if runs else None
+
+
+def unfinished_parts(unfinished: UnfinishedContrast, *, next_command: str = "") -> Iterator[Part]:
+    """The screen.
+
+    Args:
+        unfinished: what is measured.
+        next_command: the command that measures the rest; empty if nobody typed one.
+    """
+    yield paragraph(unfinished.verdict, "bold")
+    yield ""
+    yield sheet_table(msgspec.structs.replace(unfinished_sheet(unfinished), title=""))
+    yield ""
+    yield labelled([*_disturbed_rows(unfinished), *([] if next_command else [RESUME])])
+    if next_command:
+        yield footer("Resume", next_command)
+
+
+def unfinished_sheet(unfinished: UnfinishedContrast) -> Sheet:
+    """One row per side."""
+    several = unfinished.repeats > 1
+    return Sheet(
+        title="sides",
+        columns=(
+            Column("side", words=True),
+            Column("nodes", "x workers"),
+            *((Column("runs"),) if several else ()),
+            Column("samples/s"),
+            Column("step", "ms"),
+            Column("exposed comm", "ms"),
+        ),
+        rows=tuple(_row(state, unfinished.repeats if several else None) for state in unfinished.sides),
+    )
+
+
+def _row(state: SideState, repeats: int | None) -> tuple[str, ...]:
+    cell, side = state.record.cell, state.side
+    workers = None if side is None else side.world_size
+    runs = () if repeats is None else (f"{len(state.record.run_ids)} of {repeats}",)
+    head = (state.name, format_placement(cell.nodes, cell.workers_per_node, workers), *runs)
+    if side is None:
+        return (*head, state.record.state, UNKNOWN, UNKNOWN)
+    exposed_ms = UNKNOWN if side.exposed_ms is None else format_sig(side.exposed_ms.value)
+    return (*head, plus_minus(side.samples_per_s), plus_minus(side.step_time_ms), exposed_ms)
+
+
+def _disturbed_rows(unfinished: UnfinishedContrast) -> Iterator[tuple[str, str]]:
+    texts = [f"{state.name}, {text}" for state in unfinished.measured if state.side for text in state.side.disturbances]
+    yield from (("" if number else "Disturbed", text) for number, text in enumerate(texts))
+
+
+def unfinished_blocks(unfinished: UnfinishedContrast) -> Iterator[Block]:
+    """A page or Markdown."""
+    yield Prose(unfinished.verdict, "lead")
+    yield unfinished_sheet(unfinished)
+    yield Sheet(title="notes", rows=(*_disturbed_rows(unfinished), RESUME))

@@ -1,0 +1,46 @@
+"""NCCL's Inspector plugin: the variables that load it."""
+
+from __future__ import annotations
+
+import re
+
+from multinode.cluster.cluster import Node
+from multinode.cluster.facts import NodeFacts
+from multinode.errors import UsageError
+from multinode.job.engines.place import Place
+
+PLUGIN = "NCCL_PROFILER_PLUGIN"
+_PLUGIN_SINCE = (2, 28)
+# Often enough for the ring of 1024 operations per communicator (since 2.30.3), and to match records with measured
+# steps.
+_WRITE_EVERY_US = 500_000
+
+
+def inspector_environment(node: Node, place: Place, facts: NodeFacts | None) -> dict[str, str]:
+    """Variables that make NCCL load its Inspector plugin and write to the run's directory; the user's own win."""
+    given = node.env.get(PLUGIN)
+    if facts is not None:
+        if place.accelerator.backend != "nccl" or not facts.gpus:
+            raise UsageError("--nccl-inspector needs NCCL, which the node's workers do not use", node=node.name)
+        version = tuple(map(int, re.findall(r"\d+", facts.nccl_version or "")[:2]))
+        if version and version < _PLUGIN_SINCE:
+            raise UsageError(
+                f"NCCL {facts.nccl_version} has no Inspector plugin; it needs 2.28 or newer",
+                node=node.name,
+                hint="install a torch with NCCL 2.28 or newer, or remove --nccl-inspector",
+            )
+        if given is None and facts.nccl_inspector is None:
+            raise UsageError(
+                "NCCL's Inspector plugin (libnccl-profiler-inspector.so) was not found",
+                node=node.name,
+                hint=(
+                    "build it from plugins/profiler/inspector of NCCL 2.30.3 or newer (it works with older NCCL), "
+                    f"then set in the hostfile: env.{PLUGIN}=PATH"
+                ),
+            )
+    return {
+        PLUGIN: given or (facts.nccl_inspector if facts and facts.nccl_inspector else "libnccl-profiler-inspector.so"),
+        "NCCL_INSPECTOR_ENABLE": "1",
+        "NCCL_INSPECTOR_DUMP_DIR": f"{place.run_dir}/nccl-inspector",
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": str(_WRITE_EVERY_US),
+    }
