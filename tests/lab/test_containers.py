@@ -89,7 +89,9 @@ def test_a_training_in_containers_is_measured_and_stopped(containers: str, lab: 
     assert command.document("show", "last", "--json")["summary"]["samples_per_s"] > 0
     with command.running(*launch, "100000") as process:
         (run_id,) = wait_for(lambda: [one for one in run_ids(command) if one != trained["run_id"]])
-        wait_for(lambda: any(command.runs.glob(f"{run_id}/samples/node-1/*.jsonl")))
+        # Both have begun to train: no process comes or goes.
+        places = [f"{run_id}/samples/node-{node.node_rank}/*.jsonl" for node in lab.nodes]
+        wait_for(lambda: all(any(command.runs.glob(place)) for place in places))
         inside = {Path(f"/proc/{pid}/ns/pid").stat().st_ino for pid in processes_of(run_id)}
         assert len(inside) == len(lab.nodes)
         assert not inside & {Path(f"/proc/{node.init.pid}/ns/pid").stat().st_ino for node in lab.nodes}
