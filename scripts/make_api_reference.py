@@ -14,7 +14,7 @@ import msgspec
 from reference_pages import field_comments, write_or_check
 
 from multinode import api
-from multinode.cli.main import load_verb
+from multinode.cli.verbs import load_verb
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import yaml
 from reference_pages import write_or_check
 
-from multinode.cli.main import VERBS
+from multinode.cli.verbs import VERBS
 from multinode.diagnose.known_errors import PROJECTS, KnownError, known_errors
 
 _FOLDER = Path(__file__).parent.parent / "docs" / "reference"

@@ -13,7 +13,8 @@ from typing import Any
 import typer.main
 from reference_pages import write_or_check
 
-from multinode.cli.main import VERBS, build_app, load_verb
+from multinode.cli.main import build_app
+from multinode.cli.verbs import VERBS, load_verb
 from multinode.cli.panels import default_text, metavar, range_text, spelling
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multinode.check.check import CHECK_NAMES
-from multinode.cli.main import VERBS
+from multinode.cli.verbs import VERBS
 from multinode.diagnose.known_errors import find_error, known_errors
 
 _ROOT = Path(__file__).parent.parent

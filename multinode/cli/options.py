@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from multinode.cli.panels import PanelCommand
+from multinode.cli.verbs import load_verb, usual_name
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.engines import ENGINES
 from multinode.records.invocation import Invocation
@@ -423,8 +424,6 @@ class ScriptCommand(PanelCommand):
 
 def _long_name(word: str, own: Collection[str]) -> str:
     """The name of an option of ours in a word, also as other launchers spell it."""
-    from multinode.cli.main import usual_name
-
     name = word.partition("=")[0]
     return name if name in own or not name.startswith("--") else f"--{usual_name(name[2:])}"
 
@@ -525,8 +524,6 @@ def propose(
     job: tuple[str, ...] | None = None,
 ) -> str:
     """The command line of another verb for the training of this one; see `Invocation.line`."""
-    from multinode.cli.main import load_verb
-
     known = {name for option in load_verb(verb).params for name in (*option.opts, *option.secondary_opts)}
     return invocation.line(verb, known, first=first, without=without, job=job)
 

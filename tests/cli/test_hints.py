@@ -12,7 +12,8 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from multinode.cli.main import VERBS, build_app, load_verb
+from multinode.cli.main import build_app
+from multinode.cli.verbs import VERBS, load_verb
 
 ROOT = Path(__file__).parents[2] / "multinode"
 # Of docker, pip, git, nvidia-smi, du, Slurm, accelerate, torchrun, Ansible; of a script; CSS.

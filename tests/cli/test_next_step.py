@@ -12,7 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from multinode.cli.contrast import next_command, tune_command
-from multinode.cli.main import VERBS, build_app, load_verb
+from multinode.cli.main import build_app
+from multinode.cli.verbs import VERBS, load_verb
 from multinode.cli.nccl_test import contrast_command
 from multinode.cli.options import propose, read_invocation
 from multinode.cli.running import tell_result
