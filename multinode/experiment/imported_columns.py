@@ -236,18 +236,20 @@ class ImportedColumn(NamedTuple):
         # A footnote mark may follow the word.
         if text.lower() in WORDS.no_figure or not text:
             return None
-        if self.column.kind == "link":
-            return parse_link(text, bare_gbit=self.scale)
         if self.is_measured and (out_of := _out_of_memory(text)) is not None:
             return out_of
         value = _PARSERS[self.column.kind or "measured"](text, self)
+        if isinstance(value, Rounded):
+            self._refuse_implausible(value)
+        return value
+
+    def _refuse_implausible(self, value: Rounded) -> None:
         if self.column.name == "peak_memory_gib" and value.value > _MOST_GIB:
             raise ImplausibleError(f"{value.value:,.0f} GiB is more than a worker can have; did you mean MiB?")
         if self.column.name == "per_device_batch" and value.value > _MOST_SAMPLES:
             raise ImplausibleError(
                 f"{value.value:,.0f} samples is too large for a worker's batch; did you mean tokens?"
             )
-        return value
 
 
 def column_name(title: str) -> str:
@@ -349,6 +351,10 @@ def _price(text: str, _: ImportedColumn) -> Rounded:
     return number.figure
 
 
+def _link(text: str, column: ImportedColumn) -> PublishedLink:
+    return parse_link(text, bare_gbit=column.scale)
+
+
 _EXPECTED: dict[ColumnKind, str] = {
     "text": f"text of at most {_LONGEST_WORDS} characters",
     "flag": "true or false",
@@ -361,7 +367,7 @@ _EXPECTED: dict[ColumnKind, str] = {
     "price": "a positive price, without a currency",
     "link": "a rate in bits per second, such as 10GbE, 100G, 25 Gbit/s or 8x400G InfiniBand",
 }
-_PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded]] = {
+_PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded | PublishedLink]] = {
     "count": _count,
     "number": _measured,
     "epochs": _epochs,
@@ -369,6 +375,7 @@ _PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded]] = {
     "clock": _clock,
     "share": _share,
     "price": _price,
+    "link": _link,
 }
 
 

@@ -28,19 +28,27 @@ from multinode.units import format_count, format_list
 SHORTFALL = "shortfall"
 """The name of the verdict's reason in `CellRow.missing`."""
 
-# What two rows of one training share; their batches may differ.
 _SAME_SETTINGS = ("model", "method", "lora_rank", "stage", "strategy", "sequence_length", "precision")
 _SAME = ("device", "workers_per_node", "parameters", "trainable_parameters", "tokens_per_sample")
 _BATCHES = ("per_device_batch", "accumulation")
+# A row takes some 10 ms.
+_MOST = 1_000
 _SPEEDS = ("samples_per_s", "step_time_ms")
 
 
 def with_shortfalls(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
     """The rows of a table, those of several nodes with a link judged by it.
 
-    What cannot be judged has a reason in `missing`.
+    What cannot be judged has a reason in `missing`. Labels are unique.
     """
-    return tuple(_judged(row, rows) if _is_asked(row) else row for row in rows)
+    one_node: dict[tuple[object, ...], list[CellRow]] = {}
+    for row in rows:
+        if row.nodes == 1 and row.state == MEASURED:
+            one_node.setdefault(_training(row), []).append(row)
+    asked = [row for row in rows if _is_asked(row)]
+    judged = {row.label: _judged(row, one_node.get(_training(row), ())) for row in asked[:_MOST]}
+    judged |= {row.label: _unjudged(row, f"only the first {_MOST:,} rows are judged") for row in asked[_MOST:]}
+    return tuple(judged.get(row.label, row) for row in rows)
 
 
 def _is_asked(row: CellRow) -> bool:
@@ -48,15 +56,19 @@ def _is_asked(row: CellRow) -> bool:
     return row.state == MEASURED and (row.nodes or 1) > 1 and has_link
 
 
-def _judged(row: CellRow, rows: Sequence[CellRow]) -> CellRow:
+def _judged(row: CellRow, one_node: Sequence[CellRow]) -> CellRow:
     try:
-        (held,) = evidence_of_benchmarks(_benchmarks(row, rows)).holdouts
+        (held,) = evidence_of_benchmarks(_benchmarks(row, one_node)).holdouts
         return msgspec.structs.replace(row, shortfall=judge_holdout(held))
     except (UsageError, ValueError) as error:
-        return msgspec.structs.replace(row, missing=row.missing | {SHORTFALL: str(error)})
+        return _unjudged(row, str(error))
 
 
-def _benchmarks(row: CellRow, rows: Sequence[CellRow]) -> PublishedBenchmarks:
+def _unjudged(row: CellRow, reason: str) -> CellRow:
+    return msgspec.structs.replace(row, missing=row.missing | {SHORTFALL: reason})
+
+
+def _benchmarks(row: CellRow, one_node: Sequence[CellRow]) -> PublishedBenchmarks:
     """The row and the one of one node, as a file of published figures.
 
     Raises:
@@ -64,7 +76,7 @@ def _benchmarks(row: CellRow, rows: Sequence[CellRow]) -> PublishedBenchmarks:
     """
     if lacking := list(_lacking(row)):
         raise ValueError(f"needs {'the columns' if len(lacking) > 1 else 'the column'} {format_list(lacking)}")
-    alone, speed = _alone(row, rows)
+    alone, speed = _alone(row, one_node)
     settings = row.settings
     parameters = None if row.parameters is None else round(row.parameters)
     return PublishedBenchmarks(
@@ -99,24 +111,23 @@ def _lacking(row: CellRow) -> Iterator[str]:
     yield from (COLUMNS[name].written or name for name, is_known in needed.items() if not is_known)
 
 
-def _alone(row: CellRow, rows: Sequence[CellRow]) -> tuple[CellRow, str]:
-    """The row of one node with the same training, and the speed that both have.
+def _alone(row: CellRow, one_node: Sequence[CellRow]) -> tuple[CellRow, str]:
+    """The row of one node with the nearest batches, and the speed that both have.
 
-    Of several with the nearest batches it is the slowest, so that what a title does not tell is not the network's.
+    Of several it is the slowest, so that no difference that the table does not tell is blamed on the network.
     """
-    alike = [other for other in rows if other.nodes == 1 and _is_same(row, other)]
-    for speed in _SPEEDS if alike else ():
-        known = [other for other in alike if _figure(other, speed) is not None]
+    for speed in _SPEEDS:
+        known = [other for other in one_node if _figure(other, speed) is not None]
         if _figure(row, speed) is not None and known:
             return min(known, key=lambda other: (_other_batches(row, other), -_slowness(other, speed))), speed
     workers = format_count(row.workers_per_node or 0, "worker")
     raise ValueError(f"needs a row of one node with {workers} and the same training")
 
 
-def _is_same(row: CellRow, other: CellRow) -> bool:
-    return all(getattr(row, name) == getattr(other, name) for name in _SAME) and all(
-        getattr(row.settings, name) == getattr(other.settings, name) for name in _SAME_SETTINGS
-    )
+def _training(row: CellRow) -> tuple[object, ...]:
+    """What two rows of one training share; their batches may differ."""
+    of_settings = (getattr(row.settings, name) for name in _SAME_SETTINGS)
+    return (*(getattr(row, name) for name in _SAME), *of_settings)
 
 
 def _other_batches(row: CellRow, other: CellRow) -> int:
@@ -144,5 +155,6 @@ def _speed(row: CellRow, speed: str) -> Speed:
         per_device_batch=settings.per_device_batch,
         accumulation=settings.accumulation,
         global_batch=row.global_batch if settings.per_device_batch is None else None,
-        **{speed: text},
+        samples_per_s=text if speed == "samples_per_s" else None,
+        step_time_ms=text if speed == "step_time_ms" else None,
     )
