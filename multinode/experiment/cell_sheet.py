@@ -150,11 +150,11 @@ def _places(row: CellRow) -> str:
 
 def _link(row: CellRow) -> str:
     """As people write it, and as an import reads it: `8x400 Gbit/s over RDMA`."""
-    if row.link_gbit_per_s is None:
+    if row.network_gbit_per_s is None:
         return UNKNOWN
     nics = row.nics or 1
     times = f"{nics}x" if nics > 1 else ""
-    return f"{times}{format_rate(row.link_gbit_per_s / nics)}{' over RDMA' if row.rdma else ''}"
+    return f"{times}{format_rate(row.network_gbit_per_s / nics)}{' over RDMA' if row.rdma else ''}"
 
 
 def _in_billions(parameters: float | None) -> str:
@@ -194,7 +194,7 @@ _SPECIAL: dict[str, Callable[[CellRow], str]] = {
     "nodes": _places,
     "parameters": lambda row: _in_billions(row.parameters),
     "trainable_parameters": lambda row: _in_billions(row.trainable_parameters),
-    "link_gbit_per_s": _link,
+    "network_gbit_per_s": _link,
     "samples_per_s": _speed,
     "samples_per_s_range": _speed_range,
     "samples_per_s_per_purchase": _speed_bought,

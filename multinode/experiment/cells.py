@@ -187,7 +187,7 @@ class CellRow(Measured, frozen=True, kw_only=True):
     parameters: float | None = None
     trainable_parameters: float | None = None
     # the rate of all NICs of a node together, how many these are, and whether collectives use RDMA, likewise
-    link_gbit_per_s: float | None = None
+    network_gbit_per_s: float | None = None
     nics: int | None = None
     rdma: bool | None = None
     tokens_per_sample: float | None = None  # padded length, on average

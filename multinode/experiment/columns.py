@@ -181,10 +181,11 @@ _COLUMNS = (
         ),
     ),
     CellColumn(
-        "link_gbit_per_s",
+        "network_gbit_per_s",
         "link",
         rank=64,
         kind="link",
+        names=("link_gbit_per_s",),
         bare=(
             *("link", "link_rate", "link_speed", "network", "network_link", "network_bandwidth", "network_speed"),
             *("inter_node_network", "inter_node_link", "inter_node_bandwidth", "nic", "nic_speed", "nic_bandwidth"),

@@ -153,7 +153,7 @@ def link_unit(text: str) -> Unit | None:
         rate = parse_link(f"1 {text.strip()}").gbit_per_s
     except ValueError:
         return None
-    return Unit("link_gbit_per_s", rate) if rate is not None else None
+    return Unit("network_gbit_per_s", rate) if rate is not None else None
 
 
 def fits(unit: Unit, column: CellColumn) -> bool:

@@ -42,7 +42,7 @@ _OUT_OF = {
 # Results of a training; a row without any of them has no training.
 _MEASURED = {imported.column.name for imported in IMPORTED.values() if imported.is_measured}
 # What only the judgement of the network needs: it says itself which of them is missing.
-_OF_NETWORK = {"parameters", "trainable_parameters", "link_gbit_per_s", "rdma"}
+_OF_NETWORK = {"parameters", "trainable_parameters", "network_gbit_per_s", "rdma"}
 # Optional fields of a row, except those that follow from others once prices are known.
 _TOLD = {
     *(

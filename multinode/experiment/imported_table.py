@@ -289,10 +289,10 @@ def _with_devices(values: dict[str, Value]) -> dict[str, Value]:
 
 def _with_link(values: dict[str, Value]) -> dict[str, Value]:
     """With the rate of a link, its NICs and whether it is RDMA, each as a value; those of their own columns count."""
-    link = values.get("link_gbit_per_s")
+    link = values.get("network_gbit_per_s")
     if not isinstance(link, PublishedLink):
         return values
-    figures = {"link_gbit_per_s": link.gbit_per_s, "nics": link.nics}
+    figures = {"network_gbit_per_s": link.gbit_per_s, "nics": link.nics}
     told: dict[str, Value] = {name: exactly(value) for name, value in figures.items() if value is not None}
     if link.rdma is not None:
         told["rdma"] = "yes" if link.rdma else "no"

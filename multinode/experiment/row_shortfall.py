@@ -9,17 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from multinode.decoding import convert
 from multinode.errors import UsageError
 from multinode.experiment.cells import MEASURED, CellRow
 from multinode.experiment.columns import COLUMNS
-from multinode.predict.published_benchmarks import (
-    Model,
-    Network,
-    PublishedBenchmarks,
-    Speed,
-    evidence_of_benchmarks,
-    parse_strategy,
-)
+from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence_of_benchmarks, parse_strategy
 from multinode.predict.shortfall import judge_holdout
 from multinode.stats.estimate import Estimate
 from multinode.traffic.step_calls import Strategy
@@ -52,7 +46,7 @@ def with_shortfalls(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
 
 
 def _is_asked(row: CellRow) -> bool:
-    has_link = row.link_gbit_per_s is not None or row.rdma is not None
+    has_link = row.network_gbit_per_s is not None or row.rdma is not None
     return row.state == MEASURED and (row.nodes or 1) > 1 and has_link
 
 
@@ -78,16 +72,20 @@ def _benchmarks(row: CellRow, one_node: Sequence[CellRow]) -> PublishedBenchmark
         raise ValueError(f"needs {'the columns' if len(lacking) > 1 else 'the column'} {format_list(lacking)}")
     alone, speed = _alone(row, one_node)
     settings = row.settings
-    parameters = None if row.parameters is None else round(row.parameters)
-    return PublishedBenchmarks(
-        model=Model(parameters=parameters, trainable=round(row.trainable_parameters or row.parameters or 0)),
-        strategy=settings.strategy or "",
-        precision=settings.precision or "bf16",
-        tokens_per_sample=row.tokens_per_sample,
-        network=Network(gbit_per_s=row.link_gbit_per_s, nics=row.nics, rdma=row.rdma is True),
-        single_node=_speed(alone, speed),
-        several_nodes=_speed(row, speed),
+    parameters, trainable = (
+        None if count is None else max(1, round(count)) for count in (row.parameters, row.trainable_parameters)
     )
+    file = {
+        "model": {"parameters": parameters, "trainable": trainable or parameters},
+        "strategy": settings.strategy,
+        "precision": settings.precision or "bf16",
+        "tokens_per_sample": row.tokens_per_sample,
+        "network": {"gbit_per_s": row.network_gbit_per_s, "nics": row.nics, "rdma": row.rdma is True},
+        "single_node": _speed(alone, speed),
+        "several_nodes": _speed(row, speed),
+    }
+    # As a file is: with the limits of its numbers.
+    return convert(file, PublishedBenchmarks)
 
 
 def _lacking(row: CellRow) -> Iterator[str]:
@@ -101,7 +99,7 @@ def _lacking(row: CellRow) -> Iterator[str]:
     needed = {
         speed: any(_figure(row, name) is not None for name in _SPEEDS),
         "workers_per_node": row.workers_per_node is not None,
-        "link_gbit_per_s": row.link_gbit_per_s is not None,
+        "network_gbit_per_s": row.network_gbit_per_s is not None,
         "strategy": strategy is not None,
         "per_device_batch": settings.per_device_batch is not None or row.global_batch is not None,
         "parameters": row.parameters is not None or (row.trainable_parameters is not None and not gathers),
@@ -145,16 +143,14 @@ def _slowness(row: CellRow, speed: str) -> float:
     return value if speed == "step_time_ms" else -value
 
 
-def _speed(row: CellRow, speed: str) -> Speed:
+def _speed(row: CellRow, speed: str) -> dict[str, object]:
     """The row's own figure, with its bounds."""
     figure, settings = _figure(row, speed), row.settings
-    text = None if figure is None else f"{figure.value:.9g} ({figure.low:.9g}-{figure.high:.9g})"
-    return Speed(
-        nodes=row.nodes or 1,
-        workers_per_node=row.workers_per_node,
-        per_device_batch=settings.per_device_batch,
-        accumulation=settings.accumulation,
-        global_batch=row.global_batch if settings.per_device_batch is None else None,
-        samples_per_s=text if speed == "samples_per_s" else None,
-        step_time_ms=text if speed == "step_time_ms" else None,
-    )
+    return {
+        "nodes": row.nodes,
+        "workers_per_node": row.workers_per_node,
+        "per_device_batch": settings.per_device_batch,
+        "accumulation": settings.accumulation,
+        "global_batch": row.global_batch if settings.per_device_batch is None else None,
+        speed: f"{figure.value:.9g} ({figure.low:.9g}-{figure.high:.9g})" if figure is not None else None,
+    }

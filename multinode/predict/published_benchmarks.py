@@ -77,7 +77,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         except ValueError as error:
             raise WrongValue(str(error), "gbit_per_s") from None
         if self.gbit_per_s is not None and stated.gbit_per_s is None:
-            raise WrongValue(f"{self.gbit_per_s!r} has no rate; write it as 10GbE, 100G or 8x400G", "gbit_per_s")
+            raise WrongValue(f"{self.gbit_per_s!r} is not a link rate; write it as 10GbE, 100G or 8x400G", "gbit_per_s")
         if self.nics is not None and stated.nics != self.nics:
             raise WrongValue(f"gbit_per_s has {stated.nics} NICs, nics {self.nics}", "nics")
 

@@ -87,7 +87,7 @@ def test_what_a_judgement_lacks_is_named_where_a_link_is_told(left_out: str, nee
 def test_several_columns_that_lack_are_named_together() -> None:
     found = rows("nodes,gpus per node,link,samples/s\n2,8,RoCE,9.0\n")
     assert [words(row) for row in found] == [
-        "needs the columns link_gbit_per_s, strategy, per_device_batch and parameters"
+        "needs the columns network_gbit_per_s, strategy, per_device_batch and parameters"
     ]
 
 
@@ -118,6 +118,11 @@ def test_an_adapters_traffic_is_that_of_what_is_trained() -> None:
     assert words(found).startswith("4.4x slower than 3,200 Gbit/s over RDMA allow")
 
 
+def test_numbers_that_no_cluster_has_are_a_reason() -> None:
+    found = rows(RDMA.replace("H100,4,8", "H100,1000000,8"))
+    assert words(found[1]).startswith("Expected `int` <= 1024")
+
+
 def test_a_strategy_that_is_not_predicted_is_named() -> None:
     assert words(rows(RDMA.replace("FSDP", "TP8 PP4"))[2]).startswith("Invalid strategy 'TP8 PP4': ddp, zero1")
 
@@ -125,12 +130,12 @@ def test_a_strategy_that_is_not_predicted_is_named() -> None:
 @pytest.mark.parametrize(
     ("title", "cell", "figures", "rdma"),
     [
-        ("network", "10GbE", {"link_gbit_per_s": 10}, None),
-        ("Link", "8 x 400 Gbps RoCE", {"link_gbit_per_s": 3200, "nics": 8}, "yes"),
-        ("link (Gbit/s)", "25", {"link_gbit_per_s": 25}, None),
-        ("network_bandwidth_gbps", "100", {"link_gbit_per_s": 100}, None),
-        ("link (Mbit/s)", "500", {"link_gbit_per_s": 0.5}, None),
-        ("link_gbit_per_s", "8x400", {"link_gbit_per_s": 3200, "nics": 8}, None),
+        ("network", "10GbE", {"network_gbit_per_s": 10}, None),
+        ("Link", "8 x 400 Gbps RoCE", {"network_gbit_per_s": 3200, "nics": 8}, "yes"),
+        ("link (Gbit/s)", "25", {"network_gbit_per_s": 25}, None),
+        ("network_bandwidth_gbps", "100", {"network_gbit_per_s": 100}, None),
+        ("link (Mbit/s)", "500", {"network_gbit_per_s": 0.5}, None),
+        ("network_gbit_per_s", "8x400", {"network_gbit_per_s": 3200, "nics": 8}, None),
         ("network", "InfiniBand", {}, "yes"),
         ("params", "7B", {"parameters": 7e9}, None),
         ("#params (M)", "110.5", {"parameters": 110.5e6}, None),
@@ -155,7 +160,7 @@ def test_its_own_column_says_whether_infiniband_carries_rdma() -> None:
 
 @pytest.mark.parametrize("cell", ["8x400 Gbit/s over RDMA", "1,600 Gbit/s", "500 Mbit/s"])
 def test_a_link_is_shown_as_it_is_read(cell: str) -> None:
-    assert tell(COLUMNS["link_gbit_per_s"], rows(f"nodes;link\n2;{cell}\n")[0]) == cell
+    assert tell(COLUMNS["network_gbit_per_s"], rows(f"nodes;link\n2;{cell}\n")[0]) == cell
 
 
 def test_a_size_is_shown_as_it_is_read() -> None:

@@ -46,5 +46,5 @@ def test_in_a_file_of_figures_infiniband_is_rdma() -> None:
 
 
 def test_in_a_file_of_figures_a_link_needs_a_rate() -> None:
-    with pytest.raises(ValueError, match="'InfiniBand' has no rate; write it as 10GbE, 100G or 8x400G"):
+    with pytest.raises(ValueError, match="'InfiniBand' is not a link rate; write it as 10GbE, 100G or 8x400G"):
         Network(gbit_per_s="InfiniBand")
