@@ -49,15 +49,14 @@ def zero_json(folder: Path, stage: int, *, overlap: bool) -> Path:
     return path
 
 
-def h100_rows(folder: Path, shape: str, steps: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def h100_rows(folder: Path, model: Path, steps: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each row of LLaMA-Factory's table in benchmarks/h100.md: its name, and the job.
 
     Args:
         folder: for DeepSpeed's configurations.
-        shape: of the model; `h100` is that of the page.
+        model: what `assets` made; of the shape `h100` it is the page's.
         steps: of each training.
     """
-    model = assets(shape)
     common: dict[str, object] = {
         "model_name_or_path": model / "model",
         "dataset_dir": model / "data",
@@ -75,9 +74,8 @@ def h100_rows(folder: Path, shape: str, steps: int) -> Iterator[tuple[str, tuple
         yield f"full, ZeRO-{stage} with overlap_comm", with_settings("configs/tiny_sft.yaml", **common, **zero)
 
 
-def main_job(folder: Path, shape: str) -> tuple[str, ...]:
-    """The job whose step time is predicted: LoRA SFT with ZeRO-2, of a model of this shape."""
-    model = assets(shape)
+def main_job(folder: Path, model: Path) -> tuple[str, ...]:
+    """The job whose step time is predicted: LoRA SFT with ZeRO-2 of what `assets` made."""
     return with_settings(
         "configs/tiny_sft.yaml",
         model_name_or_path=model / "model",

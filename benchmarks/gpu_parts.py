@@ -55,7 +55,7 @@ def main() -> int:
         try:
             text, succeeded = _PARTS[name](Path(folder))
         except Skipped as reason:
-            text, succeeded = f"Skipped: {reason}.", True
+            text, succeeded = f"Skipped: {str(reason).rstrip('.')}.", True
     Path(os.environ["SECTION"]).write_text(text)
     return 0 if succeeded else 1
 
@@ -187,7 +187,7 @@ def _main_job(home: Path) -> tuple[str, bool]:
     """LLaMA-Factory's LoRA SFT with ZeRO-2: predicted from two one-node trainings at once, then contrasted."""
     rates = ("1gbit",) if gpu_lab.REHEARSES else ("1gbit", "2.5gbit", "10gbit")
     shape, steps = ("tiny", 12) if gpu_lab.REHEARSES else ("h100", 30)
-    job = fine_tunings.main_job(home, shape)
+    job = fine_tunings.main_job(home, fine_tunings.assets(shape))
     with gpu_lab.Lab(home) as lab:
         limited = fine_tunings.with_settings(*job, max_steps=steps)
         alone = lab.both_alone(*limited)
@@ -333,7 +333,7 @@ def _llamafactory(home: Path) -> tuple[str, bool]:
     with gpu_lab.Lab(home, shaped=False, honest=False) as lab:
         runs = [
             (name, lab.fine_tune("none", *traced, *job, name=name))
-            for name, job in fine_tunings.h100_rows(home, shape, steps)
+            for name, job in fine_tunings.h100_rows(home, fine_tunings.assets(shape), steps)
         ]
         words = (str(TRAIN), "--compile", "--width", str(width), "--depth", "5", "--steps", str(steps))
         name = "torch.compile of DDP, autocast"
