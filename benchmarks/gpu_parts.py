@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -51,6 +52,8 @@ print(f"{took_s:.1f}")
 def main() -> int:
     """The exit code: 1 where the part did not do what it should."""
     (name,) = sys.argv[1:]
+    # A part whose time is up takes its lab down, and ends its daemon of MPS.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="multinode-gpu-") as folder:
         try:
             text, succeeded = _PARTS[name](Path(folder))
@@ -305,7 +308,7 @@ def _restart(home: Path, lab: gpu_lab.Lab) -> gpu_lab.Row:
     """A worker is killed after its first checkpoint; the second attempt goes on from one, to the end."""
     fine_tunings.assets("tiny")
     output = home / "checkpoints"
-    settings = {"max_steps": 40, "save_strategy": "steps", "save_steps": 5, "output_dir": output}
+    settings = {"max_steps": 16, "save_strategy": "steps", "save_steps": 5, "output_dir": output}
     job = fine_tunings.with_settings("configs/tiny_sft.yaml", **settings)
     run = lab.restart(*job, file=f"{output}/checkpoint-5/trainer_state.json")
     attempts = run["attempts"]
