@@ -54,6 +54,7 @@ LAB_NEEDS = ("network namespaces", "veth", "sshd", "nftables")
 _COMMAND_S = 400.0
 _PROVOKED_S = 120.0
 _STEPS = "12" if REHEARSES else "25"
+_MARK = ("--env", f"GPU_REPORT={os.getpid()}")
 # To make a context by, and to keep it until it is told to end.
 _CONTEXT = "import sys, torch; torch.zeros(1, device='cuda'); print('made', flush=True); sys.stdin.read()"
 # A table that turns away what comes in on the training network; established connections time out on it.
@@ -173,7 +174,7 @@ def cost_row(name: str, times: tuple[Estimate, Estimate], limit: float) -> Row:
 class Expected(NamedTuple):
     """How a failure has to be told."""
 
-    rank: int | None  # the worker to blame; None if none is
+    ranks: tuple[int | None, ...]  # the workers that may be blamed; None: no one is
     says: str  # a regular expression of the cause
     status: str = "failed"
 
@@ -186,7 +187,7 @@ def failure_row(name: str, run: dict[str, Any], expected: Expected) -> Row:
     text = " ".join(str(told["message"]).split()) if told else "nothing"
     keeps = (
         run["status"] == expected.status
-        and (told or {}).get("rank") == expected.rank
+        and (told or {}).get("rank") in expected.ranks
         and re.search(expected.says, text) is not None
     )
     blamed = "-" if told is None or told["rank"] is None else str(told["rank"])
@@ -323,32 +324,26 @@ class Lab:
                 times[hooked].append(own_ms)
         return of_repeats(times[True]), of_repeats(times[False])
 
-    def fail(self, *words: str, options: Sequence[str] = (), lost_s: float = 0.0) -> dict[str, Any]:
-        """The document of a training that fails or hangs, or all of whose packets are lost for a while."""
+    def fail(self, *words: str, options: Sequence[str] = ()) -> dict[str, Any]:
+        """The document of a training that fails or hangs."""
         # A check would refuse a wrong interface.
-        process = self._start("launch", *self._job(), *options, "--json", *words)
-        if lost_s:
-            time.sleep(8.0)
+        return _document(self._start("launch", *self._job(), *options, "--json", *words))
+
+    def lose_packets(self, *words: str, options: Sequence[str], file: str, lost_s: float) -> dict[str, Any]:
+        """The document of a training all of whose packets are lost for a while, once it has written a file."""
+        process = self._start("launch", *self._job(), *_MARK, *options, "--json", *words)
+        if _wait_for_worker(process, file):
             with self._packets_lost("node1"):
                 time.sleep(lost_s)
-        text, _ = process.communicate(timeout=_COMMAND_S)
-        document: dict[str, Any] = json.loads(text)
-        return document
+        return _document(process)
 
     def restart(self, *words: str, file: str) -> dict[str, Any]:
-        """The document of a training whose rank 1 is killed once it has written this file, and that is restarted."""
-        mark = f"GPU_REPORT={os.getpid()}"
-        process = self._start("launch", *self._job(), "--env", mark, "--restarts", "1", "--json", *words)
-        while process.poll() is None:
-            written = [pid for pid in _workers(mark) if Path(f"/proc/{pid}/root{file}").exists()]
-            if written:
-                # Its own children have its environment, and came after it.
-                os.kill(min(written), signal.SIGKILL)
-                break
-            time.sleep(0.05)
-        text, _ = process.communicate(timeout=_COMMAND_S)
-        document: dict[str, Any] = json.loads(text)
-        return document
+        """The document of a training whose rank 1 is killed once it has written a file, and that is restarted."""
+        process = self._start("launch", *self._job(), *_MARK, "--restarts", "1", "--json", *words)
+        worker = _wait_for_worker(process, file)
+        if worker is not None:
+            os.kill(worker, signal.SIGKILL)
+        return _document(process)
 
     @contextlib.contextmanager
     def _packets_lost(self, node: str) -> Iterator[None]:
@@ -460,13 +455,31 @@ def provoke(path: Path, script: str) -> str:
     return log.read_text(errors="replace")
 
 
-def _workers(mark: str) -> Iterator[int]:
-    """Processes of rank 1 that have this mark in their environment."""
-    wanted = {mark.encode(), b"RANK=1"}
+def _wait_for_worker(process: subprocess.Popen[str], file: str) -> int | None:
+    """The worker of rank 1 of this process's job, once it has written the file; None if the job ends before."""
+    deadline = time.monotonic() + _COMMAND_S
+    while process.poll() is None and time.monotonic() < deadline:
+        written = [pid for pid in _workers() if Path(f"/proc/{pid}/root{file}").exists()]
+        if written:
+            # Its own children have its environment, and came after it.
+            return min(written)
+        time.sleep(0.05)
+    return None
+
+
+def _workers() -> Iterator[int]:
+    """Processes of rank 1 that have the mark of this part's jobs in their environment."""
+    wanted = {_MARK[1].encode(), b"RANK=1"}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if wanted <= set(path.read_bytes().split(b"\0")):
                 yield int(path.parent.name)
+
+
+def _document(process: subprocess.Popen[str]) -> dict[str, Any]:
+    text, _ = process.communicate(timeout=_COMMAND_S)
+    document: dict[str, Any] = json.loads(text)
+    return document
 
 
 def _place() -> Path:

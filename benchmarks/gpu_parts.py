@@ -287,17 +287,19 @@ def _new_failures(home: Path) -> tuple[str, bool]:
     with gpu_lab.Lab(home, shaped=False, honest=False) as lab:
         for strategy in ("fsdp2",) if gpu_lab.REHEARSES else ("fsdp2", "zero3-overlap"):
             run = lab.fail(*truth, "--strategy", strategy, "--asleep-rank", "1", options=hang)
-            expected = gpu_lab.Expected(1, "fall_asleep", "stopped")
+            expected = gpu_lab.Expected((1,), "fall_asleep", "stopped")
             rows.append(gpu_lab.failure_row(f"rank 1 asleep in {strategy}", run, expected))
         run = lab.fail(*truth, options=("--env", f"{interface}=nowhere0"))
-        rows.append(gpu_lab.failure_row("wrong interface", run, gpu_lab.Expected(0, "nowhere0")))
+        rows.append(gpu_lab.failure_row("wrong interface", run, gpu_lab.Expected((0, 1), "nowhere0")))
         run = lab.fail(*truth, "--exits-rank", "1")
-        rows.append(gpu_lab.failure_row("a worker that exits", run, gpu_lab.Expected(1, "exited with code 3")))
-        lost_s = 5.0 if gpu_lab.REHEARSES else 20.0
-        steps = ("--", gpu_lab.KNOWN_TRUTH, "--steps", "200")
+        rows.append(gpu_lab.failure_row("a worker that exits", run, gpu_lab.Expected((1,), "exited with code 3")))
+        lost_s = 8.0 if gpu_lab.REHEARSES else 20.0
+        trains = str(home / "trains")
         waits = ("--hang-timeout", f"{lost_s / 2:g}", "--on-hang", "report")
-        run = lab.fail(*steps, options=waits, lost_s=lost_s)
-        expected = gpu_lab.Expected(None, "all_reduce|the others|both|network", "succeeded")
+        steps = ("--", gpu_lab.KNOWN_TRUTH, "--steps", "60", "--trains-file", trains)
+        run = lab.lose_packets(*steps, options=waits, file=trains, lost_s=lost_s)
+        # One rank may have launched a collective less: the stall names it, and the training goes on.
+        expected = gpu_lab.Expected((None, 0, 1), "wait|collective", "succeeded")
         rows.append(gpu_lab.failure_row(f"all packets lost for {lost_s:g} s ({gpu_lab.loss_by()})", run, expected))
         rows.append(_restart(home, lab))
     head = ["failure", "ended", "rank", "told", "expected", "bound"]

@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--forward-ms", type=float, default=5.0)
     parser.add_argument("--backward-ms", type=float, default=10.0)
     parser.add_argument("--asleep-rank", type=int, help="stops computing after ten steps, for ever")
+    parser.add_argument("--trains-file", help="which each rank makes after ten steps")
     parser.add_argument("--exits-rank", type=int, help="leaves without a word after ten steps")
     options = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -116,6 +118,8 @@ def main() -> None:
                 loss.item()
             ended_s.append(time.monotonic())
             _say(f"step {number}")
+            if number == _LAST_GOOD and options.trains_file:
+                Path(options.trains_file).touch()
             if number == _LAST_GOOD and options.asleep_rank == dist.get_rank():
                 fall_asleep()
             if number == _LAST_GOOD and options.exits_rank == dist.get_rank():

@@ -345,19 +345,24 @@ def test_what_hooks_cost_is_a_ratio_with_its_interval() -> None:
 
 
 FAILED = {"status": "failed", "stalls": [], "first_failure": {"rank": 1, "message": "rank 1 exited\nwith code 3"}}
+ASLEEP = Expected((1,), "fall_asleep", "stopped")
 STALL = {"rank": 1, "message": "rank 1 is in fall_asleep"}
 
 
 @pytest.mark.parametrize(
     ("run", "expected", "keeps"),
     [
-        (FAILED, Expected(1, "code 3"), True),
-        (FAILED, Expected(0, "code 3"), False),
-        (FAILED, Expected(1, "out of memory"), False),
-        ({"status": "stopped", "stalls": [STALL], "first_failure": None}, Expected(1, "fall_asleep", "stopped"), True),
+        (FAILED, Expected((1,), "code 3"), True),
+        (FAILED, Expected((0,), "code 3"), False),
+        (FAILED, Expected((1,), "out of memory"), False),
+        (
+            {"status": "stopped", "stalls": [STALL], "first_failure": None},
+            Expected((1,), "fall_asleep", "stopped"),
+            True,
+        ),
         # What only ended is told by no cause.
-        ({"status": "stopped", "stalls": [], "first_failure": None}, Expected(1, "fall_asleep", "stopped"), False),
-        ({"status": "succeeded", "stalls": [], "first_failure": None}, Expected(1, "fall_asleep", "stopped"), False),
+        ({"status": "stopped", "stalls": [], "first_failure": None}, ASLEEP, False),
+        ({"status": "succeeded", "stalls": [], "first_failure": None}, ASLEEP, False),
     ],
 )
 def test_a_failure_is_compared_with_what_is_expected(run: dict[str, Any], expected: Expected, *, keeps: bool) -> None:
