@@ -176,6 +176,18 @@ def test_what_is_carried_on_pythonpath_is_found(bare: Path, tmp_path: Path) -> N
     assert "the carried one" in page.read_text(), done.stderr
 
 
+def test_programs_that_are_carried_are_found_before_those_of_the_machine(bare: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "programs" / "usr" / "sbin"
+    folder.mkdir(parents=True)
+    (folder / "unshare").write_text('#!/bin/sh\necho "carried: $*" "${LD_LIBRARY_PATH%%:*}"\n')
+    (folder / "unshare").chmod(0o755)
+    page = tmp_path / "page.md"
+    done = call(bare, tmp_path, "--part", "allows", "--output", str(page), CARRIED=str(tmp_path / "programs"))
+    assert done.returncode == 0, done.stderr
+    libraries = re.escape(f"{tmp_path}/programs/usr/lib/")
+    assert re.search(rf"\| tbf \| yes carried: --net tc qdisc .* {libraries}\w+-linux-gnu \|", page.read_text())
+
+
 @pytest.mark.torch
 def test_with_few_packages_the_machine_is_told_and_every_test_is_collected(bare: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
