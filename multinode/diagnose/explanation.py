@@ -46,6 +46,8 @@ _MOST_CHARS = 500
 # What the screen has of a message; and a log that is looked through faster than a command is typed.
 _MOST_SHOWN = 160
 _AROUND, _SHORT = 20, 60
+# Bars that are drawn once more after an error.
+_MOST_DRAWN = 1
 
 
 class LogFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,12 +185,17 @@ _FULL_BAR = re.compile(r"(?:^|\r|\btrain\w*\b[^%|\r\n]{0,60}) *100%\|", re.IGNOR
 
 
 def _was_over(report: LauncherReport, reading: LogReading) -> bool:
-    """Whether a training said that it had ended, or had done all of its steps, before a process of it ended."""
+    """Whether a training had ended before a process of it ended."""
+    return (reading.ended_line is not None and report.launcher == "shell") or _had_ended(report.line, reading)
+
+
+def _had_ended(line: int, reading: LogReading) -> bool:
+    """Whether a training had said before a line that it had ended, or had done all of its steps."""
     if reading.ended_line is not None:
-        return report.launcher == "shell" or reading.ended_line < report.line
+        return reading.ended_line < line
     lines = reading.tail.removesuffix("\n").split("\n")
-    before = lines[: max(0, len(lines) - (reading.lines - report.line) - 1)]
-    last_step = next((line for line in map(clean_log, reversed(before)) if is_progress(line)), "")
+    before = lines[: max(0, len(lines) - (reading.lines - line) - 1)]
+    last_step = next((text for text in map(clean_log, reversed(before)) if is_progress(text)), "")
     return _FULL_BAR.search(last_step) is not None
 
 
@@ -202,6 +209,10 @@ def _without_shutdown(reading: LogReading) -> LogReading:
 
 
 def _came_after_end(word: LogWord, reading: LogReading) -> bool:
+    is_remark = not (word.is_exception or word.is_abort or word.is_nccl or word.is_stop or word.is_of_peers)
+    if is_remark and word.error is not None and word.error.project != "Slurm" and reading.report is None:
+        # A program says what it does without.
+        return _had_ended(word.line, reading)
     return (
         reading.ended_line is not None
         and word.line > reading.ended_line
@@ -455,13 +466,16 @@ def _last_frame(reading: LogReading) -> tuple[LogLine, int] | None:
 
 def _logged_error(reading: LogReading) -> tuple[LogLine, int] | None:
     lines = reading.tail.rstrip("\n").split("\n")
-    found = None
+    found, steps = None, 0
     for back, raw in enumerate(reversed(lines)):
         line = parse_line(raw)
+        steps += is_progress(raw)
         level = _LEVEL.search(raw)
         is_error = not line.is_warning and (
             line.level == "E" or (level is not None and level[1] is not None) or _GIVES_UP.match(raw) is not None
         )
+        if steps > _MOST_DRAWN:
+            break
         if not line.text.strip() or (not is_error and _BESIDE.match(line.text)):
             continue
         if not is_error or is_progress(raw):

@@ -26,6 +26,8 @@ from multinode.diagnose.launcher_report import (
     ANY_ADDRESS,
     BEGINNINGS,
     DEEPSPEED_PLACE,
+    SHELL_WORDS,
+    SHELLS_SIGNAL,
     LauncherReport,
     ReportReader,
     WorkerDeath,
@@ -231,6 +233,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 # Before the next of several exceptions, and how many lines after the one before.
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _CHAINED_LINES = 3
+# From where Python names a thread to its traceback; the lines of others may stand between.
+_NAMED_LINES = 10
 # Where a frame of it is, and the most lines of source code below that.
 _AT, _MOST_SOURCE = '  File "', 8
 # A line of it, and the source code below that.
@@ -271,6 +275,7 @@ _OTHERS = (
     _LAST_ERROR,
     _ANNOUNCED,
     _KILLED,
+    *SHELL_WORDS,
     _TRACEBACK,
     *_CHAINED,
 )
@@ -281,9 +286,10 @@ _RAISED = re.compile(
 # The form of a line of progress, in small letters and without figures; and what none has.
 _PROGRESS = re.compile(
     rb"%\|| it/s|\bs/it\b|http/\.?\" +ok|http/\.\" *$"
-    rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
+    rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?|episode|timestep|batch(?:e(?=s))?)s?\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
-    rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
+    rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| *\| *[-.|]| +\.)"
+    rb"|\b(?:ep_rew_mean|ep_len_mean|total_timesteps)\b *\||\btrial +finished with value"
     rb"|:::mllog |nccl info (?!.*-> *(?:\[[\w ]+\])? *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
 # The form of a row of figures, such as a benchmark's: few words between many numbers, one of them a decimal.
@@ -346,6 +352,7 @@ class _Traceback(msgspec.Struct):
     last: int
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
+    others: int = 0  # how many more are mixed with it, without marks that tell them apart
     at_exit: bool = False  # whether it goes through a destructor or what runs at the exit
     of: LogLine | None = None  # its first line: who raised it, where the others have no marks
     child: str | None = None  # the process that it is of, in the words of its parent
@@ -361,10 +368,10 @@ class _Tracebacks:
         self._open: dict[str | None, _Traceback] = {}
         self._ignored: defaultdict[str | None, list[int]] = defaultdict(list)
         self._last_ignored: dict[str | None, int] = {}
-        self._threads: dict[str | None, int] = {}
-        # Where the process is named whose exception comes next; and where the last exception of such a one ended.
+        self._threads: defaultdict[str | None, list[int]] = defaultdict(list)
+        # Where the process is named whose exception comes next; and where the last exception stands.
         self._children: dict[str | None, tuple[int, str]] = {}
-        self._last_child: dict[str | None, tuple[int, str]] = {}
+        self._last_ended: dict[str | None, tuple[int, _Traceback]] = {}
         self.ended: _Traceback | None = None  # the one that the last line ended
 
     def are_open(self) -> bool:
@@ -386,22 +393,42 @@ class _Tracebacks:
         is_ignored = any(words in line.raw for words in _IGNORES) or (after_ignored and own.startswith(_CHAINED))
         if is_ignored and len(self._ignored[key]) < _MOST_WORDS:
             self._ignored[key].append(number)
-        if _THREAD in own:
-            self._threads[key] = number
+        if _THREAD in own and len(self._threads[key]) < _MOST_WORDS:
+            self._threads[key].append(number)
         child = self.name_child(number, key, line.raw)
-        last, name = self._last_child.get(key, (-_IGNORED_LINES, ""))
-        if own.startswith(_CHAINED) and number - last <= _CHAINED_LINES:
-            self._children[key] = number, name
+        if own.startswith(_CHAINED):
+            self._chain(number, key)
         if own.rstrip().endswith(_TRACEBACK):
             if len(self._open) < _MOST_WORDS:
-                in_thread = number - self._threads.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
+                in_thread = self._is_threads(number, key)
                 one = _Traceback(first=number, last=number, in_thread=in_thread, of=line, child=self._child(number, key))
+                before = self._open.get(key)
+                if before is not None and in_thread and before.in_thread:
+                    one.others = before.others + 1
                 self._open[key] = one
                 if own.strip() != _TRACEBACK or child:
                     # A logger may put its marks before the first line of a message alone.
                     self._open[None] = replace(one)
             return None
         return self._go_on(number, key, own) if key in self._open else None
+
+    def _is_threads(self, number: int, key: str | None) -> bool:
+        """Whether a traceback is that of a thread, which Python named before; each name counts for one."""
+        named = self._threads[key]
+        while named:
+            if number - named.pop(0) <= _NAMED_LINES:
+                return True
+        return False
+
+    def _chain(self, number: int, key: str | None) -> None:
+        """The next traceback is of the thread and process of the last one."""
+        last, one = self._last_ended.get(key, (-_IGNORED_LINES, None))
+        if one is None or number - last > _CHAINED_LINES:
+            return
+        if one.in_thread:
+            self._threads[key].append(number)
+        if one.child is not None:
+            self._children[key] = number, one.child
 
     def name_child(self, number: int, process: str | None, text: str) -> bool:
         """Whether a line names the process whose exception comes next."""
@@ -435,12 +462,13 @@ class _Tracebacks:
         is_named = _NAMED_EXCEPTION.match(own) is not None
         if one.first < one.last and (is_named or (is_next and _PLAIN_NAME.match(own))):
             self.ended = one
-            if one.child is not None:
-                self._last_child[key] = number, one.child
-                if own.rstrip().endswith(":"):
-                    # The traceback that it quotes comes next.
-                    self._children[key] = number, one.child
-            if key is not None or is_named:
+            self._last_ended[key] = number, one
+            if own.rstrip().endswith(":"):
+                # The traceback that it quotes comes next.
+                self._chain(number, key)
+            if one.others:
+                one.others, one.last = one.others - 1, number
+            elif key is not None or is_named:
                 del self._open[key]
             return _Traced.END
         return None
@@ -712,7 +740,7 @@ class _Reader:
             self._attempts.clear()
         elif any(words in line.raw for words in _BEGIN) and self._report_line:
             self._begin_attempt()
-        is_report = any(words in line.raw for words in BEGINNINGS)
+        is_report = any(words in line.raw for words in BEGINNINGS) or SHELLS_SIGNAL.match(line.text) is not None
         if is_report:
             self._begin_attempt_after_progress()
         known = len(self._reports)
