@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
 from multinode.diagnose.log_line import FRAME_PLACE, LogLine, parse_line
 from multinode.diagnose.log_word import LogWord
-from multinode.diagnose.log_words import LogReading, is_progress, last_words, read_log
+from multinode.diagnose.log_words import LogReading, is_of_tracker, is_progress, last_words, read_log
 from multinode.diagnose.meaning import (
     address_notes,
     exit_meaning,
@@ -433,7 +434,9 @@ def _last_said(reading: LogReading, report: LauncherReport) -> str:
 _LEVEL = re.compile(r"(?<![\w'\"-])(?:(ERROR|FATAL|CRITICAL)|WARN(?:ING)?|INFO|DEBUG|TRACE)(?![\w'\"-])")
 _GIVES_UP = re.compile(
     r"\s*(?:(?:[\w./-]{1,100}: )?(?:fatal )?error: "
-    r"|[\w./-]{1,100}: (?:unrecognized|invalid|unknown|ambiguous) option\b)",
+    r"|[\w./-]{1,100}: (?:unrecognized|invalid|unknown|ambiguous) option\b"
+    # A shell's words of a signal that asked the program to end.
+    r"|(?:Terminated|Hangup|User defined signal \d)$)",
     re.IGNORECASE,
 )
 _BESIDE = re.compile(
@@ -464,16 +467,27 @@ def _last_frame(reading: LogReading) -> tuple[LogLine, int] | None:
     return None
 
 
+def _is_error(raw: str) -> bool:
+    line, level = parse_line(raw), _LEVEL.search(raw)
+    return not line.is_warning and (
+        line.level == "E" or (level is not None and level[1] is not None) or _GIVES_UP.match(raw) is not None
+    )
+
+
 def _logged_error(reading: LogReading) -> tuple[LogLine, int] | None:
     lines = reading.tail.rstrip("\n").split("\n")
     found, steps = None, 0
+    survived = {
+        _FIGURE.sub("", raw)
+        for raw, below in pairwise(filter(str.strip, lines))
+        if not _is_error(below) and not _GIVES_UP.match(raw) and not _BESIDE.match(parse_line(below).text)
+    }
     for back, raw in enumerate(reversed(lines)):
         line = parse_line(raw)
         steps += is_progress(raw)
-        level = _LEVEL.search(raw)
-        is_error = not line.is_warning and (
-            line.level == "E" or (level is not None and level[1] is not None) or _GIVES_UP.match(raw) is not None
-        )
+        is_error = _is_error(raw)
+        if is_error and (is_of_tracker(raw) or _FIGURE.sub("", raw) in survived):
+            continue
         if steps > _MOST_DRAWN:
             break
         if not line.text.strip() or (not is_error and _BESIDE.match(line.text)):

@@ -175,6 +175,11 @@ def is_progress(text: str) -> bool:
     return is_step or _is_row(piece)
 
 
+def is_of_tracker(text: str) -> bool:
+    """Whether an experiment tracker prints a line: no training ends by what it cannot upload."""
+    return _TRACKER.search(text.encode(errors="replace")) is not None
+
+
 def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
     """What a log says of failures.
 
@@ -452,7 +457,7 @@ class _Tracebacks:
             one.at_exit = one.at_exit or _AT_EXIT.search(own) is not None
             one.last = number
             if own.startswith(_AT):
-                one.program = one.program or _program(own)
+                one.program = _program(own) if one.program is None else one.program
                 one.frames = [own]
             elif len(one.frames) < _MOST_SOURCE:
                 one.frames.append(own)
@@ -972,6 +977,8 @@ _WARNING = re.compile(
     rf"{_PYTHON_WARNING.pattern}"
     r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARN|WARNING|INFO|DEBUG)[ \]|:-]"
 )
+# A message that says what the program does instead.
+_GOES_WITHOUT = re.compile(r"\b(?:ignoring|skipping|retrying|falling back|continuing)\b", re.IGNORECASE)
 # NCCL's proxy thread works for the ranks: what it failed at says the line of the call itself.
 _PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
 # What a program in the log of enroot says; a shell names the line of its script, and goes on.
@@ -1073,6 +1080,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_launchers=is_launchers and error is None,
         is_noise=(line.is_warning and (error is None or error.kind != "killed") and _FAILED_OPERATION not in raw)
         or (traceback is not None and traceback.in_thread)
+        or (not is_nccl and not is_abort and error is None and _GOES_WITHOUT.search(text) is not None)
         or (not is_nccl and not (error is not None and error.is_stop) and _WARNING.match(raw) is not None),
         at_exit=(traceback is not None and traceback.at_exit) or (raised and _SHUTDOWN.search(text) is not None),
         is_shells=_SHELL_SAYS.match(text) is not None,
