@@ -81,7 +81,9 @@ _WORDS = "|".join(_SIGNAL_WORDS)
 # What ended a program that a shell started, in its words. `Killed` is in the catalogue, and `Terminated` alone is also
 # what it says of a helper that the script stops.
 SHELL_WORDS = tuple(word for word in _SIGNAL_WORDS if word not in {"Killed", "Terminated"})
-SHELLS_SIGNAL = re.compile(rf"(?:.{{0,200}}: line \d+:\s+\d+ (?:{'|'.join(SHELL_WORDS)})\b|(?:{'|'.join(SHELL_WORDS)})$)")
+SHELLS_SIGNAL = re.compile(
+    rf"(?:.{{0,200}}: line \d+:\s+\d+ (?:{'|'.join(SHELL_WORDS)})\b|(?:{'|'.join(SHELL_WORDS)})$)"
+)
 _NAME = r"[\w.-]{1,64}"
 _TASK = rf"srun: error: {_NAME}: tasks? [\d,\[\]-]{{1,200}}: "
 # By authority: what names the first worker that ended comes before what names any, and that before what names none.

@@ -15,7 +15,8 @@ INTERRUPT = "KeyboardInterrupt"
 
 _MISSES = re.compile(
     r"\bFileNotFoundError\b|\bno such file\b|\bno checkpoints?\b|\bnot found\b|\b(?:does not|doesn't) exist\b"
-    r"|\b(?:cannot|can't|could not|couldn't|failed to|unable to) (?:find|locate|open)\b|\bdoes not appear to have a file\b"
+    r"|\b(?:cannot|can't|could not|couldn't|failed to|unable to) (?:find|locate|open)\b"
+    r"|\bdoes not appear to have a file\b"
     r"|\bis not a local folder\b|\bRepo id must be\b",
     re.IGNORECASE,
 )

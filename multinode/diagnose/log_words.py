@@ -291,9 +291,11 @@ _RAISED = re.compile(
 # The form of a line of progress, in small letters and without figures; and what none has.
 _PROGRESS = re.compile(
     rb"%\|| it/s|\bs/it\b|http/\.?\" +ok|http/\.\" *$"
-    rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?|episode|timestep|batch(?:e(?=s))?)s?\b['\"]?"
+    rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?|episode|timestep|batch(?:e(?=s))?)s?"
+    rb"\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
-    rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| *\| *[-.|]| +\.)"
+    rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b"
+    rb"['\"]?(?: ?[:=]| *\| *[-.|]| +\.)"
     rb"|\b(?:ep_rew_mean|ep_len_mean|total_timesteps)\b *\||\btrial +finished with value"
     rb"|:::mllog |nccl info (?!.*-> *(?:\[[\w ]+\])? *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
@@ -406,7 +408,9 @@ class _Tracebacks:
         if own.rstrip().endswith(_TRACEBACK):
             if len(self._open) < _MOST_WORDS:
                 in_thread = self._is_threads(number, key)
-                one = _Traceback(first=number, last=number, in_thread=in_thread, of=line, child=self._child(number, key))
+                one = _Traceback(
+                    first=number, last=number, in_thread=in_thread, of=line, child=self._child(number, key)
+                )
                 before = self._open.get(key)
                 if before is not None and in_thread and before.in_thread:
                     one.others = before.others + 1
@@ -642,7 +646,7 @@ class _Reader:
     def _with_stages(
         self, words: dict[Hashable, LogWord], reports: tuple[LauncherReport, ...]
     ) -> tuple[dict[Hashable, LogWord], tuple[LauncherReport, ...]]:
-        """The words and reports of the last attempt, and of the programs before it that did not write what it misses."""
+        """The words and reports of the last attempt, and of the programs before that did not write what it misses."""
         last = words
         for former in reversed(self._attempts):
             if not depends_on(tuple(last.values()), tuple(former.words.values())):
@@ -661,7 +665,9 @@ class _Reader:
 
     def _told(self, word: LogWord) -> LogWord:
         is_past = word.is_shells and not len(self._reports) and self._line - word.line > _BETWEEN_FRAMES
-        is_past = is_past or (word.process is None and word.line <= self._quiet_after < (self._report_line or self._line))
+        is_past = is_past or (
+            word.process is None and word.line <= self._quiet_after < (self._report_line or self._line)
+        )
         return replace(word, went_on=True) if is_past or self._progress.went_on(word) else word
 
     @property
@@ -728,6 +734,7 @@ class _Reader:
         place = self._tracebacks.take(number, line)
         if place is not None:
             self._open_until = number + _BETWEEN_FRAMES
+            self._speak(number)
         if place is _Traced.END:
             self._read(number, line, place)
         elif place is None and self._is_step(shape, piece) and not _FRAME.match(line.text):
@@ -748,6 +755,7 @@ class _Reader:
         is_report = any(words in line.raw for words in BEGINNINGS) or SHELLS_SIGNAL.match(line.text) is not None
         if is_report:
             self._begin_attempt_after_progress()
+            self._speak(number)
         known = len(self._reports)
         is_inside = self._reports.take(number, line)
         if self._reports.is_open or _TRACEBACK in line.raw or self._tracebacks.are_open():
@@ -788,9 +796,8 @@ class _Reader:
             self._hosts[host] = None
 
     def _read(self, number: int, line: LogLine, place: _Traced | None, *, is_report: bool = False) -> None:
-        if place is not None or is_report:
-            self._speak(number)
         if place is _Traced.FRAME:
+            self._speak(number)
             return
         word = _read_line(number, line, traceback=self._tracebacks.ended if place is _Traced.END else None)
         if (place is _Traced.END or (word is not None and word.is_exception)) and self._tracebacks.ignores(
@@ -805,8 +812,6 @@ class _Reader:
             self._keep_below(number, line)
         if word is None:
             return
-        if word_standing(word) < Standing.NOISE:
-            self._speak(number)
         if line.is_nccl_warning and line.host is not None:
             self._hosts[line.host] = None
         if word.is_exception:
@@ -815,8 +820,7 @@ class _Reader:
                 word = replace(word, host=node)
             word = replace(word, raised_from=self._chained.pop(line.process, None))
         key = self._add(number, word)
-        if word.is_exception:
-            self._link(number, line.process, word)
+        self._link(number, line.process, word)
         # Below an exception, or what NCCL reports, comes more of it.
         if key is not None and (word.is_exception or "NCCL error" in word.text or "async exception" in word.text):
             self._below[line.process] = key, number
@@ -826,6 +830,8 @@ class _Reader:
 
     def _link(self, number: int, process: str | None, word: LogWord) -> None:
         """Remember an exception for the one that is raised from it, or that quotes its traceback."""
+        if not word.is_exception:
+            return
         kept = self._words.get(_key(word), word)
         self._raised[process] = kept.line
         outer, last = self._quoting.get(process, (None, -_IGNORED_LINES))
@@ -887,6 +893,8 @@ class _Reader:
 
     def _add(self, number: int, word: LogWord) -> Hashable | None:
         self._begin_attempt_after_progress()
+        if word_standing(word) < Standing.NOISE:
+            self._speak(number)
         if number - self._last > _APART:
             self._keep()
         self._last = number

@@ -22,7 +22,8 @@ def trace(program: str, exception: str, mark: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "complaint", ["/etc/profile.d/lmod.sh: line 3: module: command not found", "run.sh: line 9: python: command not found"]
+    "complaint",
+    ["/etc/profile.d/lmod.sh: line 3: module: command not found", "run.sh: line 9: python: command not found"],
 )
 def test_what_a_shell_complains_of_is_survived_if_its_script_went_on(complaint: str) -> None:
     failed = "RuntimeError: expected scalar type Half but found Float"
@@ -62,13 +63,21 @@ def test_an_actor_that_ray_could_not_import_failed_by_the_traceback_that_it_quot
     inner = "ImportError: /env/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEa"
     wrapped = "RuntimeError: Failed to import transformers.models.mistral because of the error above"
     quoted = [outer, "", *trace("utils", inner), *HANDLING, *trace("workers", wrapped)]
-    lines = ["(raylet) Traceback (most recent call last):", '  File "python/ray/_raylet.pyx", line 2276, in ray.x', *quoted]
+    lines = [
+        "(raylet) Traceback (most recent call last):",
+        '  File "python/ray/_raylet.pyx", line 2276, in ray.x',
+        *quoted,
+    ]
     waited = "AssertionError: failed to get register_center_actor: a_register_center in []"
     assert told(*lines, "", *lines, *trace("main_ppo", waited)).message == inner
 
 
 def test_a_step_of_slurm_that_failed_before_the_training_was_a_helper() -> None:
-    helper = ["++ srun --ntasks=1 sysinfo.sh", "srun: error: n1: task 0: Exited with exit code 1", "+ srun python train.py"]
+    helper = [
+        "++ srun --ntasks=1 sysinfo.sh",
+        "srun: error: n1: task 0: Exited with exit code 1",
+        "+ srun python train.py",
+    ]
     assert first(*helper, *STEPS) is None
     assert first(*helper, *QUIET) is None
     assert first(*STEPS, *helper[:2], *STEPS[:3]) is not None
@@ -92,8 +101,12 @@ def test_threads_that_end_together_end_no_process() -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        ["ERROR cannot open the shard", *(f"Epoch 1: {number}%|##  | {number}/100 [00:01<00:09, 1.1it/s]" for number in range(9))],
-        [line for number in range(9) for line in (DISK.format(number), f"part {number} is written")] + [DISK.format(11)],
+        [
+            "ERROR cannot open the shard",
+            *(f"Epoch 1: {number}%|##  | {number}/100 [00:01<00:09, 1.1it/s]" for number in range(9)),
+        ],
+        [line for number in range(9) for line in (DISK.format(number), f"part {number} is written")]
+        + [DISK.format(11)],
         ["saved", "wandb: ERROR Dropped streaming file chunk (see wandb/debug-internal.log)"],
         [*trace("probe", "ModuleNotFoundError: No module named 'apex'"), *QUIET],
         [
@@ -101,7 +114,8 @@ def test_threads_that_end_together_end_no_process() -> None:
             *(f"[I 2024-01-01 10:00:00,000] Trial {number} finished with value: 0.{number}" for number in range(9)),
         ],
         ["RuntimeError: No valid triton configs. Ignoring this choice.", "AUTOTUNE mm(1x2)", "done"],
-        [f"Training: {number}%|## | {number}/100" for number in (99, 100)] + ["no FID: No module named 'pytorch_fid'", "saved"],
+        [f"Training: {number}%|## | {number}/100" for number in (99, 100)]
+        + ["no FID: No module named 'pytorch_fid'", "saved"],
     ],
 )
 def test_a_run_that_went_on_has_no_failure(lines: list[str]) -> None:
