@@ -210,8 +210,9 @@ def _without_shutdown(reading: LogReading) -> LogReading:
 
 
 def _came_after_end(word: LogWord, reading: LogReading) -> bool:
-    is_remark = not (word.is_exception or word.is_abort or word.is_nccl or word.is_stop or word.is_of_peers)
-    if is_remark and word.error is not None and word.error.project != "Slurm" and reading.report is None:
+    ended = word.is_exception or word.is_abort or word.is_nccl or word.is_stop or word.is_of_peers
+    is_remark = word.error is not None and word.error.project != "Slurm" and not ended
+    if (is_remark or word.is_shells) and reading.report is None:
         # A program says what it does without.
         return _had_ended(word.line, reading)
     return (

@@ -312,6 +312,9 @@ _END_TEXTS = (
     "training finished",
     "training has finished",
     "training is finished",
+    "training done",
+    "finished training",
+    "done training",
     "run finished",
     "job finished",
     "End time of running",
@@ -993,9 +996,10 @@ _PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
 _ENROOT_SAYS = re.compile(rf"{_PYXIS_QUOTES}[a-z][\w.-]{{0,64}}: ")
 # Where a call of NCCL returned an error to another one.
 _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
-# What a shell says of a command in its script, and a command of the system of a file.
+# What a shell or conda says of a command in a script, and a command of the system of a file.
 _SHELL_SAYS = re.compile(
-    r"(?!.*\berror: )(?:(?:\S{1,300}: )?line \d{1,6}: |-?[a-z]{0,3}sh: |[a-z][\w.+-]{0,40}: .{0,300}: "
+    r"(?!.*\berror: )(?:(?:\S{1,300}: )?line \d{1,6}: |-?[a-z]{0,3}sh: "
+    r"|(?:CommandNotFoundError|EnvironmentNameNotFound): |[a-z][\w.+-]{0,40}: .{0,300}: "
     r"(?=(?:No such file or directory|Permission denied|Not a directory|Is a directory|File exists)$))"
     r"(?!\s*\d{1,9} (?:Killed|Aborted|[A-Z][a-z]+ (?:fault|error|instruction)))"
 )

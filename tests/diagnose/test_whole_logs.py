@@ -23,12 +23,17 @@ def trace(program: str, exception: str, mark: str = "") -> list[str]:
 
 @pytest.mark.parametrize(
     "complaint",
-    ["/etc/profile.d/lmod.sh: line 3: module: command not found", "run.sh: line 9: python: command not found"],
+    [
+        "CommandNotFoundError: Your shell has not been properly configured to use 'conda activate'.",
+        "/etc/profile.d/lmod.sh: line 3: module: command not found",
+        "run.sh: line 9: python: command not found",
+    ],
 )
 def test_what_a_shell_complains_of_is_survived_if_its_script_went_on(complaint: str) -> None:
     failed = "RuntimeError: expected scalar type Half but found Float"
     assert told(complaint, *trace("train", failed)).message == failed
-    assert first(complaint, *QUIET) is None
+    assert first(complaint, *QUIET[:80]) is None
+    assert first(*STEPS, "Finished training", complaint) is None
     assert told("Job 12 on n1", complaint, "srun: error: n1: task 0: Exited with exit code 127").line == 2
 
 
