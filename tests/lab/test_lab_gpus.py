@@ -135,7 +135,7 @@ def test_a_shared_directory_is_the_same_on_each_node(shell: Command, shared_dir:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         for name in ("node0", "node1"):
-            shell(name, f"echo from {name} | timeout 5 dd of={pipe} oflag=nonblock status=none; touch {shared_dir}/{name}")
+            shell(name, f"timeout 5 sh -c 'echo from {name} > {pipe}'; touch {shared_dir}/{name}")
             assert os.read(reader, 100) == f"from {name}\n".encode()
             assert (shared_dir / name).exists()
     finally:
