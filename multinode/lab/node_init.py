@@ -223,12 +223,9 @@ def mount_own(own: Path, target: Path, mode: int) -> None:
 
 
 def share_file(path: str, root: Path) -> None:
-    """Show the node a device, file or directory as it is on the controller, mounted over another one as it may be."""
+    """Show the node a device or a file as it is on the controller, mounted over another one as it may be."""
     target = root / path.lstrip("/")
-    if Path(path).is_dir():
-        # An overlay shows its files, but no socket or pipe in it has its other end there.
-        target.mkdir(parents=True, exist_ok=True)
-    elif not target.exists():
+    if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch()
     mount(path, target, None, _MS_BIND)
