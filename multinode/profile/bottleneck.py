@@ -104,9 +104,7 @@ def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) ->
     threshold = f"{WORTH:.0%}"
     if own_ms is not None:
         own = f"compute and optimizer take {_share(own_ms, mean)}"
-        sentence = f"compute-bound: {own}; no other part exceeds {threshold}"
-        # FSDP and ZeRO have no counters of their passes, as DDP has.
-        return sentence + (_UNTIMED_PASSES if split.device == "cuda" and split.passes is None else "")
+        return f"compute-bound: {own}; no other part exceeds {threshold}"
     unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in split.missing]
     sentence = f"no measured part exceeds {threshold} of {format_ms(mean.step_ms)} per step"
     if unknown:
@@ -114,7 +112,8 @@ def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) ->
     if is_bound(split) and mean.data_ms is not None and mean.data_ms > WORTH * mean.step_ms:
         waited = f"{format_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%})"
         sentence += f"; the host waited {waited} for batches, while the GPU may have computed"
-    return sentence
+    # FSDP and ZeRO have no counters of their passes, as DDP has.
+    return sentence + (_UNTIMED_PASSES if split.device == "cuda" and split.passes is None else "")
 
 
 def _share(time_ms: float, mean: WorkerSplit) -> str:

@@ -353,7 +353,7 @@ train(model, torch.optim.SGD(model.parameters(), lr=0.1))
 """
     for proto in ({"NCCL_PROTO": "LL"}, {}):
         folder = tmp_path / f"of-{len(proto)}"
-        told = run_pair(folder, BEGIN + script, warm=True, **proto)
+        told = run_pair(folder, BEGIN + script, 2, warm=True, **proto)
         (first,), (second,) = ([each for each in one.samples if isinstance(each, WorkerSample)] for one in told)
         # Workers of one machine and one network namespace count the same interface.
         assert first.network == second.network
