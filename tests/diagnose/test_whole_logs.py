@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from multinode.diagnose.log_words import read_log
+
 from .test_standing import HANDLING, first, told
 
 STEPS = [f"step {number} loss 2.{number}" for number in range(30)]
@@ -182,11 +184,11 @@ def test_a_worker_that_its_parent_asked_to_end_fails_no_run() -> None:
 
 
 def test_what_runs_after_a_report_is_another_attempt() -> None:
-    ordinal = "torch.AcceleratorError: CUDA error: invalid device ordinal"
+    raised = trace("train", "torch.AcceleratorError: CUDA error: invalid device ordinal")
     report = "failed (exitcode: 1) local_rank: 1 (pid: 91721) of binary: /usr/bin/python"
-    assert told(*trace("train", ordinal), report, "starting with 1 GPU", *STEPS).message.endswith(
-        "invalid device ordinal"
-    )
+    assert [word.went_on for word in read_log("\n".join((*raised, report, *STEPS))).words] == [False]
+    one = "ERROR multiproc_worker_utils.py:116] Worker VllmWorkerProcess pid 39 died, exit code: 1"
+    assert [word.went_on for word in read_log("\n".join((*raised, one, *STEPS))).words] == [True]
 
 
 def test_arguments_that_a_later_program_lacks_end_a_script() -> None:
