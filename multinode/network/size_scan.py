@@ -47,33 +47,33 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
 
     `index` is of the message whose rounds count; None uses all.
     """
-    names = [node.node for node in plan.nodes]
+    names = [place.node for place in plan.places]
     one_stream, several, latency = list[PairSpeed](), list[PairSpeed](), list[RoundTrip]()
     connections = 0
     for node, peer in zip(plan.nodes, names[1:] + names[:1], strict=True):
-        pair, mine = (node.node, peer), samples.get(node.node_rank, ())
+        pair, mine = (node.place.node, peer), samples.get(node.place.node_rank, ())
         streams = _streams(node, mine, "tcp")
         if index is not None:
             streams = [sample for sample in streams if sample.index == index]
         connections = max([connections, *(len(sample.results) for sample in streams)])
         one_stream += _speed(pair, (sample for sample in streams if len(sample.results) == 1))
         several += _speed(pair, (sample for sample in streams if len(sample.results) > 1))
-        pings = [sample for sample in mine if isinstance(sample, PingSample) and sample.rank in node.ranks]
+        pings = [sample for sample in mine if isinstance(sample, PingSample) and sample.rank in node.place.ranks]
         for ping in pings[:1]:
             failed = ping.error if ping.error is not None or ping.times_us else "no round trip was measured"
             spread = spread_of(ping.times_us) if failed is None else None
             median, p95 = (spread.median, spread.p95) if spread is not None else (None, None)
-            latency.append(RoundTrip(source=node.node, target=peer, median_us=median, p95_us=p95, error=failed))
+            latency.append(RoundTrip(source=node.place.node, target=peer, median_us=median, p95_us=p95, error=failed))
     return RawTcp(one=tuple(one_stream), several=tuple(several), connections=connections, latency=tuple(latency))
 
 
 def read_rdma(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> tuple[PairSpeed, ...]:
     """Combined RDMA write rate of all used ports, for each node and the next; empty if not measured."""
-    names = [node.node for node in plan.nodes]
+    names = [place.node for place in plan.places]
     return tuple(
         speed
         for node, peer in zip(plan.nodes, names[1:] + names[:1], strict=True)
-        for speed in _speed((node.node, peer), _streams(node, samples.get(node.node_rank, ()), "rdma"))
+        for speed in _speed((node.place.node, peer), _streams(node, samples.get(node.place.node_rank, ()), "rdma"))
     )
 
 
@@ -81,7 +81,7 @@ def _streams(node: NodePlan, mine: Iterable[Sample], network: str) -> list[Strea
     return [
         sample
         for sample in mine
-        if isinstance(sample, StreamSample) and sample.rank in node.ranks and sample.network == network
+        if isinstance(sample, StreamSample) and sample.rank in node.place.ranks and sample.network == network
     ]
 
 
@@ -197,11 +197,11 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
 def nics_of(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, Interface]:
     """The data-plane NIC of each node, if known."""
     return {
-        node.node: nic
+        node.place.node: nic
         for node in nodes
-        if node.node in facts
-        for nic in facts[node.node].interfaces
-        if nic.name == node.ifname
+        if node.place.node in facts
+        for nic in facts[node.place.node].interfaces
+        if nic.name == node.place.endpoint.ifname
     }
 
 
@@ -221,7 +221,8 @@ def summarise_scan(
     backend = next((worker.backend for worker in workers), "unknown")
     nccl = _nccl(samples.values())
     nics_by_node = {
-        node.node: logged.used if (logged := _nccl([samples.get(node.node_rank, ())])) else () for node in plan.nodes
+        node.place.node: logged.used if (logged := _nccl([samples.get(node.place.node_rank, ())])) else ()
+        for node in plan.nodes
     }
     indices = {sample.index for sample in measured}
     in_turns_gb_per_s = {index: slowest_gb_per_s(read_ring(plan, samples, index).ring) for index in indices}
@@ -229,14 +230,16 @@ def summarise_scan(
     path = check_nic_path(
         measured,
         nics={
-            node.node_rank: tuple(dict.fromkeys([node.ifname, *(used if node.ifname in used else ())]))
+            node.place.node_rank: tuple(
+                dict.fromkeys([node.place.endpoint.ifname, *(used if node.place.endpoint.ifname in used else ())])
+            )
             for node in plan.nodes
-            if node.ifname is not None
-            for used in (nics_by_node[node.node],)
+            if node.place.endpoint.ifname is not None
+            for used in (nics_by_node[node.place.node],)
         },
         layout=layout,
         backend=backend,
-        node_names=[node.node for node in plan.nodes],
+        node_names=[place.node for place in plan.places],
     )
     rdma = read_rdma(plan, samples)
     evidence = ScanEvidence(
@@ -263,7 +266,7 @@ def summarise_scan(
         backend=backend,
         timer=next((worker.timer for worker in workers), "clock"),
         world_size=plan.world_size,
-        nodes=tuple(node.node for node in plan.nodes),
+        nodes=tuple(place.node for place in plan.places),
         workers=plan.workers,
         devices=_devices(plan, workers),
         test=plan.test,
@@ -280,7 +283,9 @@ def summarise_scan(
         path=path,
         nccl=nccl,
         verdict=judge_scan(evidence),
-        states=tuple(_node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
+        states=tuple(
+            _node_state(facts[place.node], place.endpoint.ifname) for place in plan.places if place.node in facts
+        ),
         directory=directory,
     )
 
@@ -323,8 +328,8 @@ def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iter
     messages = plan.test.messages if isinstance(plan.test, CollectiveTest) else ()
     seen: set[tuple[int, int]] = set()
     for node in plan.nodes:
-        for sample in samples.get(node.node_rank, ()):
-            if not isinstance(sample, CollectiveSample) or sample.rank not in node.ranks:
+        for sample in samples.get(node.place.node_rank, ()):
+            if not isinstance(sample, CollectiveSample) or sample.rank not in node.place.ranks:
                 continue
             message = messages[sample.index] if 0 <= sample.index < len(messages) else None
             if message is None or message.collective != sample.collective or (sample.rank, sample.index) in seen:
@@ -389,8 +394,8 @@ def _bonds(
     names = [
         name
         for node in nodes
-        for known in (facts.get(node.node) or NodeFacts(node=node.node),)
-        for used in (_ports_used(node.node, by_node, path),)
+        for known in (facts.get(node.place.node) or NodeFacts(node=node.place.node),)
+        for used in (_ports_used(node.place.node, by_node, path),)
         for bond in known.interfaces
         if bond.driver == "bond"
         for name in (
@@ -425,17 +430,17 @@ def _wait_shares(plan: LaunchPlan, samples: Iterable[CollectiveSample]) -> dict[
                     if slowest > 0:
                         shares.setdefault(rank, []).append((time_us - fastest) / slowest)
     return {
-        node.node: min(statistics.median(shares[rank]) for rank in node.ranks)
+        node.place.node: min(statistics.median(shares[rank]) for rank in node.place.ranks)
         for node in plan.nodes
-        if all(rank in shares for rank in node.ranks)
+        if all(rank in shares for rank in node.place.ranks)
     }
 
 
 def _busy(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> dict[str, float]:
     busy = {
-        node.node: [
+        node.place.node: [
             sample.busy_percent
-            for sample in samples.get(node.node_rank, ())
+            for sample in samples.get(node.place.node_rank, ())
             if isinstance(sample, CpuSample) and sample.busy_percent is not None
         ]
         for node in plan.nodes
@@ -444,7 +449,7 @@ def _busy(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> dict[str
 
 
 def _devices(plan: LaunchPlan, workers: Iterable[BenchmarkSample]) -> tuple[str, ...]:
-    names = {rank: node.node for node in plan.nodes for rank in node.ranks}
+    names = {rank: place.node for place in plan.places for rank in place.ranks}
     return tuple(
         clean_log(f"Rank {worker.rank:2d} on {names.get(worker.rank, '?')} device {worker.device or 'cpu'}")
         for worker in sorted(workers, key=lambda worker: worker.rank)

@@ -349,11 +349,11 @@ def start_progress(plan: LaunchPlan) -> RunProgress:
         world_size=plan.world_size,
         nodes=tuple(
             NodeProgress(
-                name=node.node,
-                node_rank=node.node_rank,
-                ranks=node.ranks,
-                ifname=node.ifname,
-                link_gbit_per_s=node.link_gbit_per_s,
+                name=node.place.node,
+                node_rank=node.place.node_rank,
+                ranks=node.place.ranks,
+                ifname=node.place.endpoint.ifname,
+                link_gbit_per_s=node.place.endpoint.link_gbit_per_s,
                 test=plan.test if isinstance(plan.test, CollectiveTest) else None,
                 total_steps=len(plan.test.messages) if isinstance(plan.test, CollectiveTest) else None,
             )
