@@ -178,9 +178,7 @@ def _ask_to_stop(
 
 
 def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
-    answers = _ask_to_stop(
-        {place.node: place.node_rank for place in recorded.plan.places}, recorded, context, grace_s
-    )
+    answers = _ask_to_stop({place.node: place.node_rank for place in recorded.plan.places}, recorded, context, grace_s)
     try:
         return _wait_ended(recorded, directory, ANSWER_S)
     except MultinodeError as error:

@@ -198,15 +198,13 @@ def _check(
         cluster=launch.cluster,
         facts=facts,
         job=with_sharding(launch.job, launch.options.engine),
-        workers=launch.options.workers_per_node,
+        options=launch.options,
         master_port=plan.rendezvous.port,
-        environment=launch.options.environment,
         endpoints={place.node: place.endpoint for place in plan.places},
         controller_cwd=str(Path.cwd()),
-        code=launch.options.code,
         absent_here=absent_files(job_files(launch.job).needed),
     )
-    return check_launch(context.agent, inspection, launch.options, context.say)
+    return check_launch(context.agent, inspection, context.say)
 
 
 def _keep(

@@ -19,7 +19,6 @@ from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
-from multinode.traffic.algorithms import Layout
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
 

@@ -25,6 +25,7 @@ from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Spread
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
+from tests.predict.stored import on_four
 
 NAMES = ("a", "b")
 G = 14_767_104
