@@ -136,8 +136,8 @@ def test_a_launch_imports_neither_the_lab_nor_comparisons_nor_without_checks_the
     assert "multinode.check.ports" in runs["checked run of a script"]
     assert "multinode.job.restrictions" not in runs["checked run of a script"]
     # Of which the reading of commands is 840.
-    assert lines["run of a script"] <= 22_050
-    assert lines["checked run of a script"] <= 26_850
+    assert lines["run of a script"] <= 22_500
+    assert lines["checked run of a script"] <= 27_300
     assert not [each for each in runs["plan of a YAML"] if each.startswith("multinode.profile")]
 
 

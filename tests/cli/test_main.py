@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
-from multinode.cli.verbs import VERBS, load_verb
 from multinode.cli.output import note, set_verbosity
+from multinode.cli.verbs import VERBS, load_verb
 from multinode.errors import UsageError
 from multinode.launch.context import load_nodes
 from multinode.records.run import Run
@@ -87,7 +87,13 @@ def test_listing_the_verbs_imports_none_of_them() -> None:
             print(*sorted(name for name in sys.modules if name.startswith("multinode.")), file=sys.stderr)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.split() == ["multinode.cli", "multinode.cli.main", "multinode.cli.panels", "multinode.cli.verbs", "multinode.errors"]
+    assert done.stderr.split() == [
+        "multinode.cli",
+        "multinode.cli.main",
+        "multinode.cli.panels",
+        "multinode.cli.verbs",
+        "multinode.errors",
+    ]
 
 
 def every_command(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
