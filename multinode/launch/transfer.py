@@ -187,14 +187,14 @@ def fetch_results(
     Raises:
         MultinodeError: a path cannot be fetched, or contact to the node was lost.
     """
-    run, place = launched.run, launched.plan.nodes[0]
+    run, planned = launched.run, launched.plan.nodes[0]
     if not paths or run.status == "running":
         return
     # A restart may have gone on without the hostfile's first node.
-    node = next(node for node in cluster.nodes if node.name == place.place.node)
+    node = next(node for node in cluster.nodes if node.name == planned.place.node)
     if run.nodes[0].state == "lost":
         raise ContactLost("nothing was fetched: contact was lost", node=node.name)
-    wanted = Wanted(node=node, paths=tuple(paths), cwd=place.output_cwd or place.command.cwd)
+    wanted = Wanted(node=node, paths=tuple(paths), cwd=planned.output_cwd or planned.command.cwd)
     fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
     say(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")
 
