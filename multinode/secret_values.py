@@ -10,6 +10,8 @@ import functools
 import re
 from typing import Any
 
+import msgspec
+
 REDACTED = "<redacted>"
 FORWARDED = "<forwarded>"
 
@@ -121,6 +123,15 @@ def hides(name: str, value: object) -> bool:
     if _TELLS_NOTHING.fullmatch(text) is not None:
         return False
     return _is_other(name) or (_NUMBER.fullmatch(text) is None and (_is_token(name) or _PATH.fullmatch(text) is None))
+
+
+def redacted(value: object) -> Any:
+    """The document of a value, as it is written and shown: plain data without secrets.
+
+    A value of which more is secret than names tell leaves that out in a `document()` of its own.
+    """
+    document = getattr(value, "document", None)
+    return redact(msgspec.to_builtins(value if document is None else document(), str_keys=True))
 
 
 def redact(value: Any) -> Any:

@@ -131,10 +131,6 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
 
 def document(result: object) -> Any:
     """A result as the command prints it with `--json`: dicts, lists, text and numbers, without secrets."""
-    import msgspec
+    from multinode.secret_values import redacted
 
-    from multinode.decoding import decode_json
-    from multinode.secret_values import redact
-
-    result_document = getattr(result, "document", None)
-    return redact(decode_json(msgspec.json.encode(result if result_document is None else result_document()), object))
+    return redacted(result)

@@ -23,9 +23,7 @@ _RUN_DIR_MARK = "{run_dir}"
 _ERROR_BYTES = 4096
 _PRELUDE_FILE = "prelude.json"
 # What of the request is applied again after it.
-_AFTER_PRELUDE = frozenset(
-    {"run_id", "argv", "env", "unset", "cwd", "path_first", "instrument", "sample_ifnames", "failures_only", "trace"}
-)
+_AFTER_PRELUDE = frozenset({"run_id", "command", "place", "instrument", "failures_only", "trace"})
 _NOT_FOUND = 127
 # Nothing is pasted into the script: words come as arguments, and the text, which may hold secrets, before the request,
 # where no list of processes shows it. The prelude, and what it may leave in the background, does not see the request.
@@ -50,10 +48,10 @@ class Job(NamedTuple):
 
 def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
     """The job of a supervise request; where that has a prelude, a bash that runs it and then becomes the job."""
-    prelude: Optional[str] = request.get("prelude")
+    prelude: Optional[str] = request["command"].get("prelude")
     if not prelude:
         return _prepare(request, run, umask)
-    shell = _prepare({**request, "argv": ["bash"]}, run, umask)
+    shell = _prepare({**request, "command": {**request["command"], "argv": ["bash"]}}, run, umask)
     # argv[0] is the agent's archive, as the channel's command line has it.
     become = [sys.executable, "-I", os.path.abspath(sys.argv[0]), "become-job"]
     environment = {name: value for name, value in request.items() if name in _AFTER_PRELUDE}
@@ -107,13 +105,19 @@ def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
 
     `how` is how the process ended, in words.
     """
-    if not request.get("prelude"):
+    if not request["command"].get("prelude"):
         return None
     prelude = run.read(_PRELUDE_FILE)
     if prelude is None:
         return f"the setup {how}, and the job was not started"
     trouble: Optional[str] = prelude["trouble"]
     return trouble
+
+
+def data_nics(request: Record) -> list[str]:
+    """The interfaces that carry the job's data: those that the hostfile names, or that of the node's address."""
+    endpoint = request["place"]["endpoint"]
+    return endpoint.get("ifnames") or [name for name in (endpoint["ifname"],) if name is not None]
 
 
 def hold_files(run: RunDir, files: list[Record]) -> None:
@@ -131,10 +135,11 @@ def hold_files(run: RunDir, files: list[Record]) -> None:
 
 
 def _prepare(request: Record, run: RunDir, umask: int) -> Job:
-    argv = [_expand_home(word.replace(_RUN_DIR_MARK, run.path)) for word in request["argv"]]
+    command = request["command"]
+    argv = [_expand_home(word.replace(_RUN_DIR_MARK, run.path)) for word in command["argv"]]
     env = _environment(request, run)
     _check_strings(argv, env)
-    cwd = os.path.abspath(_expand_home(request.get("cwd") or "~"))
+    cwd = os.path.abspath(_expand_home(command.get("cwd") or "~"))
     if not os.path.isdir(cwd):
         raise AgentError(f"the directory {cwd} does not exist", hint="set another with workdir= in the hostfile")
     program = find_program(argv[0], env["PATH"], cwd) if argv else None
@@ -154,17 +159,18 @@ def _execute(job: Job) -> NoReturn:
 
 
 def _environment(request: Record, run: RunDir) -> dict[str, str]:
-    unset: list[str] = request.get("unset", [])
+    command = request["command"]
+    unset: list[str] = command.get("unset", [])
     prefixes = tuple(name[:-1] for name in unset if name.endswith("*"))
     env = {name: value for name, value in os.environ.items() if name not in unset and not name.startswith(prefixes)}
-    env.update({name: _expand_home(value.replace(_RUN_DIR_MARK, run.path)) for name, value in request["env"].items()})
+    env.update({name: _expand_home(value.replace(_RUN_DIR_MARK, run.path)) for name, value in command["env"].items()})
     env.update(MULTINODE_RUN_ID=run.run_id, MULTINODE_RUN_DIR=run.path)
-    path_first: Optional[str] = request.get("path_first")
+    path_first: Optional[str] = command.get("path_first")
     env["PATH"] = _prepend(_expand_home(path_first) if path_first else None, env.get("PATH") or os.defpath)
     if request.get("instrument"):
         env["PYTHONPATH"] = _prepend(_instrument_path(), env.get("PYTHONPATH"))
         env["MULTINODE_SAMPLES"] = run.samples
-        env["MULTINODE_IFNAMES"] = ",".join(request.get("sample_ifnames", []))
+        env["MULTINODE_IFNAMES"] = ",".join(data_nics(request))
         if request.get("failures_only"):
             env["MULTINODE_FAILURES_ONLY"] = "1"
         if request.get("trace"):

@@ -24,7 +24,7 @@ from ..processes import Family, adopt_orphans, find_process, fork_child, reap_ch
 from ..rundir import RunDir
 from ..sample.sampler import NodeSampler, start_gpu_sampler
 from .follow import Follower, say_hello
-from .job import Job, hold_files, prelude_trouble, prepare_job, start_job
+from .job import Job, data_nics, hold_files, prelude_trouble, prepare_job, start_job
 from .job_log import INDEX, LogIndex, LogLimit
 from .status import (
     WATCHERS_STDERR,
@@ -140,14 +140,13 @@ class Supervisor:
         self._run = run
         self._request = request
         self._grace_s = float(request["grace_s"])
-        self._gpus: Optional[list[int]] = request.get("sample_gpus")
+        self._gpus: Optional[list[int]] = request["gpus"]
         self._interval_s = float(request.get("sample_interval_s", 1.0))
         self._lease = Lease(run)
         self._orders = StopOrders(run)
         self._sentinel_pid = sentinel_pid
         self._family = Family(run.run_id, root=os.getpid(), spare={sentinel_pid})
-        ifnames = request.get("sample_ifnames", [])
-        self._sampler = NodeSampler(run, ifnames, self._interval_s, self._family.spared)
+        self._sampler = NodeSampler(run, data_nics(request), self._interval_s, self._family.spared)
         self._gpu_sampler_pid: Optional[int] = None
         self._status = new_status()
         self._unsaved = False
@@ -304,7 +303,7 @@ def _start_ticks(pid: int) -> Optional[int]:
 
 
 _START_S = 30.0
-_HANDED_ON = frozenset({"argv", "env", "prelude", "files"})
+_HANDED_ON = frozenset({"command", "files"})
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -361,7 +360,7 @@ def _fill(run_dir: RunDir, request: Record) -> None:
     # Values, arguments and texts may be secrets, and nobody reads them here: the job has them.
     kept = {name: value for name, value in request.items() if name not in _HANDED_ON}
     archive = os.path.basename(sys.argv[0])
-    run_dir.write("request.json", {**kept, "env": dict.fromkeys(request["env"]), "archive": archive})
+    run_dir.write("request.json", {**kept, "env": dict.fromkeys(request["command"]["env"]), "archive": archive})
     # Whose run it is has to be known before anybody watches it.
     created_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     run_dir.write("supervisor.json", {"schema": 1, **this_machine(), "created_boot_s": created_boot_s})
