@@ -290,7 +290,7 @@ def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _
 
 
 def whole_runs(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Those that are no part of another one: of a bench, sweep, contrast or tune, or an attempt."""
+    """Runs that are no part of another one: of a bench, sweep, contrast or tune, or an attempt."""
     names = {stored.run.run_id for stored in runs}
     return [stored for stored in runs if not _beginnings(stored.run.run_id) & names]
 

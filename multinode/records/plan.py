@@ -115,7 +115,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan without secrets in variables, arguments, setup commands and files."""
+    """Copy of the plan without secrets in variables, arguments, setup commands and files."""
     shown = msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
     return convert(redact(msgspec.to_builtins(shown)), LaunchPlan)
 
