@@ -64,7 +64,7 @@ class Channel:
         """Wait for the first line, the request; empty if stdin has ended.
 
         Raises:
-            AgentError: no whole line came in time.
+            AgentError: no whole line came in time, or it is too long.
         """
         deadline = time.monotonic() + _REQUEST_DEADLINE_S
         while b"\n" not in self._buffer and not self.closed:
