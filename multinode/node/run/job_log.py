@@ -58,7 +58,7 @@ class KeptLog:
         self._pieces: list[_Piece] = []
 
     def read(self, offset: int, most: int) -> tuple[int, bytes]:
-        """Bytes that are gone from `offset` on, and if none are, the data there: empty at the end, or for the moment."""
+        """Bytes that are gone from `offset` on, and if none are, the data there: empty at the end, or for now."""
         index = self._read_index()
         if index.busy:
             return 0, b""
