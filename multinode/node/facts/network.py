@@ -105,7 +105,7 @@ def parse_ip_addr(text: str) -> list[Record]:
 
 
 def _is_usable(item: Record) -> bool:
-    """Whether an address is IPv4, or a global IPv6 address that is not temporary (RFC 8981), deprecated or tentative."""
+    """Whether an address is IPv4, or a global IPv6 address that is not temporary (RFC 8981), deprecated, tentative."""
     if item["family"] == "inet":
         return True
     passing = any(item.get(flag) for flag in ("temporary", "deprecated", "tentative", "dadfailed"))
@@ -180,7 +180,7 @@ def _read_modes(ifname: str) -> bytes:
 
 
 def _settings(words: int) -> bytes:
-    # If asked for 0 words, the kernel answers with the negative number of words; if asked for that many, with the masks.
+    # Asked for 0 words, the kernel answers with the negative number of words; asked for that number, with the masks.
     fields = [0] * 14
     fields[0], fields[_WORDS_AT] = _GLINKSETTINGS, words
     return struct.pack(_SETTINGS, *fields) + bytes(3 * _MOST_WORDS * _WORD_BYTES)

@@ -53,7 +53,7 @@ print("\\n{_MARK}" + json.dumps({{"available": available, "kernels": kernels, "g
 
 def query_devices(python: str, cwd: Optional[str], env: Mapping[str, str], deadline_s: float) -> Query:
     """Ask the interpreter for its devices, with the job's variables."""
-    # This order is fixed here so that torch's answer does not depend on the user's, and does not warn about it.
+    # With an order set, nothing warns about the GPUs' order: such a warning would be taken for the reason.
     variables = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **env}
     return Query([python, "-c", _SCRIPT], deadline_s=deadline_s, cwd=cwd, env=variables)
 
