@@ -217,7 +217,7 @@ def _had_ended(line: int, reading: LogReading) -> bool:
 
 
 def _without_shutdown(reading: LogReading) -> LogReading:
-    """The same, where no launcher reports a failure: what the shutdown after a training raises is noise."""
+    """Mark what the shutdown after a training raises as noise, unless a launcher reports a failure."""
     ended = reading.ended_line
     if ended is None or reading.report is not None:
         return reading
@@ -606,7 +606,7 @@ _OF_WORKER = re.compile(r"attempt_\d{1,4}/(\d{1,6})/(?:stderr|stdout)\.log$")
 
 
 def _of_rank(name: str, reading: LogReading) -> LogReading:
-    """The same, with the rank that the name of the file tells, where no line tells another."""
+    """Set the rank from the name of the file, where no line tells another."""
     found = _OF_WORKER.search(name)
     if found is None:
         return reading

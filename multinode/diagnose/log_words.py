@@ -396,7 +396,7 @@ class _Tracebacks:
         return bool(self._open)
 
     def forget(self, number: int) -> None:
-        """Those that began long before this line, or of which nothing came for long: they will not end any more."""
+        """Forget tracebacks that began long before this line, or have had no line for long: they will not end."""
         self._open = {key: one for key, one in self._open.items() if not self._is_over(one, number)}
 
     @staticmethod
