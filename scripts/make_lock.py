@@ -1,7 +1,7 @@
 """Locks what scripts/setup installs: writes requirements/lock.txt with uv.
 
 It has one version of everything but torch and what only its CUDA builds need (docs/adr/0012), and the SHA-256 of each
-file that pip may take. Versions that are locked and still fit pyproject.toml stay; with --upgrade, all become the newest.
+file that pip may take. Locked versions that fit pyproject.toml stay; with --upgrade, all become the newest.
 """
 
 from __future__ import annotations
