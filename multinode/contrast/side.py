@@ -233,17 +233,17 @@ def load_side_run(directory: RunDirectory) -> SideRun:
     facts = directory.read("facts.json", list[NodeFacts]) or []
     # Nodes of a lab share one machine, so the work of another node is not foreign load there.
     cores = {fact.node: fact.cores for fact in facts if fact.node in nodes and not nodes[fact.node].is_virtual}
-    links = [node.link_gbit_per_s for node in plan.nodes]
+    links = [place.endpoint.link_gbit_per_s for place in plan.places]
     given = [link for link in links if link is not None]
     return SideRun(
         summary=summary,
-        node_names=tuple(node.node for node in plan.nodes),
+        node_names=tuple(place.node for place in plan.places),
         workers=plan.workers,
         workload=directory.read("workload.json", Workload),
         price_per_hour=hostfile_price(plan, cluster, "hourly") if cluster is not None else None,
         price_purchase=hostfile_price(plan, cluster, "purchase") if cluster is not None else None,
         devices=devices_of(plan, {fact.node: fact for fact in facts}),
-        cores=tuple(cores.get(node.node) for node in plan.nodes),
+        cores=tuple(cores.get(place.node) for place in plan.places),
         link_gbit_per_s=min(given) if len(given) == len(links) > 1 else None,
     )
 
@@ -273,7 +273,7 @@ def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[s
         plan: of the run.
         facts: by the node's name.
     """
-    names_of = [_names(node, facts.get(node.node)) for node in plan.nodes]
+    names_of = [_names(node, facts.get(node.place.node)) for node in plan.nodes]
     known_names = [names for names in names_of if names is not None]
     return tuple(dict(Counter(names)) for names in known_names) if len(known_names) == len(names_of) else ()
 
@@ -282,7 +282,7 @@ def _names(node: NodePlan, facts: NodeFacts | None) -> list[str] | None:
     if facts is None:
         return None
     if not node.gpus:
-        return [_one_line(facts.processor or "") or _CPU] * len(node.ranks)
+        return [_one_line(facts.processor or "") or _CPU] * len(node.place.ranks)
     listed = {gpu.index: _one_line(gpu.name) for gpu in facts.gpus}
     names = [listed[index] for index in node.gpus if listed.get(index)]
     return names if len(names) == len(node.gpus) else None

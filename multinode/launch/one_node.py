@@ -72,7 +72,7 @@ def _could_be_single(directory: RunDirectory, several: _MeasuredTraining) -> boo
         return False
     if single is None or len(single.plan.nodes) > 1 or single.plan.levers.algorithm is not None:
         return False
-    names = {node.node for node in several.plan.nodes}
-    return single.plan.nodes[0].node in names and not differing_setting(
+    names = {place.node for place in several.plan.places}
+    return single.plan.nodes[0].place.node in names and not differing_setting(
         single.workload.settings, several.workload.settings
     )

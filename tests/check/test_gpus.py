@@ -19,6 +19,7 @@ from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu
 from multinode.job.job import LlamaFactoryJob
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
 
 from .inspecting import SFT, but, expect, inspection, only, silent
@@ -106,7 +107,10 @@ def test_unequal_slots_are_an_error_where_the_job_groups_workers_by_node() -> No
     grouped = replace(unequal, job=hybrid)
     expect(check_counts(grouped), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
     silent(check_counts(replace(grouped, facts={"a": unequal.facts["a"]})))
-    few = replace(well(cluster=Cluster(nodes=(Node(name="a", slots=1),), source="hosts")), workers=2)
+    few = replace(
+        well(cluster=Cluster(nodes=(Node(name="a", slots=1),), source="hosts")),
+        options=LaunchOptions(workers_per_node=2),
+    )
     expect(check_counts(few), "error", "a", "2 workers are requested, but it has 1 slots")
 
 
