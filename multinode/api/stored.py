@@ -32,7 +32,7 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
 
 
 def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = None) -> Forecast:
-    """Likewise from a file of published figures, as `multinode predict --benchmarks`.
+    """Predict from a file of published figures, as `multinode predict --benchmarks`.
 
     Raises:
         UsageError: the file is not what it should be, or what is asked for cannot be.

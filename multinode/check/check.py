@@ -167,7 +167,7 @@ def check_launch(agent: AgentTransport, inspection: Inspection, say: Callable[[s
 
 
 def _with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspection:
-    """The same after the nodes have connected to node 0 and their neighbors."""
+    """The inspection with its connectivity: the nodes have connected to node 0 and their neighbors."""
     nodes = inspection.cluster.nodes
     plan = ConnectivityPlan(
         pairs=launch_pairs([node.name for node in nodes]),
@@ -182,7 +182,7 @@ def _with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspect
 
 
 def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: LaunchOptions) -> tuple[CheckFinding, ...]:
-    """Those that concern the job: its setup may provide interpreter and files, and a program needs no interpreter."""
+    """Findings that concern the job: its setup may provide interpreter and files; a program needs no interpreter."""
     names = {node.name for node in cluster.nodes}
     # Nodes for which the job's files, and its interpreter, are unknown.
     files, software = set[str](), set[str]()

@@ -62,7 +62,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nics(self) -> dict[str, Interface]:
-        """The same by node name, without loopback."""
+        """The interface for data of each node by node name, without loopback."""
         return {node.name: link for node, link in self.links if link.kind != "loopback"}
 
     @property

@@ -158,7 +158,7 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_p
 
 
 def with_workers(cluster: Cluster, options: LaunchOptions, workers: Sequence[int]) -> tuple[Cluster, LaunchOptions]:
-    """The same nodes and options with so many workers on each: `--workers-per-node`, or slots where these differ."""
+    """Set the number of workers of each node: `--workers-per-node`, or slots where the numbers differ."""
     if len(set(workers)) == 1:
         return cluster, msgspec.structs.replace(options, workers_per_node=workers[0])
     nodes = tuple(

@@ -187,7 +187,7 @@ class RunContext:
         self.say = say
 
     def with_stop(self, stop: StopRequest) -> RunContext:
-        """The same, with another request to stop."""
+        """Copy of the context with another request to stop."""
         other = copy.copy(self)
         other.stop = stop
         return other
@@ -308,7 +308,7 @@ class Nodes(NamedTuple):
     hostfile: str
 
     def with_python(self, python: str) -> Nodes:
-        """The same nodes with this interpreter.
+        """Copy of the nodes with this interpreter.
 
         Raises:
             UsageError: the hostfile names another one for a node.

@@ -97,9 +97,8 @@ class Execution:
     def run(self) -> Run:
         """Start, follow, stop, record.
 
-        The run ends when every node has verified that its processes are gone, or is unreachable. If one node
-        fails, or
-        `stop` asks for it, all are stopped. Returns the outcome; a failed run is a result, not an exception.
+        The run ends when every node has verified that its processes are gone, or is unreachable. If one node fails,
+        or `stop` asks for it, all are stopped. Returns the outcome; a failed run is a result, not an exception.
 
         Raises:
             UsageError, NodeError: this side cannot follow the run until a problem is fixed; the run continues.

@@ -110,7 +110,7 @@ class _CleanedNode(msgspec.Struct, frozen=True):
 def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, run_ids: Sequence[str]) -> tuple[str, ...]:
     """The ids of the selected runs, each with the runs named after it, such as attempts.
 
-    `asked` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
+    `run_ids` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
     machine.
     """
     answers = runs_of_nodes(agent, cluster)
@@ -290,7 +290,7 @@ def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _
 
 
 def whole_runs(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Those that are no part of another one: of a bench, sweep, contrast or tune, or an attempt."""
+    """Runs that are no part of another one: of a bench, sweep, contrast or tune, or an attempt."""
     names = {stored.run.run_id for stored in runs}
     return [stored for stored in runs if not _beginnings(stored.run.run_id) & names]
 

@@ -236,7 +236,7 @@ class _Attempts:
         return stop.count > 0
 
     def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
-        """As `_next`; abandons it if a stop is requested."""
+        """Call `_next`; abandons it if a stop is requested."""
         outcome: list[tuple[Start, Prepared] | BaseException] = []
 
         def find() -> None:

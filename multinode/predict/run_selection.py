@@ -210,7 +210,7 @@ def _usual(runs: Sequence[Record]) -> Record:
 
 
 def repeats_of(run: Record, stored: Sequence[Record]) -> list[Record]:
-    """Those that ran the same on the same nodes, itself among them; one node alone uses no link."""
+    """Runs of the same job on the same nodes, itself among them; one node alone uses no link."""
 
     def ran_as(record: Record) -> tuple[object, ...]:
         link = record.link_gbit_per_s if record.layout.nodes > 1 else None

@@ -21,7 +21,7 @@ from multinode.stats.estimate import Estimate, Spread, UnknownError, attempt, in
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The same job on the same nodes, measured once or several times; every None has a reason in `missing`."""
+    """A job on its nodes, measured once or several times; every None has a reason in `missing`."""
 
     run_ids: tuple[str, ...] = ()  # one per repeat
     node_names: tuple[str, ...] = ()  # as in the hostfile; empty if unknown
