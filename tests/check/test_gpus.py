@@ -126,10 +126,11 @@ def test_different_models_are_named() -> None:
     assert (first.node, "and its first worker on" in first.message) == ("a", True)
 
 
-def test_a_lost_gpu_is_an_error_and_no_model() -> None:
-    lost = gpus(0) + gpus(1, name="[GPU is lost]")
+@pytest.mark.parametrize(("name", "said"), [("[GPU is lost]", "GPU is lost"), ("ERR!", "ERR!")])
+def test_a_lost_gpu_is_an_error_and_no_model(name: str, said: str) -> None:
+    lost = gpus(0) + gpus(1, name=name)
     known = but(well(), "b", gpus=lost)
-    expect(check_lost_gpus(known), "error", "b", "GPU 1 does not answer (GPU is lost)", hint="reboot b")
+    expect(check_lost_gpus(known), "error", "b", f"GPU 1 does not answer ({said})", hint="reboot b")
     silent(check_models(known), check_lost_gpus(well()))
 
 

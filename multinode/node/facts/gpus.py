@@ -112,9 +112,9 @@ def _is_the_drivers(pid: int) -> bool:
     return uses_gpu(pid)
 
 
-def uses_gpu(pid: int) -> bool:
+def uses_gpu(pid: int, proc: str = "/proc") -> bool:
     """Whether the process has a device of the NVIDIA driver open, or of Windows in WSL 2."""
-    folder = f"/proc/{pid}/fd"
+    folder = f"{proc}/{pid}/fd"
     with contextlib.suppress(OSError):
         return any(os.readlink(f"{folder}/{fd}").startswith(_DEVICES) for fd in os.listdir(folder))
     return False
