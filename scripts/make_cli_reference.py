@@ -14,8 +14,8 @@ import typer.main
 from reference_pages import write_or_check
 
 from multinode.cli.main import build_app
-from multinode.cli.verbs import VERBS, load_verb
 from multinode.cli.panels import default_text, metavar, range_text, spelling
+from multinode.cli.verbs import VERBS, load_verb
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from multinode import api
 from multinode.api.keywords import keyword_fields, read_keywords
 from multinode.cli.main import build_app
-from multinode.cli.verbs import load_verb
 from multinode.cli.panels import bounds
+from multinode.cli.verbs import load_verb
 from multinode.contrast.inputs import ContrastInput
 from multinode.errors import UsageError
 from multinode.experiment.inputs import SweepInput, TuneInput

@@ -18,7 +18,6 @@ from multinode.cli.panels import PanelGroup
 from multinode.cli.verbs import VERBS, common_options, dashed, load_verb, usual_name
 from multinode.errors import Interrupted, MultinodeError, UsageError
 
-
 # Of writing to a file that names none: its disk is full or gone.
 _STDOUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTALE, errno.EBADF}
 _COMPLETE = "_MULTINODE_COMPLETE"

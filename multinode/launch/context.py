@@ -178,6 +178,7 @@ class RunContext:
 
     Attributes:
         observe_log: is called with a node and what its log has gained, as the job wrote it.
+        part_of: the run that all launches of this context are parts of; None makes each a run by itself.
     """
 
     def __init__(
@@ -195,6 +196,13 @@ class RunContext:
         self.observe = observe
         self.observe_log: Callable[[NodeRun, bytes], None] = lambda _node, _data: None
         self.say = say
+        self.part_of: str | None = None
+
+    def with_part_of(self, run_id: str | None) -> RunContext:
+        """The same, for parts of this run."""
+        other = copy.copy(self)
+        other.part_of = run_id
+        return other
 
     def with_stop(self, stop: StopRequest) -> RunContext:
         """The same, with another request to stop."""

@@ -15,7 +15,7 @@ from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.invocation import Invocation
 from multinode.secret_values import redact, redact_file
-from multinode.units import format_count, format_size
+from multinode.units import format_count, format_size, is_link_rate
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +112,13 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     def workers(self) -> tuple[int, ...]:
         """Workers of each node, in node-rank order."""
         return tuple(len(node.ranks) for node in self.nodes)
+
+    @property
+    def link_gbit_per_s(self) -> float | None:
+        """Rate of the slowest NIC; None on one node, or if a NIC reports no rate that a link can have."""
+        rates = [node.link_gbit_per_s for node in self.nodes]
+        known = [rate for rate in rates if rate is not None and is_link_rate(rate)]
+        return min(known) if len(known) == len(rates) > 1 else None
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from multinode.cli.contrast import next_command, tune_command
 from multinode.cli.main import build_app
-from multinode.cli.verbs import VERBS, load_verb
 from multinode.cli.nccl_test import contrast_command
 from multinode.cli.options import propose, read_invocation
 from multinode.cli.running import tell_result
+from multinode.cli.verbs import VERBS, load_verb
 from multinode.decoding import decode_json
 from multinode.launch.context import Launched
 from multinode.model.workload import Workload

@@ -14,11 +14,11 @@ from multinode.cluster.cluster import Cluster
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.attach import RecordedRun, choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.context import RunContext
-from multinode.launch.node_runs import load_run, load_runs
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import load_run, load_runs
 from multinode.traffic.algorithms import Layout
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
@@ -185,15 +185,17 @@ def store_part(root: Path, run: Run, log: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["bench", "sweep", "contrast", "advise"])
 def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind: str) -> None:
-    whole = msgspec.structs.replace(RUN, run_id="w", kind=kind)
+    whole = msgspec.structs.replace(RUN, run_id="w", kind=kind, has_parts=True)
     store(tmp_path, "w").write("run.json", whole)
     for rank, node in enumerate(RUN.nodes):
         alone = NodeRun(name=node.name, node_rank=0)
-        part = msgspec.structs.replace(whole, run_id=f"w-{rank}", world_size=1, nodes=(alone,))
+        part = msgspec.structs.replace(RUN, run_id=f"w-{rank}", kind=kind, world_size=1, nodes=(alone,), part_of="w")
         store_part(tmp_path, part, f"log of {node.name}\n".encode())
     # Named alike, and no part of it.
-    store_part(tmp_path, msgspec.structs.replace(whole, run_id="w-3", kind="launch"), b"another\n")
-    store_part(tmp_path, msgspec.structs.replace(whole, run_id="x-0"), b"of another one of this kind\n")
+    store_part(tmp_path, msgspec.structs.replace(RUN, run_id="w-3", kind=kind), b"another\n")
+    store_part(
+        tmp_path, msgspec.structs.replace(RUN, run_id="x-0", kind=kind, part_of="x"), b"of another one of this kind\n"
+    )
 
     def logs(node: str | None = None, rank: int | None = None) -> list[tuple[str, str, bytes]]:
         chosen = choose_logs(tmp_path, load_run(tmp_path, "w"), node, rank)
@@ -215,7 +217,7 @@ def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind
 
 
 def test_a_bench_none_of_whose_runs_began_has_no_logs_and_says_so(tmp_path: Path) -> None:
-    store(tmp_path).write("run.json", msgspec.structs.replace(RUN, kind="bench"))
+    store(tmp_path).write("run.json", msgspec.structs.replace(RUN, kind="bench", has_parts=True))
     with pytest.raises(UsageError, match="has no logs: it is of kind bench and has no runs") as caught:
         choose_logs(tmp_path, load_run(tmp_path, "last"), None, None)
     assert caught.value.hint == f"see multinode show {RUN.run_id}"
@@ -224,7 +226,7 @@ def test_a_bench_none_of_whose_runs_began_has_no_logs_and_says_so(tmp_path: Path
 @pytest.mark.parametrize("kind", ["bench", "sweep"])
 def test_what_was_killed_while_it_measured_runs_no_longer(tmp_path: Path, kind: str) -> None:
     directory = store(tmp_path)
-    directory.write("run.json", msgspec.structs.replace(RUN, kind=kind, status="running", ended_s=None))
+    directory.write("run.json", msgspec.structs.replace(RUN, kind=kind, has_parts=True, status="running", ended_s=None))
     with directory.lock():
         assert load_run(tmp_path, "last").run.status == "running"
     (listed,) = load_runs(tmp_path)
