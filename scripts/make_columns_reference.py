@@ -27,6 +27,11 @@ _MEANINGS = {
     "label": "of the row; else made of the device and what tells the rows apart",
     "device": "what a worker computes on: a GPU, or a CPU",
     "world_size": "GPUs in all",
+    "parameters": "of the whole model: `7B`, `110M`",
+    "trainable_parameters": "of an adapter, those trained",
+    "network_gbit_per_s": "of all NICs of a node together, in bits: `10GbE`, `100 Gbit/s`, `8x400G InfiniBand`, "
+    "`4x HDR`. InfiniBand, RoCE and EFA are RDMA; `TCP` or `IPoIB` beside them is not",
+    "rdma": "true or false, if the link does not say it",
     "method": "in your own words",
     "stage": "sft, pt, dpo, ...",
     "strategy": "DDP, ZeRO-2, ...",

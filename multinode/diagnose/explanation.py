@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
 from multinode.diagnose.log_line import FRAME_PLACE, LogLine, parse_line
 from multinode.diagnose.log_word import LogWord
-from multinode.diagnose.log_words import LogReading, is_progress, last_words, read_log
+from multinode.diagnose.log_words import LogReading, is_of_tracker, is_progress, last_words, read_log
 from multinode.diagnose.meaning import (
     address_notes,
     exit_meaning,
@@ -46,6 +47,8 @@ _MOST_CHARS = 500
 # What the screen has of a message; and a log that is looked through faster than a command is typed.
 _MOST_SHOWN = 160
 _AROUND, _SHORT = 20, 60
+# Bars that are drawn once more after an error.
+_MOST_DRAWN = 1
 
 
 class LogFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,12 +186,17 @@ _FULL_BAR = re.compile(r"(?:^|\r|\btrain\w*\b[^%|\r\n]{0,60}) *100%\|", re.IGNOR
 
 
 def _was_over(report: LauncherReport, reading: LogReading) -> bool:
-    """Whether a training said that it had ended, or had done all of its steps, before a process of it ended."""
+    """Whether a training had ended before a process of it ended."""
+    return (reading.ended_line is not None and report.launcher == "shell") or _had_ended(report.line, reading)
+
+
+def _had_ended(line: int, reading: LogReading) -> bool:
+    """Whether a training had said before a line that it had ended, or had done all of its steps."""
     if reading.ended_line is not None:
-        return report.launcher == "shell" or reading.ended_line < report.line
+        return reading.ended_line < line
     lines = reading.tail.removesuffix("\n").split("\n")
-    before = lines[: max(0, len(lines) - (reading.lines - report.line) - 1)]
-    last_step = next((line for line in map(clean_log, reversed(before)) if is_progress(line)), "")
+    before = lines[: max(0, len(lines) - (reading.lines - line) - 1)]
+    last_step = next((text for text in map(clean_log, reversed(before)) if is_progress(text)), "")
     return _FULL_BAR.search(last_step) is not None
 
 
@@ -202,6 +210,11 @@ def _without_shutdown(reading: LogReading) -> LogReading:
 
 
 def _came_after_end(word: LogWord, reading: LogReading) -> bool:
+    ended = word.is_exception or word.is_abort or word.is_nccl or word.is_stop or word.is_of_peers
+    is_remark = word.error is not None and word.error.project != "Slurm" and not ended
+    if (is_remark or word.is_shells) and reading.report is None:
+        # A program says what it does without.
+        return _had_ended(word.line, reading)
     return (
         reading.ended_line is not None
         and word.line > reading.ended_line
@@ -422,7 +435,9 @@ def _last_said(reading: LogReading, report: LauncherReport) -> str:
 _LEVEL = re.compile(r"(?<![\w'\"-])(?:(ERROR|FATAL|CRITICAL)|WARN(?:ING)?|INFO|DEBUG|TRACE)(?![\w'\"-])")
 _GIVES_UP = re.compile(
     r"\s*(?:(?:[\w./-]{1,100}: )?(?:fatal )?error: "
-    r"|[\w./-]{1,100}: (?:unrecognized|invalid|unknown|ambiguous) option\b)",
+    r"|[\w./-]{1,100}: (?:unrecognized|invalid|unknown|ambiguous) option\b"
+    # A shell's words of a signal that asked the program to end.
+    r"|(?:Terminated|Hangup|User defined signal \d)$)",
     re.IGNORECASE,
 )
 _BESIDE = re.compile(
@@ -453,15 +468,29 @@ def _last_frame(reading: LogReading) -> tuple[LogLine, int] | None:
     return None
 
 
+def _is_error(raw: str) -> bool:
+    line, level = parse_line(raw), _LEVEL.search(raw)
+    return not line.is_warning and (
+        line.level == "E" or (level is not None and level[1] is not None) or _GIVES_UP.match(raw) is not None
+    )
+
+
 def _logged_error(reading: LogReading) -> tuple[LogLine, int] | None:
     lines = reading.tail.rstrip("\n").split("\n")
-    found = None
+    found, steps = None, 0
+    survived = {
+        _FIGURE.sub("", raw)
+        for raw, below in pairwise(filter(str.strip, lines))
+        if not _is_error(below) and not _GIVES_UP.match(raw) and not _BESIDE.match(parse_line(below).text)
+    }
     for back, raw in enumerate(reversed(lines)):
         line = parse_line(raw)
-        level = _LEVEL.search(raw)
-        is_error = not line.is_warning and (
-            line.level == "E" or (level is not None and level[1] is not None) or _GIVES_UP.match(raw) is not None
-        )
+        steps += is_progress(raw)
+        is_error = _is_error(raw)
+        if is_error and (is_of_tracker(raw) or _FIGURE.sub("", raw) in survived):
+            continue
+        if steps > _MOST_DRAWN:
+            break
         if not line.text.strip() or (not is_error and _BESIDE.match(line.text)):
             continue
         if not is_error or is_progress(raw):

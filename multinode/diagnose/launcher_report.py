@@ -52,6 +52,7 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Grammar(msgspec.Struct, frozen=True, kw_only=True):
     begins: str
+    form: re.Pattern[str] | None = None  # of another line that begins it
     lines: int = 1
     ruler: str = ""  # the character of which the line below it consists; empty without one
     # Of the fields `rank`, `local_rank`, `host`, `code`, `signal`, `worker`, `time` and `said`, the words that a worker
@@ -77,6 +78,12 @@ _SIGNAL_WORDS = {
     "Terminated": 15,
 }
 _WORDS = "|".join(_SIGNAL_WORDS)
+# What ended a program that a shell started, in its words. `Killed` is in the catalogue, and `Terminated` alone is also
+# what it says of a helper that the script stops.
+SHELL_WORDS = tuple(word for word in _SIGNAL_WORDS if word not in {"Killed", "Terminated"})
+SHELLS_SIGNAL = re.compile(
+    rf"(?:.{{0,200}}: line \d+:\s+\d+ (?:{'|'.join(SHELL_WORDS)})\b|(?:{'|'.join(SHELL_WORDS)})$)"
+)
 _NAME = r"[\w.-]{1,64}"
 _TASK = rf"srun: error: {_NAME}: tasks? [\d,\[\]-]{{1,200}}: "
 # By authority: what names the first worker that ended comes before what names any, and that before what names none.
@@ -201,7 +208,14 @@ _GRAMMARS: Mapping[str, _Grammar] = {
         said=r"(A worker died or was killed)",
         needs=("said",),
     ),
-    "shell": _grammar("(core dumped)", signal=rf"^(?:.{{0,200}}: line \d+:\s+\d+ )?({_WORDS})\s+\(core dumped\)"),
+    "shell": msgspec.structs.replace(
+        _grammar(
+            "(core dumped)",
+            signal=rf"^(?:.{{0,200}}: line \d+:\s+\d+ )?({_WORDS})\s+\(core dumped\)"
+            rf"|^.{{0,200}}: line \d+:\s+\d+ ({_WORDS})\b|^({_WORDS})$",
+        ),
+        form=SHELLS_SIGNAL,
+    ),
     "command": _grammar(
         "returned non-zero exit status ",
         worker=r"CalledProcessError: Command '?\[?'?(?:[^\s',]{0,200}/)?([\w.-]{1,64})'?",
@@ -242,7 +256,7 @@ class ReportReader:
             self._places[line.host] = int(place[1]), int(place[2])
         is_inside = self._continue(line)
         for launcher, grammar in _GRAMMARS.items():
-            if grammar.begins in line.raw:
+            if grammar.begins in line.raw or (grammar.form is not None and grammar.form.match(line.text)):
                 self._open.append((launcher, number, line, [line.raw if grammar.lines == 1 else line.text]))
                 if grammar.lines == 1:
                     self._close(len(self._open) - 1)

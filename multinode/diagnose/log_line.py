@@ -91,6 +91,7 @@ _MARKS = (
     # times and levels; SGLang names its worker there
     rf"\[(?P<time6>{_DATE})(?P<worker2>(?: (?:DP|PP|TP|EP)\d{{1,6}}){{1,4}})\]",
     rf"\[?(?P<time5>{_DATE})\]?:?",
+    rf"\[(?P<level9>[EFWIDC]) (?P<time7>{_DATE})\]",
     r"\[\d{9,10}\.\d{3,9}\]",
     r"(?:\[[\w.:]{1,64}\])?\[(?P<level4>ERROR|CRITICAL|FATAL)\](?: *-)?",
     r"-? ?(?P<level5>ERROR|CRITICAL)(?: ?[-:])?(?= )",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from multinode.diagnose.known_errors import KnownError
@@ -10,6 +12,15 @@ from multinode.diagnose.meaning import Collective
 
 INTERRUPT = "KeyboardInterrupt"
 """Python's own exception for Ctrl-C."""
+
+_MISSES = re.compile(
+    r"\bFileNotFoundError\b|\bno such file\b|\bno checkpoints?\b|\bnot found\b|\b(?:does not|doesn't) exist\b"
+    r"|\b(?:cannot|can't|could not|couldn't|failed to|unable to) (?:find|locate|open)\b"
+    r"|\bdoes not appear to have a file\b"
+    r"|\bis not a local folder\b|\bRepo id must be\b",
+    re.IGNORECASE,
+)
+_MISSES_CODE = re.compile(r"(?:\w+\.)*(?:ModuleNotFoundError|ImportError|AttributeError)\b")
 
 
 class LogWord(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +40,9 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     is_launchers: bool = False  # whether a launcher raised it, as a worker had failed
     nccl: str | None = None  # as in `LogLine`
     is_noise: bool = False  # whether it is a warning, or of a thread whose end ends no process
+    is_shells: bool = False  # whether a shell says it of a command in its script, and goes on with the next one
+    child: str | None = None  # the process that it ended, as its parent names it; others go on without that process
+    program: str | None = None  # the script whose process it ended, without folder and ending: `train`
     points: bool = False  # whether `rank` is one that another rank, `said_by`, names as the first to be late
     said_by: int | None = None
     went_on: bool = False  # whether its process printed progress after it
@@ -48,6 +62,11 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     def is_stop(self) -> bool:
         """Whether it says that its process got a signal to stop."""
         return self.error is not None and self.error.is_stop
+
+    @property
+    def misses(self) -> bool:
+        """Whether it says that something is not there which another program may have had to write."""
+        return _MISSES.search(self.text) is not None and _MISSES_CODE.match(self.text) is None
 
     @property
     def is_interrupt(self) -> bool:

@@ -13,7 +13,7 @@ import functools
 import io
 import re
 import string
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import BinaryIO
@@ -26,12 +26,15 @@ from multinode.diagnose.launcher_report import (
     ANY_ADDRESS,
     BEGINNINGS,
     DEEPSPEED_PLACE,
+    SHELL_WORDS,
+    SHELLS_SIGNAL,
     LauncherReport,
     ReportReader,
     WorkerDeath,
     first_report,
 )
 from multinode.diagnose.log_line import (
+    FRAME_PLACE,
     LogLine,
     clean_line,
     is_bare_exception,
@@ -42,7 +45,8 @@ from multinode.diagnose.log_line import (
 )
 from multinode.diagnose.log_word import INTERRUPT, LogWord
 from multinode.diagnose.meaning import collective_of
-from multinode.diagnose.standing import Standing, entry_standing, first_cause, word_standing
+from multinode.diagnose.place import LIBRARY
+from multinode.diagnose.standing import Standing, depends_on, entry_standing, first_cause, word_standing
 from multinode.records.log import last_lines
 
 _BLOCK_BYTES = 1 << 20
@@ -57,6 +61,10 @@ _MOST_ALIKE = 1000
 _APART = 5000
 _TAIL_BYTES = 1 << 16
 _IGNORED_LINES = 60
+# Lines in which nothing speaks of a failure, from which on a program went on after it.
+_QUIET_LINES = 300
+# Steps after the end of one of several processes, from which on the others did not need it.
+_MANY_STEPS = 20
 # Lines of others between two of a traceback.
 _BETWEEN_FRAMES = 60
 # Lines that belong to an exception, below its first.
@@ -167,6 +175,11 @@ def is_progress(text: str) -> bool:
     return is_step or _is_row(piece)
 
 
+def is_of_tracker(text: str) -> bool:
+    """Whether an experiment tracker prints a line: no training ends by what it cannot upload."""
+    return _TRACKER.search(text.encode(errors="replace")) is not None
+
+
 def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
     """What a log says of failures.
 
@@ -225,6 +238,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 # Before the next of several exceptions, and how many lines after the one before.
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _CHAINED_LINES = 3
+# From where Python names a thread to its traceback; the lines of others may stand between.
+_NAMED_LINES = 10
 # Where a frame of it is, and the most lines of source code below that.
 _AT, _MOST_SOURCE = '  File "', 8
 # A line of it, and the source code below that.
@@ -242,6 +257,9 @@ _RESTART = "will restart worker group"
 # What launchers say when they begin.
 _BEGIN = ("Setting OMP_NUM_THREADS environment variable for each process", DEEPSPEED_PLACE)
 _THREAD = "Exception in thread "
+# Before what ended another process than the one that goes on: of Python's multiprocessing, and of Ray.
+_PROCESS = b"Process "
+_CHILD = re.compile(r"^Process [\w-]{1,100}(?::\d{1,9})*(?=:\s*$)|\(raylet(?=[,)])")
 # Before a traceback that Python prints and drops: of a destructor, a callback at exit, a handler of logging.
 _IGNORES = ("Exception ignored ", "Error in atexit._run_exitfuncs:", "--- Logging error ---")
 _AT_EXIT = re.compile(
@@ -262,6 +280,7 @@ _OTHERS = (
     _LAST_ERROR,
     _ANNOUNCED,
     _KILLED,
+    *SHELL_WORDS,
     _TRACEBACK,
     *_CHAINED,
 )
@@ -272,10 +291,13 @@ _RAISED = re.compile(
 # The form of a line of progress, in small letters and without figures; and what none has.
 _PROGRESS = re.compile(
     rb"%\|| it/s|\bs/it\b|http/\.?\" +ok|http/\.\" *$"
-    rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?)s?\b['\"]?"
+    rb"|(?<![a-z_-])(?:global_?|train_?|training )?(?:step|epoch|iter(?:ation)?|episode|timestep|batch(?:e(?=s))?)s?"
+    rb"\b['\"]?"
     rb"(?: ?[:=#/\[,|]| +(?:of|/|loss|\[|-|:|$))"
-    rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b['\"]?(?: ?[:=]| +\.)"
-    rb"|nccl info (?!.*-> *(?:\[[\w ]+\])? *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
+    rb"|\b(?:train_?|eval_?|val_?)?(?:loss|accuracy|runtime|reward|samples_per_second)\b"
+    rb"['\"]?(?: ?[:=]| *\| *[-.|]| +\.)"
+    rb"|\b(?:ep_rew_mean|ep_len_mean|total_timesteps)\b *\||\btrial +finished with value"
+    rb"|:::mllog |nccl info (?!.*-> *(?:\[[\w ]+\])? *$)|\b(?:tokens|samples)(?:/s| per second)|avg bus bandwidth"
 )
 # The form of a row of figures, such as a benchmark's: few words between many numbers, one of them a decimal.
 _ROW_SHAPE = re.compile(rb"[\s|\[\]]*(?:[a-z]{1,12}[\]:]?[\s|.-]+){0,4}[\s|.,+e-]*(?:n/a[\s|]*)?")
@@ -290,6 +312,9 @@ _END_TEXTS = (
     "training finished",
     "training has finished",
     "training is finished",
+    "training done",
+    "finished training",
+    "done training",
     "run finished",
     "job finished",
     "End time of running",
@@ -299,6 +324,7 @@ _END_TEXTS = (
     "Final evaluation metrics",
     "Final test metrics",
     "Final metrics",
+    '"key": "run_stop"',
 )
 
 
@@ -336,8 +362,11 @@ class _Traceback(msgspec.Struct):
     last: int
     takes_away: bool = False  # whether it goes through a call that finds nothing where another process was first
     in_thread: bool = False
+    others: int = 0  # how many more are mixed with it, without marks that tell them apart
     at_exit: bool = False  # whether it goes through a destructor or what runs at the exit
     of: LogLine | None = None  # its first line: who raised it, where the others have no marks
+    child: str | None = None  # the process that it is of, in the words of its parent
+    program: str | None = None  # the script that it begins in
     frames: list[str] = []  # the last frame's lines: where, and the source code
 
 
@@ -349,7 +378,10 @@ class _Tracebacks:
         self._open: dict[str | None, _Traceback] = {}
         self._ignored: defaultdict[str | None, list[int]] = defaultdict(list)
         self._last_ignored: dict[str | None, int] = {}
-        self._threads: dict[str | None, int] = {}
+        self._threads: defaultdict[str | None, list[int]] = defaultdict(list)
+        # Where the process is named whose exception comes next; and where the last exception stands.
+        self._children: dict[str | None, tuple[int, str]] = {}
+        self._last_ended: dict[str | None, tuple[int, _Traceback]] = {}
         self.ended: _Traceback | None = None  # the one that the last line ended
 
     def are_open(self) -> bool:
@@ -371,17 +403,56 @@ class _Tracebacks:
         is_ignored = any(words in line.raw for words in _IGNORES) or (after_ignored and own.startswith(_CHAINED))
         if is_ignored and len(self._ignored[key]) < _MOST_WORDS:
             self._ignored[key].append(number)
-        if _THREAD in own:
-            self._threads[key] = number
+        if _THREAD in own and len(self._threads[key]) < _MOST_WORDS:
+            self._threads[key].append(number)
+        child = self.name_child(number, key, line.raw)
+        if own.startswith(_CHAINED):
+            self._chain(number, key)
         if own.rstrip().endswith(_TRACEBACK):
             if len(self._open) < _MOST_WORDS:
-                in_thread = number - self._threads.get(key, -_IGNORED_LINES) <= _CHAINED_LINES
-                self._open[key] = _Traceback(first=number, last=number, in_thread=in_thread, of=line)
-                if own.strip() != _TRACEBACK:
+                in_thread = self._is_threads(number, key)
+                one = _Traceback(
+                    first=number, last=number, in_thread=in_thread, of=line, child=self._child(number, key)
+                )
+                before = self._open.get(key)
+                if before is not None and in_thread and before.in_thread:
+                    one.others = before.others + 1
+                self._open[key] = one
+                if own.strip() != _TRACEBACK or child:
                     # A logger may put its marks before the first line of a message alone.
-                    self._open[None] = _Traceback(first=number, last=number, in_thread=in_thread, of=line)
+                    self._open[None] = replace(one)
             return None
         return self._go_on(number, key, own) if key in self._open else None
+
+    def _is_threads(self, number: int, key: str | None) -> bool:
+        """Whether a traceback is that of a thread, which Python named before; each name counts for one."""
+        named = self._threads[key]
+        while named:
+            if number - named.pop(0) <= _NAMED_LINES:
+                return True
+        return False
+
+    def _chain(self, number: int, key: str | None) -> None:
+        """The next traceback is of the thread and process of the last one."""
+        last, one = self._last_ended.get(key, (-_IGNORED_LINES, None))
+        if one is None or number - last > _CHAINED_LINES:
+            return
+        if one.in_thread:
+            self._threads[key].append(number)
+        if one.child is not None:
+            self._children[key] = number, one.child
+
+    def name_child(self, number: int, process: str | None, text: str) -> bool:
+        """Whether a line names the process whose exception comes next."""
+        child = _CHILD.search(text)
+        if child is not None:
+            self._children[process] = number, child[0]
+        return child is not None
+
+    def _child(self, number: int, key: str | None) -> str | None:
+        """The process whose exception comes next, where its parent named it."""
+        last, name = self._children.get(key, (-_IGNORED_LINES, None))
+        return name if number - last <= _CHAINED_LINES else None
 
     def _go_on(self, number: int, key: str | None, own: str) -> _Traced | None:
         one = self._open[key]
@@ -393,6 +464,7 @@ class _Tracebacks:
             one.at_exit = one.at_exit or _AT_EXIT.search(own) is not None
             one.last = number
             if own.startswith(_AT):
+                one.program = _program(own) if one.program is None else one.program
                 one.frames = [own]
             elif len(one.frames) < _MOST_SOURCE:
                 one.frames.append(own)
@@ -402,7 +474,13 @@ class _Tracebacks:
         is_named = _NAMED_EXCEPTION.match(own) is not None
         if one.first < one.last and (is_named or (is_next and _PLAIN_NAME.match(own))):
             self.ended = one
-            if key is not None or is_named:
+            self._last_ended[key] = number, one
+            if own.rstrip().endswith(":"):
+                # The traceback that it quotes comes next.
+                self._chain(number, key)
+            if one.others:
+                one.others, one.last = one.others - 1, number
+            elif key is not None or is_named:
                 del self._open[key]
             return _Traced.END
         return None
@@ -425,6 +503,7 @@ class _Progress:
         self._of_nccl: dict[bytes, int] = {}
         self._last: dict[str | None, int] = {}
         self._before = self.line = 0  # the last line but one, and the last
+        self._steps: deque[int] = deque(maxlen=_MANY_STEPS)
 
     def note(self, number: int, piece: bytes) -> None:
         """This line is one of progress."""
@@ -436,6 +515,7 @@ class _Progress:
             if len(self._of_nccl) >= _MOST_WORDS:
                 self._read()
             return
+        self._steps.append(number)
         self._noted[piece[:32].split(b" ", 1)[0]] = number, piece
         if number > self.line:
             self._before, self.line = self.line, number
@@ -458,6 +538,10 @@ class _Progress:
         """Whether at least two lines of progress came after this one."""
         return self._before > number
 
+    def many_since(self, number: int) -> bool:
+        """Whether so many steps came after this line that no process waited for one that ended there."""
+        return len(self._steps) == _MANY_STEPS and self._steps[0] > number
+
     def _read(self) -> None:
         for number, piece in self._noted.values():
             line = parse_line(clean_line(piece.rsplit(b"\r", 1)[-1], _LINE_BYTES))
@@ -475,6 +559,18 @@ class _Progress:
 _NOTED_BYTES = 1 << 13
 
 
+def _key(word: LogWord) -> Hashable:
+    """What is the same for lines of which one stands for all."""
+    return word.error.id if word.error else word.text[:80], word.process, word.is_exception, word.has_figures
+
+
+class _Attempt(msgspec.Struct, frozen=True):
+    """What an earlier run in the same log was ended by."""
+
+    words: dict[Hashable, LogWord] = {}
+    reports: tuple[LauncherReport, ...] = ()
+
+
 class _Reader:
     """Takes a log a block at a time."""
 
@@ -486,18 +582,23 @@ class _Reader:
         self._line = 1
         self._words: dict[Hashable, LogWord] = {}
         self._earlier: tuple[LogWord, ...] = ()
-        self._attempt: tuple[dict[Hashable, LogWord], tuple[LauncherReport, ...]] = ({}, ())
+        self._attempts: list[_Attempt] = []
         self._last = 0
         self._tracebacks = _Tracebacks()
         self._progress = _Progress()
         self._reports = ReportReader()
         self._report_line = 0
+        self._first_step: int | None = None
+        # The last line that spoke of a failure, and the one before the last lines that did not.
+        self._spoke = self._quiet = 0
         # The line up to which others may belong to what stands above them.
         self._open_until = 0
         # By process: the key of the exception whose lines go on; the line of the one that the next is raised from.
         self._below: dict[str | None, tuple[Hashable, int]] = {}
         self._raised: dict[str | None, int] = {}
         self._chained: dict[str | None, int] = {}
+        # By process: the exception below which the traceback stands that it quotes, and the line where that goes on.
+        self._quoting: dict[str | None, tuple[Hashable, int]] = {}
         self._ran_on: dict[str | None, tuple[int, str]] = {}
         self._tail = b""
         self._has_nccl = False
@@ -521,21 +622,22 @@ class _Reader:
         count = block.count(b"\n")
         if telling or self._line <= self._open_until:
             self._take(shapes, telling, block)
-        elif self._words:
+        elif self._notes_steps:
             self._note_last(self._line + count, block)
         self._line += count
 
     def reading(self) -> LogReading:
         """What it all says."""
         words, reports = self._words, self._reports.reports()
-        former, of_former = self._attempt
+        former = self._attempts[-1] if self._attempts else _Attempt()
         has_own = any(word_standing(self._told(word)) < Standing.NOISE for word in words.values())
-        if of_former and not has_own and all(report.is_of_job for report in reports):
-            words, reports = {**former, **words}, (*of_former, *reports)
+        if former.reports and not has_own and all(report.is_of_job for report in reports):
+            words, reports = {**former.words, **words}, (*former.reports, *reports)
+        words, reports = self._with_stages(words, reports)
         return LogReading(
             words=tuple(sorted(map(self._told, words.values()), key=lambda word: word.line)),
             earlier=self._earlier,
-            reports=reports,
+            reports=tuple(report for report in reports if not self._is_outlived(report)),
             lines=self._line - (not self._tail or self._tail.endswith(b"\n")),
             tail=self._tail.decode(errors="replace"),
             has_nccl=self._has_nccl,
@@ -544,8 +646,42 @@ class _Reader:
             hosts=tuple(self._hosts),
         )
 
+    def _with_stages(
+        self, words: dict[Hashable, LogWord], reports: tuple[LauncherReport, ...]
+    ) -> tuple[dict[Hashable, LogWord], tuple[LauncherReport, ...]]:
+        """The words and reports of the last attempt, and of the programs before that did not write what it misses."""
+        last = words
+        for former in reversed(self._attempts):
+            if not depends_on(tuple(last.values()), tuple(former.words.values())):
+                break
+            last = former.words
+            words, reports = {**former.words, **words}, (*former.reports, *reports)
+        return words, reports
+
+    def _is_outlived(self, report: LauncherReport) -> bool:
+        """Whether a step or command that failed before the training began was a helper of it."""
+        if report.is_of_one_process and self._progress.many_since(report.line):
+            return True
+        began_before = self._first_step is not None and self._first_step < report.line
+        went_on = self._progress.since(report.line) or report.line <= self._quiet_after
+        return report.is_of_job and not began_before and went_on
+
     def _told(self, word: LogWord) -> LogWord:
-        return replace(word, went_on=True) if self._progress.went_on(word) else word
+        is_past = word.is_shells and not len(self._reports) and self._line - word.line > _BETWEEN_FRAMES
+        is_past = is_past or (
+            word.process is None and word.line <= self._quiet_after < (self._report_line or self._line)
+        )
+        return replace(word, went_on=True) if is_past or self._progress.went_on(word) else word
+
+    @property
+    def _quiet_after(self) -> int:
+        """The last line that spoke of a failure before many that did not."""
+        return self._spoke if self._line - self._spoke > _QUIET_LINES else self._quiet
+
+    def _speak(self, number: int) -> None:
+        if number - self._spoke > _QUIET_LINES:
+            self._quiet = self._spoke
+        self._spoke = number
 
     def _is_step(self, shape: bytes, piece: bytes) -> bool:
         if len(shape) >= _LINE_BYTES:
@@ -566,20 +702,31 @@ class _Reader:
         shapes, pieces = end.translate(_SHAPE, _FIGURES).split(b"\n"), end.replace(b"\r", b"\n").split(b"\n")
         for place, (shape, piece) in enumerate(zip(shapes, pieces, strict=True)):
             if self._is_step(shape, piece):
-                self._progress.note(last if number is None else number + place, piece)
+                self._note(last if number is None else number + place, piece)
+
+    @property
+    def _notes_steps(self) -> bool:
+        """Whether it matters how far a training came: the first step, and those after what speaks of a failure."""
+        return self._first_step is None or bool(self._words) or self._report_line > 0
+
+    def _note(self, number: int, piece: bytes) -> None:
+        self._first_step = self._first_step or number
+        self._progress.note(number, piece)
 
     def _take(self, shapes: Sequence[bytes], telling: AbstractSet[bytes], block: bytes) -> None:
         pieces = ((number, piece) for number, line in enumerate(block.split(b"\n")) for piece in line.split(b"\r"))
         for shape, (number, piece) in zip(shapes, pieces, strict=True):
             line = self._line + number
+            if piece.startswith(_PROCESS):
+                self._tracebacks.name_child(line, None, clean_line(piece, _LINE_BYTES))
             if shape in telling and self._often[shape] < _MOST_ALIKE:
                 self._often[shape] += 1
                 for part in _parts(piece):
                     self._take_line(line, part)
             elif line <= self._open_until:
                 self._take_silent(line, shape, piece[:_LINE_BYTES])
-            elif self._words and self._is_step(shape, piece):
-                self._progress.note(line, piece)
+            elif self._notes_steps and self._is_step(shape, piece):
+                self._note(line, piece)
 
     def _take_silent(self, number: int, shape: bytes, piece: bytes) -> None:
         """A line that may go on with what stands above it."""
@@ -590,10 +737,11 @@ class _Reader:
         place = self._tracebacks.take(number, line)
         if place is not None:
             self._open_until = number + _BETWEEN_FRAMES
+            self._speak(number)
         if place is _Traced.END:
             self._read(number, line, place)
         elif place is None and self._is_step(shape, piece) and not _FRAME.match(line.text):
-            self._progress.note(number, piece)
+            self._note(number, piece)
         elif place is None:
             self._keep_below(number, line)
 
@@ -604,12 +752,13 @@ class _Reader:
             self._words.clear()
             self._reports.forget()
             self._report_line = 0
-            self._attempt = ({}, ())
+            self._attempts.clear()
         elif any(words in line.raw for words in _BEGIN) and self._report_line:
             self._begin_attempt()
-        is_report = any(words in line.raw for words in BEGINNINGS)
+        is_report = any(words in line.raw for words in BEGINNINGS) or SHELLS_SIGNAL.match(line.text) is not None
         if is_report:
             self._begin_attempt_after_progress()
+            self._speak(number)
         known = len(self._reports)
         is_inside = self._reports.take(number, line)
         if self._reports.is_open or _TRACEBACK in line.raw or self._tracebacks.are_open():
@@ -636,7 +785,8 @@ class _Reader:
 
     def _begin_attempt(self) -> None:
         """A launcher starts workers anew, or a program goes on, after a report: only what comes now counts."""
-        self._attempt = self._words, self._reports.reports()
+        if len(self._attempts) < _MOST_WORDS:
+            self._attempts.append(_Attempt(words=self._words, reports=self._reports.reports()))
         self._words, self._report_line = {}, 0
         self._reports.forget()
 
@@ -650,6 +800,7 @@ class _Reader:
 
     def _read(self, number: int, line: LogLine, place: _Traced | None, *, is_report: bool = False) -> None:
         if place is _Traced.FRAME:
+            self._speak(number)
             return
         word = _read_line(number, line, traceback=self._tracebacks.ended if place is _Traced.END else None)
         if (place is _Traced.END or (word is not None and word.is_exception)) and self._tracebacks.ignores(
@@ -671,14 +822,31 @@ class _Reader:
             if word.host is None and number - near < _IGNORED_LINES:
                 word = replace(word, host=node)
             word = replace(word, raised_from=self._chained.pop(line.process, None))
-            self._raised[line.process] = number
         key = self._add(number, word)
+        self._link(number, line.process, word)
         # Below an exception, or what NCCL reports, comes more of it.
         if key is not None and (word.is_exception or "NCCL error" in word.text or "async exception" in word.text):
             self._below[line.process] = key, number
             # A logger puts its marks before the first line of a message alone.
             self._below[None] = key, number
             self._open_until = number + _BETWEEN_FRAMES
+
+    def _link(self, number: int, process: str | None, word: LogWord) -> None:
+        """Remember an exception for the one that is raised from it, or that quotes its traceback."""
+        if not word.is_exception:
+            return
+        kept = self._words.get(_key(word), word)
+        self._raised[process] = kept.line
+        outer, last = self._quoting.get(process, (None, -_IGNORED_LINES))
+        traceback = self._tracebacks.ended
+        goes_on = traceback is not None and 0 < traceback.first - last <= _CHAINED_LINES
+        if outer is not None and outer in self._words and goes_on and outer != _key(word):
+            self._words[outer] = replace(self._words[outer], raised_from=kept.line)
+            self._quoting[process] = outer, number
+        elif word.text.endswith(":"):
+            self._quoting[process] = _key(word), number
+        else:
+            self._quoting.pop(process, None)
 
     def _keep_below(self, number: int, line: LogLine) -> bool:
         """Whether a line belongs to an exception above it, which then has it."""
@@ -728,10 +896,12 @@ class _Reader:
 
     def _add(self, number: int, word: LogWord) -> Hashable | None:
         self._begin_attempt_after_progress()
+        if word_standing(word) < Standing.NOISE:
+            self._speak(number)
         if number - self._last > _APART:
             self._keep()
         self._last = number
-        key = (word.error.id if word.error else word.text[:80], word.process, word.is_exception, word.has_figures)
+        key = _key(word)
         former = self._words.get(key)
         if former is None:
             if len(self._words) >= _MOST_WORDS:
@@ -801,7 +971,7 @@ _PLAIN_NAME = re.compile(r"[A-Z]\w*[a-z]\w*(?::(?: |$)|\s*$)")
 # What launchers raise when a worker has failed.
 _LAUNCHERS_OWN = re.compile(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|SignalException|ProcessExitedException|ProcessRaisedException"
-    r"|SystemExit|RayTaskError)\b|.*The first process to do so was"
+    r"|SystemExit|RayTaskError|TuneError|TrainingFailedError)\b|.*The first process to do so was"
 )
 # Without a mark, what goes on with an exception: NCCL's lines, codes of libraries, a reason.
 _GOES_ON = re.compile(
@@ -818,12 +988,23 @@ _WARNING = re.compile(
     rf"{_PYTHON_WARNING.pattern}"
     r"|\W{0,4}(?:WARNING|WARN|INFO|DEBUG)\b|.{0,120}?[ \[|-](?:WARN|WARNING|INFO|DEBUG)[ \]|:-]"
 )
+# A message that says what the program does instead.
+_GOES_WITHOUT = re.compile(r"\b(?:ignoring|skipping|retrying|falling back|continuing)\b", re.IGNORECASE)
 # NCCL's proxy thread works for the ranks: what it failed at says the line of the call itself.
 _PASSED_ON = re.compile(r"\bproxy\.cc:\d{1,5}\]? NCCL WARN ")
 # What a program in the log of enroot says; a shell names the line of its script, and goes on.
 _ENROOT_SAYS = re.compile(rf"{_PYXIS_QUOTES}[a-z][\w.-]{{0,64}}: ")
 # Where a call of NCCL returned an error to another one.
 _RETURNED = re.compile(r"\S+:\d+ -> \d+(?: \[[\w ]+\])?$")
+# What a shell or conda says of a command in a script, and a command of the system of a file.
+_SHELL_SAYS = re.compile(
+    r"(?!.*\berror: )(?:(?:\S{1,300}: )?line \d{1,6}: |-?[a-z]{0,3}sh: "
+    r"|(?:CommandNotFoundError|EnvironmentNameNotFound): |[a-z][\w.+-]{0,40}: .{0,300}: "
+    r"(?=(?:No such file or directory|Permission denied|Not a directory|Is a directory|File exists)$))"
+    r"(?!\s*\d{1,9} (?:Killed|Aborted|[A-Z][a-z]+ (?:fault|error|instruction)))"
+)
+# What it says when a signal ended one.
+_SHELLS_JOB = re.compile(r".{0,300}: line \d{1,6}: +\d{1,9} Killed\b(?:.{0,1000}?([\w-]{1,100})\.py\b)?")
 # What ends a program with exit code 2.
 _ARGPARSE = re.compile(r"[\w ./-]{1,200}: error: (?:unrecognized|the following|ambiguous|argument)")
 # Where the task ran whose exception Ray raises again, and prints below.
@@ -837,6 +1018,15 @@ _POINTS = re.compile(
     r"dump signal due to a .{0,60}? from +rank (\d{1,9})\b"
     r"|[Rr]anks? (\d{1,9})(?:, \d{1,9}){0,9} failed to pass monitoredBarrier"
 )
+
+
+def _program(frame: str) -> str | None:
+    """The script in whose top level a traceback begins; empty where it begins in anything else."""
+    place = FRAME_PLACE.match(frame)
+    if place is None or LIBRARY.search(place[1]) is not None:
+        return None
+    name = place[1].rpartition("/")[2]
+    return name.removesuffix(".py") if place[3] == "<module>" and name.endswith(".py") else ""
 
 
 def _plain(number: int, line: LogLine) -> LogWord:
@@ -862,7 +1052,8 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
     # Nor does what NCCL tries again, and what it finds out.
     is_passed_over = "NCCL INFO " in raw or _ends_nothing(raw) or _ends_nothing(text)
     error = None if is_passed_over else find_error(raw)
-    if text == _KILLED:
+    job = _SHELLS_JOB.match(raw)
+    if text == _KILLED or job is not None:
         error = known_errors()["killed"]
     elif error is None and _ENROOT_SAYS.search(raw) is not None:
         error = known_errors()["container-start"]
@@ -901,8 +1092,12 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         is_launchers=is_launchers and error is None,
         is_noise=(line.is_warning and (error is None or error.kind != "killed") and _FAILED_OPERATION not in raw)
         or (traceback is not None and traceback.in_thread)
+        or (not is_nccl and not is_abort and error is None and _GOES_WITHOUT.search(text) is not None)
         or (not is_nccl and not (error is not None and error.is_stop) and _WARNING.match(raw) is not None),
         at_exit=(traceback is not None and traceback.at_exit) or (raised and _SHUTDOWN.search(text) is not None),
+        is_shells=_SHELL_SAYS.match(text) is not None,
+        child=traceback.child if traceback is not None else None,
+        program=(traceback.program or None) if traceback is not None else job[1] if job is not None else None,
         points=points is not None,
         said_by=plain.rank if points is not None else None,
         error=error,

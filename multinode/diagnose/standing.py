@@ -146,6 +146,7 @@ _PROGRAMS_OWN = re.compile(
 def _endings(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWord]:
     """What may have ended a process: nothing survived; of signals to stop the first, if no exception led to it."""
     left = list(_not_survived(words, rank))
+    left = [word for word in left if not any(_depends_on(word, one) for one in left)]
     stop = next((word for word in left if word.is_stop), None)
     is_led_to = stop is not None and any(
         word.line < stop.line and (word.is_exception or word.is_abort) and word_standing(word) < Standing.PEER
@@ -166,9 +167,13 @@ def _not_survived(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWor
     ]
     by_line = {word.line: word for word in words}
     for word in words:
-        if word_standing(word) >= Standing.NOISE:
+        if word_standing(word) >= Standing.NOISE or (word.is_shells and _is_outlived(word, words)):
             continue
-        later = [one for one in raised if one.line > word.line and _same_process(word, one, rank)]
+        later = [
+            one
+            for one in raised
+            if one.line > word.line and _same_process(word, one, rank) and not _depends_on(one, word)
+        ]
         if not later:
             yield word
             continue
@@ -183,7 +188,38 @@ def _not_survived(words: Sequence[LogWord], rank: int | None) -> Iterator[LogWor
             yield word
 
 
+def _is_outlived(word: LogWord, words: Sequence[LogWord]) -> bool:
+    """Whether what a shell complained of did not end its script, as a program failed later by itself."""
+    return any(
+        one.line > word.line
+        and not one.is_shells
+        and word_standing(one) <= Standing.NCCL_WORDS
+        and word.host in {None, one.host}
+        for one in words
+    )
+
+
+def _depends_on(word: LogWord, earlier: LogWord) -> bool:
+    """Whether a program misses what another one, which ended badly before, did not write."""
+    return (
+        earlier.line < word.line
+        and word.is_exception
+        and word.misses
+        and word.raised_from != earlier.line
+        and None not in {word.program, earlier.program}
+        and word.program != earlier.program
+    )
+
+
+def depends_on(words: Sequence[LogWord], earlier: Sequence[LogWord]) -> bool:
+    """Whether what ended a run is that it misses what an earlier run of another program did not write."""
+    last, first = first_cause(words, None), first_cause(earlier, None)
+    return last is not None and first is not None and _depends_on(last, first)
+
+
 def _same_process(word: LogWord, other: LogWord, rank: int | None) -> bool:
+    if word.child not in {None, other.child} and not word.is_stop:
+        return False
     if word.process is not None:
         return word.process == other.process
     # A line without a mark may be of any: of the one that is known to have ended, or else of the one that raises next.

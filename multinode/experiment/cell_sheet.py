@@ -35,6 +35,8 @@ from multinode.experiment.cells import (
     value_of,
 )
 from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
+from multinode.experiment.row_shortfall import SHORTFALL
+from multinode.predict.shortfall import shortfall_words
 from multinode.profile.export import harmless
 from multinode.render.sheet import (
     RANGES,
@@ -51,7 +53,7 @@ from multinode.render.sheet import (
 )
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate, ratio
-from multinode.units import format_count, format_duration, format_figure, format_list, format_placement
+from multinode.units import format_count, format_duration, format_figure, format_list, format_placement, format_rate
 
 _STATES = ("out_of_memory", "skipped", "failed", "waiting")
 # Keys of a job whose value another column has.
@@ -146,6 +148,22 @@ def _places(row: CellRow) -> str:
     return format_placement(row.nodes, row.workers_per_node, row.world_size)
 
 
+def _link(row: CellRow) -> str:
+    """As people write it, and as an import reads it: `8x400 Gbit/s over RDMA`."""
+    if row.network_gbit_per_s is None:
+        return UNKNOWN
+    nics = row.nics or 1
+    times = f"{nics}x" if nics > 1 else ""
+    return f"{times}{format_rate(row.network_gbit_per_s / nics)}{' over RDMA' if row.rdma else ''}"
+
+
+def _in_billions(parameters: float | None) -> str:
+    if parameters is None:
+        return UNKNOWN
+    size, letter = (parameters / 1e9, "B") if parameters >= 1e9 else (parameters / 1e6, "M")  # noqa: PLR2004 - a billion
+    return f"{format_sig(size)}{letter}"
+
+
 def _speed(row: CellRow) -> str:
     return format_sig(row.samples_per_s.value) if row.samples_per_s is not None else state_word(row)
 
@@ -174,6 +192,9 @@ _SPECIAL: dict[str, Callable[[CellRow], str]] = {
     "model": _model,
     "device": _device,
     "nodes": _places,
+    "parameters": lambda row: _in_billions(row.parameters),
+    "trainable_parameters": lambda row: _in_billions(row.trainable_parameters),
+    "network_gbit_per_s": _link,
     "samples_per_s": _speed,
     "samples_per_s_range": _speed_range,
     "samples_per_s_per_purchase": _speed_bought,
@@ -287,7 +308,7 @@ def unmeasured_sheet(table: CellTable) -> Sheet:
 
 
 def marks_sheet(table: CellTable) -> Sheet:
-    """What disturbed a row, which of its repeats failed, and what of an imported one does not fit together."""
+    """What disturbed a row, which of its repeats failed; of an imported one, what contradicts itself or its network."""
     return Sheet(
         title="marked",
         columns=(Column("cell", words=True), Column("what", words=True)),
@@ -297,7 +318,8 @@ def marks_sheet(table: CellTable) -> Sheet:
 
 def _marks(row: CellRow) -> tuple[str, ...]:
     failed = (row.reason,) if row.reason and has_figures(row) else ()
-    return (*failed, *row.contradictions, *row.disturbances)
+    short = (shortfall_words(row.shortfall),) if row.shortfall is not None else ()
+    return (*failed, *short, *row.contradictions, *row.disturbances)
 
 
 def missing_sheet(table: CellTable) -> Sheet:
@@ -351,6 +373,7 @@ def _cells(row: CellRow, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
             measured = getattr(row, name)
             for end in ("low", "high"):
                 yield f"{_name(name)}_{end}", getattr(measured, end, None)
+    yield "shortfall", shortfall_words(row.shortfall) if row.shortfall is not None else None
     yield "repeats", row.samples_per_s.repeats if row.samples_per_s is not None else None
     for name in _LISTS:
         yield name, "; ".join(getattr(row, name))
@@ -532,6 +555,7 @@ def cell_parts(
             *_few("Remarks", [f"{label}, {remark}" for label, remark in marks_sheet(table).rows]),
             *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
             *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
+            *_few("Network", list(_unjudged(table.cells))),
             *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
             # Of rows that are shown they are in the details.
             *(() if table.cells else _few("Notes", table.notes)),
@@ -550,6 +574,15 @@ def _meaning_of_labels(rows: Sequence[CellRow]) -> Iterator[str]:
             words = f"{format_count(row.nodes or 0, 'node')}, {format_count(row.workers_per_node or 0, 'worker')}{each}"
             yield f"{placed}: {words}"
             return
+
+
+def _unjudged(rows: Sequence[CellRow]) -> Iterator[str]:
+    """Rows whose speed could not be judged by their link, by what that needs."""
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        if (reason := row.missing.get(SHORTFALL)) is not None:
+            labels.setdefault(reason, []).append(row.label)
+    yield from (f"{_listed(names)} not judged: {reason}" for reason, names in labels.items())
 
 
 def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from multinode.model.workload import BATCH_NAMES, SETTINGS, JobSettings
 from multinode.predict.rounded import Rounded, exactly, product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps
+from multinode.records.finding import Finding
 from multinode.stats.estimate import Estimate
 from multinode.units import format_figure, format_list
 
@@ -182,6 +183,13 @@ class CellRow(Measured, frozen=True, kw_only=True):
     # that does not name it; None is unknown
     device: str | None = None
     settings: JobSettings = JobSettings()
+    # of the model and of those trained, as an imported table has them
+    parameters: float | None = None
+    trainable_parameters: float | None = None
+    # the rate of all NICs of a node together, how many these are, and whether collectives use RDMA, likewise
+    network_gbit_per_s: float | None = None
+    nics: int | None = None
+    rdma: bool | None = None
     tokens_per_sample: float | None = None  # padded length, on average
     # TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again
     model_tflops: float | None = None
@@ -201,6 +209,9 @@ class CellRow(Measured, frozen=True, kw_only=True):
     # what of an imported row does not fit together; `contradictions` likewise
     contradicted: tuple[Contradiction, ...] = ()
     contradictions: tuple[str, ...] = ()
+    # of an imported row: its several nodes were slower than their link allows; None if they were not, or with a reason
+    # in `missing` if that cannot be judged
+    shortfall: Finding | None = None
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

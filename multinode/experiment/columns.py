@@ -20,11 +20,12 @@ BOUGHT_WITH = 10_000
 """Units of money: the speed per single unit would be too small to read."""
 
 _Form = Literal["words", "number", "figure", "share", "money", "duration"]
-ColumnKind = Literal["text", "flag", "count", "number", "epochs", "measured", "clock", "share", "price"]
+ColumnKind = Literal["text", "flag", "count", "number", "epochs", "measured", "clock", "share", "price", "link"]
 
 
 _FORMS: dict[ColumnKind | None, _Form] = {
     "count": "number",
+    "link": "number",
     "measured": "figure",
     "clock": "duration",
     "share": "share",
@@ -99,6 +100,26 @@ _COLUMNS = (
         kind="text",
         names=("model_name", "base_model"),
     ),
+    CellColumn(
+        "parameters",
+        "parameters",
+        rank=62,
+        shown="number",
+        kind="number",
+        names=(
+            *("params", "num_params", "n_params", "num_parameters", "number_of_parameters", "total_params"),
+            *("total_parameters", "model_params", "model_parameters", "model_size", "param_count", "parameter_count"),
+        ),
+    ),
+    CellColumn(
+        "trainable_parameters",
+        "trainable",
+        rank=63,
+        phrase="trainable parameters",
+        shown="number",
+        kind="number",
+        names=("trainable_params", "num_trainable_params", "num_trainable_parameters"),
+    ),
     CellColumn("dataset", "data set", rank=60, key="dataset", kind="text"),
     CellColumn(
         "device",
@@ -159,6 +180,19 @@ _COLUMNS = (
             *("n_gpus_per_node", "gpus_per_machine"),
         ),
     ),
+    CellColumn(
+        "network_gbit_per_s",
+        "link",
+        rank=64,
+        kind="link",
+        names=("link_gbit_per_s",),
+        bare=(
+            *("link", "link_rate", "link_speed", "network", "network_link", "network_bandwidth", "network_speed"),
+            *("inter_node_network", "inter_node_link", "inter_node_bandwidth", "nic", "nic_speed", "nic_bandwidth"),
+        ),
+    ),
+    CellColumn("nics"),
+    CellColumn("rdma", kind="flag", names=("use_rdma",)),
     CellColumn(
         "method",
         "method",

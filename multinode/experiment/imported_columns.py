@@ -10,7 +10,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from multinode.experiment.columns import COLUMNS, CellColumn, ColumnKind
-from multinode.predict.published import WORDS, any_of, parse_period, parse_published, plain_text
+from multinode.predict.published import (
+    WORDS,
+    PublishedLink,
+    any_of,
+    parse_link,
+    parse_period,
+    parse_published,
+    plain_text,
+)
 from multinode.predict.rounded import Rounded, exactly, parse_count
 from multinode.units import parse_clock
 
@@ -50,6 +58,8 @@ _NOUNS = {
     "accumulation": "steps",
     "world_size": "world_size",
     "workers_per_node": "world_size",
+    "parameters": "parameters",
+    "trainable_parameters": "parameters",
     "nodes": "nodes",
     "epochs": "epochs",
 }
@@ -119,6 +129,10 @@ def unit_of_device(unit: Unit) -> Unit | None:
 
 def find_unit(text: str, column: CellColumn) -> Unit | None:
     """A unit of a column, with the factor to the column's unit; None if it measures something else."""
+    if column.kind == "link":
+        return link_unit(text)
+    if _NOUNS.get(column.name) == "parameters" and text.lower() in WORDS.thousands:
+        return Unit(column.name, WORDS.thousands[text.lower()])
     unit = parse_unit(text)
     if unit is None:
         return None
@@ -131,6 +145,15 @@ def find_unit(text: str, column: CellColumn) -> Unit | None:
         # An explicit column name already says whose speed it is.
         unit = unit_of_device(unit) or unit
     return unit if unit.measures == column.name else None
+
+
+def link_unit(text: str) -> Unit | None:
+    """A unit of link rates, with its factor to Gbit/s: `Gbps`, `Mbit/s`; None for bytes, whose B is a capital."""
+    try:
+        rate = parse_link(f"1 {text.strip()}").gbit_per_s
+    except ValueError:
+        return None
+    return Unit("network_gbit_per_s", rate) if rate is not None else None
 
 
 def fits(unit: Unit, column: CellColumn) -> bool:
@@ -153,7 +176,7 @@ class OutOfMemory(NamedTuple):
     out_of: str
 
 
-Value = str | Rounded | OutOfMemory | None
+Value = str | Rounded | OutOfMemory | PublishedLink | None
 
 _NONE = frozenset({"-", "null", "none", "n/a", "na"})
 _LONGEST_WORDS = 200
@@ -193,7 +216,7 @@ class ImportedColumn(NamedTuple):
     @property
     def expected(self) -> str:
         """What a cell may hold, for messages."""
-        if self.scale is None:
+        if self.scale is None and self.column.kind != "link":
             return "a positive number with its unit, as the title has none"
         return _EXPECTED[self.column.kind or "text"]
 
@@ -216,13 +239,17 @@ class ImportedColumn(NamedTuple):
         if self.is_measured and (out_of := _out_of_memory(text)) is not None:
             return out_of
         value = _PARSERS[self.column.kind or "measured"](text, self)
+        if isinstance(value, Rounded):
+            self._refuse_implausible(value)
+        return value
+
+    def _refuse_implausible(self, value: Rounded) -> None:
         if self.column.name == "peak_memory_gib" and value.value > _MOST_GIB:
             raise ImplausibleError(f"{value.value:,.0f} GiB is more than a worker can have; did you mean MiB?")
         if self.column.name == "per_device_batch" and value.value > _MOST_SAMPLES:
             raise ImplausibleError(
                 f"{value.value:,.0f} samples is too large for a worker's batch; did you mean tokens?"
             )
-        return value
 
 
 def column_name(title: str) -> str:
@@ -324,6 +351,10 @@ def _price(text: str, _: ImportedColumn) -> Rounded:
     return number.figure
 
 
+def _link(text: str, column: ImportedColumn) -> PublishedLink:
+    return parse_link(text, bare_gbit=column.scale)
+
+
 _EXPECTED: dict[ColumnKind, str] = {
     "text": f"text of at most {_LONGEST_WORDS} characters",
     "flag": "true or false",
@@ -334,8 +365,9 @@ _EXPECTED: dict[ColumnKind, str] = {
     "clock": "seconds, 2h05m, 28:04 (minutes) or 3:35:20 (hours)",
     "share": "a positive share, such as 0.45 or 45%",
     "price": "a positive price, without a currency",
+    "link": "a rate in bits per second, such as 10GbE, 100G, 25 Gbit/s or 8x400G InfiniBand",
 }
-_PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded]] = {
+_PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded | PublishedLink]] = {
     "count": _count,
     "number": _measured,
     "epochs": _epochs,
@@ -343,6 +375,7 @@ _PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded]] = {
     "clock": _clock,
     "share": _share,
     "price": _price,
+    "link": _link,
 }
 
 

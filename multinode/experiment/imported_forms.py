@@ -26,6 +26,7 @@ from multinode.experiment.imported_columns import (
     find_unit,
     imported_column,
     is_rate,
+    link_unit,
     parse_unit,
     unit_of_device,
 )
@@ -160,7 +161,7 @@ def _split(plain: str) -> tuple[str, list[str]]:
         base, parts = shorter, [*parts, f"per {unit.strip()}" if is_of_device else unit]
     elif imported_column(base) is None and _rate(base) is None and re.search(r"[ _]", base):
         shorter, unit = re.split(r"[ _](?=[^ _]*$)", base)
-        if parse_unit(unit) is not None:
+        if parse_unit(unit) is not None or link_unit(unit) is not None:
             base, parts = shorter, [*parts, unit]
     return base.strip(), [part for part in parts if part]
 

@@ -24,6 +24,7 @@ from multinode.experiment.columns import COLUMNS
 from multinode.experiment.imported_columns import IMPORTED
 from multinode.experiment.imported_forms import FORMS, HINT
 from multinode.experiment.imported_table import Extras, ImportedRow, parse_table
+from multinode.experiment.row_shortfall import with_shortfalls
 from multinode.experiment.sweep import TABLE_FILE
 from multinode.model.workload import JobSettings
 from multinode.predict.rounded import Rounded, product
@@ -40,26 +41,30 @@ _OUT_OF = {
 }
 # Results of a training; a row without any of them has no training.
 _MEASURED = {imported.column.name for imported in IMPORTED.values() if imported.is_measured}
+# What only the judgement of the network needs: it says itself which of them is missing.
+_OF_NETWORK = {"parameters", "trainable_parameters", "network_gbit_per_s", "rdma"}
 # Optional fields of a row, except those that follow from others once prices are known.
 _TOLD = {
     *(
         imported.column.name
         for imported in IMPORTED.values()
-        if imported.column.kind != "price" and imported.column.name != "currency"
+        if imported.column.kind != "price" and imported.column.name not in {"currency", *_OF_NETWORK}
     ),
     "step_spread",
 }
 
 
 def imported_rows(rows: Sequence[ImportedRow]) -> tuple[CellRow, ...]:
-    """One row per training, marked as imported, with derived figures and contradictions."""
-    return tuple(_row(row, label) for row, label in zip(rows, label_rows(rows), strict=True))
+    """One row per training, marked as imported, with derived figures, contradictions and verdicts on the network."""
+    return with_shortfalls([_row(row, label) for row, label in zip(rows, label_rows(rows), strict=True)])
 
 
 def _row(row: ImportedRow, label: str) -> CellRow:
     figures = with_derived(row.figures)
     state, reason = _state(row, figures)
     values = row.words | {name: _value(name, figure) for name, figure in figures.items()}
+    if "rdma" in row.words:
+        values["rdma"] = row.words["rdma"] == "yes"
     fields = {name: values[name] for name in CellRow.__struct_fields__ if name in values} | {"label": label}
     if not {"price_per_hour", "price_purchase"} & fields.keys():
         fields.pop("currency", None)
@@ -100,7 +105,7 @@ def _contradictions(row: ImportedRow) -> dict[str, Contradiction]:
 
 
 def _value(name: str, figure: Rounded) -> Any:
-    if COLUMNS[name].kind == "count":
+    if COLUMNS[name].kind == "count" or name == "nics":
         return plausible_count(round(figure.value))
     return Estimate(value=figure.value, low=figure.low, high=figure.high) if name in RANGED else figure.value
 

@@ -35,6 +35,7 @@ from multinode.experiment.imported_forms import (
     read_title,
     settings_of,
 )
+from multinode.predict.published import PublishedLink
 from multinode.predict.rounded import Rounded, exactly
 from multinode.strict_yaml import YamlError
 
@@ -228,7 +229,7 @@ class _Titles:
             titles[name] = cell.title
             if cell.text.strip():
                 values[name] = _value(cell, column)
-        return _with_devices(values)
+        return _with_link(_with_devices(values))
 
     def _columns(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, ImportedColumn]]:
         for cell in cells:
@@ -284,6 +285,18 @@ def _with_devices(values: dict[str, Value]) -> dict[str, Value]:
     numbers = dict(zip(names, filter(None, (match["nodes"], count)), strict=True))
     fixed = {name: exactly(int(number)) for name, number in numbers.items() if int(number)}
     return fixed | values | {"device": match["name"] or match["first"]}
+
+
+def _with_link(values: dict[str, Value]) -> dict[str, Value]:
+    """With the rate of a link, its NICs and whether it is RDMA, each as a value; those of their own columns count."""
+    link = values.get("network_gbit_per_s")
+    if not isinstance(link, PublishedLink):
+        return values
+    figures = {"network_gbit_per_s": link.gbit_per_s, "nics": link.nics}
+    told: dict[str, Value] = {name: exactly(value) for name, value in figures.items() if value is not None}
+    if link.rdma is not None:
+        told["rdma"] = "yes" if link.rdma else "no"
+    return told | {name: value for name, value in values.items() if value is not link}
 
 
 def _nodes_and_workers(cell: Cell) -> Iterator[tuple[Cell, ImportedColumn]]:

@@ -16,11 +16,11 @@ from multinode.levers.levers import NONE, Levers
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
-from multinode.predict.evidence import Evidence, HoldoutRun
+from multinode.predict.evidence import Evidence
 from multinode.predict.leave_one_out import BackTest, Trial, back_test
 from multinode.predict.network_model import UncertaintySource, why_measure
 from multinode.predict.predict import Basis, Prediction
-from multinode.predict.shortfall import judge_speed
+from multinode.predict.shortfall import judge_holdout, judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
 from multinode.records.finding import Finding
@@ -265,7 +265,7 @@ def _shortfall(evidence: Evidence) -> Finding | None:
         return judge_speed(evidence.calibration, sent, evidence.today_samples_per_s)
     levers = evidence.today.levers
     alike = (held for held in evidence.holdouts if _replace(held.scenario, levers=levers) == evidence.today)
-    return next(map(_shortfall_of, alike), None)
+    return next(map(judge_holdout, alike), None)
 
 
 def _one_node(evidence: Evidence) -> PredictedScenario | None:
@@ -330,19 +330,10 @@ def back_tested(evidence: Evidence) -> BackTest:
                 nodes=row.nodes,
                 measured=held.samples_per_s,
                 measured_range=held.samples_per_s_range,
-                shortfall=_shortfall_of(held),
+                shortfall=judge_holdout(held),
             )
         )
     return back_test(tested)
-
-
-def _shortfall_of(held: HoldoutRun) -> Finding | None:
-    """Of a run whose network was not measured: that of another is known, and a miss is the model's."""
-    if held.calibration.network.is_measured:
-        return None
-    most = held.samples_per_s_range[1] if held.samples_per_s_range is not None else None
-    sent = sent_as(held.calibration, held.scenario)
-    return judge_speed(held.calibration, sent, held.samples_per_s, most)
 
 
 def trusted(evidence: Evidence, tested: BackTest) -> Evidence:

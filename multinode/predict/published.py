@@ -12,6 +12,7 @@ from importlib.resources import files
 import msgspec
 
 from multinode.predict.rounded import Rounded, parse_rounded
+from multinode.units import parse_rate
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,14 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     each_second: str
     handled: tuple[str, ...]
     words: dict[str, str]
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Words of links between nodes."""
+
+    rdma: tuple[str, ...]
+    tcp: tuple[str, ...]
+    rates: dict[str, float]
 
 
 class Titles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +73,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     things: dict[str, tuple[str, ...]]
     counted: dict[str, tuple[str, ...]]
     rates: Rates
+    links: Links
     titles: Titles
     names: dict[str, tuple[str, ...]]
     bare: dict[str, tuple[str, ...]]
@@ -171,8 +181,12 @@ def _scaled(text: str, times: str | None, kilo: int) -> Rounded:
     scale = WORDS.thousands[times.lower()] if times else 1
     if times and times.lower() == "k":
         scale = kilo
-    digits = re.sub(r"[, '\u2009\u202f]", "", text)
+    digits = _digits(text)
     return parse_rounded(f"0{digits}" if digits.startswith(".") else digits, scale=scale)
+
+
+def _digits(text: str) -> str:
+    return re.sub(r"[, '\u2009\u202f]", "", text)
 
 
 def _with_spread(match: re.Match[str], value: Rounded, kilo: int) -> Rounded:
@@ -193,7 +207,7 @@ def _between(low: Rounded, match: re.Match[str], kilo: int) -> Rounded:
 
 def _about(match: re.Match[str], value: Rounded, kilo: int) -> Rounded:
     """One unit of the last non-zero digit in both directions: about 900 is 800 to 1000."""
-    digits = Decimal(re.sub(r"[, '\u2009\u202f]", "", match["value"])).normalize()
+    digits = Decimal(_digits(match["value"])).normalize()
     unit = _scaled(f"{Decimal(1).scaleb(int(digits.as_tuple().exponent)):f}", match["times"], kilo).value
     return Rounded(value=value.value, low=max(value.value - unit, value.value / 2), high=value.value + unit)
 
@@ -222,3 +236,61 @@ def parse_period(text: str) -> Rounded:
     number, size = parts[-1]
     half = float(Decimal(1).scaleb(int(Decimal(number).as_tuple().exponent)) * size / 2)
     return Rounded(value=total, low=max(total - half, total / 2), high=total + half)
+
+
+class PublishedLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The network of a node; None is unknown."""
+
+    gbit_per_s: float | None = None  # of all its NICs together
+    nics: int | None = None  # that the rate is of, if the text counts them
+    rdma: bool | None = None  # whether collectives use RDMA
+
+
+_NICS = r"(?<![\w.-])(?:(?P<nics>[1-9][0-9]?)\s*[xX\u00d7*]\s*)?"
+_LINK_NUMBER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]{1,6})(?:\.[0-9]{1,6})?"
+_LINK_BITS = r"(?:[bB]?[eE]|(?i:ig(?:abit)?e?|bits?)(?:/s|ps)?|b(?:/s|ps)?)"
+_LINK_RATE = re.compile(rf"{_NICS}(?P<number>{_LINK_NUMBER})[\s-]?(?P<times>[kmgtKMGT]){_LINK_BITS}?(?!\w|/s)")
+_BARE_LINK = re.compile(rf"{_NICS}(?P<number>{_LINK_NUMBER})")
+_NAMED_LINK = re.compile(rf"{_NICS}(?P<name>{any_of(WORDS.links.rates)})(?![a-z0-9])")
+_RDMA, _TCP = (
+    re.compile(rf"(?<![a-z0-9])(?:{any_of(words)})(?![a-z0-9])") for words in (WORDS.links.rdma, WORDS.links.tcp)
+)
+_NUMBERED = re.compile(r"(?<![\w.-])[0-9]")
+
+
+def parse_link(text: str, *, bare_gbit: float | None = None) -> PublishedLink:
+    """A network as people write it: `10GbE`, `100 Gbit/s over RDMA`, `8x400G InfiniBand`, `4x HDR`, `RoCE`.
+
+    Args:
+        text: plain.
+        bare_gbit: the unit of a number without one, in Gbit/s; None if it must have one.
+
+    Raises:
+        ValueError: it has a number in another unit, or several rates; the message says how to write one.
+    """
+    text, lower = text.strip(), text.strip().lower()
+    rates = _link_rates(text, bare_gbit)
+    # `25 GB/s` is of bytes, or bits written carelessly.
+    if len(rates) > 1 or any(not rate for _, rate in rates) or (not rates and _NUMBERED.search(text)):
+        raise ValueError(f"{text!r} is not a link rate; write it in bits per second, as 10GbE, 100G or 8x400G")
+    rdma = False if _TCP.search(lower) else True if _RDMA.search(lower) else None
+    if not rates:
+        return PublishedLink(rdma=rdma)
+    ((nics, rate),) = rates
+    return PublishedLink(gbit_per_s=(nics or 1) * rate, nics=nics, rdma=rdma)
+
+
+def _link_rates(text: str, bare_gbit: float | None) -> set[tuple[int | None, float]]:
+    """NICs, if they are counted, and the rate of one in Gbit/s: as numbers, else by name."""
+    bare = _BARE_LINK.fullmatch(text)
+    if bare is not None and bare_gbit is not None:
+        return {(_nics(bare), float(_digits(bare["number"])) * bare_gbit)}
+    numbers = {
+        (_nics(found), float(_digits(found["number"])) * parse_rate(f"1{found['times']}bit"))
+        for found in _LINK_RATE.finditer(text)
+    }
+    return numbers or {(_nics(found), WORDS.links.rates[found["name"]]) for found in _NAMED_LINK.finditer(text.lower())}
+
+
+def _nics(found: re.Match[str]) -> int | None:
+    return int(found["nics"]) if found["nics"] else None

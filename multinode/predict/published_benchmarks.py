@@ -19,7 +19,7 @@ from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.network_model import Link, UncertaintySource, stated_network
 from multinode.predict.predict import LEAST_DOUBT, with_base
-from multinode.predict.published import parse_published
+from multinode.predict.published import PublishedLink, parse_link, parse_published
 from multinode.predict.rounded import Rounded, exactly, product, round_number
 from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
@@ -28,7 +28,7 @@ from multinode.stats.estimate import Spread
 from multinode.strict_yaml import WrongValue
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
-from multinode.units import ETHERNET_MTU, MIB, format_figure, format_rate, goodput_gb_per_s, parse_rate
+from multinode.units import ETHERNET_MTU, MIB, format_figure, format_rate, goodput_gb_per_s
 
 # Larger figures are typing errors; products stay far from float limits.
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
@@ -38,9 +38,8 @@ _Fleet = Annotated[int, Meta(gt=0, le=1024)]
 _Parameters = Annotated[int, Meta(gt=0, le=10**14)]
 # A whole number, a fraction, or text such as `119.6 +- 0.3` or `about 900`: its digits are its bounds.
 _Figure = Annotated[int, Meta(gt=0, le=10**12)] | _Positive | Annotated[str, Meta(min_length=1, max_length=60)]
-# One NIC's rate, or as many: `100G`, `8x400G`.
+# One NIC's rate, or as many: `100G`, `8x400G`, `200G InfiniBand`.
 _RateText = Annotated[str, Meta(min_length=1, max_length=40)]
-_NICS = re.compile(r"(?P<nics>[1-9]\d?)\s*[xX*]\s*(?P<rate>.+)")
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,31 +67,28 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     payload_mb_per_s: _Positive | None = None  # as from a file copy; or `payload_gbit_per_s`, as from iperf3
     payload_gbit_per_s: _Positive | None = None
     mtu: Annotated[int, Meta(ge=576, le=65536)] = ETHERNET_MTU
-    rdma: bool = False
+    rdma: bool = False  # whether collectives use RDMA, unless `gbit_per_s` names InfiniBand or RoCE
     cloud: bool | None = None  # whether the nodes are rented from a cloud, which may cap a TCP flow; None if unknown
 
     def __post_init__(self) -> None:
         """Refuse a rate that cannot be read."""
         try:
-            _, nics = self.rate
+            stated = self.stated
         except ValueError as error:
-            raise WrongValue(f"{error}, or 8x400G for eight NICs", "gbit_per_s") from None
-        if self.nics is not None and nics not in {None, self.nics}:
-            raise WrongValue(f"gbit_per_s has {nics} NICs, nics {self.nics}", "nics")
+            raise WrongValue(str(error), "gbit_per_s") from None
+        if self.gbit_per_s is not None and stated.gbit_per_s is None:
+            raise WrongValue(f"{self.gbit_per_s!r} is not a link rate; write it as 10GbE, 100G or 8x400G", "gbit_per_s")
+        if self.nics is not None and stated.nics != self.nics:
+            raise WrongValue(f"gbit_per_s has {stated.nics} NICs, nics {self.nics}", "nics")
 
     @property
-    def rate(self) -> tuple[float | None, int | None]:
-        """The rate of all NICs in Gbit/s, and their number; None if unknown."""
+    def stated(self) -> PublishedLink:
+        """The rate of all NICs, their number, and whether collectives use RDMA."""
         text = self.gbit_per_s
         if not isinstance(text, str):
-            return text, self.nics
-        # In a post, bps are bits.
-        text = text.strip().replace("bps", "bit")
-        match = _NICS.fullmatch(text)
-        if match is None:
-            return parse_rate(text), self.nics
-        nics = int(match["nics"])
-        return nics * parse_rate(match["rate"]), nics
+            return PublishedLink(gbit_per_s=text, nics=self.nics, rdma=self.rdma)
+        link = parse_link(text, bare_gbit=1.0)
+        return msgspec.structs.replace(link, nics=link.nics or self.nics, rdma=self.rdma or link.rdma is True)
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,15 +156,17 @@ class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     def __post_init__(self) -> None:
         """Refuse words that have no meaning here."""
-        if _bare(self.strategy) not in _STRATEGIES:
-            raise WrongValue(f"Invalid strategy {self.strategy!r}: {', '.join(_OUR_STRATEGIES)}", "strategy")
-        for name, words in (("precision", _PRECISIONS), ("backend", _BACKENDS)):
-            value = getattr(self, name)
-            if value not in words:
-                raise WrongValue(f"Invalid {name} {value!r}: {', '.join(words)}", name)
+        for name, parse in (("strategy", parse_strategy), ("precision", parse_precision)):
+            try:
+                parse(getattr(self, name))
+            except ValueError as error:
+                raise WrongValue(str(error), name) from None
+        if self.backend not in _BACKENDS:
+            raise WrongValue(f"Invalid backend {self.backend!r}: {', '.join(_BACKENDS)}", "backend")
 
 
-_PRECISIONS, _BACKENDS = ("bf16", "fp16", "fp32"), ("nccl", "gloo")
+_PRECISIONS = ("bf16", "fp16", "fp32")
+_BACKENDS = ("nccl", "gloo")
 _MS_PER_S, _MB_PER_GB, _BITS_PER_BYTE = 1e3, 1e3, 8
 # Rounding allowance of a stream over its link rate.
 _ABOVE_ITS_RATE = 1.05
@@ -182,8 +180,16 @@ _OUR_STRATEGIES = {
     "shard_grad_op": Strategy.SHARD_GRAD_OP,
     "hybrid_shard": Strategy.HYBRID_SHARD,
 }
+_ENGINE_WORDS = re.compile(r"deepspeed|stage|[^a-z0-9]")
+
+
+def _bare(strategy: str) -> str:
+    return _ENGINE_WORDS.sub("", strategy.lower())
+
+
 # Without case and signs: DeepSpeed's stages, PyTorch's ShardingStrategy, and FSDP's versions.
-_STRATEGIES = {name.replace("_", ""): strategy for name, strategy in _OUR_STRATEGIES.items()} | {
+_STRATEGIES = {_bare(name): strategy for name, strategy in _OUR_STRATEGIES.items()} | {
+    **{_bare(strategy): strategy for strategy in Strategy},
     "zero0": Strategy.DDP,
     "noshard": Strategy.DDP,
     "fullshard": Strategy.FSDP,
@@ -191,13 +197,32 @@ _STRATEGIES = {name.replace("_", ""): strategy for name, strategy in _OUR_STRATE
     "fsdp2": Strategy.FSDP,
     "hsdp": Strategy.HYBRID_SHARD,
 }
-_ENGINE_WORDS = re.compile(r"deepspeed|stage|[^a-z0-9]")
 # A mean over n steps and start-up has start-up for as long as this many steps at the most: people drop 5 to 10.
 _START_UP_STEPS = 10
 
 
-def _bare(strategy: str) -> str:
-    return _ENGINE_WORDS.sub("", strategy.lower())
+def parse_strategy(text: str) -> Strategy:
+    """A strategy in the words of PyTorch or DeepSpeed: `DDP`, `ZeRO-3`, `FULL_SHARD`.
+
+    Raises:
+        ValueError: it is unknown; the message has the known ones.
+    """
+    strategy = _STRATEGIES.get(_bare(text))
+    if strategy is None:
+        raise ValueError(f"Invalid strategy {text!r}: {', '.join(_OUR_STRATEGIES)}")
+    return strategy
+
+
+def parse_precision(text: str) -> str:
+    """`bf16`, `fp16` or `fp32`, also of `BF16` and `bfloat16`.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    precision = text.lower().replace("bfloat", "bf").replace("float", "fp")
+    if precision not in _PRECISIONS:
+        raise ValueError(f"Invalid precision {text!r}: {', '.join(_PRECISIONS)}")
+    return precision
 
 
 class _Point(NamedTuple):
@@ -239,13 +264,13 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
     if held is not None and held.layout.nodes == 1:
         raise UsageError("several_nodes.nodes must be more than 1", hint="put figures of one node under single_node")
     layout = held.layout if held is not None else first.layout.on(max(2, first.layout.nodes))
-    strategy = _STRATEGIES[_bare(benchmarks.strategy)]
+    strategy = parse_strategy(benchmarks.strategy)
     if benchmarks.optimizer_within_node and strategy is not Strategy.ZERO1:
         raise UsageError(f"optimizer_within_node applies to zero1, not to {benchmarks.strategy}")
     stated = several.network if several is not None and several.network is not None else benchmarks.network
     network = msgspec.structs.replace(
         stated_network(_link(stated), layout, benchmarks.backend, _stream(stated)),
-        nics=stated.rate[1],
+        nics=stated.stated.nics,
         cloud=stated.cloud,
     )
     bucket = None if benchmarks.bucket_mib is None else benchmarks.bucket_mib * MIB
@@ -363,7 +388,7 @@ def _subject(benchmarks: PublishedBenchmarks, strategy: Strategy) -> Subject:
             method="full" if lora is None else "lora",
             lora_rank=None if lora is None else lora.rank,
             strategy=str(strategy),
-            precision=benchmarks.precision,
+            precision=parse_precision(benchmarks.precision),
             recompute=benchmarks.activation_checkpointing,
         ),
         shape=_shape(benchmarks.model),
@@ -434,13 +459,14 @@ def _held(calibration: Calibration, today: Scenario, rate: Rounded) -> HoldoutRu
 
 
 def _link(network: Network) -> Link:
-    stream, (rate, _) = _stream(network), network.rate
+    stream, stated = _stream(network), network.stated
+    rate, rdma = stated.gbit_per_s, stated.rdma is True
     if rate is None:
         if stream is None:
             hint = "give gbit_per_s: 1, or payload_gbit_per_s: 0.94, as iperf3 reports it"
             raise UsageError("network: needs a rate or a payload", hint=hint)
-        rate = stream * _BITS_PER_BYTE if network.rdma else stream / goodput_gb_per_s(1.0, network.mtu)
-    link = Link(gbit_per_s=rate, mtu=network.mtu, rdma=network.rdma)
+        rate = stream * _BITS_PER_BYTE if rdma else stream / goodput_gb_per_s(1.0, network.mtu)
+    link = Link(gbit_per_s=rate, mtu=network.mtu, rdma=rdma)
     if stream is not None and stream > link.goodput_gb_per_s * _ABOVE_ITS_RATE:
         raise UsageError(
             f"network: a link of {rate:g} Gbit/s with an MTU of {network.mtu} carries "
@@ -474,7 +500,7 @@ def _shape(model: Model) -> ModelShape | None:
 
 
 def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
-    model, half = benchmarks.model, benchmarks.precision != "fp32"
+    model, half = benchmarks.model, parse_precision(benchmarks.precision) != "fp32"
     shape = _shape(model)
     if model.shape is not None and shape is None:
         raise UsageError(

@@ -1,6 +1,6 @@
 """Shortfall: whether several nodes were slower than their network allows, as from what rate, and in which case. Pure.
 
-The one judgement of a measured speed: `predict`, `contrast` and the early verdict show its finding.
+The one judgement of a measured speed: `predict`, `contrast`, `import` and the early verdict show its finding.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import math
 
 import msgspec
 
-from multinode.predict.calibration import Calibration, Residual
+from multinode.predict.calibration import Calibration, Residual, sent_as
 from multinode.predict.cost_model import Scenario
+from multinode.predict.evidence import HoldoutRun
 from multinode.predict.network_model import NetworkCase, NetworkModel
 from multinode.predict.predict import Prediction
 from multinode.records.finding import Finding
@@ -74,6 +75,18 @@ def judge_speed(
             **({"case": case} if case else {}),
         },
     )
+
+
+def judge_holdout(held: HoldoutRun) -> Finding | None:
+    """What the speed of a run says about a network that nobody measured; None if it is no slower than that allows.
+
+    The network of another run is known, and a miss is the model's.
+    """
+    if held.calibration.network.is_measured:
+        return None
+    most = held.samples_per_s_range[1] if held.samples_per_s_range is not None else None
+    sent = sent_as(held.calibration, held.scenario)
+    return judge_speed(held.calibration, sent, held.samples_per_s, most)
 
 
 def shortfall_words(finding: Finding) -> str:

@@ -113,3 +113,31 @@ def test_words_of_strangers_are_shown_as_words(tmp_path: Path, text: str) -> Non
     path.write_text(text)
     run("import", path)
     assert text.splitlines()[1].split(",")[0] in run("show", "last", "--details").stdout
+
+
+PARTS = "gpu,nodes,gpus per node,strategy,precision,batch,network,samples/s"
+SLOW = "H100,1,8,FSDP,bf16,2,8x400G InfiniBand,10.0\nH100,4,8,FSDP,bf16,2,8x400G InfiniBand,9.00\n"
+
+
+def test_several_nodes_that_are_slower_than_their_link_allows_are_named_everywhere(tmp_path: Path) -> None:
+    path, ours = tmp_path / "a.csv", tmp_path / "ours.md"
+    path.write_text(f"{PARTS}\n{SLOW}")
+    said = "h100-nodes4, 4.4x slower than 3,200 Gbit/s over RDMA allow: as from about "
+    asks = "Is NCCL using RDMA, on every NIC? multinode nccl-test"
+    for shown in (run("import", path, "--default", "params=7B"), run("show", "last")):
+        text = " ".join(shown.stdout.split())
+        assert said in text
+        assert asks in text
+    alone, slow = json.loads(run("show", "last", "--json").stdout)["sweep"]["cells"]
+    assert alone["shortfall"] is None
+    assert slow["shortfall"]["figures"]["slower"] == pytest.approx(4.4, rel=0.02)
+    assert "4.4x slower than 3,200 Gbit/s over RDMA" in run("show", "last", "--format", "csv").stdout
+    run("show", "last", "-o", ours)
+    assert asks in ours.read_text()
+
+
+def test_a_link_that_cannot_judge_its_row_says_which_column_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"{PARTS}\n{SLOW}")
+    assert "Network h100-nodes4 not judged: needs the column parameters" in " ".join(run("import", path).stdout.split())
+    assert "needs the column parameters" in run("show", "last", "--details").stdout

@@ -26,7 +26,7 @@ CONTROLLER = """
 import sys, time
 from multinode.cluster.cluster import Node
 from multinode.transport import openssh
-openssh._PERSIST_S = 1
+openssh._PERSIST_S = 4
 transport = openssh.OpensshTransport()
 stream = transport.open(Node(name="box", ssh_config=sys.argv[1]), "echo here; cat", deadline_s=20)
 print(stream.read_line(20).decode(), flush=True)
@@ -46,11 +46,16 @@ def processes(config: str | None) -> list[int]:
     return found
 
 
-def wait_until_gone(config: str | None) -> None:
+def wait_for_processes(config: str | None, number: int) -> None:
+    """Until there are so many: one that has just begun has no command line for a moment."""
     end = time.monotonic() + DEADLINE_S
-    while processes(config):
-        assert time.monotonic() < end, "a master is left"
+    while len(found := processes(config)) != number:
+        assert time.monotonic() < end, f"{len(found)} processes, not {number}"
         time.sleep(0.1)
+
+
+def wait_until_gone(config: str | None) -> None:
+    wait_for_processes(config, 0)
 
 
 def test_nothing_of_it_is_left_when_it_is_closed(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +65,7 @@ def test_nothing_of_it_is_left_when_it_is_closed(sshd: Sshd, tmp_path: Path, mon
     stream = transport.open(node, "cat", deadline_s=DEADLINE_S)
     (directory,) = {entry for entry in Path("/run").glob("mn-*") if (entry / "0.log").exists()}
     assert directory.stat().st_mode & 0o777 == 0o700
-    assert len(processes(node.ssh_config)) == 2
+    wait_for_processes(node.ssh_config, 2)
     transport.close()
     stream.close()
     wait_until_gone(node.ssh_config)
@@ -74,6 +79,7 @@ def test_a_master_that_stands_still_keeps_nobody_from_closing(
     node = sshd.node(tmp_path)
     transport = OpensshTransport()
     assert transport.run(node, "echo in", deadline_s=DEADLINE_S).stdout == b"in\n"
+    wait_for_processes(node.ssh_config, 1)
     (master,) = processes(node.ssh_config)
     os.kill(master, signal.SIGSTOP)
     try:
@@ -90,7 +96,7 @@ def test_a_master_ends_by_itself_when_its_controller_was_killed(sshd: Sshd, tmp_
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
         assert controller.stdout is not None
         assert controller.stdout.readline() == "here\n"
-        assert len(processes(node.ssh_config)) == 2
+        wait_for_processes(node.ssh_config, 2)
         os.kill(controller.pid, signal.SIGKILL)
     wait_until_gone(node.ssh_config)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import psutil
 
 from multinode.errors import NodeFailed, UsageError
 from multinode.lab.cluster import ns_command
@@ -38,6 +39,7 @@ _SSHD_WORDS = {
     "crowded": "drops new connections because it is full",
 }
 _DEADLINE_S = 10.0
+_MOST_SAID, _LINES_SAID = 4000, 12
 _OTHER_KEY = "/etc/ssh/ssh_host_other_key"
 _MAKE_KEY = f"rm -f {_OTHER_KEY} {_OTHER_KEY}.pub; ssh-keygen -q -t ed25519 -N '' -f {_OTHER_KEY}"
 
@@ -282,9 +284,19 @@ def _log_size(node: LabNode) -> int:
 
 
 def _wait_until_listening(node: LabNode, seen: int) -> None:
-    said = ""
+    log = b""
     for _ in poll(_DEADLINE_S):
-        said = log_path(node.name).read_bytes()[seen:].decode(errors="replace")
-        if "Server listening on" in said:
+        log = log_path(node.name).read_bytes()
+        if b"Server listening on" in log[seen:]:
             return
-    raise NodeFailed("its sshd does not restart", node=node.name, detail=said.strip())
+    # What it said before, and which processes it waits for.
+    said = log[-_MOST_SAID:].decode(errors="replace").splitlines()[-_LINES_SAID:]
+    titles = [" ".join(_title(pid)) for pid in node_processes(node)]
+    raise NodeFailed("its sshd does not restart", node=node.name, detail="\n".join([*said, *titles]))
+
+
+def _title(pid: int) -> list[str]:
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return []
