@@ -31,7 +31,7 @@ from multinode.records.progress import RunProgress
 from multinode.records.run import NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
-from multinode.runs.stored_run import StoredRun, read_run
+from multinode.runs.stored_run import StoredRun
 
 _FILE = "bench.json"
 # The parts without their records, for a resume.
@@ -233,7 +233,7 @@ class _StepSeries(Series):
             due = [cell for cell in self.record.cells if cell.state in {"waiting", "running"}]
             report = msgspec.structs.replace(report, left=tuple(filter(None, map(self.title, due))))
         self.directory.write(_FILE, report)
-        run = read_run(self.directory)
+        run = self.directory.read_run()
         if run is not None:
             last = {part.node_rank: self._node_run(part) for part in self._parts}
             nodes = tuple(
@@ -244,7 +244,7 @@ class _StepSeries(Series):
         return report
 
     def _node_run(self, part: BenchPart) -> NodeRun:
-        run = read_run(RunDirectory(self.context.runs / part.run_id)) if part.run_id is not None else None
+        run = RunDirectory(self.context.runs / part.run_id).read_run() if part.run_id is not None else None
         if run is None:
             state = "lost" if part.is_lost else "ended"
             return NodeRun(name=part.node, node_rank=part.node_rank, state=state, cause="not_started")

@@ -186,7 +186,8 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
     running = stored.run.status == "running" and stored.run.kind == "launch"
     verdict, note = running_verdict(stored.run.run_id) if running else (None, "")
     if as_json:
-        print_document(stored if verdict is None else stored.document() | {"early_verdict": verdict})
+        document = stored.document()
+        print_document(document if verdict is None else msgspec.structs.replace(document, early_verdict=verdict))
         return
     has_results = _show_results(stored, details=details)
     if details or not has_results or stored.run.status != "succeeded":

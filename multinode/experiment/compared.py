@@ -20,7 +20,6 @@ from multinode.network.measure import load_scan
 from multinode.network.size_scan import ScanReport, compare_scans
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Column, Sheet
-from multinode.runs.stored_run import read_run
 from multinode.units import format_count, format_figure
 
 # Results that are compared figure by figure, and what names an element of a list in them.
@@ -75,7 +74,7 @@ def compare_records(
     scans = [load_scan(directory) for directory in directories]
     if scans[0] is not None and scans[1] is not None:
         return msgspec.structs.replace(scans[1], changes=compare_scans(scans[0], scans[1]))
-    kinds = [run.kind if (run := read_run(directory)) is not None else "unknown" for directory in directories]
+    kinds = [run.kind if (run := directory.read_run()) is not None else "unknown" for directory in directories]
     file = next(
         (file for file in _RESULTS if all((directory.path / file).is_file() for directory in directories)), None
     )

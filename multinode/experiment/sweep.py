@@ -63,7 +63,6 @@ from multinode.profile.summary import Summary
 from multinode.records.progress import RunProgress, TrainingTime
 from multinode.records.run import Failure, new_run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
-from multinode.runs.stored_run import read_run
 
 _S_PER_MINUTE = 60
 
@@ -349,7 +348,7 @@ def measure_swept(
     """
     finished = find_finished(request, runs_root(), resume)
     if finished is not None:
-        run = read_run(RunDirectory(finished.directory))
+        run = RunDirectory(finished.directory).read_run()
         ended_s = run.ended_s if run is not None else None
         until = "" if ended_s is None else time.strftime(", until %Y-%m-%d %H:%M", time.localtime(ended_s))
         note(
@@ -492,7 +491,7 @@ def _has_table(directory: RunDirectory) -> bool:
 def _is_unfinished(directory: RunDirectory) -> bool:
     if not (directory.path / GRID_FILE).is_file() or (directory.path / CONTRAST_FILE).is_file():
         return False
-    run = read_run(directory)
+    run = directory.read_run()
     if run is not None and run.kind not in _KINDS:
         return False
     return run is None or run.status == "running" or not (directory.path / TABLE_FILE).is_file()
@@ -504,7 +503,7 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
         raise UsageError(
             f"run {directory.run_id} is not a sweep: it has no {GRID_FILE}", hint="list sweeps: multinode runs"
         )
-    run = read_run(directory)
+    run = directory.read_run()
     table = table_of_sweep(
         SweptCells(
             run_id=directory.run_id,

@@ -37,7 +37,6 @@ from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.profile.observed import observe_run
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.runs.stored_run import read_run
 from multinode.traffic.algorithms import Layout
 
 _UNFIT = re.compile(r"[^a-z0-9]+")
@@ -93,7 +92,7 @@ def find_runs_alike(root: Path, job: Job, layout: Layout) -> dict[int, Record]:
 
 def run_s(root: Path, run_id: str) -> float | None:
     """Wall time of a stored run; None if unknown."""
-    run = read_run(RunDirectory(root / run_id))
+    run = RunDirectory(root / run_id).read_run()
     return run.ended_s - run.started_s if run is not None and run.ended_s is not None else None
 
 

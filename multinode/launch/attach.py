@@ -21,7 +21,7 @@ from multinode.profile.summary import summarise_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.runs.stored_run import StoredRun, launched_runs, load_parts, read_run
+from multinode.runs.stored_run import StoredRun, launched_runs, load_parts
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
 from multinode.units import format_count
@@ -49,7 +49,7 @@ def find_recorded(runs: Path, run_id: str) -> RecordedRun:
     whole, last = _restarted(directory)
     if whole is not None and last is not None and directory.run_id == whole.run_id:
         directory = last
-    run = read_run(directory)
+    run = directory.read_run()
     plan = StoredRun(directory).plan
     hostfile = directory.path / "hostfile.txt"
     if run is None or plan is None or not hostfile.is_file():
@@ -66,13 +66,13 @@ def find_recorded(runs: Path, run_id: str) -> RecordedRun:
 
 def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirectory | None]:
     """Of a run with restarts, or of an attempt, the whole run and its last attempt."""
-    run, root = read_run(directory), directory.path.parent
+    run, root = directory.read_run(), directory.path.parent
     whole_id = run.part_of if run is not None and not run.has_parts else directory.run_id
     # Only ours: another user's directory may have the name of a removed run.
     if whole_id not in {path.name for path in list_runs(root)}:
         return None, None
     whole = RunDirectory(root / whole_id)
-    whole_run = read_run(whole)
+    whole_run = whole.read_run()
     if whole_run is None or whole_run.kind != "launch" or not whole_run.has_parts:
         return None, None
     attempts = load_parts(root, whole_run)
@@ -110,7 +110,7 @@ def with_hosts(recorded: RecordedRun, cluster: Cluster) -> RecordedRun:
 
 def look_again(recorded: RecordedRun, say: Callable[[str], None] = lambda _: None) -> Launched:
     """The run as it is on disk now; `say` is told of long reading."""
-    return _summarise(recorded, read_run(recorded.directory) or recorded.run, say)
+    return _summarise(recorded, recorded.directory.read_run() or recorded.run, say)
 
 
 def attach(recorded: RecordedRun, context: RunContext, options: ExecuteOptions) -> Launched:
@@ -206,7 +206,7 @@ def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, g
     if all(node.state == "ended" for node in nodes) and run.status in {"running", "lost"}:
         run = msgspec.structs.replace(run, status="stopped", stop_reason="stop", ended_s=run.ended_s or time.time())
     for directory in dict.fromkeys((launched.directory, recorded.directory)):
-        stored = read_run(directory)
+        stored = directory.read_run()
         if stored is not None:
             fields = {name: getattr(run, name) for name in ("nodes", "status", "stop_reason", "ended_s")}
             directory.write("run.json", msgspec.structs.replace(stored, **fields))
@@ -225,7 +225,7 @@ def _with_answer(node: NodeRun, answer: NodeEnd | None) -> NodeRun:
 def _wait_ended(recorded: RecordedRun, directory: RunDirectory, within_s: float) -> Launched:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
-        run = read_run(directory)
+        run = directory.read_run()
         if run is not None and run.status != "running":
             return msgspec.structs.replace(_summarise(recorded, run), directory=directory)
         time.sleep(_WAIT_S)
@@ -329,7 +329,7 @@ def follow_logs(
             # Asked first: what was written before the end is read after it. Another follower may have been killed: then
             # no more arrives, and nothing records the end.
             comes = directory.is_locked if follower is None else follower.is_alive
-            run = read_run(directory) if comes else None
+            run = directory.read_run() if comes else None
             over = run is None or run.status != "running"
             for rank in ranks:
                 for data in _read(directory.log_path(rank), places[rank]):
@@ -373,7 +373,7 @@ class _LogFollower:
         """
         if self._error is not None:
             raise self._error
-        run = read_run(self._recorded.directory)
+        run = self._recorded.directory.read_run()
         failure = run.first_failure if run is not None else None
         if run is None or failure is None:
             return

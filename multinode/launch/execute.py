@@ -23,7 +23,6 @@ from multinode.records.plan import LaunchPlan, redact_plan
 from multinode.records.progress import RunProgress
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Failure, NodeRun, Run, Stall, new_run
 from multinode.records.run_directory import RunDirectory
-from multinode.runs.stored_run import read_run
 from multinode.transport.agent import AgentTransport
 
 Observer = Callable[[RunProgress], None]
@@ -61,7 +60,7 @@ class Execution:
     def __post_init__(self) -> None:
         self._events = EventQueue()
         self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach, observe_log=self._show_log)
-        before = read_run(self.directory) if self.options.attach else None
+        before = self.directory.read_run() if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
         # For a node that is only followed for missing data.
         self._ended_s = before.ended_s if before else None
@@ -246,7 +245,7 @@ class Execution:
         try:
             self.directory.restore()
             self.directory.require_room(_PROBE_BYTES)
-            if read_run(self.directory) is None:
+            if self.directory.read_run() is None:
                 self.directory.write("plan.json", redact_plan(self.plan))
                 self._save(self._record("running"))
         except MultinodeError as error:

@@ -18,6 +18,7 @@ from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_i
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.render.sheet import format_sig, sanitize
 from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
+from multinode.runs.document import RunDocument
 from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
@@ -246,44 +247,16 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
     return table
 
 
-class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored run."""
-
-    run_id: str
-    kind: str
-    status: str
-    job: str
-    nodes: tuple[str, ...]
-    world_size: int
-    started_s: float
-    ended_s: float | None
-    samples_per_s: float | None
-    hang: str | None = None  # of a run that was stopped while it hung: what it hung in
-
-
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `runs --json`."""
 
     schema: str = "multinode.runs/1"
-    runs: tuple[RunEntry, ...]
-
-
-_ENTRY_FIELDS = ("run_id", "kind", "status", "job", "world_size", "started_s", "ended_s")
+    runs: tuple[RunDocument, ...]
 
 
 def runs_document(runs: Sequence[StoredRun]) -> RunsDocument:
     """The document."""
-    return RunsDocument(
-        runs=tuple(
-            RunEntry(
-                **{name: getattr(stored.run, name) for name in _ENTRY_FIELDS},
-                nodes=tuple(node.name for node in stored.run.nodes),
-                samples_per_s=stored.summary.samples_per_s if stored.summary else None,
-                hang=stored.run.hang.message if stored.run.hang is not None else None,
-            )
-            for stored in runs
-        )
-    )
+    return RunsDocument(runs=tuple(stored.document(results=False) for stored in runs))
 
 
 def load_balance(root: Path, name: str) -> Balance:

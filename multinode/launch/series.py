@@ -49,7 +49,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
-from multinode.runs.stored_run import StoredRun, read_run
+from multinode.runs.stored_run import StoredRun
 from multinode.units import format_duration
 
 GRID_FILE = "grid.json"
@@ -164,7 +164,7 @@ def keep_status(
         run: has the number of workers, and the nodes as they ended; None leaves them.
         error: what ended it, if anything did.
     """
-    stored = read_run(directory)
+    stored = directory.read_run()
     if stored is not None:
         stored = msgspec.structs.replace(stored, first_failure=_failure_of_part(directory, error))
         if stored.first_failure is not None and isinstance(error, MultinodeError):
@@ -178,7 +178,7 @@ def keep_status(
 def _failure_of_part(directory: RunDirectory, error: BaseException | None) -> Failure | None:
     if not isinstance(error, MultinodeError) or error.run_id is None:
         return None
-    part = read_run(RunDirectory(directory.path.parent / error.run_id))
+    part = RunDirectory(directory.path.parent / error.run_id).read_run()
     if part is None or part.failure is None:
         return None
     return msgspec.structs.replace(part.failure, run_id=part.run_id)
@@ -361,7 +361,7 @@ def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) 
         limit_s: its training time; None if it had to train its steps.
     """
     directory = RunDirectory(context.runs / run_id)
-    run = read_run(directory)
+    run = directory.read_run()
     if run is None:
         # It was being prepared, and nothing had been started.
         return _STOPPED

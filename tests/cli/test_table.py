@@ -173,7 +173,10 @@ def test_runs_lists_a_sweep_as_one_line_of_at_most_100_columns() -> None:
     cells = [f"{SWEEP_ID}-1x2-lora-batch1", f"{SWEEP_ID}-2x2-lora-batch1"]
     for name in cells:
         directory = RunDirectory.create(Path("runs"), name)
-        directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=name, job="configs/two_boxes_lora.yaml"))
+        part = msgspec.structs.replace(
+            SWEEP_RUN, run_id=name, job="configs/two_boxes_lora.yaml", part_of=SWEEP_ID, has_parts=False
+        )
+        directory.write("run.json", part)
     listed = run("runs").splitlines()
     assert [line.split()[0] for line in listed[3:]] == sorted([SWEEP_ID, IMPORT_ID])
     assert {line.split()[0] for line in run("runs", "--all").splitlines()[3:]} >= {SWEEP_ID, *cells}
