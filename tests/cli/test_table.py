@@ -39,7 +39,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     build_table(store_sweep(stored), stored)
     directory = RunDirectory.create(stored, IMPORT_ID)
-    imported = msgspec.structs.replace(SWEEP_RUN, run_id=IMPORT_ID, kind="import", nodes=(), world_size=0)
+    imported = msgspec.structs.replace(
+        SWEEP_RUN, run_id=IMPORT_ID, kind="import", has_parts=False, nodes=(), world_size=0
+    )
     directory.write("run.json", imported)
     directory.write("sweep.json", PUBLISHED)
     return tmp_path
