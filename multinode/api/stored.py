@@ -32,7 +32,7 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
 
 
 def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = None) -> Forecast:
-    """Likewise from a file of published figures, as `multinode predict --benchmarks`.
+    """Predict from a file of published figures, as `multinode predict --benchmarks`.
 
     Raises:
         UsageError: the file is not what it should be, or what is asked for cannot be.
@@ -131,10 +131,6 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
 
 def document(result: object) -> Any:
     """A result as the command prints it with `--json`: dicts, lists, text and numbers, without secrets."""
-    import msgspec
+    from multinode.secret_values import redacted
 
-    from multinode.decoding import decode_json
-    from multinode.secret_values import redact
-
-    result_document = getattr(result, "document", None)
-    return redact(decode_json(msgspec.json.encode(result if result_document is None else result_document()), object))
+    return redacted(result)

@@ -269,7 +269,7 @@ class _StepSeries(Series):
         try:
             launched = run_prepared(prepare(launch, context), context)
             (node,) = launched.plan.nodes
-            part = msgspec.structs.replace(part, run_id=launched.run.run_id, ranks=node.ranks, gpus=node.gpus)
+            part = msgspec.structs.replace(part, run_id=launched.run.run_id, ranks=node.place.ranks, gpus=node.gpus)
             part = self._with_records(part)
             require_success(launched, context)
         except MultinodeError as error:

@@ -212,12 +212,12 @@ def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Seque
 
 def _print_plan(launch: Launch, request: ContrastRequest, *, as_json: bool) -> None:
     from multinode.contrast.measure import plan_offline_sides
-    from multinode.records.plan import plan_text, redact_plan
+    from multinode.records.plan import plan_text
 
     sides, plans = plan_offline_sides(launch, request)
     if as_json:
         documents = [
-            {"role": side.role, "label": side.label, "plan": redact_plan(plan)}
+            {"role": side.role, "label": side.label, "plan": plan.document()}
             for side, plan in zip(sides.sides, plans, strict=True)
         ]
         print_document(

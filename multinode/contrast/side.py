@@ -234,13 +234,13 @@ def load_side_run(directory: RunDirectory) -> SideRun:
     cores = {name: fact.cores for name, fact in stored.facts.items() if name in nodes and not nodes[name].is_virtual}
     return SideRun(
         summary=summary,
-        node_names=tuple(node.node for node in plan.nodes),
+        node_names=tuple(place.node for place in plan.places),
         workers=plan.workers,
         workload=stored.workload,
         price_per_hour=hostfile_price(plan, cluster, "hourly") if cluster is not None else None,
         price_purchase=hostfile_price(plan, cluster, "purchase") if cluster is not None else None,
         devices=devices_of(plan, stored.facts),
-        cores=tuple(cores.get(node.node) for node in plan.nodes),
+        cores=tuple(cores.get(place.node) for place in plan.places),
         link_gbit_per_s=stored.link_gbit_per_s,
     )
 
@@ -270,7 +270,7 @@ def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[s
         plan: of the run.
         facts: by the node's name.
     """
-    names_of = [_names(node, facts.get(node.node)) for node in plan.nodes]
+    names_of = [_names(node, facts.get(node.place.node)) for node in plan.nodes]
     known_names = [names for names in names_of if names is not None]
     return tuple(dict(Counter(names)) for names in known_names) if len(known_names) == len(names_of) else ()
 
@@ -279,7 +279,7 @@ def _names(node: NodePlan, facts: NodeFacts | None) -> list[str] | None:
     if facts is None:
         return None
     if not node.gpus:
-        return [_one_line(facts.processor or "") or _CPU] * len(node.ranks)
+        return [_one_line(facts.processor or "") or _CPU] * len(node.place.ranks)
     listed = {gpu.index: _one_line(gpu.name) for gpu in facts.gpus}
     names = [listed[index] for index in node.gpus if listed.get(index)]
     return names if len(names) == len(node.gpus) else None

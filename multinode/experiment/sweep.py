@@ -338,7 +338,7 @@ def measure_swept(
     connected: Callable[[Cluster], AbstractContextManager[RunContext]],
     note: Callable[[str], None],
 ) -> Swept:
-    """As `sweep`, with its table; the nodes are connected to only if there is something to measure.
+    """Run `sweep` and its table; connects to the nodes only if there is something to measure.
 
     Args:
         request: the grid and its job.

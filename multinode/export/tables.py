@@ -25,7 +25,7 @@ class CsvFiles(Exporter):
 
 
 class ParquetFiles(Exporter):
-    """Likewise; columns without values have the type null."""
+    """Writes the tables of a run as Parquet files; columns without values have the type null."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

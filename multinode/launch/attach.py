@@ -181,7 +181,7 @@ def _ask_to_stop(
 
 
 def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
-    answers = _ask_to_stop({node.node: node.node_rank for node in recorded.plan.nodes}, recorded, context, grace_s)
+    answers = _ask_to_stop({place.node: place.node_rank for place in recorded.plan.places}, recorded, context, grace_s)
     try:
         return _wait_ended(recorded, directory, ANSWER_S)
     except MultinodeError as error:
@@ -242,13 +242,13 @@ def _summarise(recorded: RecordedRun, run: Run, say: Callable[[str], None] = lam
 def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
     """The nodes of the plan, in its order."""
     nodes = {node.name: node for node in cluster.nodes}
-    missing = [node.node for node in plan.nodes if node.node not in nodes]
+    missing = [place.node for place in plan.places if place.node not in nodes]
     if missing:
         raise UsageError(
             f"{cluster.source} does not list {', '.join(missing)}, where run {plan.run_id} is",
             hint="name the hostfile that you launched it with: --hosts",
         )
-    return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.node] for node in plan.nodes))
+    return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.place.node] for node in plan.nodes))
 
 
 _CHUNK_BYTES = 1 << 16
@@ -291,8 +291,8 @@ def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple
     """
     run = stored.run
     if rank is not None:
-        planned = stored.plan.nodes if stored.plan is not None else ()
-        node = next((str(node_plan.node_rank) for node_plan in planned if rank in node_plan.ranks), None)
+        places = stored.plan.places if stored.plan is not None else ()
+        node = next((str(place.node_rank) for place in places if rank in place.ranks), None)
         if node is None:
             raise UsageError(f"run {run.run_id} has no rank {rank}", hint=f"its ranks are 0 to {run.world_size - 1}")
     chosen = tuple(run_node for run_node in run.nodes if node in {None, run_node.name, str(run_node.node_rank)})

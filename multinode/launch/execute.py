@@ -19,7 +19,7 @@ from multinode.launch.context import ExecuteOptions, StopRequest, supervise_requ
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.session import Event, EventQueue, NodeSession, Status
 from multinode.launch.tracker import Tracker
-from multinode.records.plan import LaunchPlan, redact_plan
+from multinode.records.plan import LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Failure, NodeRun, Run, Stall, new_run
 from multinode.records.run_directory import RunDirectory
@@ -98,9 +98,8 @@ class Execution:
     def run(self) -> Run:
         """Start, follow, stop, record.
 
-        The run ends when every node has verified that its processes are gone, or is unreachable. If one node
-        fails, or
-        `stop` asks for it, all are stopped. Returns the outcome; a failed run is a result, not an exception.
+        The run ends when every node has verified that its processes are gone, or is unreachable. If one node fails,
+        or `stop` asks for it, all are stopped. Returns the outcome; a failed run is a result, not an exception.
 
         Raises:
             UsageError, NodeError: this side cannot follow the run until a problem is fixed; the run continues.
@@ -246,7 +245,7 @@ class Execution:
             self.directory.restore()
             self.directory.require_room(_PROBE_BYTES)
             if self.directory.read_run() is None:
-                self.directory.write("plan.json", redact_plan(self.plan))
+                self.directory.write("plan.json", self.plan)
                 self._save(self._record("running"))
         except MultinodeError as error:
             _LOG.debug("%s", error)
@@ -359,7 +358,7 @@ class Execution:
         if hang is None:
             return None
         return Failure(
-            node=hang.node or self.plan.nodes[0].node,
+            node=hang.node or self.plan.nodes[0].place.node,
             node_rank=hang.node_rank or 0,
             rank=hang.rank,
             message=hang.message,

@@ -97,7 +97,7 @@ class _Following:
         self._directory = directory
         self._plan = plan
         self._exporter = exporter
-        self._tails = {node.node_rank: SampleTail(directory, node.node_rank) for node in plan.nodes}
+        self._tails = {place.node_rank: SampleTail(directory, place.node_rank) for place in plan.places}
         self._nodes = start_progress(plan).nodes
         self._stream = StepStream([_unobserved(node) for node in self._nodes])
 

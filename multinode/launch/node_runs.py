@@ -110,7 +110,7 @@ class _CleanedNode(msgspec.Struct, frozen=True):
 def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, run_ids: Sequence[str]) -> tuple[str, ...]:
     """The ids of the selected runs, each with the runs named after it, such as attempts.
 
-    `asked` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
+    `run_ids` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
     machine.
     """
     answers = runs_of_nodes(agent, cluster)

@@ -49,10 +49,10 @@ def _could_be_single(single: StoredRun, several: StoredRun) -> bool:
     try:
         if not _is_measured(single) or single.workload is None or several.workload is None:
             return False
-        nodes, names = single.require_plan().nodes, {node.node for node in several.require_plan().nodes}
+        places, names = single.require_plan().places, {place.node for place in several.require_plan().places}
     except MultinodeError:
         # A file that cannot be read is another command's matter.
         return False
-    if len(nodes) > 1 or nodes[0].node not in names or single.levers.algorithm is not None:
+    if len(places) > 1 or places[0].node not in names or single.levers.algorithm is not None:
         return False
     return not differing_setting(single.workload.settings, several.workload.settings)

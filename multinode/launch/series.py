@@ -448,7 +448,7 @@ def wait_for_gpus(
 
 def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts]) -> CheckFinding | None:
     """The first GPU of the plan held by another process; None if all are free, or without GPUs."""
-    planned = {node.node: node.gpus for node in plan.nodes}
+    planned = {node.place.node: node.gpus for node in plan.nodes}
     nodes = tuple(
         msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
     )
@@ -457,7 +457,7 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
         for name, node_facts in facts.items()
     }
     cluster = msgspec.structs.replace(cluster, nodes=nodes)
-    inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.master_port)
+    inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.rendezvous.port)
     return next(check_gpus_free(inspection), None)
 
 

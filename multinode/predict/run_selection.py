@@ -45,7 +45,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def node_names(self) -> tuple[str, ...]:
         """In node-rank order."""
-        return tuple(node.node for node in self.plan.nodes)
+        return tuple(place.node for place in self.plan.places)
 
     @property
     def link_gbit_per_s(self) -> float | None:
@@ -202,7 +202,7 @@ def _usual(runs: Sequence[Record]) -> Record:
 
 
 def repeats_of(run: Record, stored: Sequence[Record]) -> list[Record]:
-    """Those that ran the same on the same nodes, itself among them; one node alone uses no link."""
+    """Runs of the same job on the same nodes, itself among them; one node alone uses no link."""
 
     def ran_as(record: Record) -> tuple[object, ...]:
         link = record.link_gbit_per_s if record.layout.nodes > 1 else None

@@ -19,6 +19,7 @@ _TAKES = {
     "host": "time outside compute, communication, data and optimizer",
 }
 _TURNS = "waiting for slower workers takes {share}; they alternate, so no single node is the cause"
+_UNTIMED_PASSES = "; whether it is launch-bound is unknown, because only DDP times its passes on the GPU"
 _NO_ONE = "waiting for other workers takes {share}; no single node stands out"
 
 
@@ -103,7 +104,9 @@ def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) ->
     threshold = f"{WORTH:.0%}"
     if own_ms is not None:
         own = f"compute and optimizer take {_share(own_ms, mean)}"
-        return f"compute-bound: {own}; no other part exceeds {threshold}"
+        sentence = f"compute-bound: {own}; no other part exceeds {threshold}"
+        # FSDP and ZeRO have no counters of their passes, as DDP has.
+        return sentence + (_UNTIMED_PASSES if split.device == "cuda" and split.passes is None else "")
     unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in split.missing]
     sentence = f"no measured part exceeds {threshold} of {format_ms(mean.step_ms)} per step"
     if unknown:

@@ -268,7 +268,7 @@ def new_run(plan: LaunchPlan, started_s: float, part_of: str | None = None) -> R
         status="running",
         started_s=started_s,
         world_size=plan.world_size,
-        nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in plan.nodes),
+        nodes=tuple(NodeRun(name=place.node, node_rank=place.node_rank) for place in plan.places),
         command=plan.command,
         part_of=part_of,
     )

@@ -32,7 +32,7 @@ from multinode.records.files import (
 )
 from multinode.records.run import Run, match_runs
 from multinode.records.sample_files import LONGEST_LINE, EvenStretches, read_lines, read_tail
-from multinode.secret_values import redact
+from multinode.secret_values import redacted
 
 _LOG = logging.getLogger(__name__)
 
@@ -176,8 +176,7 @@ class RunDirectory:
 
     def write(self, name: str, value: object) -> None:
         """Write a file as indented JSON without secrets, atomically."""
-        shown = redact(decode_json(msgspec.json.encode(value), object))
-        data = msgspec.json.format(msgspec.json.encode(shown), indent=2)
+        data = msgspec.json.format(msgspec.json.encode(redacted(value)), indent=2)
         self.write_bytes(name, data + b"\n")
 
     def write_bytes(self, name: str, data: bytes) -> None:

@@ -106,7 +106,7 @@ def _blocks(run: ReportedRun, name: str | None = None) -> Iterator[Block]:
     """Everything known of a run; with charts if it has a `name` on a page."""
     yield from _head(run.run)
     charts = _charts(run, name) if name is not None else {}
-    # Those of an nccl-test are of a training that it is not.
+    # A scan has no training, so figures of one do not apply.
     summary = run.summary if run.scan is None else None
     if run.unread:
         yield Prose(run.unread, "strong")
@@ -260,7 +260,7 @@ def report_blocks(report: Report) -> Iterator[Block]:
 
 
 def report_markdown(report: Report) -> str:
-    """The same as text for an issue or a wiki, without charts."""
+    """The report as Markdown for an issue or a wiki, without charts."""
     return blocks_markdown(cell_blocks(report.cells)) if report.cells is not None else run_markdown(report.runs)
 
 

@@ -153,10 +153,10 @@ def test_the_plan_of_every_engine_starts_its_launcher_with_the_job(
     result = in_process(*LAUNCH, "--dry-run", "--json", *options)
     assert result.exit_code == 0, result.exception
     plan = json.loads(result.stdout)
-    assert (plan["nproc_per_node"], plan["world_size"]) == (2, 4)
+    assert plan["rendezvous"]["workers"] == [2, 2]
     node = plan["nodes"][1]
     # Files lie in the run's directory, which is another one each time.
-    argv = iter([word.removeprefix(f"{node['run_dir']}/") for word in node["command"]["argv"]])
+    argv = iter([word.removeprefix(f"{node['place']['run_dir']}/") for word in node["command"]["argv"]])
     assert all(word in argv for word in words), node["command"]["argv"]
     assert variables.items() <= node["command"]["env"].items()
     texts = {file["path"]: file["text"] for file in node["files"]}
@@ -318,8 +318,9 @@ def prepared(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_a_command_runs_once_a_node_and_knows_its_place(prepared: tuple[Command, dict[str, Any]]) -> None:
     command, document = prepared
     plan = json.loads((command.runs / document["run_id"] / "plan.json").read_text())
+    meeting = plan["rendezvous"]
     for rank in (0, 1):
-        place = f"place {rank}/2 x2 {plan['master_addr']}:{plan['master_port']} rank=none"
+        place = f"place {rank}/2 x2 {meeting['addr']}:{meeting['port']} rank=none"
         assert log(command, document, rank).splitlines()[:-1] == [place]
 
 
@@ -342,7 +343,7 @@ def test_a_commands_exit_code_is_the_runs_failure(command: Command, script: Call
     assert (code, document["status"]) == (1, "failed")
     assert (document["first_failure"]["node"], document["first_failure"]["exit_code"]) == ("node1", 7)
     plan = json.loads((command.runs / document["run_id"] / "plan.json").read_text())
-    assert log(command, document, 1).endswith(f":{plan['master_port']} rank=none two words\n")
+    assert log(command, document, 1).endswith(f":{plan['rendezvous']['port']} rank=none two words\n")
     assert_nothing_left(document)
 
 

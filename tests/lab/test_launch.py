@@ -96,7 +96,7 @@ def test_the_run_directory_has_every_noun(script: Done) -> None:
     assert {path.name for path in script.directory.iterdir()} >= files
     assert script.directory.stat().st_mode & 0o077 == 0
     nodes = script.read("plan.json")["nodes"]
-    assert [node["ifname"] for node in nodes] == ["ens1f0", "ens1f0"]
+    assert [node["place"]["endpoint"]["ifname"] for node in nodes] == ["ens1f0", "ens1f0"]
     assert [node["command"]["env"]["NCCL_SOCKET_IFNAME"] for node in nodes] == ["=ens1f0", "=ens1f0"]
     logs = script.command.document("logs", "last", "--json")
     assert [node["name"] for node in logs["nodes"]] == ["node0", "node1"]

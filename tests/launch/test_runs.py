@@ -19,7 +19,6 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import load_run, load_runs
-from multinode.traffic.algorithms import Layout
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
 
@@ -44,9 +43,10 @@ def store(root: Path, run_id: str = RUN.run_id) -> RunDirectory:
 
 def plan_of(run: Run, workers: Sequence[int]) -> LaunchPlan:
     plan = make_plan(*(node.name for node in run.nodes))
-    ranks = Layout.of(workers).ranks
-    nodes = (msgspec.structs.replace(node, ranks=tuple(ranks[node.node_rank])) for node in plan.nodes)
-    return msgspec.structs.replace(plan, nodes=tuple(nodes))
+    meeting = msgspec.structs.replace(plan.rendezvous, workers=tuple(workers))
+    places = (msgspec.structs.replace(place, ranks=meeting.ranks(place.node_rank)) for place in plan.places)
+    nodes = (msgspec.structs.replace(node, place=place) for node, place in zip(plan.nodes, places, strict=True))
+    return msgspec.structs.replace(plan, rendezvous=meeting, nodes=tuple(nodes))
 
 
 def test_a_run_comes_back_with_its_figures(tmp_path: Path) -> None:

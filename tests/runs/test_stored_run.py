@@ -25,7 +25,10 @@ from tests.launch.scripted import make_plan
 
 def plan_with_links(*rates: float | None) -> LaunchPlan:
     plan = make_plan(*(f"n{number}" for number in range(len(rates))))
-    nodes = (msgspec.structs.replace(node, link_gbit_per_s=rate) for node, rate in zip(plan.nodes, rates, strict=True))
+    nodes = []
+    for node, rate in zip(plan.nodes, rates, strict=True):
+        endpoint = msgspec.structs.replace(node.place.endpoint, link_gbit_per_s=rate)
+        nodes.append(msgspec.structs.replace(node, place=msgspec.structs.replace(node.place, endpoint=endpoint)))
     return msgspec.structs.replace(plan, nodes=tuple(nodes))
 
 
