@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multinode.api.result import Result
-    from multinode.launch.node_runs import StoredRun
     from multinode.predict.advice import Recommendations
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.results.run_page import Report, ReportForm
+    from multinode.runs.stored_run import StoredRun
 
 
 def predict(names: Sequence[str], request: ForecastRequest | None = None, *, runs: Path | None = None) -> Forecast:
@@ -123,8 +123,8 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
     Raises:
         UsageError: there is no such run.
     """
-    from multinode.launch.node_runs import load_run as load
     from multinode.records.run_directory import runs_root
+    from multinode.runs.stored_run import load_run as load
 
     return load(runs or runs_root(), name)
 

@@ -35,7 +35,6 @@ from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
 from multinode.job.engines.engine import OF_YAML, find_kind
 from multinode.records.invocation import Invocation
-from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, runs_root
 
 # Of the runs that were measured, and not of those that follow.
@@ -189,7 +188,7 @@ def next_command(contrast: Contrast, name: str, invocation: Invocation | None) -
 
 def stored_command(directory: RunDirectory) -> Invocation | None:
     """The command line of a stored run; None if none started it."""
-    run = directory.read("run.json", Run)
+    run = directory.read_run()
     return run.command if run is not None else None
 
 

@@ -20,9 +20,9 @@ from multinode.job.job import Job
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
-from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan, PlanFile
+from multinode.records.plan import LaunchPlan, PlanFile
 from multinode.records.progress import RunProgress
-from multinode.records.run import VERDICT_FILE, EarlyVerdict, NodeRun, Run, node_run_id
+from multinode.records.run import NodeRun, Run, node_run_id
 from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.records.settings import find_fan_out, find_ssh_client, load_settings
 from multinode.secret_values import redacted
@@ -133,8 +133,8 @@ class StopRequest:
 
 if TYPE_CHECKING:
     from multinode.check.rule import CheckFinding
-    from multinode.launch.document import LaunchDocument
     from multinode.profile.summary import Summary
+    from multinode.runs.document import RunDocument
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +168,7 @@ class RunContext:
 
     Attributes:
         observe_log: is called with a node and what its log has gained, as the job wrote it.
+        part_of: the run that all launches of this context are parts of; None makes each a run by itself.
     """
 
     def __init__(
@@ -185,6 +186,13 @@ class RunContext:
         self.observe = observe
         self.observe_log: Callable[[NodeRun, bytes], None] = lambda _node, _data: None
         self.say = say
+        self.part_of: str | None = None
+
+    def with_part_of(self, run_id: str | None) -> RunContext:
+        """The same, for parts of this run."""
+        other = copy.copy(self)
+        other.part_of = run_id
+        return other
 
     def with_stop(self, stop: StopRequest) -> RunContext:
         """Copy of the context with another request to stop."""
@@ -201,13 +209,11 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     directory: RunDirectory
 
-    def document(self) -> LaunchDocument:
-        """The document of `launch --json`."""
-        from multinode.launch.document import launch_document
+    def document(self) -> RunDocument:
+        """The run as JSON."""
+        from multinode.runs.stored_run import StoredRun
 
-        verdict = self.directory.read(VERDICT_FILE, EarlyVerdict)
-        code = self.directory.read(CODE_FILE, CodeCopy)
-        return launch_document(self.run, self.summary, str(self.directory), verdict, code)
+        return StoredRun(self.directory).document(self.run)
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,11 +55,12 @@ class Execution:
     stop: StopRequest
     observe: Observer
     observe_log: LogObserver = lambda _node, _data: None
+    part_of: str | None = None
 
     def __post_init__(self) -> None:
         self._events = EventQueue()
         self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach, observe_log=self._show_log)
-        before = self.directory.read("run.json", Run) if self.options.attach else None
+        before = self.directory.read_run() if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
         # For a node that is only followed for missing data.
         self._ended_s = before.ended_s if before else None
@@ -243,7 +244,7 @@ class Execution:
         try:
             self.directory.restore()
             self.directory.require_room(_PROBE_BYTES)
-            if self.directory.read("run.json", Run) is None:
+            if self.directory.read_run() is None:
                 self.directory.write("plan.json", self.plan)
                 self._save(self._record("running"))
         except MultinodeError as error:
@@ -326,7 +327,7 @@ class Execution:
         if ended and status not in {"succeeded", "stopped"}:
             failure = self._survive(self._first_failure)
         return replace(
-            new_run(self.plan, self._started_s),
+            new_run(self.plan, self._started_s, self.part_of),
             status=status,
             ended_s=(self._ended_s or time.time()) if ended else None,
             missing_bytes=self._tracker.missing_bytes,

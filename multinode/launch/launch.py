@@ -105,6 +105,7 @@ def follow_run(
             stop=context.stop,
             observe=context.observe,
             observe_log=context.observe_log,
+            part_of=context.part_of,
         )
         with context.stop.heard():
             run = execution.run()

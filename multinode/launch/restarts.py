@@ -77,6 +77,7 @@ class _Attempts:
         self._left_out: dict[str, str] = {}
         # Its own, so that leftovers of a stop can be silenced.
         self._context = copy.copy(context)
+        self._part_of = context.part_of
         self._options = options
         self._done: list[Attempt] = []
         self._step = 0
@@ -87,6 +88,7 @@ class _Attempts:
         start = self._look()
         prepared = self._prepare(start)
         directory = self._directory = create_parent(self._context.runs, self._launch)
+        self._context.part_of = directory.run_id
         with directory.lock():
             while True:
                 self._record(new_run(prepared.plan, time.time()), directory)
@@ -351,6 +353,13 @@ class _Attempts:
 
     def _record(self, run: Run, directory: RunDirectory) -> Run:
         first = self._done[0].started_s if self._done else run.started_s
-        run = msgspec.structs.replace(run, run_id=directory.run_id, started_s=first, attempts=tuple(self._done))
+        run = msgspec.structs.replace(
+            run,
+            run_id=directory.run_id,
+            started_s=first,
+            attempts=tuple(self._done),
+            part_of=self._part_of,
+            has_parts=True,
+        )
         directory.write("run.json", run)
         return run

@@ -15,7 +15,7 @@ from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.invocation import Invocation
 from multinode.secret_values import FORWARDED, redact, redact_file
-from multinode.units import format_count, format_size
+from multinode.units import format_count, format_size, is_link_rate
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +172,13 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
             for file in node["files"]:
                 file["text"] = redact_file(file["text"])
         return document
+
+    @property
+    def link_gbit_per_s(self) -> float | None:
+        """Rate of the slowest NIC; None on one node, or if a NIC reports no rate that a link can have."""
+        rates = [place.endpoint.link_gbit_per_s for place in self.places]
+        known = [rate for rate in rates if rate is not None and is_link_rate(rate)]
+        return min(known) if len(known) == len(rates) > 1 else None
 
 
 def has_secret(node: NodePlan) -> bool:

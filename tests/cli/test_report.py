@@ -168,8 +168,8 @@ def test_show_says_what_holds_a_run_up_and_json_has_the_figures() -> None:
     assert "TFLOP/s" not in shown
     assert "TFLOP/s" in runner.invoke(build_app(), ["show", "20260102", "--details"]).stdout
     document = json.loads(runner.invoke(build_app(), ["show", "20260102", "--json"]).stdout)
-    assert set(document) == {"schema", "run", "directory", "summary"}
-    assert document["schema"] == "multinode.show/1"
+    assert (document["run_id"], document["contrast"]) == ("20260102-aa", None)
+    assert document["schema"] == "multinode.launch/1"
     assert document["summary"]["comm"]["exposed_ms"] == 120.5
 
 

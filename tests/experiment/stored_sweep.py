@@ -71,7 +71,10 @@ def _store_run(root: Path, run: SideRun) -> None:
         ),
     )
     directory = RunDirectory.create(root, run_id)
-    directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="launch"))
+    directory.write(
+        "run.json",
+        msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="launch", part_of=SWEEP_RUN.run_id, has_parts=False),
+    )
     directory.write("plan.json", plan)
     directory.write("summary.json", run.summary)
     directory.write("workload.json", run.workload)

@@ -9,11 +9,11 @@ import msgspec
 
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
-from multinode.launch.node_runs import load_run
 from multinode.profile.summary import summarise_run
 from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import load_run
 from tests.profile.observing import RUN, observed
 
 __all__ = ["make_plan", "shown", "store_run"]

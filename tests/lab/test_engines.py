@@ -114,12 +114,12 @@ def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     document = command.document(*LAUNCH, *ONE, "configs/tiny_sft_zero2.yaml", *changes, "--json")
     assert_succeeded(document)
     assert document["schema"] == "multinode.launch/1"
-    assert (document["engine"], document["world_size"], document["steps"]) == ("llamafactory", 2, 16)
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == ("llamafactory", 2, 16)
     assert document["first_failure"] is None
     nodes = [(node["name"], node["node_rank"], node["exit_code"]) for node in document["nodes"]]
     assert nodes == [("node0", 0, 0), ("node1", 1, 0)]
-    assert document["last_loss"] < document["first_loss"] - 1
-    assert 0 < document["step_time_ms"]["median"] <= document["step_time_ms"]["p95"]
+    assert document["summary"]["last_loss"] < document["summary"]["first_loss"] - 1
+    assert 0 < document["summary"]["step_time_ms"]["median"] <= document["summary"]["step_time_ms"]["p95"]
     # Each rank has an optimizer's share of its own: that is ZeRO at work.
     for rank in (0, 1):
         listed = ssh(f"node{rank}", f"ls {output}/checkpoint-16/global_step16").stdout
@@ -173,8 +173,8 @@ def test_a_llamafactory_yaml_runs_under_the_other_engines_too(command: Command, 
     options = ("--engine", engine, "--set", "max_steps=6", "--json")
     document = command.document(*LAUNCH, *ONE, f"configs/{name}.yaml", *options)
     assert_succeeded(document)
-    assert (document["engine"], document["world_size"], document["steps"]) == (engine, 2, 6)
-    assert document["last_loss"] < document["first_loss"]
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == (engine, 2, 6)
+    assert document["summary"]["last_loss"] < document["summary"]["first_loss"]
     assert_nothing_left(document)
 
 
@@ -184,7 +184,7 @@ def test_deepspeed_trains_a_script_with_zero2(command: Command) -> None:
     document = command.document(*LAUNCH, *options)
     assert_trained_together(command, document, 2)
     assert "ZeRO stage 2" in logs(command, document)
-    assert document["steps"] == 30
+    assert document["summary"]["steps"] == 30
 
 
 @pytest.mark.thorough
@@ -200,7 +200,7 @@ def test_accelerate_trains_a_script_over_four_workers(command: Command, config: 
     options = ("--engine", "accelerate", *config, "--json", "--", "configs/accelerate_tiny.py", "--steps", "30")
     document = command.document(*LAUNCH, *options)
     assert_trained_together(command, document, 4)
-    assert document["steps"] == 30
+    assert document["summary"]["steps"] == 30
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_command_that_was_pasted_trains_on_both_nodes(
     options, _, pasted = typed.rpartition("-- ") if typed.startswith("--") else ("", "", typed)
     document = command.document(*LAUNCH, *shlex.split(options), "--json", "--", *shlex.split(pasted))
     assert_succeeded(document)
-    assert (document["engine"], document["world_size"], document["steps"]) == (engine, world_size, 6)
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == (engine, world_size, 6)
     assert_nothing_left(document)
 
 
@@ -361,7 +361,7 @@ def test_a_training_finds_its_interpreter_through_the_prelude(lab: Lab, command:
         "--", script, "--steps", "3",
     )  # fmt: skip
     assert_succeeded(document)
-    assert (document["engine"], document["steps"]) == ("torchrun", 3)
+    assert (document["engine"], document["summary"]["steps"]) == ("torchrun", 3)
 
 
 @pytest.mark.parametrize(

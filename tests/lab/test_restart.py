@@ -250,7 +250,7 @@ def test_a_script_that_fails_once_is_restarted_and_finishes(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     run_id = document["run_id"]
-    assert (document["status"], document["steps"]) == ("succeeded", 30)
+    assert (document["status"], document["summary"]["steps"]) == ("succeeded", 30)
     first, second = document["attempts"]
     # The other rank records the step at which this one fails.
     assert (first["run_id"], first["status"], first["last_step"]) == (f"{run_id}-1", "failed", 15)
@@ -331,7 +331,7 @@ def test_losses_and_weights_after_a_resume_are_those_of_an_undisturbed_training(
     assert_resumed(second, first)
     assert second["last_step"] == STEPS
     code, whole = command.code_and_document(*LAUNCH, *options, *training(undisturbed))
-    assert (code, whole["last_loss"]) == (0, document["last_loss"])
+    assert (code, whole["summary"]["last_loss"]) == (0, document["summary"]["last_loss"])
     history, weights = trained(disturbed)
     expected, their_weights = trained(undisturbed)
     assert [entry["step"] for entry in expected] == list(range(1, STEPS + 1))

@@ -178,7 +178,7 @@ def test_the_main_verbs_work_in_an_allocation(login: Login) -> None:
     done = login.run("salloc", "-N2", "sh", "-c", script, deadline_s=RUN_DEADLINE_S)
     found = {name: json.loads((login.root / f"var/tmp/{name}.json").read_text()) for name in verbs}
     assert found["launch"]["status"] == "succeeded", done.stderr
-    assert (found["launch"]["world_size"], found["launch"]["steps"]) == (2, 12)
+    assert (found["launch"]["world_size"], found["launch"]["summary"]["steps"]) == (2, 12)
     nodes = login.read(found["launch"]["run_id"], "plan.json")["nodes"]
     assert [node["place"]["endpoint"]["addr"] for node in nodes] == ["10.213.1.1", "10.213.1.2"]
     assert not [one for one in found["check"]["findings"] if one["severity"] == "error"], done.stderr

@@ -176,7 +176,7 @@ def test_ctrl_c_ends_the_workers_of_both_nodes(command: Command, hosts: Hosts) -
         process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     shown = command.document("show", command.run_id(), "--json")
-    assert (shown["run"]["status"], shown["run"]["world_size"]) == ("stopped", 3)
+    assert (shown["status"], shown["world_size"]) == ("stopped", 3)
     assert shown["summary"]["steps"] > 5
     assert_nothing_left(command)
 
