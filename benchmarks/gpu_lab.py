@@ -191,7 +191,9 @@ def failure_row(name: str, run: dict[str, Any], expected: Expected) -> Row:
         and re.search(expected.says, text) is not None
     )
     blamed = "-" if told is None or told["rank"] is None else str(told["rank"])
-    return Row([name, run["status"], blamed, text.replace("|", "/"), f"`{expected.says}`"], keeps)
+    return Row(
+        [name, run["status"], blamed, *(word.replace("|", "\\|") for word in (text, f"`{expected.says}`"))], keeps
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -469,7 +471,8 @@ def _wait_for_worker(process: subprocess.Popen[str], file: str) -> int | None:
 
 def _workers() -> Iterator[int]:
     """Processes of rank 1 that have the mark of this part's jobs in their environment."""
-    wanted = {_MARK[1].encode(), b"RANK=1"}
+    # A launcher may have the rank of its node, and has no local one.
+    wanted = {_MARK[1].encode(), b"RANK=1", b"LOCAL_RANK=0"}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if wanted <= set(path.read_bytes().split(b"\0")):

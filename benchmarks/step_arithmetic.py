@@ -67,7 +67,7 @@ def known_step(strategy: str, rate_gbit_per_s: float, layers: Layers, *, streams
         rate_gbit_per_s: line rate of each node's link, in each direction.
         layers: of the model.
         streams: whether the host issues work and goes on, as on a GPU. A host that computes by itself waits for each
-            collective of FSDP and DeepSpeed.
+            collective of FSDP and DeepSpeed, and its gloo scatters by an all-reduce.
     """
     # An all-reduce of a ring of two sends all bytes once, a gather or a scatter half of them.
     whole_ms = layers.size_bytes / 1e6 / goodput_gb_per_s(rate_gbit_per_s)
@@ -86,7 +86,8 @@ def known_step(strategy: str, rate_gbit_per_s: float, layers: Layers, *, streams
     elif strategy.startswith("zero2"):
         _zero2(step, layers, whole_ms, overlap=strategy.endswith("-overlap") and streams)
     else:
-        _sharded(step, layers, whole_ms / 2, prefetch=strategy == "fsdp2" and streams)
+        scatter_ms = whole_ms / 2 if streams else whole_ms
+        _sharded(step, layers, (whole_ms / 2, scatter_ms), prefetch=strategy == "fsdp2" and streams)
     return step.known
 
 
@@ -111,23 +112,24 @@ def _zero2(step: _Step, layers: Layers, whole_ms: float, *, overlap: bool) -> No
     step.send(layers.number * whole_ms / 2, [sent])
 
 
-def _sharded(step: _Step, layers: Layers, half_ms: float, *, prefetch: bool) -> None:
+def _sharded(step: _Step, layers: Layers, each_ms: tuple[float, float], *, prefetch: bool) -> None:
     """Each layer is gathered before each of its passes, and its gradients are scattered after the backward pass.
 
     With prefetching a gather is issued before the computation of the layer before it (FSDP 2 in the forward pass by a
     host that runs ahead, in the backward pass by its own order). Otherwise a layer waits for its gather, and that for
     the scatter of the layer before: overlap_comm of ZeRO-3 hides nothing then, as both pass the same link.
     """
+    gather_ms, scatter_ms = each_ms
     computed = 0.0
     for _ in range(layers.number):
-        gathered = step.send(half_ms, () if prefetch else [computed])
+        gathered = step.send(gather_ms, () if prefetch else [computed])
         computed = step.compute(layers.forward_ms, [gathered])
-    issued = step.send(half_ms, () if prefetch else [computed])
+    issued = step.send(gather_ms, () if prefetch else [computed])
     for rank in range(layers.number):
         gathered, is_last = issued, rank == layers.number - 1
         if prefetch and not is_last:
-            issued = step.send(half_ms)
+            issued = step.send(gather_ms)
         computed = step.compute(layers.backward_ms, [gathered])
-        step.send(half_ms, [computed])
+        step.send(scatter_ms, [computed])
         if not prefetch and not is_last:
-            issued = step.send(half_ms)
+            issued = step.send(gather_ms)

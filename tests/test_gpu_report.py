@@ -317,9 +317,10 @@ def test_known_truth_is_cycles_and_bytes_over_the_rate(strategy: str, compute_ms
 
 
 def test_a_host_that_computes_waits_for_each_collective_of_fsdp() -> None:
-    serial = known_step("fsdp2", 1.0, Layers(), streams=False)
-    assert serial == known_step("zero3", 1.0, Layers())
-    assert serial.exposed_ms > known_step("fsdp2", 1.0, Layers()).exposed_ms
+    serial, layers = known_step("fsdp2", 1.0, Layers(), streams=False), Layers()
+    assert serial == known_step("zero3", 1.0, layers, streams=False)
+    # A gather for each pass, and a scatter that gloo makes of a whole all-reduce, instead of half of one.
+    assert serial.exposed_ms == pytest.approx(known_step("zero3", 1.0, layers).exposed_ms * 16 / 12)
 
 
 def summary(exposed_ms: float | None, compute_ms: float | None = 60.0) -> dict[str, Any]:
@@ -358,7 +359,7 @@ def test_what_hooks_cost_is_a_ratio_with_its_interval() -> None:
 
 
 FAILED = {"status": "failed", "stalls": [], "first_failure": {"rank": 1, "message": "rank 1 exited\nwith code 3"}}
-ASLEEP = Expected((1,), "fall_asleep", "stopped")
+ASLEEP = Expected((1,), "fall_asleep")
 STALL = {"rank": 1, "message": "rank 1 is in fall_asleep"}
 
 
