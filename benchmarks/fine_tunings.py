@@ -49,13 +49,14 @@ def zero_json(folder: Path, stage: int, *, overlap: bool) -> Path:
     return path
 
 
-def h100_rows(folder: Path, model: Path, steps: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def h100_rows(folder: Path, model: Path, steps: int, *, bf16: bool = True) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each row of LLaMA-Factory's table in benchmarks/h100.md: its name, and the job.
 
     Args:
         folder: for DeepSpeed's configurations.
         model: what `assets` made; of the shape `h100` it is the page's.
         steps: of each training.
+        bf16: as on the page; transformers wants a GPU for it.
     """
     common: dict[str, object] = {
         "model_name_or_path": model / "model",
@@ -65,7 +66,7 @@ def h100_rows(folder: Path, model: Path, steps: int) -> Iterator[tuple[str, tupl
         "cutoff_len": 512,
         "max_samples": 100,
         "max_steps": steps,
-        "bf16": "true",
+        "bf16": str(bf16).lower(),
     }
     lora = {"finetuning_type": "lora", "lora_rank": 8}
     yield "LoRA, rank 8", with_settings("configs/tiny_sft.yaml", **common, **lora)

@@ -234,7 +234,7 @@ def _overhead(home: Path) -> tuple[str, bool]:
     )
     with gpu_lab.Lab(home, shaped=False) as lab:
         for name, strategy, width, pairs, limit in trainings:
-            words = ("--", str(TRAIN), "--strategy", strategy, "--width", str(width))
+            words = (str(TRAIN), "--strategy", strategy, "--width", str(width))
             rows.append(gpu_lab.cost_row(name, lab.in_turns(*words, pairs=pairs), limit))
     head = ["training", "without hooks (ms)", "with (ms)", "cost (95% interval)", "limit", "bound"]
     about = "Pairs of runs in turns; the interval of their ratios is that of `multinode/stats/estimate.py`."
@@ -338,7 +338,7 @@ def _llamafactory(home: Path) -> tuple[str, bool]:
     with gpu_lab.Lab(home, shaped=False, honest=False) as lab:
         runs = [
             (name, lab.fine_tune("none", *traced, *job, name=name))
-            for name, job in fine_tunings.h100_rows(home, fine_tunings.assets(shape), steps)
+            for name, job in fine_tunings.h100_rows(home, fine_tunings.assets(shape), steps, bf16=not gpu_lab.REHEARSES)
         ]
         words = (str(TRAIN), "--compile", "--width", str(width), "--depth", "5", "--steps", str(steps))
         name = "torch.compile of DDP, autocast"
