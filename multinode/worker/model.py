@@ -113,7 +113,7 @@ class _Teller:
         self._told: Optional[Dict[str, Any]] = None
 
     def end_step(self, _step: int) -> Dict[str, Any]:
-        """A meter: looks at all parameters after steps 1, 2, 4, 8 and so on, since some may be frozen or added later."""
+        """A meter: looks at all parameters after steps 1, 2, 4, 8 and so on, as some may be frozen or added later."""
         self._asked += 1
         if self._asked & (self._asked - 1) == 0:
             fields = _describe(self._seen)
@@ -210,7 +210,7 @@ def _mixed_precision() -> Optional[str]:
 
 
 def _tf32() -> bool:
-    """Whether TF32 is used. Torch 2.9 refuses to read the older flag after the newer one was set; the newer has both."""
+    """Whether TF32 is used. Torch 2.9 cannot read the older flag once the newer is set; the newer one reflects both."""
     matmul = sys.modules["torch"].backends.cuda.matmul
     newer = getattr(matmul, "fp32_precision", None)
     is_on = matmul.allow_tf32 if newer is None else newer == "tf32"
