@@ -157,7 +157,7 @@ FRAMES = [f"frame #{number}: <unknown function> + 0x9caa4 (0x7f4bdd961aa4 in lib
     "end",
     [
         "[after training is done] datetime: 2024-08-26 15:18:23",
-        "训练结束 | 2000 步 | 386.4 min",
+        "\u8bad\u7ec3\u7ed3\u675f | 2000 \u6b65 | 386.4 min",
         "Training has been successfully completed.",
     ],
 )
