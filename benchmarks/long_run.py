@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.hostfile import render_hostfile
 from multinode.cluster.quoting import Command
 from multinode.job.engines.engine import Engine
@@ -30,7 +31,7 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.launch.attach import RecordedRun, attach, stop
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.local import LocalTransport
@@ -63,16 +64,24 @@ def make_run(root: Path, steps: int, per_node: int, nodes: int, log_bytes: int) 
     names = [f"gpu-{node}" for node in range(nodes)]
     planned = tuple(
         NodePlan(
-            node=name, node_rank=node, ranks=tuple(range(node * per_node, (node + 1) * per_node)),
-            addr=f"192.0.2.{node + 1}", ifname="eth0", link_gbit_per_s=10.0, run_dir="/r",
+            place=Place(
+                node=name,
+                node_rank=node,
+                ranks=tuple(range(node * per_node, (node + 1) * per_node)),
+                run_dir="/r",
+                endpoint=Endpoint(addr=f"192.0.2.{node + 1}", ifname="eth0", link_gbit_per_s=10.0),
+            ),
             command=Command(argv=("true",)),
         )
         for node, name in enumerate(names)
-    )  # fmt: skip
+    )
     plan = LaunchPlan(
-        run_id=RUN, engine="torchrun", job="train.py", master_addr="192.0.2.1", master_port=29500,
-        nproc_per_node=per_node, world_size=world, nodes=planned,
-    )  # fmt: skip
+        rendezvous=Rendezvous(addr="192.0.2.1", port=29500, workers=(per_node,) * len(names)),
+        run_id=RUN,
+        engine="torchrun",
+        job="train.py",
+        nodes=planned,
+    )
     ended = tuple(NodeRun(name=name, node_rank=node, state="ended", exit_code=0) for node, name in enumerate(names))
     run = Run(
         run_id=RUN, job="train.py", engine="torchrun", status="succeeded", started_s=0.0, ended_s=steps * STEP_S,
@@ -132,7 +141,7 @@ def measure_renewal(recorded: RunDirectory, home: Path, trees: Sequence[Path]) -
         context,
     )
     for rank, node in enumerate(started.plan.nodes):
-        there, here = Path(node.run_dir), started.directory.path / "samples" / f"node-{rank}"
+        there, here = Path(node.place.run_dir), started.directory.path / "samples" / f"node-{rank}"
         here.mkdir(exist_ok=True)
         for path in recorded.sample_files(rank):
             (here / path.name).hardlink_to(path)
@@ -140,7 +149,7 @@ def measure_renewal(recorded: RunDirectory, home: Path, trees: Sequence[Path]) -
             with (home / there / "samples" / path.name).open("wb") as file:
                 file.truncate(path.stat().st_size)
     for tree in trees:
-        leases = [str(home / node.run_dir / "lease.json") for node in started.plan.nodes]
+        leases = [str(home / node.place.run_dir / "lease.json") for node in started.plan.nodes]
         argv = [sys.executable, __file__, "--attach", str(started.directory), str(home), str(time.monotonic()), *leases]
         subprocess.run(argv, env=dict(os.environ) | {"PYTHONPATH": str(tree)}, check=True, timeout=_DEADLINE_S)
         print(f"  by {tree.name}", flush=True)

@@ -46,7 +46,7 @@ def parse_option(name: str, text: str, parse: Callable[[str], _Kind]) -> _Kind:
 
 
 def printable_values(value: Any, *, with_lines: Collection[str] = (), longest: int | None = None) -> Any:
-    """The same plain data without control characters and line breaks in its texts: once, for all who show it later.
+    """Remove control characters and line breaks from the texts of plain data: once, for all who show it later.
 
     Args:
         value: as JSON has it.

@@ -32,7 +32,7 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """Likewise without line breaks, behind which text of a node could pass for a line of ours."""
+    """The text without control characters and line breaks: text of a node must not pass for a line of ours."""
     return printable(text).replace("\n", " ")
 
 

@@ -10,6 +10,8 @@ import functools
 import re
 from typing import Any
 
+import msgspec
+
 REDACTED = "<redacted>"
 FORWARDED = "<forwarded>"
 
@@ -98,7 +100,7 @@ _IN_TEXT = tuple(
         (rf"""^[ \t#-]*["']?(?P<name>{_NAME})["']?[ \t]*:[ \t]+""", rf"{_QUOTED}|\S.*", f'"{REDACTED}"'),
         # "name": "value"
         (rf"""(?P<quote>["'])(?P<name>{_NAME})(?P=quote)\s*:\s*""", rf"""{_QUOTED}|[^\s"',}}\]]+""", f'"{REDACTED}"'),
-        # The same inside braces or quotes
+        # name: value, inside braces or quotes
         (rf"""(?<=["'{{,])\s*(?P<name>{_NAME})\s*:\s+""", rf"""{_QUOTED}|[^\s"'][^"'\n,}}\]]*""", REDACTED),
     )
 )
@@ -123,8 +125,17 @@ def hides(name: str, value: object) -> bool:
     return _is_other(name) or (_NUMBER.fullmatch(text) is None and (_is_token(name) or _PATH.fullmatch(text) is None))
 
 
+def redacted(value: object) -> Any:
+    """The document of a value, as it is written and shown: plain data without secrets.
+
+    A value of which more is secret than names tell leaves that out in a `document()` of its own.
+    """
+    document = getattr(value, "document", None)
+    return redact(msgspec.to_builtins(value if document is None else document(), str_keys=True))
+
+
 def redact(value: Any) -> Any:
-    """The same plain data without the secrets in it."""
+    """Plain data without the secrets in it."""
     if isinstance(value, dict):
         return {name: _redact_named(name, entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -134,7 +145,7 @@ def redact(value: Any) -> Any:
 
 
 def redact_words(words: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """The same words of a command line without the values of `--name value`, `--name=value` and `name=value`."""
+    """Words of a command line without secret values in `--name value`, `--name=value` and `name=value`."""
     shown: list[str] = []
     option = None
     for place, word in enumerate(words):
@@ -163,7 +174,7 @@ def _is_login(before: list[str] | tuple[str, ...], option: str | None, word: str
 
 
 def redact_text(text: str) -> str:
-    """The same text without what a shell, YAML or JSON would assign to the name of a secret; nor passwords in URLs."""
+    """The text without passwords in URLs, and without values that a shell, YAML or JSON assigns to a secret's name."""
     if "://" in text:
         text = _IN_URL.sub(rf"\1:{REDACTED}@", text)
     if any(part in text for part in _VALUE_PARTS):
@@ -179,7 +190,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_file(text: str) -> str:
-    """The same text of a file; where it is a mapping in YAML or JSON, no layout of it keeps a secret."""
+    """The text of a file without secrets. A YAML or JSON mapping is parsed, so that no layout of it keeps a secret."""
     if not is_secret(text):
         return redact_text(text)
     from multinode.strict_yaml import YamlError, dump_yaml, parse_yaml

@@ -30,6 +30,7 @@ _DURATION = re.compile(
 # `3:35:20` and `28:04` as tqdm and the Trainer print them: two parts are minutes and seconds.
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,6}):)?(?P<m>\d{1,6}):(?P<s>\d{2}(?:\.\d{1,6})?)", re.ASCII)
 _MOST_NICS = 64
+_SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
 UNKNOWN = "-"
 """A figure that is unknown, in a table."""
 # Rounded to three digits, 0.9995 is 1.00; below the least, decimals would fill a table.
@@ -54,6 +55,11 @@ def parse_rate(text: str) -> float:
         raise ValueError(f"{text!r} is not a link rate; write it as 100mbit, 1gbit or 2.5gbit")
     times = match["short"] if match["times"] is None else match["times"]
     return float(match["number"]) * (1.0 if times is None else _RATE_GBIT[times.lower()])
+
+
+def is_link_rate(gbit_per_s: float) -> bool:
+    """Whether a link can be that fast: from 100 kbit/s to 100 Tbit/s."""
+    return _SLOWEST_GBIT_PER_S <= gbit_per_s <= _FASTEST_GBIT_PER_S
 
 
 def parse_nics(text: str) -> tuple[float, ...]:

@@ -2,7 +2,8 @@
 
 Files of the repository that they name exist, but in what tells history: decisions and the change log. The CLI reference
 does not count as writing about a command: it is generated. A translation, `PAGE.zh-CN.md`, has the sections, the code,
-the commands and the links of `PAGE.md`.
+the commands and the links of `PAGE.md`. The words of hand-written pages and of decisions, and the lines of the README,
+have limits; generated pages, translations and blocks of code do not count.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _FILE = re.compile(r"[a-z0-9_.-]+(?:/[a-z0-9_.-]+)+/?")
 _PLACES = ("multinode", "tests", "scripts", "docs", "benchmarks", "configs", "hostfiles")
 _HISTORY = {"adr", "CHANGELOG.md"}
 _ROOT = "multinode"
+_WORDS_BY_HAND, _WORDS_OF_DECISIONS, _README_LINES = 32_000, 10_000, 100
+# In the head of a generated page.
+_WRITTEN_BY = "<!-- Written by "
 # Where a command line ends: the script's own arguments, a comment, the shell's operators.
 _ENDS = {"--", "#", "|", "&&", ";", ">", "\\"}
 
@@ -52,7 +56,25 @@ def main() -> int:
     ]
     for problem in problems:
         print(problem)
-    return 1 if problems else 0
+    sizes = list(measure(root))
+    print(", ".join(f"{size:,} of {limit:,} {what}" for what, size, limit in sizes))
+    return 1 if problems or any(size > limit for _, size, limit in sizes) else 0
+
+
+def measure(root: Path) -> Iterator[tuple[str, int, int]]:
+    """The size of the documents, and its limit."""
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]
+    texts = {page: page.read_text() for page in pages if page.is_file() and not page.stem.endswith(_TRANSLATED)}
+    decisions = {page: text for page, text in texts.items() if page.parent.name == "adr"}
+    by_hand = [text for page, text in texts.items() if page not in decisions and _WRITTEN_BY not in text]
+    yield "words by hand", sum(map(count_words, by_hand)), _WORDS_BY_HAND
+    yield "words of ADRs", sum(map(count_words, decisions.values())), _WORDS_OF_DECISIONS
+    yield "lines of README", len(texts.get(root / "README.md", "").splitlines()), _README_LINES
+
+
+def count_words(text: str) -> int:
+    """Words outside of blocks of code; what has no letter or digit, such as the lines of a table, is no word."""
+    return sum(any(map(str.isalnum, word)) for part in text.split("\n```")[::2] for word in part.split())
 
 
 def known_options() -> Options:

@@ -22,9 +22,11 @@ from typing import NamedTuple
 _ROOT = Path(__file__).resolve().parents[1]
 # A machine may be lent for ten minutes at a time.
 _PART_S = 470.0
-_END_S = 10.0
+_END_S = 30.0
 _TEST_S = 180
 _TAIL_LINES = 40
+# The last cell of a row whose figure exceeds what the report allows it (benchmarks/gpu_lab.py).
+_BEYOND = "beyond its bound"
 
 
 # What has a truth to be held against, most trust per minute first.
@@ -80,9 +82,8 @@ def report(parts: dict[str, Part], names: Sequence[str], output: Path) -> int:
         sections[part.title] = _run(part, log)
         _say(f"{name}: {time.monotonic() - began:.0f} s")
         _write_page(output, parts, sections)
-    failed = _failed(parts, sections)
-    _say(f"{_outcome(failed)} The page: {output}")
-    return 1 if failed else 0
+    _say(f"{_outcome(parts, sections)} The page: {output}")
+    return 1 if _that_begin("Failed: ", parts, sections) else 0
 
 
 def _run(part: Part, log: Path) -> str:
@@ -170,19 +171,28 @@ def _read_page(output: Path, parts: dict[str, Part]) -> dict[str, str]:
 def _write_page(output: Path, parts: dict[str, Part], sections: dict[str, str]) -> None:
     """All at once: a page that is half written would lose what came before."""
     titles = [part.title for part in parts.values() if part.title in sections]
-    head = f"# multinode on a GPU\n\n{_outcome(_failed(parts, sections))}\n"
+    head = f"# multinode on a GPU\n\n{_outcome(parts, sections)}\n"
     text = "\n".join([head, *(f"## {title}\n\n{sections[title]}\n" for title in titles)])
     new = output.with_name(f"{output.name}.new")
     new.write_text(text)
     new.replace(output)
 
 
-def _failed(parts: dict[str, Part], sections: dict[str, str]) -> list[str]:
-    return [name for name, part in parts.items() if sections.get(part.title, "").startswith("Failed: ")]
+def _that_begin(word: str, parts: dict[str, Part], sections: dict[str, str]) -> list[str]:
+    return [name for name, part in parts.items() if sections.get(part.title, "").startswith(word)]
 
 
-def _outcome(failed: Sequence[str]) -> str:
-    return f"Failed: {', '.join(failed)}." if failed else "Everything below succeeded."
+def _outcome(parts: dict[str, Part], sections: dict[str, str]) -> str:
+    """What failed, was skipped, or is beyond a bound, by part."""
+    failed, skipped = (_that_begin(word, parts, sections) for word in ("Failed: ", "Skipped: "))
+    beyond = {name: sections.get(part.title, "").count(f"| {_BEYOND} |") for name, part in parts.items()}
+    counts = ", ".join(f"{name} {count}" for name, count in beyond.items() if count)
+    told = [
+        f"Failed: {', '.join(failed)}." if failed else "",
+        f"Skipped: {', '.join(skipped)}." if skipped else "",
+        f"Rows beyond their bound: {sum(beyond.values())} ({counts})." if counts else "",
+    ]
+    return " ".join(filter(None, told)) or "Everything below succeeded."
 
 
 def _say(text: str) -> None:

@@ -35,7 +35,7 @@ _WRITTEN_BY = {
     "multinode.explain/1": "`multinode explain --json`",
     "multinode.grid/1": "`grid.json` of a sweep",
     "multinode.lab/1": "`multinode lab up --json`, `multinode lab status --json`, and the lab's own record",
-    "multinode.launch/1": "`multinode launch --json`, `multinode attach --json`",
+    "multinode.launch/1": "what `launch`, `attach`, `stop` and `show` print with `--json`; each run of `runs --json`",
     "multinode.nccl-test/1": "`multinode nccl-test --json`, `nccl-test.json` of a run",
     "multinode.nccl-test-read/1": "`multinode nccl-test --read --json`",
     "multinode.notice/1": "the webhook of `multinode launch --notify` and `multinode attach --notify`",
@@ -63,9 +63,6 @@ Unknown values are `null`, with the reason in `missing`. Units are part of names
 |---|---|---|
 """
 _FOOTER = """
-`multinode show --json` (`multinode.show/1`) puts together what a run has: `run` ([run](schemas/run-1.json)),
-`directory`, and of `summary`, `contrast`, `nccl_test`, `advice`, `sweep`, `bench`, `tune`, `tuning` and `early_verdict`
-those that there are.
 `multinode logs --json`, `multinode report --json`, `multinode init --json` and `multinode clean --json` print small
 documents of their own: names, paths and what was done.
 """

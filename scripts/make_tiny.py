@@ -24,6 +24,15 @@ DEFAULTS = ("assets/tiny", "tiny")
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {},
     "wide": {"vocab_size": 16384, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 1},
+    # The 207.6 M parameters of benchmarks/h100.md: half the layers of Qwen2-0.5B, and a smaller vocabulary.
+    "h100": {
+        "vocab_size": 32000,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
 }
 
 # Qwen2's own chat markers, so that LLaMA-Factory's qwen template fits.

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     )
     from multinode.launch.copy_chain import CopyProgress
     from multinode.launch.copy_paths import CopyReport, CopyRequest
-    from multinode.launch.node_runs import StoredRun
     from multinode.launch.restart import RestartOptions
     from multinode.levers.axes import LeverAxes
     from multinode.levers.levers import Levers
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from multinode.records.plan import LaunchPlan
     from multinode.records.run import Run
     from multinode.results.run_page import Report
+    from multinode.runs.stored_run import StoredRun
     from multinode.traffic.step_calls import Strategy
 
 __all__ = [
@@ -185,7 +185,7 @@ _FROM = {
     ),
     "launch.copy_chain": ("CopyProgress",),
     "launch.copy_paths": ("CopyReport", "CopyRequest"),
-    "launch.node_runs": ("StoredRun",),
+    "runs.stored_run": ("StoredRun",),
 }
 _MODULES = {name: f"multinode.{module}" for module, names in _FROM.items() for name in names}
 

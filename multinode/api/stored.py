@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multinode.api.result import Result
-    from multinode.launch.node_runs import StoredRun
     from multinode.predict.advice import Recommendations
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.results.run_page import Report, ReportForm
+    from multinode.runs.stored_run import StoredRun
 
 
 def predict(names: Sequence[str], request: ForecastRequest | None = None, *, runs: Path | None = None) -> Forecast:
@@ -32,7 +32,7 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
 
 
 def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = None) -> Forecast:
-    """Likewise from a file of published figures, as `multinode predict --benchmarks`.
+    """Predict from a file of published figures, as `multinode predict --benchmarks`.
 
     Raises:
         UsageError: the file is not what it should be, or what is asked for cannot be.
@@ -123,18 +123,14 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
     Raises:
         UsageError: there is no such run.
     """
-    from multinode.launch.node_runs import load_run as load
     from multinode.records.run_directory import runs_root
+    from multinode.runs.stored_run import load_run as load
 
     return load(runs or runs_root(), name)
 
 
 def document(result: object) -> Any:
     """A result as the command prints it with `--json`: dicts, lists, text and numbers, without secrets."""
-    import msgspec
+    from multinode.secret_values import redacted
 
-    from multinode.decoding import decode_json
-    from multinode.secret_values import redact
-
-    result_document = getattr(result, "document", None)
-    return redact(decode_json(msgspec.json.encode(result if result_document is None else result_document()), object))
+    return redacted(result)

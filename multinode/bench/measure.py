@@ -19,7 +19,6 @@ import msgspec
 from multinode.bench.figures import BenchReport
 from multinode.bench.judge import summarise_bench, with_progress
 from multinode.bench.nodes import BenchPart
-from multinode.cluster.facts import NodeFacts
 from multinode.cluster.quoting import as_steps
 from multinode.errors import Interrupted, MultinodeError, NodeError, RunFailed, UsageError
 from multinode.launch.context import Launch, RunContext
@@ -29,9 +28,10 @@ from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.series import Resume, Series, keep_status, take_up
 from multinode.records.benchmark import DEVICE_DTYPES, TEST_KINDS, DeviceTest, check_choice, describe_benchmark
 from multinode.records.progress import RunProgress
-from multinode.records.run import NodeRun, Run
+from multinode.records.run import NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
+from multinode.runs.stored_run import StoredRun
 
 _FILE = "bench.json"
 # The parts without their records, for a resume.
@@ -233,7 +233,7 @@ class _StepSeries(Series):
             due = [cell for cell in self.record.cells if cell.state in {"waiting", "running"}]
             report = msgspec.structs.replace(report, left=tuple(filter(None, map(self.title, due))))
         self.directory.write(_FILE, report)
-        run = self.directory.read("run.json", Run)
+        run = self.directory.read_run()
         if run is not None:
             last = {part.node_rank: self._node_run(part) for part in self._parts}
             nodes = tuple(
@@ -244,7 +244,7 @@ class _StepSeries(Series):
         return report
 
     def _node_run(self, part: BenchPart) -> NodeRun:
-        run = RunDirectory(self.context.runs / part.run_id).read("run.json", Run) if part.run_id is not None else None
+        run = RunDirectory(self.context.runs / part.run_id).read_run() if part.run_id is not None else None
         if run is None:
             state = "lost" if part.is_lost else "ended"
             return NodeRun(name=part.node, node_rank=part.node_rank, state=state, cause="not_started")
@@ -269,7 +269,7 @@ class _StepSeries(Series):
         try:
             launched = run_prepared(prepare(launch, context), context)
             (node,) = launched.plan.nodes
-            part = msgspec.structs.replace(part, run_id=launched.run.run_id, ranks=node.ranks, gpus=node.gpus)
+            part = msgspec.structs.replace(part, run_id=launched.run.run_id, ranks=node.place.ranks, gpus=node.gpus)
             part = self._with_records(part)
             require_success(launched, context)
         except MultinodeError as error:
@@ -284,10 +284,9 @@ class _StepSeries(Series):
         if part.run_id is None:
             return part
         directory = RunDirectory(self.context.runs / part.run_id)
-        facts = directory.read("facts.json", list[NodeFacts]) or []
         return msgspec.structs.replace(
             part,
-            facts=next((of_node for of_node in facts if of_node.node == part.node), None),
+            facts=StoredRun(directory).facts.get(part.node),
             # Limit on untrusted records.
             samples=tuple(itertools.islice(parse_samples(directory.sample_lines(0)), _MOST_SAMPLES)),
         )

@@ -148,28 +148,26 @@ _SOFTWARE = frozenset({"interpreter", "packages", "versions"})
 _FILES = "paths"
 
 
-def check_launch(
-    agent: AgentTransport, inspection: Inspection, options: LaunchOptions, say: Callable[[str], None]
-) -> tuple[CheckFinding, ...]:
+def check_launch(agent: AgentTransport, inspection: Inspection, say: Callable[[str], None]) -> tuple[CheckFinding, ...]:
     """The findings before a launch, of the nodes and then of the connections between them.
 
     Raises:
         NodeFailed: one would break the run; the others are in its detail.
     """
     cluster = inspection.cluster
-    findings = sort_findings(concerning(check_all(inspection, before_launch=True), cluster, options))
+    findings = sort_findings(concerning(check_all(inspection, before_launch=True), cluster, inspection.options))
     _raise_first_error(findings)
     if len(cluster.nodes) > 1:
         say("checking that the nodes can reach each other")
         met = _with_connectivity(agent, inspection)
         meeting = (finding for check in CHECKS if check.judges_meeting for finding in check(met))
-        findings = sort_findings([*findings, *concerning(meeting, cluster, options)])
+        findings = sort_findings([*findings, *concerning(meeting, cluster, inspection.options)])
         _raise_first_error(findings)
     return findings
 
 
 def _with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspection:
-    """The same after the nodes have connected to node 0 and their neighbors."""
+    """The inspection with its connectivity: the nodes have connected to node 0 and their neighbors."""
     nodes = inspection.cluster.nodes
     plan = ConnectivityPlan(
         pairs=launch_pairs([node.name for node in nodes]),
@@ -184,7 +182,7 @@ def _with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspect
 
 
 def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: LaunchOptions) -> tuple[CheckFinding, ...]:
-    """Those that concern the job: its setup may provide interpreter and files, and a program needs no interpreter."""
+    """Findings that concern the job: its setup may provide interpreter and files; a program needs no interpreter."""
     names = {node.name for node in cluster.nodes}
     # Nodes for which the job's files, and its interpreter, are unknown.
     files, software = set[str](), set[str]()
@@ -298,11 +296,9 @@ def check_cluster(
         cluster=cluster,
         facts=facts,
         job=with_sharding(job, launch.engine),
-        workers=launch.workers_per_node,
+        options=launch,
         master_port=choose_master_port(run_id, port, facts.get(cluster.nodes[0].name)),
-        environment=launch.environment,
         controller_cwd=str(Path.cwd()),
-        code=launch.code,
         absent_here=absent_files(job_files(job).needed),
     )
     inspection, findings = _inspect_network(agent, inspection, options, say)

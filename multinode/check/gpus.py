@@ -223,7 +223,7 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
         if len(set(counts)) > 1 and isinstance(inspection.job, LlamaFactoryJob | ScriptJob):
             from multinode.job.restrictions import refuse_unequal
 
-            refuse_unequal(inspection.job, {}, inspection.environment.env, inspection.cluster, counts)
+            refuse_unequal(inspection.job, {}, inspection.options.environment.env, inspection.cluster, counts)
     except UsageError as error:
         # Nodes without GPUs are already reported.
         if len(some) == 1:

@@ -141,8 +141,8 @@ def check_workdir(inspection: Inspection) -> Iterator[CheckFinding]:
 @launch_check
 def check_paths(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's inputs exist at the same path on every node."""
-    files = job_files(inspection.job, inspection.code)
-    copied_or_not = may_be_paths(inspection.job) if inspection.code is not None else ()
+    files = job_files(inspection.job, inspection.options.code)
+    copied_or_not = may_be_paths(inspection.job) if inspection.options.code is not None else ()
     not_needed = {files.output, files.cache, *files.named, *copied_or_not} - set(files.needed)
     for node, facts in inspection.known:
         missing = [path.path for path in facts.paths if path.kind == "missing" and path.path not in not_needed]
@@ -156,7 +156,7 @@ def check_paths(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
     """Arguments of a script that are paths on the controller are paths on every node."""
-    files, hosts = job_files(inspection.job, inspection.code), hosts_option(inspection.cluster.hosts)
+    files, hosts = job_files(inspection.job, inspection.options.code), hosts_option(inspection.cluster.hosts)
     for node, facts in inspection.known:
         for path in files.named:
             if (there := _path(facts, path)) is not None and there.kind == "missing":
@@ -166,7 +166,7 @@ def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
 @launch_check
 def check_program(inspection: Inspection) -> Iterator[CheckFinding]:
     """The module or the program that a job starts is found on every node."""
-    files = job_files(inspection.job, inspection.code)
+    files = job_files(inspection.job, inspection.options.code)
     for node, facts in inspection.known:
         if files.module in facts.absent_modules:
             yield MODULE_MISSING.found(node.name, module=files.module, python=facts.python, cwd=facts.cwd or "~")
@@ -218,7 +218,7 @@ def check_hung_paths(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_noexec(inspection: Inspection) -> Iterator[CheckFinding]:
     """What a job compiles for itself can be loaded."""
     for node, facts in inspection.known:
-        env = node.env | inspection.environment.env
+        env = node.env | inspection.options.environment.env
         # Values from the command line or hostfile differ from the node's session.
         names = [name for name in _ELSEWHERE if name in facts.noexec and name not in env]
         if names:
@@ -286,7 +286,7 @@ def check_revisions(inspection: Inspection) -> Iterator[CheckFinding]:
         node.name: content.digest
         for node, facts in inspection.known
         for content in facts.contents
-        if content.path == _REVISION and content.digest is not None and inspection.code is None
+        if content.path == _REVISION and content.digest is not None and inspection.options.code is None
     }
     for name, revision, peer, expected in disagreements(revisions):
         cwd = inspection.facts[name].cwd

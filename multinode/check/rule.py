@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,14 +18,12 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import MultinodeError, UsageError
-from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob
+from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import workers_of_nodes
 from multinode.records.benchmark import Benchmark
 from multinode.records.finding import Finding
 from multinode.units import format_list
-
-if TYPE_CHECKING:
-    from multinode.job.code_tree import CodeTree
 
 _NOWHERE = Endpoint(addr=None, ifname=None)
 
@@ -37,15 +35,12 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, NodeFacts]  # by node name, of those that answered
     master_port: int  # port of the rendezvous on node 0
     job: Job | Benchmark | None = None  # what shall run; None is any training
-    workers: int | None = None  # on each node, where that is asked for; None is as hostfile and GPUs have it
-    environment: JobEnvironment = JobEnvironment()  # what the command line adds to the job on every node
+    options: LaunchOptions = LaunchOptions()  # how it would be launched
     # by node name, the data plane of those that answered; empty where none could be chosen
     endpoints: dict[str, Endpoint] = {}
     # how connections between them went; empty where none were tried
     connectivity: ConnectivityResult = ConnectivityResult()
     controller_cwd: str | None = None  # the directory of the launch; None is not known
-    # the files that are copied to the nodes, in which the job runs there; None is the node's own directory
-    code: CodeTree | None = None
     # paths of the job that are not on this machine, each with the one whose name is nearest, if any
     absent_here: dict[str, str | None] = {}
 
@@ -67,7 +62,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nics(self) -> dict[str, Interface]:
-        """The same by node name, without loopback."""
+        """The interface for data of each node by node name, without loopback."""
         return {node.name: link for node, link in self.links if link.kind != "loopback"}
 
     @property
@@ -102,7 +97,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     def env(self, node: Node) -> dict[str, str]:
         """The job's variables on a node that answered: its own, the hostfile's, the command line's."""
-        return self.facts[node.name].env | node.env | self.environment.env
+        return self.facts[node.name].env | node.env | self.options.environment.env
 
     def place(self, node: str) -> Endpoint:
         """A node's endpoint; empty if unknown."""
@@ -111,7 +106,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     def require_workers(self) -> dict[str, int]:
         """Workers of each node that answered (of all if none did): as asked for, or from hostfile and GPUs."""
         nodes = tuple(node for node, _ in self.known) or self.cluster.nodes
-        workers = workers_of_nodes(msgspec.structs.replace(self.cluster, nodes=nodes), self.facts, self.workers)
+        answered = msgspec.structs.replace(self.cluster, nodes=nodes)
+        workers = workers_of_nodes(answered, self.facts, self.options.workers_per_node)
         return dict(zip((node.name for node in nodes), workers, strict=True))
 
     def workers_of_nodes(self) -> tuple[int, ...] | None:

@@ -195,7 +195,7 @@ def check_deepspeed_devices(inspection: Inspection) -> Iterator[CheckFinding]:
             or (tuple(map(int, re.findall(r"\d+", version)[:3]))) < _NUMBERS_ALONE_SINCE
         ):
             continue
-        name, given = NVIDIA.visible[0], node.env | inspection.environment.env
+        name, given = NVIDIA.visible[0], node.env | inspection.options.environment.env
         value = given.get(name, "" if facts.visible_gpus else facts.env.get(name, ""))
         way = "write the GPU numbers of nvidia-smi instead"
         if name not in given and not NVIDIA.counts_alike(given):

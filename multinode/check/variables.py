@@ -201,7 +201,7 @@ def check_stray_variables(inspection: Inspection) -> Iterator[CheckFinding]:
                 command = f"grep -nE {pattern} {_PROFILES if source == _SESSION else source}"
                 yield STRAY.found(node.name, names=listed(names), source=source, command=command)
     given = [(node.name, _HOSTFILE, node.env) for node in inspection.cluster.nodes]
-    for where, source, variables in (*given, (None, _OPTION, inspection.environment.env)):
+    for where, source, variables in (*given, (None, _OPTION, inspection.options.environment.env)):
         for name in _SET_BY_US if inspection.training is not None else ():
             if name in variables:
                 value = _shown_of(inspection, name, variables[name]) if source == _OPTION else _shown(variables[name])
@@ -226,7 +226,7 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, facts in inspection.known:
         names = accelerator_named(facts.accelerator).visible
         name = next((name for name in names if name in facts.env), None)
-        if name is None or name in node.env | inspection.environment.env:
+        if name is None or name in node.env | inspection.options.environment.env:
             continue
         preset = facts.env[name]
         words = {"name": name, "value": _shown(preset), "source": _SESSION, "command": f"grep -n {name} {_PROFILES}"}
@@ -245,7 +245,7 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
 
 def _preset(inspection: Inspection, node: Node, facts: NodeFacts, name: str) -> tuple[str, str | None]:
     files = facts.nccl_files if name.startswith("NCCL_") else {}
-    given = {_OPTION: inspection.environment.env, _HOSTFILE: node.env}
+    given = {_OPTION: inspection.options.environment.env, _HOSTFILE: node.env}
     for source, variables in {**given, _SESSION: facts.env, **files}.items():
         if name in variables:
             return source, variables[name]
@@ -291,7 +291,7 @@ def _way(name: str, source: str, ifname: str | None = None) -> tuple[str, ...]:
 
 def _shown_of(inspection: Inspection, name: str, value: str) -> str:
     """A forwarded value is never shown."""
-    return "(forwarded)" if name in inspection.environment.forwarded else _shown(value)
+    return "(forwarded)" if name in inspection.options.environment.forwarded else _shown(value)
 
 
 def _shown(value: str | None) -> str:

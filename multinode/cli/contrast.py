@@ -35,7 +35,6 @@ from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
 from multinode.job.engines.engine import OF_YAML, find_kind
 from multinode.records.invocation import Invocation
-from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, runs_root
 
 # Of the runs that were measured, and not of those that follow.
@@ -189,7 +188,7 @@ def next_command(contrast: Contrast, name: str, invocation: Invocation | None) -
 
 def stored_command(directory: RunDirectory) -> Invocation | None:
     """The command line of a stored run; None if none started it."""
-    run = directory.read("run.json", Run)
+    run = directory.read_run()
     return run.command if run is not None else None
 
 
@@ -213,12 +212,12 @@ def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Seque
 
 def _print_plan(launch: Launch, request: ContrastRequest, *, as_json: bool) -> None:
     from multinode.contrast.measure import plan_offline_sides
-    from multinode.records.plan import plan_text, redact_plan
+    from multinode.records.plan import plan_text
 
     sides, plans = plan_offline_sides(launch, request)
     if as_json:
         documents = [
-            {"role": side.role, "label": side.label, "plan": redact_plan(plan)}
+            {"role": side.role, "label": side.label, "plan": plan.document()}
             for side, plan in zip(sides.sides, plans, strict=True)
         ]
         print_document(

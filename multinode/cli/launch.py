@@ -170,10 +170,10 @@ def launch(
 
 def _print_plan(launch: Launch, restarts: RestartOptions | None, *, as_json: bool) -> None:
     from multinode import api
-    from multinode.records.plan import plan_text, redact_plan
+    from multinode.records.plan import plan_text
 
     plan = api.plan(launch, restarts)
     if as_json:
-        print_document(redact_plan(plan))
+        print_document(plan)
     else:
         typer.echo(plan_text(plan))

@@ -219,7 +219,7 @@ def _opened_view(*, quiet: bool) -> Iterator[_Shows]:
 
 
 def within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress], None]:
-    """As `show`, limited to a share of CPU time, and always once at the end."""
+    """Limit `show` to a share of CPU time; the end is always shown."""
     due = 0.0
 
     def show_seldom(progress: RunProgress) -> None:

@@ -52,12 +52,12 @@ class _Verbs(PanelGroup):
         return parsed
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
-        """As Typer does, with errors in our own form."""
+        """Parse the command line; errors appear in our own form."""
         with _as_ours():
             return super().make_context(*args, **settings)
 
     def invoke(self, ctx: Any) -> Any:
-        """Likewise: the options of a verb are read here."""
+        """Read the options of a verb and run it; errors appear in our own form."""
         with _as_ours(ctx):
             return super().invoke(ctx)
 

@@ -217,9 +217,9 @@ def print_run(
 
 def print_ending(run_id: str) -> bool:
     """The screen of a stored run that did not end well, on stderr; False if its record does not say why."""
-    from multinode.launch.node_runs import load_run
     from multinode.launch.outcome import has_ending
     from multinode.records.run_directory import runs_root
+    from multinode.runs.stored_run import load_run
 
     try:
         stored = load_run(runs_root(), run_id)

@@ -22,7 +22,7 @@ from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.secret_values import redact_text
 
 if TYPE_CHECKING:
-    from multinode.launch.node_runs import StoredRun
+    from multinode.runs.stored_run import StoredRun
 
 # A run id, the name of a node, and the raw log of it there as it is read.
 Logs = Iterable[tuple[str, str, Iterable[bytes]]]
@@ -149,7 +149,8 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs, most recently changed last; a bench, contrast, sweep or tune is one row."""
-    from multinode.launch.node_runs import load_runs, runs_document, runs_table, whole_runs
+    from multinode.launch.node_runs import runs_document, runs_table
+    from multinode.runs.stored_run import load_runs, whole_runs
 
     stored = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if not (every or as_json):
@@ -176,16 +177,17 @@ def show(*, run_ids: RunIds = None, look: ViewOptions, form: FormOptions, as_jso
 
 def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
     from multinode.launch.ending import run_table
-    from multinode.launch.node_runs import load_run
     from multinode.launch.outcome import has_ending
     from multinode.profile.summary_sheets import summary_sheets
     from multinode.render.table import sheet_table
+    from multinode.runs.stored_run import load_run
 
     stored = load_run(runs_root(), run_id)
     running = stored.run.status == "running" and stored.run.kind == "launch"
     verdict, note = running_verdict(stored.run.run_id) if running else (None, "")
     if as_json:
-        print_document(stored if verdict is None else stored.document() | {"early_verdict": verdict})
+        document = stored.document()
+        print_document(document if verdict is None else msgspec.structs.replace(document, early_verdict=verdict))
         return
     has_results = _show_results(stored, details=details)
     if details or not has_results or stored.run.status != "succeeded":
@@ -275,7 +277,7 @@ def logs(
     Progress bars are reduced to their last state.
     """
     from multinode.launch.attach import choose_logs, node_logs
-    from multinode.launch.node_runs import load_run
+    from multinode.runs.stored_run import load_run
 
     stored = load_run(runs_root(), run_id)
     chosen = choose_logs(runs_root(), stored, node, rank)

@@ -113,5 +113,5 @@ def short_device_name(name: str) -> str:
 
 
 def device_key(name: str) -> str:
-    """The same for two names of one device; devices with different keys differ."""
+    """A key that two names of one device share; devices with different keys differ."""
     return short_device_name(name).casefold()

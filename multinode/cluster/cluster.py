@@ -115,7 +115,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hosts: str = ""
 
     def first(self, count: int) -> Cluster:
-        """The same cluster with only its first `count` nodes."""
+        """Copy of the cluster with only its first `count` nodes."""
         return msgspec.structs.replace(self, nodes=self.nodes[:count])
 
 

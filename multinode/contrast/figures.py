@@ -18,7 +18,7 @@ from multinode.units import BITS_PER_BYTE, format_count, format_figure, format_l
 
 
 class Side(Measured, frozen=True, kw_only=True):
-    """The same job on some nodes, with its role in a contrast and where its steps spend their time."""
+    """One side of a contrast: the job on some nodes, with its role and where its steps spend their time."""
 
     # `baseline`, `candidate`, `point` (of a scaling curve, between the two) or `each-node` (one node alone, to tell a
     # slow node from a slow network)

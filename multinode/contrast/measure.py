@@ -26,7 +26,7 @@ from multinode.launch.launch import (
     require_success,
     same_threads,
 )
-from multinode.launch.node_runs import PLAN_FILE, cleanup_nodes
+from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.offline import plan_offline
 from multinode.launch.series import Resume, Series, status_of, take_up
 from multinode.levers.axes import LeverAxes
@@ -38,6 +38,7 @@ from multinode.records.benchmark import Benchmark, describe_benchmark
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
 from multinode.units import format_count, format_list
 
 Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
@@ -369,7 +370,7 @@ class _SideSeries(Series):
             for side, of_side in zip(self._sides.sides, runs, strict=True)
         ]
         last = runs[1][-1]
-        plan = last.read(PLAN_FILE, LaunchPlan)
+        plan = StoredRun(last).plan
         compared = compare(
             sides,
             mode=self._sides.mode,
@@ -466,7 +467,7 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
         accumulations=() if accumulation is None else (accumulation, 4 * accumulation),
     )
     try:
-        plan = RunDirectory(runs / candidate.run_ids[-1]).read(PLAN_FILE, LaunchPlan)
+        plan = StoredRun(RunDirectory(runs / candidate.run_ids[-1])).plan
         if plan is not None and plan.levers.algorithm is not None:
             if len(set(plan.workers)) > 1:
                 why = "averaging and gradient compression are not predicted for unequal nodes"

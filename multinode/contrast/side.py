@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import SCHEMA, Contrast, Side, compared_words
 from multinode.contrast.judge import compare, require_alike
@@ -22,6 +21,7 @@ from multinode.profile.step_split import PARTS, KnownSteps, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, of_scatter
 
 _PARTS = (*PARTS, "overlap")
@@ -222,29 +222,26 @@ def load_side_run(directory: RunDirectory) -> SideRun:
     Raises:
         UsageError: it is not a training, or ended too early.
     """
-    plan, summary = directory.read("plan.json", LaunchPlan), directory.read("summary.json", Summary)
+    stored = StoredRun(directory)
+    plan, summary, cluster = stored.plan, stored.summary, stored.cluster
     if plan is None or summary is None:
         raise UsageError(
             f"run {directory.run_id} has no training figures",
             hint="name runs of launch, or the two sides of a contrast; list them: multinode runs",
         )
-    cluster = directory.read("cluster.json", Cluster)
     nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
-    facts = directory.read("facts.json", list[NodeFacts]) or []
     # Nodes of a lab share one machine, so the work of another node is not foreign load there.
-    cores = {fact.node: fact.cores for fact in facts if fact.node in nodes and not nodes[fact.node].is_virtual}
-    links = [node.link_gbit_per_s for node in plan.nodes]
-    given = [link for link in links if link is not None]
+    cores = {name: fact.cores for name, fact in stored.facts.items() if name in nodes and not nodes[name].is_virtual}
     return SideRun(
         summary=summary,
-        node_names=tuple(node.node for node in plan.nodes),
+        node_names=tuple(place.node for place in plan.places),
         workers=plan.workers,
-        workload=directory.read("workload.json", Workload),
+        workload=stored.workload,
         price_per_hour=hostfile_price(plan, cluster, "hourly") if cluster is not None else None,
         price_purchase=hostfile_price(plan, cluster, "purchase") if cluster is not None else None,
-        devices=devices_of(plan, {fact.node: fact for fact in facts}),
-        cores=tuple(cores.get(node.node) for node in plan.nodes),
-        link_gbit_per_s=min(given) if len(given) == len(links) > 1 else None,
+        devices=devices_of(plan, stored.facts),
+        cores=tuple(cores.get(place.node) for place in plan.places),
+        link_gbit_per_s=stored.link_gbit_per_s,
     )
 
 
@@ -258,7 +255,7 @@ def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
 
 
 def _job(directory: RunDirectory) -> str:
-    plan = directory.read("plan.json", LaunchPlan)
+    plan = StoredRun(directory).plan
     return plan.job if plan is not None else directory.run_id
 
 
@@ -273,7 +270,7 @@ def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[s
         plan: of the run.
         facts: by the node's name.
     """
-    names_of = [_names(node, facts.get(node.node)) for node in plan.nodes]
+    names_of = [_names(node, facts.get(node.place.node)) for node in plan.nodes]
     known_names = [names for names in names_of if names is not None]
     return tuple(dict(Counter(names)) for names in known_names) if len(known_names) == len(names_of) else ()
 
@@ -282,7 +279,7 @@ def _names(node: NodePlan, facts: NodeFacts | None) -> list[str] | None:
     if facts is None:
         return None
     if not node.gpus:
-        return [_one_line(facts.processor or "") or _CPU] * len(node.ranks)
+        return [_one_line(facts.processor or "") or _CPU] * len(node.place.ranks)
     listed = {gpu.index: _one_line(gpu.name) for gpu in facts.gpus}
     names = [listed[index] for index in node.gpus if listed.get(index)]
     return names if len(names) == len(node.gpus) else None

@@ -11,7 +11,6 @@ from multinode.contrast.side import load_side_run, make_side
 from multinode.launch.ending import RESUME
 from multinode.launch.grid import CellRecord, GridRecord
 from multinode.launch.series import GRID_FILE
-from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Block, Column, Prose, Sheet
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
@@ -55,7 +54,7 @@ class UnfinishedContrast(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_unfinished(directory: RunDirectory) -> UnfinishedContrast | None:
     """What a contrast without a result has measured; None for any other run."""
-    run, record = directory.read("run.json", Run), directory.read(GRID_FILE, GridRecord)
+    run, record = directory.read_run(), directory.read(GRID_FILE, GridRecord)
     if run is None or record is None or run.kind != "contrast":
         return None
     return UnfinishedContrast(

@@ -40,6 +40,8 @@ from multinode.records.run import Failure, NodeRun
 
 STDIN = "-"
 _READ = "multinode nccl-test"
+# The shutdown after a training's end prints fewer.
+_SHUTDOWN_LINES = 100
 _LAST_WORDS, _VERY_LAST_WORDS = 20, 3
 _LAST_SHOWN = 5
 _MOST_PLACES = 4
@@ -165,7 +167,7 @@ def _why_not(word: LogWord) -> str:
 
 def _has_failed(reading: LogReading) -> bool:
     report, word = reading.report, reading.cause()
-    if report is not None and not (report.is_of_one_process and _was_over(report, reading)):
+    if report is not None and not (report.is_of_one_process and (_was_over(report, reading) or _is_asked(report))):
         return True
     if word is not None:
         # After its end, a run may lose its peers, and a program may still complain.
@@ -174,11 +176,25 @@ def _has_failed(reading: LogReading) -> bool:
     words = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
     error = find_error("\n".join(words))
     if error is None or reading.words:
-        return reading.ended_line is None and _last_error(reading) is not None
+        return _ends_with_error(reading)
     # Lines after it tell that a program went on without what it missed.
     if error.is_last:
         return error.matches("\n".join(words[-_VERY_LAST_WORDS:]))
     return not any(map(is_progress, words[-_VERY_LAST_WORDS:]))
+
+
+def _ends_with_error(reading: LogReading) -> bool:
+    """Whether a log ends with an error: after a training's end only that of a program that came long after it."""
+    last, ended = _last_error(reading), reading.ended_line
+    if last is None or ended is None:
+        return last is not None
+    said, number = last
+    return _GIVES_UP.match(said.raw) is not None and number - ended > _SHUTDOWN_LINES
+
+
+def _is_asked(report: LauncherReport) -> bool:
+    """Whether somebody asked the process to end, as its parent does in the end."""
+    return (report.death.signal or signal_of_code(report.death.exit_code)) == "SIGTERM"
 
 
 # A bar that is full, of a training and not of what comes before it.
@@ -201,7 +217,7 @@ def _had_ended(line: int, reading: LogReading) -> bool:
 
 
 def _without_shutdown(reading: LogReading) -> LogReading:
-    """The same, where no launcher reports a failure: what the shutdown after a training raises is noise."""
+    """Mark what the shutdown after a training raises as noise, unless a launcher reports a failure."""
     ended = reading.ended_line
     if ended is None or reading.report is not None:
         return reading
@@ -590,7 +606,7 @@ _OF_WORKER = re.compile(r"attempt_\d{1,4}/(\d{1,6})/(?:stderr|stdout)\.log$")
 
 
 def _of_rank(name: str, reading: LogReading) -> LogReading:
-    """The same, with the rank that the name of the file tells, where no line tells another."""
+    """Set the rank from the name of the file, where no line tells another."""
     found = _OF_WORKER.search(name)
     if found is None:
         return reading

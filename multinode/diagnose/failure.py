@@ -58,7 +58,7 @@ _SIGNAL_ERRORS = {"SIGBUS": "bus-error", "SIGKILL": "killed"}
 def classify(
     failure: Failure, run: NodeRun | None = None, log: str | LogReading = "", nccl_warnings: Sequence[str] = ()
 ) -> Failure:
-    """The same with its kind, and what the catalogue says of it where it has no hint of its own.
+    """Set the kind of a failure, and the catalogue's hint if it has none of its own.
 
     `run` is how the job ended on that node, `log` its log, `nccl_warnings` are those of NCCL's own log.
     """

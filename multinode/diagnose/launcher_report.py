@@ -42,7 +42,7 @@ class LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_of_one_process(self) -> bool:
         """Whether it tells that a process ended, and not that the job failed by it: no failure after a training."""
-        return self.launcher in {"shell", "raylet"}
+        return self.launcher in {"shell", "raylet", "vLLM"}
 
     @property
     def ends_launcher(self) -> bool:

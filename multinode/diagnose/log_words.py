@@ -63,6 +63,8 @@ _TAIL_BYTES = 1 << 16
 _IGNORED_LINES = 60
 # Lines in which nothing speaks of a failure, from which on a program went on after it.
 _QUIET_LINES = 300
+# Lines that end a log, from which on it did not end with a message that stands before them.
+_END_LINES = 12
 # Steps after the end of one of several processes, from which on the others did not need it.
 _MANY_STEPS = 20
 # Lines of others between two of a traceback.
@@ -329,6 +331,12 @@ _END_TEXTS = (
 
 
 _ENDED = re.compile("|".join(map(re.escape, _END_TEXTS)), re.IGNORECASE)
+# That a training, and not the script around it, has ended: the last such line counts, whatever the language.
+_TRAINED = re.compile(
+    r"\btraining (?:(?:is|has|was|been|successfully) ){0,3}(?:completed?|finished|done|ended)\b"
+    r"|\b(?:finished|done|completed)(?: with)? training\b|\u8bad\u7ec3(?:\u5df2|\u5168\u90e8)?(?:\u7ed3\u675f|\u5b8c\u6210|\u5b8c\u6bd5)",
+    re.IGNORECASE,
+)
 # What an experiment tracker prints of a run, also of one that failed: neither progress nor an end.
 _TRACKER = re.compile(rb"\b(?:wandb|swanlab|comet (?:info|warning)): |\[neptune\] ", re.IGNORECASE)
 
@@ -388,7 +396,7 @@ class _Tracebacks:
         return bool(self._open)
 
     def forget(self, number: int) -> None:
-        """Those that began long before this line, or of which nothing came for long: they will not end any more."""
+        """Forget tracebacks that began long before this line, or have had no line for long: they will not end."""
         self._open = {key: one for key, one in self._open.items() if not self._is_over(one, number)}
 
     @staticmethod
@@ -634,10 +642,20 @@ class _Reader:
         if former.reports and not has_own and all(report.is_of_job for report in reports):
             words, reports = {**former.words, **words}, (*former.reports, *reports)
         words, reports = self._with_stages(words, reports)
+        reports = tuple(report for report in reports if not self._is_outlived(report))
+        # What runs after a report is another attempt, unless one process ended, without which others go on.
+        ended = max((report.line for report in reports if not report.is_of_one_process), default=0)
+        told = tuple(
+            sorted(
+                (word if word.line < ended else self._told(word) for word in words.values()), key=lambda word: word.line
+            )
+        )
+        if not reports:
+            told = tuple(self._without_messages(told))
         return LogReading(
-            words=tuple(sorted(map(self._told, words.values()), key=lambda word: word.line)),
+            words=told,
             earlier=self._earlier,
-            reports=tuple(report for report in reports if not self._is_outlived(report)),
+            reports=reports,
             lines=self._line - (not self._tail or self._tail.endswith(b"\n")),
             tail=self._tail.decode(errors="replace"),
             has_nccl=self._has_nccl,
@@ -672,6 +690,19 @@ class _Reader:
             word.process is None and word.line <= self._quiet_after < (self._report_line or self._line)
         )
         return replace(word, went_on=True) if is_past or self._progress.went_on(word) else word
+
+    def _without_messages(self, words: Sequence[LogWord]) -> Iterator[LogWord]:
+        """The words; of a log that ends well, a message after the last exception ended nothing."""
+        raised = (word.line for word in words if word.is_exception or word.is_abort or word.is_launchers)
+        last = max(raised, default=0)
+        below = self._line - self._spoke - 1
+        lines = self._tail.decode(errors="replace").rstrip("\n").split("\n")[-below:] if below > 0 else []
+        plain = [line for line in lines if line.strip() and not _NO_WORDS.match(line)]
+        has_trained = any(_TRAINED.search(line) for line in plain)
+        for word in words:
+            # NCCL may warn of what a training hangs by.
+            is_outlived = has_trained or (len(plain) >= _END_LINES and not word.is_nccl)
+            yield replace(word, went_on=True) if is_outlived and word.line > last else word
 
     @property
     def _quiet_after(self) -> int:
@@ -747,14 +778,7 @@ class _Reader:
 
     def _take_line(self, number: int, piece: bytes) -> None:
         line = parse_line(clean_line(piece, _LINE_BYTES))
-        if _RESTART in line.raw:
-            # What failed before was not the end of the job.
-            self._words.clear()
-            self._reports.forget()
-            self._report_line = 0
-            self._attempts.clear()
-        elif any(words in line.raw for words in _BEGIN) and self._report_line:
-            self._begin_attempt()
+        self._see_restart(line)
         is_report = any(words in line.raw for words in BEGINNINGS) or SHELLS_SIGNAL.match(line.text) is not None
         if is_report:
             self._begin_attempt_after_progress()
@@ -766,7 +790,8 @@ class _Reader:
         if is_inside:
             self._keep_below(number, line)
             return
-        self._report_line = number if is_report else self._report_line
+        if is_report:
+            self._report(number)
         self._has_nccl = self._has_nccl or line.is_nccl_warning
         if _ANNOUNCED in line.raw:
             self._announce(line.raw)
@@ -778,6 +803,21 @@ class _Reader:
         if line.text.startswith(_CHAINED) and line.process in self._raised:
             self._chained[line.process] = self._raised[line.process]
         self._read(number, line, self._tracebacks.take(number, line), is_report=len(self._reports) > known)
+
+    def _see_restart(self, line: LogLine) -> None:
+        if _RESTART in line.raw:
+            # What failed before was not the end of the job.
+            self._words.clear()
+            self._reports.forget()
+            self._report_line = 0
+            self._attempts.clear()
+        elif any(words in line.raw for words in _BEGIN) and self._report_line:
+            self._begin_attempt()
+
+    def _report(self, number: int) -> None:
+        self._report_line = number
+        # What its process went on after has been survived, whatever runs later.
+        self._words = {key: self._told(word) for key, word in self._words.items()}
 
     def _begin_attempt_after_progress(self) -> None:
         if self._report_line and self._progress.since(self._report_line):

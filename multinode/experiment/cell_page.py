@@ -209,7 +209,7 @@ def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dic
             if (text := tell(column, row)) != UNKNOWN
         ]
         series.setdefault(", ".join(words) or "all", []).append(row)
-    # Those that are lines, before those that are a point each.
+    # Series of several points come before single points.
     longest = sorted(series, key=lambda name: -len(series[name]))[:_MOST_SERIES]
     return {name: mine for name, mine in series.items() if name in longest}
 

@@ -614,7 +614,7 @@ def _main(table: CellTable, columns: Sequence[CellColumn], most: int, text: _Tex
 
 
 def _short(column: CellColumn, row: CellRow) -> str:
-    """As `tell` has it, and samples/s with its interval where it was repeated."""
+    """The text of `tell`; samples/s of repeated runs has its interval."""
     speed = row.samples_per_s
     if column.name == "samples_per_s" and speed is not None and speed.repeats > 1:
         return speed.text()

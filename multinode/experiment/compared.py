@@ -18,7 +18,6 @@ from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep import load_table, load_tables
 from multinode.network.measure import load_scan
 from multinode.network.size_scan import ScanReport, compare_scans
-from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Column, Sheet
 from multinode.units import format_count, format_figure
@@ -75,9 +74,7 @@ def compare_records(
     scans = [load_scan(directory) for directory in directories]
     if scans[0] is not None and scans[1] is not None:
         return msgspec.structs.replace(scans[1], changes=compare_scans(scans[0], scans[1]))
-    kinds = [
-        run.kind if (run := directory.read("run.json", Run)) is not None else "unknown" for directory in directories
-    ]
+    kinds = [run.kind if (run := directory.read_run()) is not None else "unknown" for directory in directories]
     file = next(
         (file for file in _RESULTS if all((directory.path / file).is_file() for directory in directories)), None
     )

@@ -124,7 +124,7 @@ def _thing(text: str) -> tuple[str | None, float]:
 
 
 def unit_of_device(unit: Unit) -> Unit | None:
-    """The same per worker, if we have such a column."""
+    """The unit per worker, if we have such a column."""
     return Unit(OF_DEVICE[unit.measures], unit.scale) if unit.measures in OF_DEVICE else None
 
 

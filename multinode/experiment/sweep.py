@@ -61,7 +61,7 @@ from multinode.launch.series import (
 )
 from multinode.profile.summary import Summary
 from multinode.records.progress import RunProgress, TrainingTime
-from multinode.records.run import Failure, Run, new_run
+from multinode.records.run import Failure, new_run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 
 _S_PER_MINUTE = 60
@@ -130,7 +130,7 @@ def measure_cell(
     if context.stop.count:
         raise Interrupted("interrupted")
     if held is not None:
-        return CellRun(launched=_refuse(prepared, held))
+        return CellRun(launched=_refuse(prepared, held, context.part_of))
     limited, timed = (context, None) if minutes is None else with_time_limit(context, minutes * _S_PER_MINUTE)
     with context.stop.heard():
         launched = run_prepared(prepared, limited)
@@ -145,9 +145,9 @@ def _cut(job: Job, training: CellTraining) -> Job:
     return limit_steps(job, STEPS_WITHOUT_END) if isinstance(job, LlamaFactoryJob) else job
 
 
-def _refuse(prepared: Prepared, held: CheckFinding) -> Launched:
+def _refuse(prepared: Prepared, held: CheckFinding, part_of: str | None) -> Launched:
     plan, now_s = prepared.plan, time.time()
-    run = new_run(plan, now_s)
+    run = new_run(plan, now_s, part_of)
     nodes = tuple(msgspec.structs.replace(node, state="ended", cause="not_started") for node in run.nodes)
     where = next((node for node in nodes if node.name == held.node), nodes[0])
     run = msgspec.structs.replace(
@@ -338,7 +338,7 @@ def measure_swept(
     connected: Callable[[Cluster], AbstractContextManager[RunContext]],
     note: Callable[[str], None],
 ) -> Swept:
-    """As `sweep`, with its table; the nodes are connected to only if there is something to measure.
+    """Run `sweep` and its table; connects to the nodes only if there is something to measure.
 
     Args:
         request: the grid and its job.
@@ -348,7 +348,7 @@ def measure_swept(
     """
     finished = find_finished(request, runs_root(), resume)
     if finished is not None:
-        run = RunDirectory(finished.directory).read("run.json", Run)
+        run = RunDirectory(finished.directory).read_run()
         ended_s = run.ended_s if run is not None else None
         until = "" if ended_s is None else time.strftime(", until %Y-%m-%d %H:%M", time.localtime(ended_s))
         note(
@@ -491,7 +491,7 @@ def _has_table(directory: RunDirectory) -> bool:
 def _is_unfinished(directory: RunDirectory) -> bool:
     if not (directory.path / GRID_FILE).is_file() or (directory.path / CONTRAST_FILE).is_file():
         return False
-    run = directory.read("run.json", Run)
+    run = directory.read_run()
     if run is not None and run.kind not in _KINDS:
         return False
     return run is None or run.status == "running" or not (directory.path / TABLE_FILE).is_file()
@@ -503,7 +503,7 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
         raise UsageError(
             f"run {directory.run_id} is not a sweep: it has no {GRID_FILE}", hint="list sweeps: multinode runs"
         )
-    run = directory.read("run.json", Run)
+    run = directory.read_run()
     table = table_of_sweep(
         SweptCells(
             run_id=directory.run_id,

@@ -123,7 +123,7 @@ def measure_tuned(
     connected: Callable[[Cluster], AbstractContextManager[RunContext]],
     note: Callable[[str], None],
 ) -> Tuned:
-    """As `tune`; the nodes are connected to only if there is something to measure.
+    """Run `tune`; connects to the nodes only if there is something to measure.
 
     Args:
         request: the job, and the settings of the tuning.

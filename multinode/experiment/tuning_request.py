@@ -36,7 +36,6 @@ from multinode.predict.advise import training_today
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.profile.observed import observe_run
-from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.traffic.algorithms import Layout
 
@@ -93,7 +92,7 @@ def find_runs_alike(root: Path, job: Job, layout: Layout) -> dict[int, Record]:
 
 def run_s(root: Path, run_id: str) -> float | None:
     """Wall time of a stored run; None if unknown."""
-    run = RunDirectory(root / run_id).read("run.json", Run)
+    run = RunDirectory(root / run_id).read_run()
     return run.ended_s - run.started_s if run is not None and run.ended_s is not None else None
 
 

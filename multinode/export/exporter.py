@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from multinode.export.figures import StepFigures
-from multinode.profile.observed import Observed
-from multinode.profile.summary import Summary
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Run
-
-
-class EndedRun(NamedTuple):
-    """A run that has ended; `observe` reads its nodes' records."""
-
-    run: Run
-    summary: Summary | None
-    observe: Callable[[], Observed]
+from multinode.runs.stored_run import StoredRun
 
 
 class Exporter:
@@ -32,5 +22,5 @@ class Exporter:
     def now(self, run: Run, nodes: Sequence[NodeProgress]) -> None:
         """The current state of the nodes, every few seconds while the run is running."""
 
-    def end(self, ended: EndedRun) -> None:
+    def end(self, ended: StoredRun) -> None:
         """The run has ended, with its figures; everything is written when this returns."""

@@ -134,7 +134,7 @@ def summary_values(summary: Summary) -> list[Value]:
 
 
 def node_values(nodes: Sequence[NodeProgress]) -> list[Value]:
-    """Likewise for running nodes."""
+    """Every figure of running nodes; unknown and non-finite ones are omitted."""
     samples = []
     for name in NODE_FIGURES:
         for node in nodes:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from multinode.export.exporter import EndedRun, Exporter
+from multinode.export.exporter import Exporter
 from multinode.export.figures import StepFigures, Value, summary_values
 from multinode.records.run import Run
+from multinode.runs.stored_run import StoredRun
 
 _EXPERIMENT = "multinode"
 # Limit of the server per request.
@@ -69,7 +70,7 @@ class MlflowRun(Exporter):
         )
         self._last = steps[-1].step
 
-    def end(self, ended: EndedRun) -> None:
+    def end(self, ended: StoredRun) -> None:
         """The summary at the last step, and how the run ended, unless it was left running."""
         time_s = ended.run.ended_s or time.time()
         values = summary_values(ended.summary) if ended.summary is not None else []

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from multinode.export.exporter import EndedRun, Exporter
+from multinode.export.exporter import Exporter
 from multinode.export.figures import NODE_FIGURES, SUMMARY_FIGURES, Value, node_values, summary_values
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Run
+from multinode.runs.stored_run import StoredRun
 
 _LOOPBACK = "127.0.0.1"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,7 +68,7 @@ class Textfile(Exporter):
         """Write the current state of the nodes."""
         self._replace(metrics_text(run, node_values(nodes)))
 
-    def end(self, ended: EndedRun) -> None:
+    def end(self, ended: StoredRun) -> None:
         """Replace it with the summary."""
         self._replace(metrics_text(ended.run, (), summary_values(ended.summary) if ended.summary is not None else ()))
 
@@ -119,7 +120,7 @@ class MetricsPort(Exporter):
         """Update the current state of the nodes."""
         self._text = metrics_text(run, node_values(nodes))
 
-    def end(self, ended: EndedRun) -> None:  # noqa: ARG002 - whatever it was, nobody is left to ask
+    def end(self, ended: StoredRun) -> None:  # noqa: ARG002 - whatever it was, nobody is left to ask
         """Stop listening."""
         if self._server is not None:
             self._server.shutdown()

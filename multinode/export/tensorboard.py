@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from multinode.export.exporter import EndedRun, Exporter
+from multinode.export.exporter import Exporter
 from multinode.export.figures import StepFigures, Value, summary_values
 from multinode.records.run import Run
+from multinode.runs.stored_run import StoredRun
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -44,7 +45,7 @@ class TensorBoard(Exporter):
             self._write(_scalars(step.time_s, step.step, "multinode", step.values))
             self._last = step.step
 
-    def end(self, ended: EndedRun) -> None:
+    def end(self, ended: StoredRun) -> None:
         """The summary at the last step; the file takes the place of those of earlier exports."""
         if ended.summary is not None:
             time_s = ended.run.ended_s or time.time()

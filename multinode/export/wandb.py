@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from multinode.export.exporter import EndedRun, Exporter
+from multinode.export.exporter import Exporter
 from multinode.export.figures import StepFigures, summary_values
 from multinode.records.run import Run
+from multinode.runs.stored_run import StoredRun
 
 
 class WandbRun(Exporter):
@@ -48,7 +49,7 @@ class WandbRun(Exporter):
             values = {f"multinode/{value.path}": value.value for value in step.values}
             self._run.log(values | {"_timestamp": step.time_s}, step=step.step)
 
-    def end(self, ended: EndedRun) -> None:
+    def end(self, ended: StoredRun) -> None:
         """The figures in the run's summary."""
         for value in summary_values(ended.summary) if ended.summary is not None else ():
             self._run.summary[f"multinode/summary/{value.path}"] = value.value

@@ -126,7 +126,7 @@ class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafacto
 
     @property
     def settings(self) -> LlamaFactorySettings:
-        """Those of its keys that have a default."""
+        """The keys of its configuration that have a default."""
         return LlamaFactorySettings.read(self.config)
 
 
@@ -181,18 +181,18 @@ def parse_llamafactory(text: str, source: str, overrides: Iterable[str] = ()) ->
 
 
 def override_job(job: LlamaFactoryJob, changed: dict[str, Any]) -> LlamaFactoryJob:
-    """The same job with these keys set; None is YAML's null, which unsets a key."""
+    """Copy of the job with these keys set; None is YAML's null, which unsets a key."""
     overridden = dict.fromkeys((*job.overridden, *changed))
     return msgspec.structs.replace(job, config=job.config | changed, overridden=tuple(overridden))
 
 
 def limit_steps(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
-    """The same job with this number of optimizer steps; the user's own number is kept."""
+    """Copy of the job with this number of optimizer steps; the user's own number is kept."""
     return msgspec.structs.replace(override_job(job, {"max_steps": steps}), uncut=job.uncut or job.config)
 
 
 def benchmark_job(job: LlamaFactoryJob) -> LlamaFactoryJob:
-    """The same training for measurement only: no evaluation, no reporting, and the user's output is left alone.
+    """Copy of the training for measurement only: no evaluation, no reporting, and the user's output is left alone.
 
     A training would resume from the files in `output_dir`, or overwrite them.
     """

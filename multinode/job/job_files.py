@@ -163,7 +163,7 @@ def require_copied(job: Job | Benchmark, code: CodeTree) -> None:
 
 
 def _copied(paths: Collection[str], code: CodeTree) -> set[str]:
-    """Those that the copy has; it has a directory of datasets if it has its list of them."""
+    """The paths that the copy has; it has a directory of datasets if it has its list of them."""
     lists = {path: f"{path.rstrip('/')}/{_DATASET_LIST}" for path in paths}
     return {path for path in paths if code.holds(lists[path] if lists[path] in paths else path)}
 
@@ -248,7 +248,7 @@ def _is_named_path(text: str) -> bool:
 
 
 def with_accelerate_json(job: Job, accelerate: Mapping[str, Any]) -> Job:
-    """Likewise a script whose accelerate configuration names the JSON."""
+    """Add DeepSpeed's JSON to a script whose accelerate configuration names it."""
     settings = accelerate.get("deepspeed_config")
     named = settings.get("deepspeed_config_file") if isinstance(settings, dict) else None
     return _with_named_json(job, named) if isinstance(job, ScriptJob) and job.deepspeed_text is None else job
@@ -316,7 +316,7 @@ def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
 
 
 def absent_files(paths: Iterable[str]) -> dict[str, str | None]:
-    """Those of a job's paths that do not exist on this machine, each with the most similar name there, if any."""
+    """Paths of a job that do not exist on this machine, each with the most similar name there, if any."""
     return {path: nearest_path(Path(path)) for path in paths if not exists(Path(path).expanduser())}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from multinode.cluster.cluster import Node
+from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import UsageError
-from multinode.job.engines.place import Place
+from multinode.records.plan import Place
 
 PLUGIN = "NCCL_PROFILER_PLUGIN"
 _PLUGIN_SINCE = (2, 28)
@@ -16,23 +17,26 @@ _PLUGIN_SINCE = (2, 28)
 _WRITE_EVERY_US = 500_000
 
 
-def inspector_environment(node: Node, place: Place, facts: NodeFacts | None) -> dict[str, str]:
-    """Variables that make NCCL load its Inspector plugin and write to the run's directory; the user's own win."""
-    given = node.env.get(PLUGIN)
+def inspector_environment(place: Place, env: Mapping[str, str], facts: NodeFacts | None) -> dict[str, str]:
+    """Variables that make NCCL load its Inspector plugin and write to the run's directory.
+
+    `env` are the user's on this node, which may name the plugin.
+    """
+    given = env.get(PLUGIN)
     if facts is not None:
-        if place.accelerator.backend != "nccl" or not facts.gpus:
-            raise UsageError("--nccl-inspector needs NCCL, which the node's workers do not use", node=node.name)
+        if accelerator_named(place.accelerator).backend != "nccl" or not facts.gpus:
+            raise UsageError("--nccl-inspector needs NCCL, which the node's workers do not use", node=place.node)
         version = tuple(map(int, re.findall(r"\d+", facts.nccl_version or "")[:2]))
         if version and version < _PLUGIN_SINCE:
             raise UsageError(
                 f"NCCL {facts.nccl_version} has no Inspector plugin; it needs 2.28 or newer",
-                node=node.name,
+                node=place.node,
                 hint="install a torch with NCCL 2.28 or newer, or remove --nccl-inspector",
             )
         if given is None and facts.nccl_inspector is None:
             raise UsageError(
                 "NCCL's Inspector plugin (libnccl-profiler-inspector.so) was not found",
-                node=node.name,
+                node=place.node,
                 hint=(
                     "build it from plugins/profiler/inspector of NCCL 2.30.3 or newer (it works with older NCCL), "
                     f"then set in the hostfile: env.{PLUGIN}=PATH"

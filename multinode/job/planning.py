@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
+from multinode.cluster.dataplane import choose_endpoints, route_notes
 from multinode.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
 from multinode.job.engines.engine import OF_SCRIPT, Engine, choose_engine
-from multinode.job.engines.place import JOB_FILE, Place
-from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, argument_keys, describe_job, render_job
+from multinode.job.engines.place import JOB_FILE
+from multinode.job.job import Job, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
 from multinode.job.launch_options import LaunchOptions
 from multinode.levers.lever import Workers
-from multinode.levers.levers import NONE, Levers
+from multinode.levers.levers import NONE
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
-from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
+from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous, TraceWindow
 from multinode.records.run import node_run_id
-
-if TYPE_CHECKING:
-    from multinode.job.code_tree import CodeTree
+from multinode.secret_values import redact_file
 
 # Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
 RENDEZVOUS_PORTS = range(20000, 30000)
@@ -60,16 +57,6 @@ def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: Launc
     return argument_keys(job, (*options.environment.env, *names))
 
 
-class _Task(NamedTuple):
-    job: Job | Benchmark
-    engine: Engine
-    environment: JobEnvironment
-    levers: Levers = NONE
-    workers: Workers = Workers()
-    nccl_inspector: bool = False
-    code: CodeTree | None = None
-
-
 def plan_launch(
     cluster: Cluster, job: Job | Benchmark, facts: Mapping[str, NodeFacts], run_id: str, options: LaunchOptions
 ) -> LaunchPlan:
@@ -85,72 +72,69 @@ def plan_launch(
         job = _settle_backend(cluster, facts, job)
         _check_workers(cluster, facts, job, workers)
     endpoints = choose_endpoints(cluster, facts)
-    master_addr = endpoints[0].addr
-    if master_addr is None:
+    addr = endpoints[0].addr
+    if addr is None:
         raise UsageError("node 0 has no data-plane address", hint="set addr= in the hostfile")
-    master_port = choose_master_port(run_id, options.master_port, facts.get(cluster.nodes[0].name))
-    task = _task(job, options, cluster, workers)
+    port = choose_master_port(run_id, options.master_port, facts.get(cluster.nodes[0].name))
+    rendezvous = Rendezvous(addr=addr, port=port, workers=workers)
+    of_levers = Workers() if isinstance(job, Benchmark) else _workers_of_levers(job, cluster, workers)
+    notes = (*route_notes(cluster, endpoints, facts), *options.levers.notes(of_levers))
+    engine, options = _engine(job, options), _settle(job, options, of_levers)
     if not isinstance(job, Benchmark) and len(set(workers)) > 1:
         from multinode.job.restrictions import refuse_unequal
 
-        refuse_unequal(job, task.engine.accelerate, task.environment.env, cluster, workers)
+        refuse_unequal(job, engine.accelerate, options.environment.env, cluster, workers)
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
-        node_facts = facts.get(node.name)
-        home = node_facts.home if node_facts and node_facts.home else "~"
-        is_known = _is_known(node, options.environment)
+        known = facts.get(node.name)
+        home = known.home if known and known.home else "~"
+        own = _on_node(options, node, of_levers, home)
+        is_known = own.environment.prelude is None or node.python is not None
+        packages = known.packages if known and is_known else {}
         place = Place(
+            node=node.name,
             node_rank=node_rank,
-            workers=workers,
-            master_addr=master_addr,
-            master_port=master_port,
-            ifname=endpoint.ifname,
-            addr=endpoint.addr,
-            ifnames=endpoint.ifnames,
-            hcas=_hcas(node, node_facts),
+            ranks=rendezvous.ranks(node_rank),
+            endpoint=endpoint,
+            hcas=_hcas(node, known),
+            accelerator=known.accelerator if known else None,
             devices=_devices(
-                node,
-                node_facts,
-                workers[node_rank] if task.engine.kind.starts_workers else None,
-                options.environment.env,
+                node, known, workers[node_rank] if engine.kind.starts_workers else None, own.environment.env
             ),
-            accelerator=accelerator_named(node_facts.accelerator if node_facts else None),
+            python=(known.python if known and known.python else node.python) if is_known else None,
+            packages={name: packages[name] for name in engine.kind.packages if name in packages},
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
-            code_dir=task.code.place(run_id, home) if task.code is not None else None,
-            agent=f"{home}/{options.agent}" if options.agent else None,
-            python=(node_facts.python if node_facts and node_facts.python else node.python) if is_known else None,
-            packages=node_facts.packages if node_facts and is_known else None,
+            cwd=known.cwd if known and known.cwd else node.workdir,
+            code_dir=own.code.place(run_id, home) if own.code is not None else None,
         )
-        nodes.append(_plan_node(node, place, endpoint, task, node_facts))
+        nodes.append(_plan_node(rendezvous, place, job, own, known))
     return LaunchPlan(
         run_id=run_id,
-        engine=task.engine.name,
+        engine=engine.name,
         job=describe_benchmark(job) if isinstance(job, Benchmark) else describe_job(job),
         config_path=job.config_path if isinstance(job, LlamaFactoryJob) else "",
-        master_addr=master_addr,
-        master_port=master_port,
-        nproc_per_node=max(workers),
-        world_size=sum(workers),
+        rendezvous=rendezvous,
         profile=options.profile,
         trace=_trace_window(options, nodes),
         sample_interval_s=options.sample_interval_s,
-        levers=task.levers,
+        levers=options.levers,
         test=job if isinstance(job, Benchmark) else None,
-        code=task.code.copy() if task.code is not None else None,
+        code=options.code.copy() if options.code is not None else None,
         command=options.command,
         nodes=tuple(nodes),
-        notes=(*route_notes(cluster, endpoints, facts), *options.levers.notes(task.workers)),
+        notes=notes,
     )
 
 
 def _trace_window(options: LaunchOptions, nodes: Sequence[NodePlan]) -> TraceWindow | None:
     if options.trace_steps is None:
         return None
-    last = nodes[-1].ranks[-1]
+    last = nodes[-1].place.ranks[-1]
     wrong = next((rank for rank in options.trace_ranks if not 0 <= rank <= last), None)
     if wrong is not None:
         raise UsageError(f"cannot trace rank {wrong}: no such rank", hint=f"the ranks of this run are 0 to {last}")
-    return TraceWindow(steps=options.trace_steps, ranks=options.trace_ranks or tuple(node.ranks[0] for node in nodes))
+    ranks = options.trace_ranks or tuple(node.place.ranks[0] for node in nodes)
+    return TraceWindow(steps=options.trace_steps, ranks=ranks)
 
 
 def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_per_node: int | None) -> tuple[int, ...]:
@@ -174,7 +158,7 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_p
 
 
 def with_workers(cluster: Cluster, options: LaunchOptions, workers: Sequence[int]) -> tuple[Cluster, LaunchOptions]:
-    """The same nodes and options with so many workers on each: `--workers-per-node`, or slots where these differ."""
+    """Set the number of workers of each node: `--workers-per-node`, or slots where the numbers differ."""
     if len(set(workers)) == 1:
         return cluster, msgspec.structs.replace(options, workers_per_node=workers[0])
     nodes = tuple(
@@ -220,63 +204,69 @@ def _slots(node: Node, facts: NodeFacts | None) -> int:
     return len(facts.visible_gpus) or 1 if facts else 1
 
 
-def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, counts: Sequence[int]) -> _Task:
-    if isinstance(job, Benchmark):
-        return _Task(job, Engine(name=OF_SCRIPT), options.environment)
-    engine, settings = options.engine or choose_engine(job), job.settings if isinstance(job, LlamaFactoryJob) else None
-    workers = Workers(
+def _workers_of_levers(job: Job, cluster: Cluster, counts: Sequence[int]) -> Workers:
+    settings = job.settings if isinstance(job, LlamaFactoryJob) else None
+    return Workers(
         nodes=tuple(node.name for node in cluster.nodes),
         counts=tuple(counts),
         batch=settings.per_device_train_batch_size if settings is not None else None,
         accumulation=settings.gradient_accumulation_steps if settings is not None else None,
     )
+
+
+def _engine(job: Job | Benchmark, options: LaunchOptions) -> Engine:
+    if isinstance(job, Benchmark):
+        return Engine(name=OF_SCRIPT)
+    return options.engine or choose_engine(job)
+
+
+def _settle(job: Job | Benchmark, options: LaunchOptions, workers: Workers) -> LaunchOptions:
+    """The options as they hold: without what has no effect on this job or on so many nodes."""
+    if isinstance(job, Benchmark):
+        return msgspec.structs.replace(options, levers=NONE, nccl_inspector=False, code=None)
     if options.nccl_inspector or options.trace_steps is not None or options.levers != NONE:
         from multinode.job.restrictions import refuse_options
 
-        refuse_options(options, job, engine)
+        refuse_options(options, job, _engine(job, options))
         options.levers.check(workers)
     if options.code is not None:
         require_copied(job, options.code)
-    return _Task(
-        job,
-        engine,
-        options.environment,
-        options.levers.on(len(cluster.nodes)),
-        workers,
-        options.nccl_inspector,
-        options.code,
+    return msgspec.structs.replace(options, levers=options.levers.on(len(workers.nodes)))
+
+
+def _on_node(options: LaunchOptions, node: Node, workers: Workers, home: str) -> LaunchOptions:
+    """The options of one node: its variables, the user's, which win, and those of the levers; the path of its agent."""
+    env = node.env | options.environment.env | options.levers.environment(workers)
+    return msgspec.structs.replace(
+        options,
+        environment=msgspec.structs.replace(options.environment, env=env),
+        agent=f"{home}/{options.agent}" if options.agent else None,
     )
 
 
-def _is_known(node: Node, environment: JobEnvironment) -> bool:
-    return environment.prelude is None or node.python is not None
-
-
-def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, facts: NodeFacts | None) -> NodePlan:
-    cwd = facts.cwd if facts and facts.cwd else node.workdir
-    command = _command(task, place, node.env | task.environment.env, place.code_dir or cwd)
+def _plan_node(
+    rendezvous: Rendezvous, place: Place, job: Job | Benchmark, options: LaunchOptions, facts: NodeFacts | None
+) -> NodePlan:
+    """The plan of one node; `options` are its own."""
+    engine, command = _engine(job, options), _command(rendezvous, place, job, options)
     there = {path.path for path in facts.paths if path.kind != "missing"} if facts else set[str]()
     outside = {}
-    if task.code is not None and isinstance(task.job, LlamaFactoryJob):
-        outside = outside_code(task.job, task.code, cwd or "~", there)
-    if task.nccl_inspector:
+    if options.code is not None and isinstance(job, LlamaFactoryJob):
+        outside = outside_code(job, options.code, place.cwd or "~", there)
+    if options.nccl_inspector:
         from multinode.job.nccl_inspector import inspector_environment
 
-        command = msgspec.structs.replace(command, env=inspector_environment(node, place, facts) | command.env)
+        given = options.environment.env
+        command = msgspec.structs.replace(command, env=inspector_environment(place, given, facts) | command.env)
+    visible = command.env.get(accelerator_named(place.accelerator).visible[0])
+    files = _job_files(job, place, outside, rendezvous.world_size) + engine.files(rendezvous, place)
     return NodePlan(
-        node=node.name,
-        node_rank=place.node_rank,
-        ranks=tuple(place.ranks),
-        addr=endpoint.addr,
-        ifname=endpoint.ifname,
-        link_gbit_per_s=endpoint.link_gbit_per_s,
-        ifnames=endpoint.ifnames,
-        gpus=_gpu_ids(command.env.get(place.accelerator.visible[0]), place.nproc, facts),
-        run_dir=place.run_dir,
+        place=place,
+        gpus=_gpu_ids(visible, place.nproc, facts),
         command=command,
-        files=_job_files(task.job, place, outside) + task.engine.files(place),
-        assumed=endpoint.assumed + _assumed(node, facts, task),
-        output_cwd=cwd if task.code is not None and isinstance(task.job, LlamaFactoryJob) else None,
+        files=tuple(_with_care(file) for file in files),
+        assumed=_assumed(place, engine, options, facts),
+        output_cwd=place.cwd if options.code is not None and isinstance(job, LlamaFactoryJob) else None,
     )
 
 
@@ -323,23 +313,23 @@ def _gpu_ids(visible: str | None, nproc: int, facts: NodeFacts | None) -> tuple[
     return tuple(map(int, names)) if all(name.isascii() and name.isdigit() for name in names) else None
 
 
-def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) -> Command:
-    if isinstance(task.job, Benchmark):
+def _command(rendezvous: Rendezvous, place: Place, job: Job | Benchmark, options: LaunchOptions) -> Command:
+    environment = options.environment
+    env, cwd = environment.env, place.code_dir or place.cwd
+    if isinstance(job, Benchmark):
         from multinode.job.engines.torchrun import benchmark_command
 
-        command = benchmark_command(place, task.job, env)
+        command, cwd = benchmark_command(rendezvous, place, job, options.agent, env), None
     else:
-        if isinstance(task.job, LlamaFactoryJob) and task.job.synthetic is not None:
+        if isinstance(job, LlamaFactoryJob) and job.synthetic is not None:
             from multinode.job.synthetic import synthetic_environment
 
             env = synthetic_environment(place.run_dir) | env
-        command = task.engine.command(place, task.job, env, cwd)
-    environment = task.environment
-    env = command.env | task.levers.environment(task.workers)
-    return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
+        command = _engine(job, options).command(rendezvous, place, job, env)
+    return msgspec.structs.replace(command, cwd=cwd, forwarded=environment.forwarded, prelude=environment.prelude)
 
 
-def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str]) -> tuple[PlanFile, ...]:
+def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str], world_size: int) -> tuple[PlanFile, ...]:
     """The YAML and what it names that travels with it, which then is named by its place on the node, as its output.
 
     `outside` has the keys of what is not in the copy that the job runs in.
@@ -354,7 +344,7 @@ def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str]) -> t
         from multinode.job.synthetic import synthetic_files, synthetic_paths
 
         paths |= synthetic_paths(run_dir)
-        data = synthetic_files(job, job.synthetic, sum(place.workers))
+        data = synthetic_files(job, job.synthetic, world_size)
     return (
         PlanFile(path=JOB_FILE, text=render_job(job, paths)),
         *([] if deepspeed is None else [PlanFile(path=_DEEPSPEED_FILE, text=deepspeed)]),
@@ -362,21 +352,26 @@ def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str]) -> t
     )
 
 
-def _assumed(node: Node, facts: NodeFacts | None, task: _Task) -> tuple[str, ...]:
+def _with_care(file: PlanFile) -> PlanFile:
+    """The file, marked if it has a secret."""
+    return msgspec.structs.replace(file, in_memory=redact_file(file.text) != file.text)
+
+
+def _assumed(place: Place, engine: Engine, options: LaunchOptions, facts: NodeFacts | None) -> tuple[str, ...]:
     assumed = []
     if facts is None:
         assumed.append("home: ~ is the user's home directory on the node")
-        if node.workdir is None:
+        if place.cwd is None:
             assumed.append("workdir: this directory if the node has it, otherwise the home directory")
-    if facts is None and task.nccl_inspector:
+    if facts is None and options.nccl_inspector:
         from multinode.job.nccl_inspector import PLUGIN
 
-        if PLUGIN not in node.env:
+        if PLUGIN not in options.environment.env:
             assumed.append(f"{PLUGIN}: only the plugin's name; a launch finds its path on the node")
-    if not _is_known(node, task.environment):
+    if place.python is None and options.environment.prelude is not None:
         assumed.append("python: python3 on the PATH that the setup leaves; its packages are not checked")
-    elif node.python is None and facts is None:
+    elif place.python is None and facts is None:
         assumed.append("python: .venv/bin/python, else python3 on PATH; set python= in the hostfile to choose")
-    if facts is None and task.engine.kind.assumed is not None:
-        assumed.append(task.engine.kind.assumed)
+    if facts is None and engine.kind.assumed is not None:
+        assumed.append(engine.kind.assumed)
     return tuple(assumed)

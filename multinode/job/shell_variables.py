@@ -22,7 +22,7 @@ def unused_variables(environ: Mapping[str, str], plan: LaunchPlan) -> list[str]:
         plan: of the run; its variables, GPUs, workers and port are what the run uses.
     """
     own = {
-        "MASTER_PORT": ([str(plan.master_port)], "--master-port {}"),
+        "MASTER_PORT": ([str(plan.rendezvous.port)], "--master-port {}"),
         "NNODES": ([str(len(plan.nodes))], "--nodes {}"),
         "NPROC_PER_NODE": (list(map(str, plan.workers)), "--workers-per-node {}"),
         **dict.fromkeys(

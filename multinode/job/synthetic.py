@@ -69,7 +69,7 @@ _MULTIPLIER, _INCREMENT, _MODULUS = 1664525, 1013904223, 1 << 32
 
 
 def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
-    """The same training on synthetic data: no evaluation, and no output is touched.
+    """Copy of the training on synthetic data: no evaluation, and no output is touched.
 
     Apply it last: later changes are not checked again.
 

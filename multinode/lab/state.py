@@ -73,7 +73,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # what the hostfile has jobs on the nodes find in their environment
     job_env: dict[str, str] = msgspec.field(default_factory=lambda: dict(CPU_ENVIRONMENT))
     files: tuple[NodeFile, ...] = ()  # further files that each node has of its own
-    # devices and files that the nodes see as they are here, whatever they are mounted over
+    # devices, files and directories that the nodes see as they are here, whatever they are mounted over
     shared_files: tuple[str, ...] = ()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +16,12 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch.context import STOP_FILE, ExecuteOptions, Launched, RunContext, StopOrder, StopRequest
 from multinode.launch.launch import follow_run
-from multinode.launch.node_runs import ANSWER_S, PLAN_FILE, NodeEnd, StoredRun, load_parts, runs_of_node, stop_on_node
+from multinode.launch.node_runs import ANSWER_S, NodeEnd, runs_of_node, stop_on_node
 from multinode.profile.summary import summarise_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.runs.stored_run import StoredRun, launched_runs, load_parts
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
 from multinode.units import format_count
@@ -49,8 +49,8 @@ def find_recorded(runs: Path, run_id: str) -> RecordedRun:
     whole, last = _restarted(directory)
     if whole is not None and last is not None and directory.run_id == whole.run_id:
         directory = last
-    run = directory.read("run.json", Run)
-    plan = directory.read(PLAN_FILE, LaunchPlan)
+    run = directory.read_run()
+    plan = StoredRun(directory).plan
     hostfile = directory.path / "hostfile.txt"
     if run is None or plan is None or not hostfile.is_file():
         ended = ", and has ended" if run is not None and run.ended_s is not None else ""
@@ -65,16 +65,19 @@ def find_recorded(runs: Path, run_id: str) -> RecordedRun:
 
 
 def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirectory | None]:
+    """Of a run with restarts, or of an attempt, the whole run and its last attempt."""
+    run, root = directory.read_run(), directory.path.parent
+    whole_id = run.part_of if run is not None and not run.has_parts else directory.run_id
     # Only ours: another user's directory may have the name of a removed run.
-    ours = {path.name: path for path in list_runs(directory.path.parent)}
-    for run_id in (directory.run_id, re.sub(r"-\d+$", "", directory.run_id)):
-        whole = RunDirectory(directory.path.with_name(run_id))
-        run = whole.read("run.json", Run) if run_id in ours else None
-        if run is not None and run.kind == "launch" and not (whole.path / PLAN_FILE).is_file():
-            number = re.compile(re.escape(run_id) + r"-(\d+)")
-            attempts = [(int(match[1]), path) for name, path in ours.items() if (match := number.fullmatch(name))]
-            return whole, RunDirectory(max(attempts)[1]) if attempts else None
-    return None, None
+    if whole_id not in {path.name for path in list_runs(root)}:
+        return None, None
+    whole = RunDirectory(root / whole_id)
+    whole_run = whole.read_run()
+    if whole_run is None or whole_run.kind != "launch" or not whole_run.has_parts:
+        return None, None
+    attempts = load_parts(root, whole_run)
+    last = max(attempts, key=lambda attempt: attempt.run.started_s, default=None)
+    return whole, last.directory if last is not None else None
 
 
 def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> RecordedRun:
@@ -107,7 +110,7 @@ def with_hosts(recorded: RecordedRun, cluster: Cluster) -> RecordedRun:
 
 def look_again(recorded: RecordedRun, say: Callable[[str], None] = lambda _: None) -> Launched:
     """The run as it is on disk now; `say` is told of long reading."""
-    return _summarise(recorded, recorded.directory.read("run.json", Run) or recorded.run, say)
+    return _summarise(recorded, recorded.directory.read_run() or recorded.run, say)
 
 
 def attach(recorded: RecordedRun, context: RunContext, options: ExecuteOptions) -> Launched:
@@ -121,7 +124,7 @@ def attach(recorded: RecordedRun, context: RunContext, options: ExecuteOptions) 
         kind=run.kind,
         attach=True,
     )
-    return follow_run(context, recorded.plan, recorded.cluster, recorded.directory, options)
+    return follow_run(context.with_part_of(run.part_of), recorded.plan, recorded.cluster, recorded.directory, options)
 
 
 def stop(recorded: RecordedRun, context: RunContext, grace_s: float) -> Launched:
@@ -178,7 +181,7 @@ def _ask_to_stop(
 
 
 def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
-    answers = _ask_to_stop({node.node: node.node_rank for node in recorded.plan.nodes}, recorded, context, grace_s)
+    answers = _ask_to_stop({place.node: place.node_rank for place in recorded.plan.places}, recorded, context, grace_s)
     try:
         return _wait_ended(recorded, directory, ANSWER_S)
     except MultinodeError as error:
@@ -203,7 +206,7 @@ def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, g
     if all(node.state == "ended" for node in nodes) and run.status in {"running", "lost"}:
         run = msgspec.structs.replace(run, status="stopped", stop_reason="stop", ended_s=run.ended_s or time.time())
     for directory in dict.fromkeys((launched.directory, recorded.directory)):
-        stored = directory.read("run.json", Run)
+        stored = directory.read_run()
         if stored is not None:
             fields = {name: getattr(run, name) for name in ("nodes", "status", "stop_reason", "ended_s")}
             directory.write("run.json", msgspec.structs.replace(stored, **fields))
@@ -222,7 +225,7 @@ def _with_answer(node: NodeRun, answer: NodeEnd | None) -> NodeRun:
 def _wait_ended(recorded: RecordedRun, directory: RunDirectory, within_s: float) -> Launched:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
-        run = directory.read("run.json", Run)
+        run = directory.read_run()
         if run is not None and run.status != "running":
             return msgspec.structs.replace(_summarise(recorded, run), directory=directory)
         time.sleep(_WAIT_S)
@@ -239,13 +242,13 @@ def _summarise(recorded: RecordedRun, run: Run, say: Callable[[str], None] = lam
 def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
     """The nodes of the plan, in its order."""
     nodes = {node.name: node for node in cluster.nodes}
-    missing = [node.node for node in plan.nodes if node.node not in nodes]
+    missing = [place.node for place in plan.places if place.node not in nodes]
     if missing:
         raise UsageError(
             f"{cluster.source} does not list {', '.join(missing)}, where run {plan.run_id} is",
             hint="name the hostfile that you launched it with: --hosts",
         )
-    return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.node] for node in plan.nodes))
+    return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.place.node] for node in plan.nodes))
 
 
 _CHUNK_BYTES = 1 << 16
@@ -262,10 +265,9 @@ def choose_logs(
     Raises:
         UsageError: there is no such node or worker, or no log at all, as for an import.
     """
-    if (stored.directory.path / PLAN_FILE).is_file():
+    run, parts = stored.run, launched_runs(root, stored)
+    if parts == [stored]:
         return [(stored, choose_nodes(stored, node, rank))]
-    run = stored.run
-    parts = load_parts(root, run)
     if not parts:
         raise UsageError(
             f"run {run.run_id} has no logs: it is of kind {run.kind} and has no runs",
@@ -289,12 +291,8 @@ def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple
     """
     run = stored.run
     if rank is not None:
-        plan = stored.directory.read(PLAN_FILE, LaunchPlan)
-        node = (
-            next((str(node_plan.node_rank) for node_plan in plan.nodes if rank in node_plan.ranks), None)
-            if plan is not None
-            else None
-        )
+        places = stored.plan.places if stored.plan is not None else ()
+        node = next((str(place.node_rank) for place in places if rank in place.ranks), None)
         if node is None:
             raise UsageError(f"run {run.run_id} has no rank {rank}", hint=f"its ranks are 0 to {run.world_size - 1}")
     chosen = tuple(run_node for run_node in run.nodes if node in {None, run_node.name, str(run_node.node_rank)})
@@ -331,7 +329,7 @@ def follow_logs(
             # Asked first: what was written before the end is read after it. Another follower may have been killed: then
             # no more arrives, and nothing records the end.
             comes = directory.is_locked if follower is None else follower.is_alive
-            run = directory.read("run.json", Run) if comes else None
+            run = directory.read_run() if comes else None
             over = run is None or run.status != "running"
             for rank in ranks:
                 for data in _read(directory.log_path(rank), places[rank]):
@@ -375,7 +373,7 @@ class _LogFollower:
         """
         if self._error is not None:
             raise self._error
-        run = self._recorded.directory.read("run.json", Run)
+        run = self._recorded.directory.read_run()
         failure = run.first_failure if run is not None else None
         if run is None or failure is None:
             return

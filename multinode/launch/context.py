@@ -20,12 +20,12 @@ from multinode.job.job import Job
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
-from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan, PlanFile, redact_plan
+from multinode.records.plan import LaunchPlan, PlanFile
 from multinode.records.progress import RunProgress
-from multinode.records.run import VERDICT_FILE, EarlyVerdict, NodeRun, Run, node_run_id
+from multinode.records.run import NodeRun, Run, node_run_id
 from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.records.settings import find_fan_out, find_ssh_client, load_settings
-from multinode.secret_values import redact_file
+from multinode.secret_values import redacted
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport, set_fan_out
 from multinode.transport.choice import asked_transport, choose_transport
@@ -84,22 +84,12 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
         "poll_s": min(max(_POLL_S[0], len(plan.nodes) / _POLLS_PER_S), _POLL_S[1]),
     }
     # The plan is sent to node 0, so that another machine with the hostfile can follow the run.
-    plan_file = {"path": "plan.json", "text": msgspec.json.encode(redact_plan(plan)).decode()}
+    plan_file = PlanFile(path="plan.json", text=msgspec.json.encode(redacted(plan)).decode())
+    keeper = msgspec.structs.replace(plan.nodes[0], files=(*plan.nodes[0].files, plan_file))
     return [
-        common
-        | {name: value for name, value in msgspec.to_builtins(node.command).items() if name != "forwarded"}
-        | {
-            "run_id": node_run_id(plan.run_id, node.node_rank),
-            "files": [*map(_file, node.files), *([] if node.node_rank else [plan_file])],
-            "sample_ifnames": list(node.ifnames) or ([node.ifname] if node.ifname else []),
-            "sample_gpus": list(node.gpus) if node.gpus is not None else None,
-        }
-        for node in plan.nodes
+        common | msgspec.to_builtins(node) | {"run_id": node_run_id(plan.run_id, node.place.node_rank)}
+        for node in (keeper, *plan.nodes[1:])
     ]
-
-
-def _file(file: PlanFile) -> dict[str, Any]:
-    return {"path": file.path, "text": file.text, "in_memory": redact_file(file.text) != file.text}
 
 
 STOP_FILE = "stop.json"
@@ -143,8 +133,8 @@ class StopRequest:
 
 if TYPE_CHECKING:
     from multinode.check.rule import CheckFinding
-    from multinode.launch.document import LaunchDocument
     from multinode.profile.summary import Summary
+    from multinode.runs.document import RunDocument
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +168,7 @@ class RunContext:
 
     Attributes:
         observe_log: is called with a node and what its log has gained, as the job wrote it.
+        part_of: the run that all launches of this context are parts of; None makes each a run by itself.
     """
 
     def __init__(
@@ -195,9 +186,16 @@ class RunContext:
         self.observe = observe
         self.observe_log: Callable[[NodeRun, bytes], None] = lambda _node, _data: None
         self.say = say
+        self.part_of: str | None = None
+
+    def with_part_of(self, run_id: str | None) -> RunContext:
+        """The same, for parts of this run."""
+        other = copy.copy(self)
+        other.part_of = run_id
+        return other
 
     def with_stop(self, stop: StopRequest) -> RunContext:
-        """The same, with another request to stop."""
+        """Copy of the context with another request to stop."""
         other = copy.copy(self)
         other.stop = stop
         return other
@@ -211,13 +209,11 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     directory: RunDirectory
 
-    def document(self) -> LaunchDocument:
-        """The document of `launch --json`."""
-        from multinode.launch.document import launch_document
+    def document(self) -> RunDocument:
+        """The run as JSON."""
+        from multinode.runs.stored_run import StoredRun
 
-        verdict = self.directory.read(VERDICT_FILE, EarlyVerdict)
-        code = self.directory.read(CODE_FILE, CodeCopy)
-        return launch_document(self.run, self.summary, str(self.directory), verdict, code)
+        return StoredRun(self.directory).document(self.run)
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,7 +314,7 @@ class Nodes(NamedTuple):
     hostfile: str
 
     def with_python(self, python: str) -> Nodes:
-        """The same nodes with this interpreter.
+        """Copy of the nodes with this interpreter.
 
         Raises:
             UsageError: the hostfile names another one for a node.

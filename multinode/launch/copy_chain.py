@@ -238,7 +238,7 @@ class CopyRound:
         self._delete = delete
         self._observe = observe
         self._heard: queue.Queue[tuple[Member, Any]] = queue.Queue()
-        # Those that could be asked.
+        # Members that could be asked.
         self._chain: list[Member] = []
         self._readers: list[threading.Thread] = []
         self._relay: _Relay | None = None

@@ -19,7 +19,7 @@ from multinode.launch.context import ExecuteOptions, StopRequest, supervise_requ
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.session import Event, EventQueue, NodeSession, Status
 from multinode.launch.tracker import Tracker
-from multinode.records.plan import LaunchPlan, redact_plan
+from multinode.records.plan import LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Failure, NodeRun, Run, Stall, new_run
 from multinode.records.run_directory import RunDirectory
@@ -55,11 +55,12 @@ class Execution:
     stop: StopRequest
     observe: Observer
     observe_log: LogObserver = lambda _node, _data: None
+    part_of: str | None = None
 
     def __post_init__(self) -> None:
         self._events = EventQueue()
         self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach, observe_log=self._show_log)
-        before = self.directory.read("run.json", Run) if self.options.attach else None
+        before = self.directory.read_run() if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
         # For a node that is only followed for missing data.
         self._ended_s = before.ended_s if before else None
@@ -97,9 +98,8 @@ class Execution:
     def run(self) -> Run:
         """Start, follow, stop, record.
 
-        The run ends when every node has verified that its processes are gone, or is unreachable. If one node
-        fails, or
-        `stop` asks for it, all are stopped. Returns the outcome; a failed run is a result, not an exception.
+        The run ends when every node has verified that its processes are gone, or is unreachable. If one node fails,
+        or `stop` asks for it, all are stopped. Returns the outcome; a failed run is a result, not an exception.
 
         Raises:
             UsageError, NodeError: this side cannot follow the run until a problem is fixed; the run continues.
@@ -244,8 +244,8 @@ class Execution:
         try:
             self.directory.restore()
             self.directory.require_room(_PROBE_BYTES)
-            if self.directory.read("run.json", Run) is None:
-                self.directory.write("plan.json", redact_plan(self.plan))
+            if self.directory.read_run() is None:
+                self.directory.write("plan.json", self.plan)
                 self._save(self._record("running"))
         except MultinodeError as error:
             _LOG.debug("%s", error)
@@ -327,7 +327,7 @@ class Execution:
         if ended and status not in {"succeeded", "stopped"}:
             failure = self._survive(self._first_failure)
         return replace(
-            new_run(self.plan, self._started_s),
+            new_run(self.plan, self._started_s, self.part_of),
             status=status,
             ended_s=(self._ended_s or time.time()) if ended else None,
             missing_bytes=self._tracker.missing_bytes,
@@ -358,7 +358,7 @@ class Execution:
         if hang is None:
             return None
         return Failure(
-            node=hang.node or self.plan.nodes[0].node,
+            node=hang.node or self.plan.nodes[0].place.node,
             node_rank=hang.node_rank or 0,
             rank=hang.rank,
             message=hang.message,

@@ -9,7 +9,7 @@ from pathlib import Path
 from multinode.diagnose.explanation import Explanation, LogFailure
 from multinode.errors import UsageError
 from multinode.launch.ending import hang_words, log_path
-from multinode.launch.node_runs import StoredRun, load_run
+from multinode.runs.stored_run import StoredRun, load_run
 
 RECORD = "run.json"
 

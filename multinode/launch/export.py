@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from multinode.errors import MultinodeError, UsageError, printable
-from multinode.export.exporter import EndedRun, Exporter
+from multinode.export.exporter import Exporter
 from multinode.export.figures import StepStream
 from multinode.export.followers import Followers
 from multinode.export.target import METRICS_PORT, Target
 from multinode.launch.context import RunContext
-from multinode.launch.node_runs import PLAN_FILE, load_parts, load_run
-from multinode.profile.observed import Observed, ObservedNode, observe_run
-from multinode.profile.summary import Summary
+from multinode.profile.observed import ObservedNode
 from multinode.records.plan import LaunchPlan
 from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, SampleTail
 from multinode.records.samples import Sample, parse_samples
+from multinode.runs.stored_run import StoredRun, launched_runs, load_run
 from multinode.secret_values import redact_text
 
 _LOOK_S = 1.0
@@ -45,13 +44,9 @@ def export_runs(root: Path, run_id: str, targets: Sequence[Target]) -> Iterator[
         raise UsageError(
             f"run {stored.run.run_id} is still running", hint=f"multinode export {stored.run.run_id} --follow TARGET"
         )
-    has_plan = (stored.directory.path / PLAN_FILE).is_file()
-    for part in [stored] if has_plan else load_parts(root, stored.run):
-        directory = part.directory
-        plan = _read_plan(directory)
-        ended = EndedRun(part.run, part.summary, functools.partial(observe_run, directory, plan))
+    for part in launched_runs(root, stored):
         for target in targets:
-            yield part.run.run_id, target, _failure(functools.partial(_export, target, ended))
+            yield part.run_id, target, _failure(functools.partial(_export, target, part))
 
 
 def follow_export(root: Path, run_id: str, target: Target) -> None:
@@ -61,9 +56,9 @@ def follow_export(root: Path, run_id: str, target: Target) -> None:
         UsageError: it is running, and nothing here follows it.
         MultinodeError: the export failed.
     """
-    directory = RunDirectory.open(root, run_id)
-    plan = _read_plan(directory)
-    if not directory.is_locked and load_run(root, directory.run_id).run.status == "running":
+    stored = StoredRun.open(root, run_id)
+    directory, plan = stored.directory, stored.require_plan()
+    if not directory.is_locked and stored.run.status == "running":
         raise UsageError(
             f"no multinode on this machine follows run {directory.run_id}",
             hint=f"multinode attach {directory.run_id} --export {target}",
@@ -84,10 +79,10 @@ def _failure(work: Callable[[], None]) -> str | None:
     return None
 
 
-def _export(target: Target, ended: EndedRun) -> None:
+def _export(target: Target, ended: StoredRun) -> None:
     exporter = target.make()
     exporter.begin(ended.run)
-    observed = ended.observe()
+    observed = ended.observed
     stream = StepStream(observed.nodes)
     for node in observed.nodes:
         stream.add(node.node_rank, node.samples, 0.0)
@@ -102,7 +97,7 @@ class _Following:
         self._directory = directory
         self._plan = plan
         self._exporter = exporter
-        self._tails = {node.node_rank: SampleTail(directory, node.node_rank) for node in plan.nodes}
+        self._tails = {place.node_rank: SampleTail(directory, place.node_rank) for place in plan.places}
         self._nodes = start_progress(plan).nodes
         self._stream = StepStream([_unobserved(node) for node in self._nodes])
 
@@ -117,18 +112,11 @@ class _Following:
             time.sleep(max(0.0, due - time.monotonic()))
         self._look()
         self._exporter.steps(self._stream.take(time.monotonic(), everything=True))
-        summary = self._directory.read("summary.json", Summary)
-        self._exporter.end(EndedRun(self._run, summary, self._observe))
+        self._exporter.end(StoredRun(self._directory))
 
     @property
     def _run(self) -> Run:
-        run = self._directory.read("run.json", Run)
-        if run is None:
-            raise MultinodeError(f"{self._directory} has no run.json")
-        return run
-
-    def _observe(self) -> Observed:
-        return observe_run(self._directory, self._plan)
+        return StoredRun(self._directory).run
 
     def _look(self) -> None:
         nodes = []
@@ -147,13 +135,6 @@ def _unobserved(node: NodeProgress) -> ObservedNode:
         ifname=node.ifname,
         link_gbit_per_s=node.link_gbit_per_s,
     )
-
-
-def _read_plan(directory: RunDirectory) -> LaunchPlan:
-    plan = directory.read(PLAN_FILE, LaunchPlan)
-    if plan is None:
-        raise UsageError(f"{directory} has no {PLAN_FILE}: it consists of other runs", hint="multinode runs")
-    return plan
 
 
 @contextlib.contextmanager

@@ -141,7 +141,7 @@ def _trained(job: Job | Benchmark) -> Any:
 
 
 def _with_texts(value: Any) -> Any:
-    """The same with text keys: YAML allows any, as in `max_memory: {0: 20GiB}`, JSON does not."""
+    """Turn all keys into text: YAML allows any, as in `max_memory: {0: 20GiB}`, JSON does not."""
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     if isinstance(value, dict):

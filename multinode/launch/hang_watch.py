@@ -69,24 +69,27 @@ class _OwnDiagnosis(NodeDiagnosis, frozen=True, kw_only=True):
 
 def diagnose(agent: AgentTransport, cluster: Cluster, plan: LaunchPlan) -> tuple[NodeDiagnosis, ...]:
     """The diagnosis of each node, in node-rank order; an unreachable one has the reason."""
-    plans = {node_plan.node: node_plan for node_plan in plan.nodes}
+    places = {place.node: place for place in plan.places}
 
     def ask(node: Node) -> NodeDiagnosis:
-        planned = plans[node.name]
-        request = {"schema": 1, "run_id": node_run_id(plan.run_id, planned.node_rank)}
+        place = places[node.name]
+        request = {"schema": 1, "run_id": node_run_id(plan.run_id, place.node_rank)}
         # Its channel is closed: stalls are rare.
         stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
         stream.close()
-        place = {"node": planned.node, "node_rank": planned.node_rank, "ranks": planned.ranks, "error": None}
-        return read_answer((stream.first or {}) | place, _OwnDiagnosis, node.name, "diagnosis")
+        known = {"node": place.node, "node_rank": place.node_rank, "ranks": place.ranks, "error": None}
+        return read_answer((stream.first or {}) | known, _OwnDiagnosis, node.name, "diagnosis")
 
     answers = gather(cluster.nodes, ask, deadline_s=_ANSWER_S)
     return tuple(
-        answers.found.get(node.node)
+        answers.found.get(place.node)
         or NodeDiagnosis(
-            node=node.node, node_rank=node.node_rank, ranks=node.ranks, error=answers.failed[node.node].message
+            node=place.node,
+            node_rank=place.node_rank,
+            ranks=place.ranks,
+            error=answers.failed[place.node].message,
         )
-        for node in plan.nodes
+        for place in plan.places
     )
 
 

@@ -10,7 +10,6 @@ import msgspec
 
 from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
 from multinode.cluster.cluster import Cluster
-from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import Interrupted, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
@@ -22,7 +21,7 @@ from multinode.model.workload import read_workload
 from multinode.profile.summary import import_analyses, summarise_run
 from multinode.profile.throughput import read_model_work
 from multinode.records.benchmark import Benchmark
-from multinode.records.plan import CODE_FILE, LaunchPlan, redact_plan
+from multinode.records.plan import CODE_FILE, LaunchPlan, has_secret
 from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
@@ -72,8 +71,8 @@ def prepare(launch: Launch, context: RunContext) -> Prepared:
 
 def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> None:
     """Make sure of each node that is to hear a secret."""
-    for node, planned, shown in zip(cluster.nodes, plan.nodes, redact_plan(plan).nodes, strict=True):
-        if planned != shown and not agent.verifies(node):
+    for node, planned in zip(cluster.nodes, plan.nodes, strict=True):
+        if has_secret(planned) and not agent.verifies(node):
             raise UsageError(
                 "its host key is not verified (StrictHostKeyChecking no), and the job has a secret",
                 node=node.name,
@@ -106,6 +105,7 @@ def follow_run(
             stop=context.stop,
             observe=context.observe,
             observe_log=context.observe_log,
+            part_of=context.part_of,
         )
         with context.stop.heard():
             run = execution.run()
@@ -195,25 +195,17 @@ def _check(
     from multinode.check.check import check_launch
     from multinode.check.rule import Inspection
 
-    endpoints = {
-        node.node: Endpoint(
-            addr=node.addr, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s, ifnames=node.ifnames
-        )
-        for node in plan.nodes
-    }
     inspection = Inspection(
         cluster=launch.cluster,
         facts=facts,
         job=with_sharding(launch.job, launch.options.engine),
-        workers=launch.options.workers_per_node,
-        master_port=plan.master_port,
-        environment=launch.options.environment,
-        endpoints=endpoints,
+        options=launch.options,
+        master_port=plan.rendezvous.port,
+        endpoints={place.node: place.endpoint for place in plan.places},
         controller_cwd=str(Path.cwd()),
-        code=launch.options.code,
         absent_here=absent_files(job_files(launch.job).needed),
     )
-    return check_launch(context.agent, inspection, launch.options, context.say)
+    return check_launch(context.agent, inspection, context.say)
 
 
 def _keep(
@@ -226,7 +218,7 @@ def _keep(
     directory.write_cluster(launch.cluster, launch.hostfile)
     directory.write("facts.json", list(facts.values()))
     directory.write("findings.json", findings)
-    directory.write("plan.json", redact_plan(plan))
+    directory.write("plan.json", plan)
     first = facts[launch.cluster.nodes[0].name]
     if launch.options.profile:
         directory.write("model.json", read_model_work(launch.job, first.model))

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.errors import MultinodeError, UsageError
+from multinode.errors import UsageError
 from multinode.launch.context import Launched, RunContext
 from multinode.levers.balance import Balance
-from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
-from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
+from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.render.sheet import sanitize
 from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
+from multinode.runs.document import RunDocument
+from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
 from multinode.units import format_duration, format_placement, format_sig
@@ -110,7 +110,7 @@ class _CleanedNode(msgspec.Struct, frozen=True):
 def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, run_ids: Sequence[str]) -> tuple[str, ...]:
     """The ids of the selected runs, each with the runs named after it, such as attempts.
 
-    `asked` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
+    `run_ids` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
     machine.
     """
     answers = runs_of_nodes(agent, cluster)
@@ -215,91 +215,6 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
     )
 
 
-# Results of a run beside its record, by the command that wrote them.
-_RESULTS = (
-    *("summary.json", "contrast.json", "nccl-test.json", "advice.json", "sweep.json", "bench.json", "tune.json"),
-    *("tuning.json", "early-verdict.json"),
-)
-PLAN_FILE = "plan.json"
-# Consists of runs, each with a plan of its own; the controller holds the directory until the end.
-_HELD = frozenset({"bench", "sweep", "tune", "tuning"})
-
-
-class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run read from disk.
-
-    Attributes:
-        summary: its figures; None if it ended too early.
-    """
-
-    run: Run
-    summary: Summary | None
-    directory: RunDirectory
-
-    def document(self) -> dict[str, Any]:
-        """The document of `show --json`: the record and every result of the run."""
-        results = {name.removesuffix(".json"): self.directory.read(name, dict[str, Any]) for name in _RESULTS}
-        results_of = {name.replace("-", "_"): result for name, result in results.items() if result is not None}
-        return {"schema": "multinode.show/1", "run": self.run, "directory": str(self.directory), **results_of}
-
-
-def load_runs(root: Path, tell: Callable[[str], None] = lambda _: None) -> list[StoredRun]:
-    """All runs, oldest first; `tell` is called with those that cannot be read."""
-    folders = scan_runs(root)
-    for ignored in folders.ignored.values():
-        tell(ignored)
-    return list(_load_readable(folders.ours, tell))
-
-
-def load_run(root: Path, run_id: str) -> StoredRun:
-    """One run.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
-    return _load(RunDirectory.open(root, run_id))
-
-
-def _load(directory: RunDirectory) -> StoredRun:
-    run = directory.read("run.json", Run)
-    if run is None:
-        raise UsageError(f"{directory.path} is not a run: it has no run.json")
-    if run.status == "running" and (
-        (run.kind in _HELD or bool(run.attempts))
-        and (not (directory.path / PLAN_FILE).is_file())
-        and (not directory.is_locked)
-    ):
-        run = msgspec.structs.replace(run, status="stopped")
-    return StoredRun(run=run, summary=directory.read("summary.json", Summary), directory=directory)
-
-
-def load_parts(root: Path, whole: Run) -> list[StoredRun]:
-    """The runs of a bench, sweep, contrast or try, by name, in the order in which they ended."""
-    paths = [
-        path for path in list_runs(root) if path.name.startswith(f"{whole.run_id}-") and (path / PLAN_FILE).is_file()
-    ]
-    return [part for part in _load_readable(paths) if part.run.kind == whole.kind]
-
-
-def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _: None) -> Iterator[StoredRun]:
-    for path in paths:
-        try:
-            yield _load(RunDirectory(path))
-        except MultinodeError as error:
-            tell(error.message)
-
-
-def whole_runs(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Those that are no part of another one: of a bench, sweep, contrast or tune, or an attempt."""
-    names = {stored.run.run_id for stored in runs}
-    return [stored for stored in runs if not _beginnings(stored.run.run_id) & names]
-
-
-def _beginnings(run_id: str) -> set[str]:
-    words = run_id.split("-")
-    return {"-".join(words[:count]) for count in range(1, len(words))}
-
-
 _STATE_STYLES = {"succeeded": GOOD, "running": "bold", "stopped": DOUBTFUL}
 
 
@@ -332,44 +247,16 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
     return table
 
 
-class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored run."""
-
-    run_id: str
-    kind: str
-    status: str
-    job: str
-    nodes: tuple[str, ...]
-    world_size: int
-    started_s: float
-    ended_s: float | None
-    samples_per_s: float | None
-    hang: str | None = None  # of a run that was stopped while it hung: what it hung in
-
-
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `runs --json`."""
 
     schema: str = "multinode.runs/1"
-    runs: tuple[RunEntry, ...]
-
-
-_ENTRY_FIELDS = ("run_id", "kind", "status", "job", "world_size", "started_s", "ended_s")
+    runs: tuple[RunDocument, ...]
 
 
 def runs_document(runs: Sequence[StoredRun]) -> RunsDocument:
     """The document."""
-    return RunsDocument(
-        runs=tuple(
-            RunEntry(
-                **{name: getattr(stored.run, name) for name in _ENTRY_FIELDS},
-                nodes=tuple(node.name for node in stored.run.nodes),
-                samples_per_s=stored.summary.samples_per_s if stored.summary else None,
-                hang=stored.run.hang.message if stored.run.hang is not None else None,
-            )
-            for stored in runs
-        )
-    )
+    return RunsDocument(runs=tuple(stored.document(results=False) for stored in runs))
 
 
 def load_balance(root: Path, name: str) -> Balance:
@@ -379,7 +266,7 @@ def load_balance(root: Path, name: str) -> Balance:
         UsageError: there is no such run, or it does not tell how fast its nodes are.
     """
     directory = RunDirectory.open(root, name)
-    summary = directory.read("summary.json", Summary)
+    summary = StoredRun(directory).summary
     if summary is None or summary.balance is None:
         raise UsageError(
             f"--balance {name}: run {directory.run_id} does not tell how fast its nodes are",

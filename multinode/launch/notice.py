@@ -127,7 +127,7 @@ def notice_document(notice: Notice) -> dict[str, Any]:
 
 
 def notice_environment(notice: Notice) -> dict[str, str]:
-    """The same as variables, MULTINODE_EVENT and so on; unknown values are empty, nodes are comma-separated."""
+    """The notice as variables, MULTINODE_EVENT and so on; unknown values are empty, nodes are comma-separated."""
     return {
         _PREFIX + name.upper(): "" if value is None else ",".join(value) if isinstance(value, list) else str(value)
         for name, value in notice_document(notice).items()

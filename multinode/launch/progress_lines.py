@@ -42,7 +42,7 @@ class ProgressLines:
 
 
 def telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], None]) -> Callable[[RunProgress], None]:
-    """As `show`, and `say` is told of hangs and troubles, once each; a view that fails is told, and shows no more."""
+    """Wrap `show` so that `say` gets each hang and trouble once; a view that fails is reported and shows no more."""
     shown: Stall | None = None
     troubles: set[str] = set()
 
@@ -63,7 +63,7 @@ def telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], Non
 
 
 def _never_failing(show: Callable[[RunProgress], None], say: Callable[[str], None]) -> Callable[[RunProgress], None]:
-    """As `show`, until it fails; then that is told and nothing more is shown: no view is worth a training."""
+    """Call `show` until it fails, then report that once: no view is worth a training."""
     shows = True
 
     def show_or_leave(progress: RunProgress) -> None:

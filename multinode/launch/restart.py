@@ -242,7 +242,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     shared: str | None = None  # source of their network file system, as the node names it; None for a local one
 
     def without(self, earlier: Saved | None) -> Saved:
-        """Those that are new or newly written since an earlier look."""
+        """Checkpoints that are new or newly written since an earlier look."""
         earlier_keys = (
             {(checkpoint.name, checkpoint.saved_ns) for checkpoint in earlier.checkpoints}
             if earlier is not None
@@ -266,7 +266,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False  # whether the nodes share the file system that the checkpoints lie on
 
     def accumulation(self, job: Job) -> int | None:
-        """As `kept_accumulation`."""
+        """Gradient accumulation that keeps the global batch size of the first attempt; see `kept_accumulation`."""
         return kept_accumulation(job, self.first_workers, self.workers)
 
 

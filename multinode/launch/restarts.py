@@ -77,6 +77,7 @@ class _Attempts:
         self._left_out: dict[str, str] = {}
         # Its own, so that leftovers of a stop can be silenced.
         self._context = copy.copy(context)
+        self._part_of = context.part_of
         self._options = options
         self._done: list[Attempt] = []
         self._step = 0
@@ -87,6 +88,7 @@ class _Attempts:
         start = self._look()
         prepared = self._prepare(start)
         directory = self._directory = create_parent(self._context.runs, self._launch)
+        self._context.part_of = directory.run_id
         with directory.lock():
             while True:
                 self._record(new_run(prepared.plan, time.time()), directory)
@@ -139,13 +141,13 @@ class _Attempts:
             return start
         facts = probe_nodes(self._launch, self._context.agent)
         plan = plan_launch(self._launch.cluster, job, facts, self._launch.run_id or "", self._launch.options)
-        cwds = {node.node: node.output_cwd or node.command.cwd for node in plan.nodes}
+        cwds = {node.place.node: node.output_cwd or node.command.cwd for node in plan.nodes}
         answers = self._ask(str(job.config["output_dir"]), cwds)
         shared = {answer.shared for answer in answers.values()}
         if first and says_resume(job):
             self._earlier = answers
         answers = {node: answer.without(self._earlier.get(node)) for node, answer in answers.items()}
-        ranks = {node.node: node.ranks for node in plan.nodes}
+        ranks = {place.node: place.ranks for place in plan.places}
         seen = {node: answer.checkpoints for node, answer in answers.items()}
         choice = choose_checkpoint(seen, ranks, same_ranks=not self._left_out)
         if first and choice.name is None:
@@ -236,7 +238,7 @@ class _Attempts:
         return stop.count > 0
 
     def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
-        """As `_next`; abandons it if a stop is requested."""
+        """Call `_next`; abandons it if a stop is requested."""
         outcome: list[tuple[Start, Prepared] | BaseException] = []
 
         def find() -> None:
@@ -295,7 +297,7 @@ class _Attempts:
         # Until then an unreachable node may still train.
         lease_over = time.monotonic() + (execute.lease_s or 0.0) + grace_s
         end = max(deadline, lease_over) if self._options.min_nodes is not None else deadline
-        ranks = {node.node: node.node_rank for node in plan.nodes}
+        ranks = {place.node: place.node_rank for place in plan.places}
 
         def see(node: Node) -> NodeError | None:
             run_id = node_run_id(plan.run_id, ranks[node.name])
@@ -351,6 +353,13 @@ class _Attempts:
 
     def _record(self, run: Run, directory: RunDirectory) -> Run:
         first = self._done[0].started_s if self._done else run.started_s
-        run = msgspec.structs.replace(run, run_id=directory.run_id, started_s=first, attempts=tuple(self._done))
+        run = msgspec.structs.replace(
+            run,
+            run_id=directory.run_id,
+            started_s=first,
+            attempts=tuple(self._done),
+            part_of=self._part_of,
+            has_parts=True,
+        )
         directory.write("run.json", run)
         return run

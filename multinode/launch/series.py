@@ -42,13 +42,14 @@ from multinode.launch.grid import (
 )
 from multinode.launch.launch import create_parent
 from multinode.launch.node_runs import cleanup_nodes
-from multinode.profile.summary import Summary, summarise_run
+from multinode.profile.summary import summarise_run
 from multinode.profile.throughput import trained_s
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
+from multinode.runs.stored_run import StoredRun
 from multinode.units import format_duration
 
 GRID_FILE = "grid.json"
@@ -123,6 +124,7 @@ def take_up(
         nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(launch.cluster.nodes)),
         kind=launch.execute.kind,
         command=launch.options.command,
+        has_parts=True,
     )
     directory.write("run.json", run)
     directory.write(GRID_FILE, record)
@@ -162,7 +164,7 @@ def keep_status(
         run: has the number of workers, and the nodes as they ended; None leaves them.
         error: what ended it, if anything did.
     """
-    stored = directory.read("run.json", Run)
+    stored = directory.read_run()
     if stored is not None:
         stored = msgspec.structs.replace(stored, first_failure=_failure_of_part(directory, error))
         if stored.first_failure is not None and isinstance(error, MultinodeError):
@@ -176,7 +178,7 @@ def keep_status(
 def _failure_of_part(directory: RunDirectory, error: BaseException | None) -> Failure | None:
     if not isinstance(error, MultinodeError) or error.run_id is None:
         return None
-    part = RunDirectory(directory.path.parent / error.run_id).read("run.json", Run)
+    part = RunDirectory(directory.path.parent / error.run_id).read_run()
     if part is None or part.failure is None:
         return None
     return msgspec.structs.replace(part.failure, run_id=part.run_id)
@@ -201,7 +203,7 @@ class Series(abc.ABC):
 
     def __init__(self, context: RunContext, directory: RunDirectory) -> None:
         self.record = load_grid(directory)
-        self.context = context
+        self.context = context.with_part_of(directory.run_id)
         self.directory = directory
 
     @abc.abstractmethod
@@ -359,7 +361,7 @@ def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) 
         limit_s: its training time; None if it had to train its steps.
     """
     directory = RunDirectory(context.runs / run_id)
-    run = directory.read("run.json", Run)
+    run = directory.read_run()
     if run is None:
         # It was being prepared, and nothing had been started.
         return _STOPPED
@@ -391,7 +393,7 @@ def _end(recorded: RecordedRun, context: RunContext) -> Launched:
         context.say(f"run {recorded.run.run_id} was interrupted: making sure that nothing of it is still running")
         return stop(recorded, context, _GRACE_S)
     directory = recorded.directory
-    summary = directory.read("summary.json", Summary) or summarise_run(directory, recorded.plan)
+    summary = StoredRun(directory).summary or summarise_run(directory, recorded.plan)
     return Launched(run=recorded.run, summary=summary, plan=recorded.plan, directory=recorded.directory)
 
 
@@ -446,7 +448,7 @@ def wait_for_gpus(
 
 def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts]) -> CheckFinding | None:
     """The first GPU of the plan held by another process; None if all are free, or without GPUs."""
-    planned = {node.node: node.gpus for node in plan.nodes}
+    planned = {node.place.node: node.gpus for node in plan.nodes}
     nodes = tuple(
         msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
     )
@@ -455,7 +457,7 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
         for name, node_facts in facts.items()
     }
     cluster = msgspec.structs.replace(cluster, nodes=nodes)
-    inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.master_port)
+    inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.rendezvous.port)
     return next(check_gpus_free(inspection), None)
 
 

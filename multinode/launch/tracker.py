@@ -15,7 +15,7 @@ from multinode.diagnose.evidence import FaultWatch, NodeEvidence
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
 from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s
 from multinode.records.log import next_stage
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, Place
 from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.records.run import Failure, NodeRun
 from multinode.records.run_directory import RunDirectory
@@ -51,13 +51,13 @@ class KeptFiles:
         plan: the node's part of the run.
     """
 
-    def __init__(self, directory: RunDirectory, plan: NodePlan, limits: KeptLimits) -> None:
+    def __init__(self, directory: RunDirectory, place: Place, limits: KeptLimits) -> None:
         self._directory = directory
-        self._plan = plan
+        self._place = place
         self._limits = limits
-        self._sizes = directory.sizes(plan.node_rank)
+        self._sizes = directory.sizes(place.node_rank)
         # How far each file is stored here, and how far any of it has arrived, in bytes of the node's file.
-        self._taken = directory.offsets(plan.node_rank)
+        self._taken = directory.offsets(place.node_rank)
         self._come = dict(self._taken)
         self._is_noted = f"{_FOLDER}{_OUR_NOTES}" in self._sizes
         # The end of a log that is not stored to its end.
@@ -108,7 +108,7 @@ class KeptFiles:
         """The end of the node's log, stored or not."""
         if self._tail:
             return self._tail.decode(errors="replace")
-        return self._directory.log_tail(self._plan.node_rank, _TAIL_BYTES)
+        return self._directory.log_tail(self._place.node_rank, _TAIL_BYTES)
 
     def reading(self) -> LogReading:
         """What the node's log says about failures; for one that is not stored to its end, only the end."""
@@ -119,7 +119,7 @@ class KeptFiles:
         size = self._sizes.get(_LOG, 0)
         if self._reading is None or self._reading[0] != size:
             try:
-                with self._directory.log_path(self._plan.node_rank).open("rb") as file:
+                with self._directory.log_path(self._place.node_rank).open("rb") as file:
                     self._reading = size, read_log(file)
             except OSError:
                 return LogReading()
@@ -134,7 +134,7 @@ class KeptFiles:
         except MultinodeError as error:
             self._troubles[name] = error
             # A part may have been written, or someone has removed it.
-            size = self._directory.sizes(self._plan.node_rank).get(name, 0)
+            size = self._directory.sizes(self._place.node_rank).get(name, 0)
             grown = size - self._sizes.get(name, 0)
             self._taken[name] = size if grown < 0 else self._taken.get(name, 0) + grown
             self._sizes[name] = size
@@ -147,7 +147,7 @@ class KeptFiles:
             text = f"{format_size(size_bytes)} of the log are missing: it exceeded --log-limit, or the job truncated it"
             data = f"\nmultinode: {text}\n".encode()
             self._take_log(data)
-            self._directory.note_gap(self._plan.node_rank, size_bytes - len(data))
+            self._directory.note_gap(self._place.node_rank, size_bytes - len(data))
 
     def _take_log(self, data: bytes) -> None:
         size, most = self._sizes.get(_LOG, 0), self._limits.log_bytes
@@ -155,11 +155,11 @@ class KeptFiles:
         if len(kept) < len(data):
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
             if size <= most:
-                place = f"{self._plan.node}:{self._plan.run_dir}/{_LOG}"
+                place = f"{self._place.node}:{self._place.run_dir}/{_LOG}"
                 text = f"the log is truncated here, at {format_size(most)}; the node's copy: {place}"
                 kept += f"\nmultinode: {text}\n".encode()
         if kept:
-            self._directory.append_log(self._plan.node_rank, kept, size)
+            self._directory.append_log(self._place.node_rank, kept, size)
             self._sizes[_LOG] = size + len(kept)
 
     def _take_samples(self, name: str, data: bytes) -> None:
@@ -170,14 +170,14 @@ class KeptFiles:
         elif sum(self._sizes.values()) - self._sizes.get(_LOG, 0) + len(data) > limits.samples_bytes:
             self._note(f"the node sent more than {format_size(limits.samples_bytes)} of samples")
         else:
-            self._directory.append_samples(self._plan.node_rank, name.removeprefix(_FOLDER), data, size)
+            self._directory.append_samples(self._place.node_rank, name.removeprefix(_FOLDER), data, size)
             self._sizes[name] = size + len(data)
 
     def _note(self, reason: str) -> None:
         if not self._is_noted:
             record = {"kind": "note", "message": f"samples are no longer kept: {reason}"}
             with contextlib.suppress(MultinodeError):
-                self._directory.append_samples(self._plan.node_rank, _OUR_NOTES, msgspec.json.encode(record) + b"\n")
+                self._directory.append_samples(self._place.node_rank, _OUR_NOTES, msgspec.json.encode(record) + b"\n")
                 self._is_noted = True
 
 
@@ -232,10 +232,10 @@ class Tracker:
         self._observe_log = observe_log
         self._start = start_progress(plan)
         self._tracks: list[_NodeTrack] = []
-        for node, planned in zip(self._start.nodes, plan.nodes, strict=True):
+        for node, place in zip(self._start.nodes, plan.places, strict=True):
             hardware = FaultWatch(node.name)
             run = NodeRun(name=node.name, node_rank=node.node_rank)
-            files = KeptFiles(directory, planned, limits or KeptLimits())
+            files = KeptFiles(directory, place, limits or KeptLimits())
             track = _NodeTrack(run=run, progress=node, hardware=hardware, files=files, faults=hardware.faults)
             self._tracks.append(track)
             # What an earlier controller received; empty for a new run.

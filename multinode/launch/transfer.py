@@ -151,15 +151,15 @@ def fetch_traces(
     """
     nodes = {node.name: node for node in cluster.nodes}
     for node in plan.nodes:
-        ranks = set(node.ranks) & {sample.rank for sample in _recorded(directory, node.node_rank)}
-        if not ranks or node.node not in nodes:
+        ranks = set(node.place.ranks) & {sample.rank for sample in _recorded(directory, node.place.node_rank)}
+        if not ranks or node.place.node not in nodes:
             continue
-        paths = tuple(f"{node.run_dir}/traces/{directory.trace_path(rank).name}" for rank in sorted(ranks))
-        wanted = Wanted(node=nodes[node.node], paths=paths, cwd=None)
+        paths = tuple(f"{node.place.run_dir}/traces/{directory.trace_path(rank).name}" for rank in sorted(ranks))
+        wanted = Wanted(node=nodes[node.place.node], paths=paths, cwd=None)
         try:
             fetch_files(agent, wanted, directory.trace_path(0).parent, say)
         except MultinodeError as error:
-            say(f"{node.node}: its traces could not be fetched: {error.message}")
+            say(f"{node.place.node}: its traces could not be fetched: {error.message}")
 
 
 def _recorded(directory: RunDirectory, node_rank: int) -> list[TraceSample]:
@@ -187,14 +187,14 @@ def fetch_results(
     Raises:
         MultinodeError: a path cannot be fetched, or contact to the node was lost.
     """
-    run, place = launched.run, launched.plan.nodes[0]
+    run, planned = launched.run, launched.plan.nodes[0]
     if not paths or run.status == "running":
         return
     # A restart may have gone on without the hostfile's first node.
-    node = next(node for node in cluster.nodes if node.name == place.node)
+    node = next(node for node in cluster.nodes if node.name == planned.place.node)
     if run.nodes[0].state == "lost":
         raise ContactLost("nothing was fetched: contact was lost", node=node.name)
-    wanted = Wanted(node=node, paths=tuple(paths), cwd=place.output_cwd or place.command.cwd)
+    wanted = Wanted(node=node, paths=tuple(paths), cwd=planned.output_cwd or planned.command.cwd)
     fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
     say(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")
 

@@ -33,12 +33,12 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def by_name(self) -> dict[str, Lever]:
-        """Those that are used, by field."""
+        """The levers that are used, by field."""
         fields = ((name, getattr(self, name)) for name in self.__struct_fields__)
         return {name: lever for name, lever in fields if lever is not None}
 
     def __iter__(self) -> Iterator[Lever]:
-        """Those that are used."""
+        """Iterate over the levers that are used."""
         return iter(self.by_name.values())
 
     @property
@@ -63,7 +63,7 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def exact(self) -> Levers:
-        """Those that leave the algorithm as it is."""
+        """The levers that leave the algorithm as it is."""
         return self.without(*(name for name, lever in self.by_name.items() if lever.algorithm is not None))
 
     @property
@@ -80,12 +80,12 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, **dict.fromkeys(names))
 
     def on(self, nodes: int) -> Levers:
-        """Those that have an effect on so many nodes."""
+        """The levers that have an effect on this number of nodes."""
         idle = [name for name, lever in self.by_name.items() if lever.idle_alone is not None]
         return self.without(*idle) if nodes == 1 else self
 
     def beside(self, second: Levers) -> Levers:
-        """Those that can be combined with the levers of `second`."""
+        """The levers that can be combined with those of `second`."""
         return self.without(*(name for lever in second for name in lever.excludes))
 
     def compared(self, other: Levers) -> dict[str, tuple[str, str]]:

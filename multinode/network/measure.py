@@ -72,7 +72,7 @@ def run_scan(launch: Launch, extent: Extent, context: RunContext) -> tuple[ScanR
     launched = run_prepared(prepared, context)
     require_success(launched, context)
     samples = {
-        node.node_rank: list(parse_samples(directory.sample_lines(node.node_rank))) for node in launched.plan.nodes
+        place.node_rank: list(parse_samples(directory.sample_lines(place.node_rank))) for place in launched.plan.places
     }
     tcp = msgspec.structs.replace(read_ring(launched.plan, samples), pairs=pairs)
     report = summarise_scan(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
@@ -115,8 +115,8 @@ def _measuring(step: StepMessages, workers: int, launch: Launch) -> Launch:
 
 
 def _measure_pairs(prepared: Prepared, context: RunContext) -> tuple[PairSpeed, ...]:
-    addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
-    ceilings = nic_ceilings(nics_of(prepared.plan.nodes, prepared.facts))
+    addresses = {place.node: place.endpoint.addr for place in prepared.plan.places if place.endpoint.addr is not None}
+    ceilings = nic_ceilings(nics_of(prepared.plan.places, prepared.facts))
     pairs = measure_pairs(context.agent, prepared.launch.cluster.nodes, addresses, ceilings, context.say)
     prepared.directory.write("pairs.json", pairs)
     if context.stop.count:

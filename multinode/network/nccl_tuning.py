@@ -128,7 +128,7 @@ def choose(settings: Sequence[TunedSetting]) -> dict[str, str]:
 
 
 def with_mtu(report: TuneReport, scan: ScanReport) -> TuneReport:
-    """The same with the gain of larger frames, from their headers."""
+    """Add the gain of larger frames to a report, from the size of their headers."""
     gain = None
     if scan.mtu is not None and scan.link_gbit_per_s is not None and scan.mtu < _JUMBO_MTU:
         carried = goodput_gb_per_s(scan.link_gbit_per_s, scan.mtu)

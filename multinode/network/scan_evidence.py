@@ -113,7 +113,7 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def rdma_gb_per_s(self) -> float | None:
-        """Likewise raw RDMA, if the collectives used it."""
+        """Speed of raw RDMA on the slowest link, if the collectives used RDMA."""
         return slowest_gb_per_s(self.rdma) if self.over_rdma else None
 
     @functools.cached_property

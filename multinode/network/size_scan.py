@@ -17,7 +17,7 @@ from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.records.finding import Finding
 from multinode.records.log import clean_log
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, Place
 from multinode.records.samples import (
     BenchmarkSample,
     CollectiveSample,
@@ -47,41 +47,41 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
 
     `index` is of the message whose rounds count; None uses all.
     """
-    names = [node.node for node in plan.nodes]
+    names = [place.node for place in plan.places]
     one_stream, several, latency = list[PairSpeed](), list[PairSpeed](), list[RoundTrip]()
     connections = 0
-    for node, peer in zip(plan.nodes, names[1:] + names[:1], strict=True):
-        pair, mine = (node.node, peer), samples.get(node.node_rank, ())
-        streams = _streams(node, mine, "tcp")
+    for place, peer in zip(plan.places, names[1:] + names[:1], strict=True):
+        pair, mine = (place.node, peer), samples.get(place.node_rank, ())
+        streams = _streams(place, mine, "tcp")
         if index is not None:
             streams = [sample for sample in streams if sample.index == index]
         connections = max([connections, *(len(sample.results) for sample in streams)])
         one_stream += _speed(pair, (sample for sample in streams if len(sample.results) == 1))
         several += _speed(pair, (sample for sample in streams if len(sample.results) > 1))
-        pings = [sample for sample in mine if isinstance(sample, PingSample) and sample.rank in node.ranks]
+        pings = [sample for sample in mine if isinstance(sample, PingSample) and sample.rank in place.ranks]
         for ping in pings[:1]:
             failed = ping.error if ping.error is not None or ping.times_us else "no round trip was measured"
             spread = spread_of(ping.times_us) if failed is None else None
             median, p95 = (spread.median, spread.p95) if spread is not None else (None, None)
-            latency.append(RoundTrip(source=node.node, target=peer, median_us=median, p95_us=p95, error=failed))
+            latency.append(RoundTrip(source=place.node, target=peer, median_us=median, p95_us=p95, error=failed))
     return RawTcp(one=tuple(one_stream), several=tuple(several), connections=connections, latency=tuple(latency))
 
 
 def read_rdma(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> tuple[PairSpeed, ...]:
     """Combined RDMA write rate of all used ports, for each node and the next; empty if not measured."""
-    names = [node.node for node in plan.nodes]
+    names = [place.node for place in plan.places]
     return tuple(
         speed
-        for node, peer in zip(plan.nodes, names[1:] + names[:1], strict=True)
-        for speed in _speed((node.node, peer), _streams(node, samples.get(node.node_rank, ()), "rdma"))
+        for place, peer in zip(plan.places, names[1:] + names[:1], strict=True)
+        for speed in _speed((place.node, peer), _streams(place, samples.get(place.node_rank, ()), "rdma"))
     )
 
 
-def _streams(node: NodePlan, mine: Iterable[Sample], network: str) -> list[StreamSample]:
+def _streams(place: Place, mine: Iterable[Sample], network: str) -> list[StreamSample]:
     return [
         sample
         for sample in mine
-        if isinstance(sample, StreamSample) and sample.rank in node.ranks and sample.network == network
+        if isinstance(sample, StreamSample) and sample.rank in place.ranks and sample.network == network
     ]
 
 
@@ -193,14 +193,14 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
         return {name: level for name, level in levels.items() if level is not None}
 
 
-def nics_of(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, Interface]:
+def nics_of(places: Sequence[Place], facts: Mapping[str, NodeFacts]) -> dict[str, Interface]:
     """The data-plane NIC of each node, if known."""
     return {
-        node.node: nic
-        for node in nodes
-        if node.node in facts
-        for nic in facts[node.node].interfaces
-        if nic.name == node.ifname
+        place.node: nic
+        for place in places
+        if place.node in facts
+        for nic in facts[place.node].interfaces
+        if nic.name == place.endpoint.ifname
     }
 
 
@@ -220,7 +220,8 @@ def summarise_scan(
     backend = next((worker.backend for worker in workers), "unknown")
     nccl = _nccl(samples.values())
     nics_by_node = {
-        node.node: logged.used if (logged := _nccl([samples.get(node.node_rank, ())])) else () for node in plan.nodes
+        place.node: logged.used if (logged := _nccl([samples.get(place.node_rank, ())])) else ()
+        for place in plan.places
     }
     indices = {sample.index for sample in measured}
     in_turns_gb_per_s = {index: slowest_gb_per_s(read_ring(plan, samples, index).ring) for index in indices}
@@ -228,28 +229,30 @@ def summarise_scan(
     path = check_nic_path(
         measured,
         nics={
-            node.node_rank: tuple(dict.fromkeys([node.ifname, *(used if node.ifname in used else ())]))
-            for node in plan.nodes
-            if node.ifname is not None
-            for used in (nics_by_node[node.node],)
+            place.node_rank: tuple(
+                dict.fromkeys([place.endpoint.ifname, *(used if place.endpoint.ifname in used else ())])
+            )
+            for place in plan.places
+            if place.endpoint.ifname is not None
+            for used in (nics_by_node[place.node],)
         },
         layout=layout,
         backend=backend,
-        node_names=[node.node for node in plan.nodes],
+        node_names=[place.node for place in plan.places],
     )
     rdma = read_rdma(plan, samples)
     evidence = ScanEvidence(
         rows=rows,
         layout=layout,
         backend=backend,
-        nics=nics_of(plan.nodes, facts) if layout.nodes > 1 else {},
+        nics=nics_of(plan.places, facts) if layout.nodes > 1 else {},
         nics_gbit_per_s=_nics(facts, nics_by_node, path) if layout.nodes > 1 else {},
         tcp=tcp,
         rdma=rdma,
         path=path,
         over_rdma=path.over_rdma or (nccl is not None and nccl.over_rdma),
         link_layer=_link_layer(facts, nics_by_node, path),
-        bonds=_bonds(facts, plan.nodes, nics_by_node, path),
+        bonds=_bonds(facts, plan.places, nics_by_node, path),
         wait_share_by_node=_wait_shares(plan, measured),
         busy_percent_by_node=_busy(plan, samples),
     )
@@ -262,7 +265,7 @@ def summarise_scan(
         backend=backend,
         timer=next((worker.timer for worker in workers), "clock"),
         world_size=plan.world_size,
-        nodes=tuple(node.node for node in plan.nodes),
+        nodes=tuple(place.node for place in plan.places),
         workers=plan.workers,
         devices=_devices(plan, workers),
         test=plan.test,
@@ -279,7 +282,9 @@ def summarise_scan(
         path=path,
         nccl=nccl,
         verdict=judge_scan(evidence),
-        states=tuple(_node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
+        states=tuple(
+            _node_state(facts[place.node], place.endpoint.ifname) for place in plan.places if place.node in facts
+        ),
         directory=directory,
     )
 
@@ -321,9 +326,9 @@ def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Map
 def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iterator[CollectiveSample]:
     messages = plan.test.messages if isinstance(plan.test, CollectiveTest) else ()
     seen: set[tuple[int, int]] = set()
-    for node in plan.nodes:
-        for sample in samples.get(node.node_rank, ()):
-            if not isinstance(sample, CollectiveSample) or sample.rank not in node.ranks:
+    for place in plan.places:
+        for sample in samples.get(place.node_rank, ()):
+            if not isinstance(sample, CollectiveSample) or sample.rank not in place.ranks:
                 continue
             message = messages[sample.index] if 0 <= sample.index < len(messages) else None
             if message is None or message.collective != sample.collective or (sample.rank, sample.index) in seen:
@@ -380,16 +385,16 @@ def _link_layer(
 
 def _bonds(
     facts: Mapping[str, NodeFacts],
-    nodes: Sequence[NodePlan],
+    places: Sequence[Place],
     by_node: Mapping[str, tuple[str, ...]],
     path: NicPathCheck,
 ) -> tuple[str, ...]:
     """An RDMA device is a bond if its interface is one."""
     names = [
         name
-        for node in nodes
-        for known in (facts.get(node.node) or NodeFacts(node=node.node),)
-        for used in (_ports_used(node.node, by_node, path),)
+        for place in places
+        for known in (facts.get(place.node) or NodeFacts(node=place.node),)
+        for used in (_ports_used(place.node, by_node, path),)
         for bond in known.interfaces
         if bond.driver == "bond"
         for name in (
@@ -424,26 +429,26 @@ def _wait_shares(plan: LaunchPlan, samples: Iterable[CollectiveSample]) -> dict[
                     if slowest > 0:
                         shares.setdefault(rank, []).append((time_us - fastest) / slowest)
     return {
-        node.node: min(statistics.median(shares[rank]) for rank in node.ranks)
-        for node in plan.nodes
-        if all(rank in shares for rank in node.ranks)
+        place.node: min(statistics.median(shares[rank]) for rank in place.ranks)
+        for place in plan.places
+        if all(rank in shares for rank in place.ranks)
     }
 
 
 def _busy(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> dict[str, float]:
     busy = {
-        node.node: [
+        place.node: [
             sample.busy_percent
-            for sample in samples.get(node.node_rank, ())
+            for sample in samples.get(place.node_rank, ())
             if isinstance(sample, CpuSample) and sample.busy_percent is not None
         ]
-        for node in plan.nodes
+        for place in plan.places
     }
     return {name: statistics.median(values) for name, values in busy.items() if values}
 
 
 def _devices(plan: LaunchPlan, workers: Iterable[BenchmarkSample]) -> tuple[str, ...]:
-    names = {rank: node.node for node in plan.nodes for rank in node.ranks}
+    names = {rank: place.node for place in plan.places for rank in place.ranks}
     return tuple(
         clean_log(f"Rank {worker.rank:2d} on {names.get(worker.rank, '?')} device {worker.device or 'cpu'}")
         for worker in sorted(workers, key=lambda worker: worker.rank)

@@ -1,7 +1,7 @@
-"""The archive that we run from, once more with what Python makes of its modules, so that the next start is sooner.
+"""A copy of the agent's archive with compiled modules, so that the next start is faster.
 
-Python compiles what it imports from an archive at every start, and keeps nothing of it. The copy lies beside the
-archive and is used by interpreters of the version that made it; where it cannot be written, nothing is lost but time.
+Python compiles the modules of an archive at every start and does not keep the result. The copy lies beside the archive
+and is used by interpreters of the version that made it. If it cannot be written, starts only take longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 
 from .files import replace_file
 
-# Of a compiled module (PEP 552): it is named by the hash of its source, and never compared with it.
+# Flags of a compiled module (PEP 552): it holds the hash of its source, and Python does not check it.
 _UNCHECKED_HASH = (1).to_bytes(4, "little")
 
 
@@ -29,9 +29,9 @@ _OURS = re.compile(r"\.?([0-9a-f]{16})\..*")
 
 
 def keep_compiled() -> None:
-    """Make the copy, unless it is there; then take away what other releases left that is not used any more."""
+    """Make the copy if it does not exist, then remove unused archives of other releases."""
     archive = os.path.abspath(sys.argv[0])
-    # The archive looks for it under this name (transport/agent.py).
+    # transport/agent.py starts the copy under this name.
     copy = f"{os.path.splitext(archive)[0]}.{sys.implementation.cache_tag}.pyz"
     with contextlib.suppress(OSError):
         if time.time() - os.stat(archive).st_mtime > _DAY_S:
@@ -44,7 +44,7 @@ def keep_compiled() -> None:
 
 
 def _remove_unused(archive: str) -> None:
-    """Jobs import from their archive as long as they run, here or on another node with this home directory."""
+    """Remove old archives, but none of a run that goes on: jobs import from their archive as long as they run."""
     from .run.runs import list_runs
     from .run.status import has_ended, read_status
 
@@ -54,7 +54,7 @@ def _remove_unused(archive: str) -> None:
     for name in os.listdir(folder):
         ours = _OURS.fullmatch(name)
         path = os.path.join(folder, name)
-        # What whoever wrote it was killed over has no place yet.
+        # A writer that was killed leaves a partial file.
         is_partial = name.startswith(".") or not name.endswith(".pyz")
         if ours is None or (ours[1] in used and not is_partial):
             continue
@@ -74,7 +74,7 @@ def _compile(archive: str, copy: str) -> bytes:
                 code = compile(text, os.path.join(copy, name), "exec", dont_inherit=True)
                 header = importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + importlib.util.source_hash(text)
                 target.writestr(name + "c", header + marshal.dumps(code))
-        # The comment is the end of the file.
+        # The archive's comment is the end of the file: the digest takes its place.
         target.comment = bytes(_DIGEST_BYTES)
     data = buffer.getvalue()[:-_DIGEST_BYTES]
     return data + hashlib.sha256(data).hexdigest().encode()

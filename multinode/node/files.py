@@ -1,4 +1,4 @@
-"""Files: the kernel's below /proc and /sys, any of which may be missing, and our own, written whole, by us alone."""
+"""Files: the kernel's below /proc and /sys, any of which may be missing, and our own, which are written atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional, Union
 
 TABLE_CHARACTERS = 1 << 20
-"""More of a table that grows with the machine is not read."""
+"""Most characters that are read of a table that grows with the machine."""
 
 _NET_FIELDS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
 # Counted in words of four bytes (InfiniBand Architecture Specification, PortCounters).
@@ -33,13 +33,13 @@ class Mount(NamedTuple):
 
 
 def read_text(path: str, most: int = -1) -> str:
-    """What a file says, without the blanks around it; of a long one its first `most` characters."""
+    """The text of a file, stripped; at most its first `most` characters."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read(most).strip()
 
 
 def try_read(path: str, most: int = -1) -> Optional[str]:
-    """The same; None where it cannot be read: a NIC or a process may go meanwhile, and not every file is ours."""
+    """The text of a file, stripped; None if it cannot be read: its NIC or process is gone, or it is not readable."""
     try:
         return read_text(path, most)
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def try_read(path: str, most: int = -1) -> Optional[str]:
 
 
 def read_number(path: str) -> Optional[int]:
-    """The integer that a file says; None where it cannot be read, or says something else."""
+    """The integer in a file; None if it cannot be read, or holds something else."""
     try:
         return int(read_text(path))
     except (OSError, ValueError):
@@ -55,18 +55,18 @@ def read_number(path: str) -> Optional[int]:
 
 
 def read_end(path: Union[str, "os.PathLike[str]"], most: int) -> bytes:
-    """The last bytes of a file, at most so many."""
+    """The last bytes of a file, at most `most`."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
         return file.read(most)
 
 
 def read_object(path: str, most: int, name: str = "it") -> dict[str, Any]:
-    """The JSON object that a stranger's file holds, of at most so many bytes.
+    """The JSON object in a file that we did not write, of at most `most` bytes.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it holds something else; the message begins with `what`.
+        OSError: the file cannot be read.
+        ValueError: the file is larger or holds something else; the message begins with `name`.
     """
     with open(path, "rb") as file:
         data = file.read(most + 1)
@@ -82,7 +82,7 @@ def read_object(path: str, most: int, name: str = "it") -> dict[str, Any]:
 
 
 def list_names(folder: str) -> list[str]:
-    """What a folder holds, in order; nothing where it cannot be listed."""
+    """Sorted names in a folder; empty if it cannot be listed."""
     try:
         return sorted(os.listdir(folder))
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def list_names(folder: str) -> list[str]:
 
 
 def read_mounts(path: str = "/proc/self/mountinfo") -> list[Mount]:
-    """What is mounted for this process (proc_pid_mountinfo(5)); a line that is cut off or unknown is passed over."""
+    """Mounts of this process (proc_pid_mountinfo(5)); lines that are cut off or unknown are skipped."""
     mounts = []
     for line in (try_read(path, TABLE_CHARACTERS) or "").splitlines():
         mount, _, source = line.partition(" - ")
@@ -110,7 +110,7 @@ def rdma_ports(classes: str) -> Iterator[tuple[str, str]]:
 
 
 def counter_paths(name: str, classes: str) -> tuple[dict[str, str], int]:
-    """By field, the file that counts it, of an interface or an RDMA port; and the bytes that each of its units is."""
+    """The file of each counter of an interface or an RDMA port, by field; and the bytes per unit of the counters."""
     device, _, port = name.rpartition("/")
     if device:
         folder = "%s/infiniband/%s/ports/%s/counters" % (classes, device, port)
@@ -119,15 +119,15 @@ def counter_paths(name: str, classes: str) -> tuple[dict[str, str], int]:
 
 
 def _unescape(text: str) -> str:
-    """A path as it is; the kernel writes blanks in it as octal numbers."""
+    """Decode a path of mountinfo: the kernel writes blanks as octal numbers."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def describe_stranger(path: Union[str, "os.PathLike[str]"]) -> Optional[str]:
-    """Who else could have written a file, as in `is owned by alice, mode 0644`; None if only we or root.
+    """Who else could have written a file, as in `is owned by alice, mode 0644`; None if only we or root could.
 
     The owner's private group may write, as some systems create one per user. Under sudo, the invoking user counts as
-    us. Of a symbolic link both it and its target count. sshd's StrictModes checks ~/.ssh likewise.
+    us. Both a symbolic link and its target are checked. sshd's StrictModes checks ~/.ssh in the same way.
     """
     us = {os.getuid(), 0} | _sudo_user()
     link, target = os.lstat(path), os.stat(path)
@@ -141,7 +141,7 @@ def describe_stranger(path: Union[str, "os.PathLike[str]"]) -> Optional[str]:
 
 
 def user_name(uid: int) -> str:
-    """The user's name, or the number where the system knows none."""
+    """The user's name, or the number if the system has no name for it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -149,12 +149,12 @@ def user_name(uid: int) -> str:
 
 
 def replace_file(path: Union[str, "os.PathLike[str]"], data: bytes, *, sync: bool = False) -> None:
-    """Put a file in place, all of it or nothing, however many do so at once: the last one wins.
+    """Replace a file atomically. If several processes do so at once, the last one wins.
 
     Args:
         path: the file.
-        data: what it then holds.
-        sync: whether it is on the disk when this returns.
+        data: its new content.
+        sync: whether to wait until it is on the disk.
     """
     folder, name = os.path.split(path)
     partial = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.partial")
@@ -172,17 +172,17 @@ def replace_file(path: Union[str, "os.PathLike[str]"], data: bytes, *, sync: boo
 
 
 def open_lines(path: str) -> int:
-    """A descriptor of a file of lines that is added to."""
+    """Open a file of lines for appending; returns the descriptor."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     size = os.fstat(descriptor).st_size
-    # A writer that was killed may have left half a line.
+    # A writer that was killed may have left half a line; the next line must not continue it.
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")
     return descriptor
 
 
 def write_lines(descriptor: int, data: bytes) -> None:
-    """Add lines to such a file, whole ones."""
+    """Append whole lines to a file of `open_lines`; if that fails, half a line is cut off again."""
     before = os.fstat(descriptor).st_size
     written = 0
     try:
@@ -196,7 +196,7 @@ def write_lines(descriptor: int, data: bytes) -> None:
 
 
 def append_lines(path: str, data: bytes) -> None:
-    """Add lines to a file that is not kept open; raises likewise."""
+    """Append whole lines to a file that is not kept open; raises OSError."""
     descriptor = open_lines(path)
     try:
         write_lines(descriptor, data)
@@ -205,7 +205,7 @@ def append_lines(path: str, data: bytes) -> None:
 
 
 def _sudo_user() -> set[int]:
-    """Who became root by sudo, and can have anything run as root."""
+    """The user who became root by sudo, and who could run anything as root anyway."""
     text = os.environ.get("SUDO_UID", "")
     return {int(text)} if os.getuid() == 0 and text.isdecimal() else set()
 

@@ -1,6 +1,6 @@
-"""Verb dispatch: reads the request, imports the one verb that was asked for, and turns its AgentError into a record.
+"""Verb dispatch: reads the request, imports the verb that it names, and turns an AgentError into a record.
 
-Owns the process: umask, exit code, what happens when the reader goes away. What a verb does is in its own module.
+Owns the process: umask, exit code, and what happens when the reader goes away. Each verb is in a module of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Callable, NoReturn
 from .channel import SCHEMA, AgentError, Channel, Record
 from .rundir import check_home
 
-# Imported only when asked for: start-up is paid on every node for every call.
+# A verb is imported only when it is called: every call pays for the start-up on every node.
 _VERBS = {
     "checkpoints": ".run.checkpoints:run",
     "clean": ".run.runs:clean",
@@ -32,26 +32,26 @@ _VERBS = {
     "stop": ".run.stop:run",
     "supervise": ".run.supervisor:run",
 }
-# No verbs: they run as part of a job, so they have no channel, and their errors are their own.
+# Programs run as part of a job. They have no channel, and handle their own errors.
 _PROGRAMS = {
     # torchrun starts it as a worker.
     "collectives": ".bench.collective_bench:main",
-    # Likewise.
+    # torchrun starts it as a worker, too.
     "devices": ".bench.device_bench:main",
-    # A prelude's shell turns into it.
+    # The shell that ran the prelude becomes it by exec.
     "become-job": ".run.job:become_job",
 }
-# Set where we are the first process of a Slurm step: seconds between its SIGTERM and its SIGKILL.
+# Set if this is the first process of a Slurm step: seconds between Slurm's SIGTERM and its SIGKILL.
 _KILL_WAIT = "MULTINODE_KILL_WAIT_S"
 
 
 def main() -> NoReturn:
-    """Run the verb named on the command line and exit: 0 done, 1 it failed and said so in a record."""
+    """Run the verb on the command line, or those that the channel asks for; exit with 1 if one failed."""
     if len(sys.argv) == 2 and sys.argv[1] in _PROGRAMS:  # noqa: PLR2004 - a program's name and nothing else
         _find(_PROGRAMS[sys.argv[1]])()
         sys.exit(0)
     channel = Channel(umask=os.umask(0o077))
-    # The job is no step of its own.
+    # The job must not inherit it: the job is not a Slurm step.
     kill_wait = os.environ.pop(_KILL_WAIT, None)
     if kill_wait is None:
         sys.exit(_answer(channel))
@@ -70,22 +70,23 @@ def _answer(channel: Channel) -> int:
     try:
         check_home()
         _run_verbs(sys.argv[1:], channel)
-        # Nobody waits for us any more.
+        # The controller has its answers, so this costs it no time.
         importlib.import_module(".compiled", __package__).keep_compiled()
     except AgentError as error:
         with contextlib.suppress(BrokenPipeError):
             channel.emit({"kind": "error", "message": error.message, "hint": error.hint})
         return 1
     except BrokenPipeError:
-        # Nobody reads any more, so there is nobody left to tell.
+        # The reader is gone, so nobody would receive an error record.
         return 1
     return 0
 
 
 def _run_verbs(arguments: list[str], channel: Channel) -> None:
-    """Run the verb, and those that the controller asks for after it on the same channel, which saves it a login.
+    """Run a verb, and then the verbs that the controller asks for on the same channel, which saves it a login.
 
-    Without a verb on the command line the first request names it: the controller starts us before it knows what to ask.
+    Without a verb on the command line, each request names its verb: the controller may start the agent before it
+    knows what to ask.
     """
     if arguments:
         request = _parse_request(channel.first_line())
@@ -94,10 +95,10 @@ def _run_verbs(arguments: list[str], channel: Channel) -> None:
         try:
             line = channel.first_line()
         except AgentError:
-            # Nothing was asked in time. What we said now would be taken for the answer to what is asked too late.
+            # No request came in time. An error record now would be read as the answer to a later request.
             return
         if not line and channel.closed:
-            # Nothing more is wanted of us.
+            # The controller closed the channel.
             return
         request = _parse_request(line)
         arguments = [str(request.get("verb"))]

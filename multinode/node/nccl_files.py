@@ -1,9 +1,8 @@
-"""What NCCL writes into files of the run's directory (job/engines/place.py): its own warnings, and each operation.
+"""Files that NCCL writes into the run's directory (job/engines/place.py): its warnings, and its Inspector's records.
 
-Operations are the Inspector plugin's, read while the job runs: one record an operation and rank. NVIDIA ships its
-source; a build has no fixed place, and is looked for. The plugin (NCCL 2.28 and newer; RCCL has a port) writes a file
-for each process below NCCL_INSPECTOR_DUMP_DIR, one JSON object a line (plugins/profiler/inspector/README.md). Here they
-only become shorter; who reads them judges them.
+The Inspector plugin (NCCL 2.28 and newer; RCCL has a port) writes a file for each process below
+NCCL_INSPECTOR_DUMP_DIR, with one JSON object per operation and line (plugins/profiler/inspector/README.md). NVIDIA
+ships only its source, so a build may lie anywhere. Records are read while the job runs, and only shortened here.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from .channel import Record
 from .files import read_end
 
 FOLDER = "nccl-inspector"
-"""Below the run's directory (job/planning.py)."""
+"""Folder of the Inspector's files below the run's directory (job/planning.py)."""
 _MOST_FILES = 64
 _MOST_READ_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 16
-# Of a node: some 15 MB, which travel to the controller.
+# Per node: about 15 MB, which are sent to the controller.
 _MOST_RECORDS = 50_000
 
 
@@ -35,13 +34,13 @@ class InspectorReader:
 
     def __init__(self, run_path: str) -> None:
         self._folder = os.path.join(run_path, FOLDER)
-        # By file, how far it was read; a line that was not whole is read again.
+        # How far each file has been read; an incomplete line is read again.
         self._offsets: Dict[str, int] = {}
         self._left = _MOST_RECORDS
         self._is_cut = False
 
     def read(self) -> List[Record]:
-        """`nccl_op` records of what came since the last call; once a note, where there is too much of it."""
+        """New `nccl_op` records since the last call; one note if there are too many."""
         records: List[Record] = []
         if not os.path.isdir(self._folder):
             return records
@@ -63,14 +62,14 @@ class InspectorReader:
         whole, newline, rest = data.rpartition(b"\n")
         if not newline and len(rest) < _LONGEST_LINE:
             return []
-        # What is no line at all is passed over.
+        # A block of 64 KiB or more without a newline is skipped.
         self._offsets[path] = self._offsets.get(path, 0) + (len(whole) + 1 if newline else len(data))
         records = (shorten(line) for line in whole.splitlines() if len(line) <= _LONGEST_LINE)
         return [record for record in records if record is not None][: self._left]
 
 
 def shorten(line: bytes) -> Optional[Record]:
-    """The record of a line; None where it is of no collective, or none of the plugin's."""
+    """The `nccl_op` record of a line; None if the line is not the plugin's record of a collective."""
     try:
         read: Any = json.loads(line)
         header, done = read["header"], read["coll_perf"]
@@ -95,12 +94,12 @@ def shorten(line: bytes) -> Optional[Record]:
 _MARK = b" NCCL WARN "
 _MOST_LINES = 20
 _LONGEST_WARNING = 1000
-# Of each file the end: what ended the job is not far from it.
+# Only the end of each file is read: the warnings that matter are near it.
 _MOST_BYTES = 8 << 20
 
 
 def read_nccl_warnings(run_path: str) -> List[str]:
-    """The last warnings of each process, as NCCL wrote them: node, process and thread, GPU, place and words."""
+    """The last warnings of each process, as NCCL wrote them: node, process and thread, GPU, source and message."""
     warnings: List[str] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(run_path), "nccl.*.log")))[:_MOST_FILES]:
         with contextlib.suppress(OSError):
@@ -128,7 +127,7 @@ _FOLDERS = (
 
 
 def find_inspector(env: Mapping[str, str], python: Optional[str], folders: tuple[str, ...] = _FOLDERS) -> Optional[str]:
-    """Its path: by NCCL_PROFILER_PLUGIN, along LD_LIBRARY_PATH, beside torch's NCCL, or where libraries lie."""
+    """Path of the plugin: NCCL_PROFILER_PLUGIN, LD_LIBRARY_PATH, beside torch's NCCL, or the usual library folders."""
     named = env.get("NCCL_PROFILER_PLUGIN", "")
     if "inspector" in os.path.basename(named) and os.path.isfile(named):
         return os.path.abspath(named)

@@ -1,4 +1,4 @@
-"""The verb `probe`: reads what this node is, without judging it. What cannot be read gets a reason in `missing`."""
+"""The verb `probe`: reads the facts of this node, without judging them. An unknown fact has a reason in `missing`."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from .programs import Query, QueryFailed, find_program
 from .run.runs import find_run_processes
 
 _RESOLVE_S = 3.0
-# As nvidia-smi has.
+# The deadline of nvidia-smi, too.
 _TOOL_S = 30.0
-# Importing torch from a cold disk; and all of a probe, of which the controller waits for 45 s.
+# Importing torch from a cold disk; and the whole probe, for which the controller waits 45 s.
 _TORCH_S = 20.0
 _PROBE_S = 40.0
 _LATE = {"hostname_address": f"the resolver did not answer within {_RESOLVE_S:.0f} s"}
 _NOT_ASKED = "not asked for"
 _INSTALLED = ("python_version", "cuda_version", "nccl_version")
-# Kinds of accelerator that torch calls cuda.
+# Kinds of accelerator that torch addresses as `cuda`.
 _TORCH_CUDA = ("cuda", "rocm")
 
 
 def run(request: Record, channel: Channel) -> None:
-    """One record `facts`."""
+    """The verb `probe`: emits one record `facts`."""
     channel.emit({"kind": "facts", **Probe(request).collect()})
 
 
@@ -79,7 +79,7 @@ class Probe:
         readings = self._begin_reading()
         cwd = self._place["cwd"] = self._take_cwd(readings)
         python = self._place["python"] = self._take_python(readings)
-        # Slow answers first, so that everything else is read while they come.
+        # Slow queries start first, so that everything else is read meanwhile.
         keys: list[str] = self._request.get("arguments", [])
         modules: list[str] = self._request.get("modules", [])
         is_asked = keys or modules or self._request.get("packages")
@@ -110,7 +110,7 @@ class Probe:
         facts["unknown_arguments"] = self._read_arguments(packages if keys else None)
         facts["absent_modules"] = self._read_modules(packages if modules else None)
         facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts(), hung_paths=self._hung)
-        # The clock last: the controller compares it with its own when the answer comes.
+        # The clock is read last: the controller compares it with its own when the answer arrives.
         return {**facts, "missing": self._missing, "time_s": time.time()}
 
     def _try(self, name: str, read: Callable[[], Any]) -> Optional[Any]:
@@ -121,7 +121,7 @@ class Probe:
             return None
 
     def _begin_reading(self) -> Readings:
-        """All that lies on file systems of the job, and what a name server is asked for: either may never answer."""
+        """Start the reads that may never answer: those of the job's file systems, and a name server's."""
         paths, mounts = self._request.get("paths", []), read_mounts()
         readings = Readings()
         readings.add("cwd", self._read_cwd)
@@ -145,7 +145,7 @@ class Probe:
         return None
 
     def _asked_cwd(self) -> Optional[str]:
-        """The directory that was asked for: the hostfile's, else the controller's own."""
+        """The job's directory as requested: the hostfile's, else the controller's own."""
         workdir: Optional[str] = self._request.get("workdir")
         same: Optional[str] = self._request.get("controller_cwd")
         return os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)) if workdir is not None else same
@@ -153,7 +153,7 @@ class Probe:
     def _read_cwd(self) -> bool:
         cwd = self._asked_cwd()
         is_there = cwd is not None and os.path.isdir(cwd)
-        # For those that are read after it, in the same child.
+        # Later readings in the same child start from it.
         self._place["cwd"] = cwd if is_there else os.path.expanduser("~")
         return is_there
 
@@ -207,7 +207,7 @@ class Probe:
         return None
 
     def _note_hung(self, path: str, cwd: str) -> None:
-        # Links are not followed: that would hang as well.
+        # Links are not followed, since that would hang, too.
         mount = find_mount(os.path.normpath(os.path.join(cwd, os.path.expanduser(path))), read_mounts())
         place = {"filesystem": mount.filesystem, "device": mount.device, "place": mount.place} if mount else {}
         self._hung.append({"path": path, **place})
@@ -239,7 +239,7 @@ class Probe:
         return query_gpus(program), query_processes(program)
 
     def _query_others(self) -> Optional[tuple[str, Query]]:
-        """The first other vendor whose program is here."""
+        """Query the first other vendor whose program is on PATH."""
         for kind, tool in TOOLS.items():
             program = find_program(tool.program, self._path)
             if program is not None:
@@ -275,7 +275,7 @@ class Probe:
         return packages
 
     def _read_devices(self, installed: Optional[Installed], facts: Record) -> Optional[Record]:
-        """Only torch's own answer tells whether it can use these GPUs."""
+        """Ask torch whether it can use these GPUs: nothing else can tell."""
         env: Optional[dict[str, str]] = self._request.get("torch_env")
         python, kind = self._place["python"], facts["accelerator"]
         if env is None or installed is None or python is None:
@@ -322,7 +322,7 @@ class Probe:
         names: list[str] = self._request.get("tools", [])
         tools = find_tools(names, python, self._path)
         lost = [name for name in names if name not in tools]
-        # An interpreter without torch is found as often as none.
+        # An interpreter without torch is often the wrong one, so the user's shell is asked for another.
         torchless = bool(names) and (python is None or ("packages" not in self._missing and "torch" not in packages))
         if torchless:
             lost.append("python3")
@@ -339,8 +339,8 @@ class Probe:
 
 
 def _resolve_own_name() -> str:
-    """What the node's own name resolves to. The C library gives no deadline, and no way to interrupt it."""
-    # As bytes, because the codec for names that are no ASCII takes longer to load than the answer to come.
+    """The address of the node's own name. The C library's resolver has no deadline and cannot be interrupted."""
+    # As bytes: loading the codec for names that are not ASCII takes longer than the answer.
     name: Any = os.uname().nodename.encode()
     return socket.gethostbyname(name)
 

@@ -1,6 +1,6 @@
-"""Processes of this node, from /proc: who they are, which belong to a run, how to signal them safely, how to fork one.
+"""Processes of this node, from /proc: which belong to a run, how to signal them safely, and how to fork one.
 
-A process is a pid together with its start time: a pid alone may mean another process a moment later.
+A process is identified by its pid and its start time, since the kernel reuses pids.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Process(NamedTuple):
     pid: int
     ppid: int
     start_ticks: int  # when it started, in clock ticks since boot
-    alive: bool  # False for a zombie, which only waits to be reaped
+    alive: bool  # False for a zombie
 
     def send(self, number: int) -> None:
-        """Signal it, if it is still the same process; one that is gone or belongs to another user is passed over."""
+        """Signal the process; nothing happens if it is gone or belongs to another user."""
         with contextlib.suppress(OSError):
-            # A descriptor is held first, so that the process that is looked at is the one that is signalled. Python
-            # may be built without it, and a kernel before 5.3 has none: there the time between look and kill remains.
+            # A pidfd makes sure that the process that is checked is the one that is signalled. Some builds of Python
+            # and kernels before 5.3 lack it: there the pid could be reused between the check and the signal.
             fd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
             try:
                 if not self._is_there():
@@ -48,21 +48,21 @@ class Process(NamedTuple):
 
 
 class Family:
-    """The processes of one run: descendants of a root, and whoever carries the run's id in the environment.
+    """The processes of one run: descendants of a root, and processes with the run's id in their environment.
 
     Args:
         run_id: the value of MULTINODE_RUN_ID.
-        root: whose descendants count; None leaves it at the environment.
-        spare: pids that do not count, beside our own.
+        root: pid whose descendants count; None counts by the environment alone.
+        spare: pids that do not count, besides our own.
     """
 
     def __init__(self, run_id: str, *, root: Optional[int] = None, spare: Collection[int] = ()) -> None:
         self._marker = b"\0MULTINODE_RUN_ID=" + os.fsencode(run_id) + b"\0"
         self._root = root
-        self.spared = {os.getpid(), *spare}  # all pids that do not count; may be changed
+        self.spared = {os.getpid(), *spare}  # pids that do not count; the owner may change it
 
     def find(self) -> list[Process]:
-        """The living ones. A process that is born while we look may be missed: look again until none is found."""
+        """Living processes of the run. A process that starts during the look may be missed: look again."""
         processes = list_processes()
         related = set() if self._root is None else _descendants(self._root, processes)
         return [
@@ -78,24 +78,24 @@ class Family:
 
 
 def list_pids() -> set[int]:
-    """All processes that /proc shows."""
+    """Pids that /proc shows."""
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
 def list_processes() -> list[Process]:
-    """The same, each as far as it is still there; raises likewise."""
+    """The processes that /proc shows; one that ends meanwhile is left out."""
     processes = map(find_process, sorted(list_pids()))
     return [process for process in processes if process is not None]
 
 
 def find_process(pid: int) -> Optional[Process]:
-    """The process with this id now; None when there is none."""
+    """The process that has this pid now; None if there is none."""
     fields = stat_fields(pid)
     return None if fields is None else parse_process(pid, fields)
 
 
 def stat_fields(pid: int) -> Optional[list[bytes]]:
-    """What /proc/PID/stat (proc(5)) says after the name, the state first; None when there is no such process."""
+    """Fields of /proc/PID/stat (proc(5)) after the name, the state first; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return split_stat(file.read())
@@ -104,22 +104,22 @@ def stat_fields(pid: int) -> Optional[list[bytes]]:
 
 
 def split_stat(data: bytes) -> list[bytes]:
-    """Those fields of that file's line; the name in parentheses may hold anything, parentheses included."""
+    """Fields after the name in the text of /proc/PID/stat; the name may contain blanks and parentheses itself."""
     return data.rpartition(b")")[2].split()
 
 
 def parse_process(pid: int, fields: list[bytes]) -> Process:
-    """The process that has these fields."""
+    """The process with the fields of `stat_fields`."""
     state, ppid, threads, start_ticks = fields[0], int(fields[1]), int(fields[17]), int(fields[19])
-    # A leader that has left while other threads run on looks like a zombie and is none.
+    # If the main thread has ended and others still run, the state is Z as well.
     alive = state not in (b"Z", b"X", b"x") or (state == b"Z" and threads > 1)
     return Process(pid, ppid, start_ticks, alive)
 
 
 def environ_of(pid: int) -> bytes:
-    """The environment that a process of our own user was started with, each entry but the last before a zero byte.
+    """The environment that a process of our own user was started with, its entries separated by zero bytes.
 
-    Empty where it shows none: it belongs to somebody else, is a zombie, or is gone.
+    Empty if the process belongs to another user, is a zombie, or is gone.
     """
     try:
         if os.stat(f"/proc/{pid}").st_uid != os.getuid():
@@ -131,23 +131,23 @@ def environ_of(pid: int) -> bytes:
 
 
 def command_of(pid: int) -> Optional[str]:
-    """The short name of a process's program; None where it is gone."""
+    """The short name of a process's program; None if the process is gone."""
     return try_read(f"/proc/{pid}/comm")
 
 
 def boot_id() -> Optional[str]:
-    """The kernel's id of this boot; start times mean nothing in another one."""
+    """The kernel's id of this boot; start times of processes are only valid within one boot."""
     return try_read("/proc/sys/kernel/random/boot_id")
 
 
 def is_running(pid: int, start_ticks: Optional[int]) -> bool:
-    """Whether this very process lives."""
+    """Whether the process with this pid and start time lives."""
     process = find_process(pid)
     return process is not None and process.alive and process.start_ticks == start_ticks
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of every descendant that loses its own (prctl(2)); False where that cannot be had."""
+    """Become the parent of every descendant that loses its own (prctl(2)); False if that is not possible."""
     try:
         import ctypes
     except ImportError:
@@ -157,7 +157,7 @@ def adopt_orphans() -> bool:
 
 
 def reap_children() -> Iterator[tuple[int, int]]:
-    """Pid and wait status of each of our children that is dead by now."""
+    """Pid and wait status of each of our children that has ended."""
     with contextlib.suppress(ChildProcessError):
         while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
             yield reaped
@@ -166,7 +166,7 @@ def reap_children() -> Iterator[tuple[int, int]]:
 def fork_child(body: Callable[[], None]) -> int:
     """Run `body` in a forked child and return the child's pid. The caller must have no threads.
 
-    What `body` raises is printed to the child's stderr, and its exit code is 1.
+    If `body` raises, the child prints the exception to its stderr and exits with 1.
     """
     pid = os.fork()
     if pid == 0:

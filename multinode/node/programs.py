@@ -1,4 +1,4 @@
-"""Programs of the node: finding one as a shell would, and asking several at once, each with a deadline."""
+"""Programs of the node: finds one as a shell would, and runs several at once, each with a deadline."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Optional
 
 
 def find_program(name: str, path: str, cwd: str = "/") -> Optional[str]:
-    """Absolute path of the program `name`, looked for along `path`, or from `cwd` when it holds a slash."""
+    """Absolute path of the program `name`: along `path`, or relative to `cwd` if the name has a slash."""
     folders = [cwd] if "/" in name else [os.path.join(cwd, folder) for folder in path.split(os.pathsep)]
     candidates = (os.path.join(folder, name) for folder in folders)
     return next(filter(is_program, candidates), None)
 
 
 def is_program(path: str) -> bool:
-    """Whether it is a file that may be executed."""
+    """Whether the path is an executable file."""
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
@@ -26,7 +26,7 @@ _READY_S = 1.0
 
 
 class QueryFailed(Exception):
-    """The program gave no answer; the message is the reason, the detail all that it said."""
+    """The program gave no answer; the message is the reason, the detail its whole output."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class QueryFailed(Exception):
 
 
 class Query:
-    """One program that has been started; it reads `stdin`."""
+    """One running program, whose standard output is the answer."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Query:
         self._stdin = stdin.encode()
         self._trouble: Optional[QueryFailed] = None
         self.waited_s: Optional[float] = None
-        """Seconds since its start when it answered, where it had to be waited for."""
+        """Seconds from its start to its answer; None if it had answered before it was asked."""
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -68,10 +68,10 @@ class Query:
             self._trouble = QueryFailed(f"{argv[0]} could not be started: {error.strerror}")
 
     def answer(self) -> str:
-        """Its standard output; asked again, the same.
+        """Wait for the program and return its standard output; later calls return it again.
 
         Raises:
-            QueryFailed: it did not start, failed, or passed its deadline; it is gone then.
+            QueryFailed: it did not start, failed, or passed its deadline, and was killed.
         """
         if self._text is None and self._trouble is None and self._process is not None:
             try:
@@ -84,7 +84,7 @@ class Query:
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> str:
         late = process.poll() is None
-        # Whoever asks after the deadline gets the answer that lies ready, more of it than a pipe holds included.
+        # After the deadline there is still time to read an answer that is ready, even one larger than a pipe's buffer.
         left_s = max(_READY_S, self._deadline - time.monotonic())
         try:
             stdout, stderr = process.communicate(self._stdin or None, timeout=left_s)
@@ -101,12 +101,13 @@ class Query:
         return text
 
     def close(self) -> None:
-        """End it, where it runs still; there is no answer then."""
+        """Kill the program if it still runs; there is no answer then."""
         if self._process is not None and self._process.poll() is None:
             self._kill(self._process)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        # Its session is its own: what a wrapper script started goes with it. It is not reaped yet, so the id is its.
+        # The program has a session of its own, so children of a wrapper script are killed, too. It has not been reaped,
+        # so nobody else has its process group id.
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         for pipe in (process.stdout, process.stderr):

@@ -1,6 +1,6 @@
-"""~/.multinode on the node, where nobody but us may write, and in it the directories of runs.
+"""~/.multinode on the node, where only we may write, and the directories of runs in it.
 
-What their files say belongs to the modules that write them.
+The modules that write a file own its content.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .channel import AgentError, Record
 from .files import describe_stranger, replace_file, user_name
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# What the controller takes (launch/session.py).
+# The controller accepts the same names (launch/tracker.py).
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 _BLOCK_BYTES = 1024
 
@@ -23,7 +23,7 @@ class RunDir:
     """One run's directory.
 
     Raises:
-        AgentError: the run id could be taken for a path.
+        AgentError: the run id is not valid.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -35,18 +35,18 @@ class RunDir:
         self.samples = os.path.join(self.path, "samples")  # directory of JSONL files
 
     def exists(self) -> bool:
-        """Whether the run is known on this node."""
+        """Whether the run has a directory on this node."""
         return os.path.isdir(self.path)
 
     def created_s(self) -> float:
-        """When it was made, as the file system has it; 0 if unknown."""
+        """When the run was created, by the clock of the file system; 0 if unknown."""
         try:
             return os.stat(os.path.join(self.path, "request.json")).st_mtime
         except OSError:
             return 0.0
 
     def read(self, name: str) -> Optional[Record]:
-        """A JSON object of the run; None when it is absent, or cannot be read as one right now."""
+        """A JSON object of the run; None if it is absent, or cannot be read right now."""
         try:
             with open(os.path.join(self.path, name), "rb") as file:
                 data = json.loads(file.read())
@@ -55,10 +55,10 @@ class RunDir:
         return data if isinstance(data, dict) else None
 
     def write(self, name: str, data: Record) -> None:
-        """Put a JSON object in place, whole or not at all.
+        """Replace a JSON file atomically.
 
-        On a full disk an existing file is overwritten where it stands: files are padded to whole blocks, so that this
-        needs no new space. A reader may then see half of it, takes that for "not now", and reads again.
+        On a full disk, an existing file is overwritten in place instead: files are padded to whole blocks, so this
+        needs no new space. A reader that sees half of it gets None from `read`, and reads again.
         """
         text = json.dumps(data).encode()
         text = text.ljust((len(text) // _BLOCK_BYTES + 1) * _BLOCK_BYTES - 1) + b"\n"
@@ -71,14 +71,14 @@ class RunDir:
 
     def add_file(self, relative: str, text: str) -> None:
         """Write a file that the request carries, mode 0600."""
-        # Exclusive: a request that names one of our own files must not replace it.
+        # O_EXCL: a request must not replace one of our own files.
         with open(
             os.open(self._place(relative), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
         ) as file:
             file.write(text)
 
     def add_link(self, relative: str, target: str) -> None:
-        """Lead from the place of such a file to what holds its text; raises as `add_file`."""
+        """Put a symbolic link to `target` where `add_file` would put the file; raises as `add_file`."""
         os.symlink(target, self._place(relative))
 
     def _place(self, relative: str) -> str:
@@ -91,12 +91,12 @@ class RunDir:
 
 
 def is_run_id(name: str) -> bool:
-    """Whether a run can be called so: the name cannot be taken for a path."""
+    """Whether the name is a valid run id, which cannot be taken for a path."""
     return _RUN_ID.fullmatch(name) is not None
 
 
 def is_samples_name(name: str) -> bool:
-    """Whether a file in the directory of samples is sent home."""
+    """Whether a file in the directory of samples is sent to the controller."""
     return _SAMPLES_NAME.fullmatch(name) is not None
 
 
@@ -125,15 +125,15 @@ def _overwrite(path: str, text: bytes) -> bool:
         os.close(fd)
 
 
-# What runs as us lies in `agent` and `code`, and what our runs obey in `runs`.
+# `agent` and `code` hold programs that run as us; `runs` holds the files that control our runs.
 _FOLDERS = ("", "agent", "runs", "code")
 
 
 def check_home() -> None:
-    """See that what we run from, and what our runs are steered by, is ours or root's to write.
+    """Check that only we or root can write to the directories of the agent, the code and the runs.
 
     Raises:
-        AgentError: somebody else may write there.
+        AgentError: somebody else can write there.
     """
     for name in _FOLDERS:
         path = os.path.join(os.path.expanduser("~"), ".multinode", name).rstrip("/")

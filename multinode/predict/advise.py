@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.job import LlamaFactoryJob, named_paths
@@ -22,18 +22,7 @@ from multinode.predict.request import evidence_of, hosts_of, read_record, runs_o
 from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.profile.summary import Summary
 from multinode.records.run_directory import RunDirectory, list_runs
-
-
-class _Path(msgspec.Struct, frozen=True):
-    """The fields read from a path of a node."""
-
-    path: str
-
-
-class _Paths(msgspec.Struct, frozen=True):
-    """The fields read from a node's facts."""
-
-    paths: tuple[_Path, ...] = ()
+from multinode.runs.stored_run import StoredRun
 
 
 def advise_runs(
@@ -81,7 +70,8 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
         record = read_record(directory)
         job = record.job if record is not None else None
         if record is not None and job is not None and record.settings == recommendations.settings:
-            looked_at = {kept.path for node in directory.read("facts.json", list[_Paths]) or () for kept in node.paths}
+            facts = StoredRun(directory).facts.values()
+            looked_at = {kept.path for node in facts for kept in node.paths}
             local = tuple(path for path in named_paths(job) if path in looked_at)
             return msgspec.structs.replace(job, local_paths=local)
     raise UsageError(
@@ -164,16 +154,12 @@ def _gpu_memory(summaries: Sequence[Summary]) -> GpuMemoryBudget | None:
 
 
 def _unmeasured_gpu_memory(directories: Sequence[RunDirectory]) -> GpuMemoryBudget | None:
-    summaries = [
-        summary for directory in directories if (summary := directory.read("summary.json", Summary)) is not None
-    ]
+    summaries = [summary for directory in directories if (summary := StoredRun(directory).summary) is not None]
     memory = _gpu_memory(summaries)
     return msgspec.structs.replace(memory, peak_gib=None) if memory is not None else None
 
 
 def _slots(directories: Sequence[RunDirectory]) -> tuple[int | None, ...]:
-    clusters = [
-        cluster for directory in directories if (cluster := directory.read("cluster.json", Cluster)) is not None
-    ]
+    clusters = [cluster for directory in directories if (cluster := StoredRun(directory).cluster) is not None]
     nodes: tuple[Node, ...] = max((cluster.nodes for cluster in reversed(clusters)), key=len, default=())
     return tuple(len(node.gpus) if node.slots is None and node.gpus is not None else node.slots for node in nodes)

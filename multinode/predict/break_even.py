@@ -136,7 +136,7 @@ def break_even(calibration: Calibration, scenario: Scenario, *, target: float = 
 
 
 def on_one_node(calibration: Calibration, scenario: Scenario) -> Scenario:
-    """The same on one node with all the workers that it is known to have: the measured one's, or the first node's."""
+    """The scenario on one node with all the workers known of it: the measured one's, or the first node's."""
     measured = calibration.layout
     workers = max(scenario.layout.on(1).workers, measured.workers if measured.nodes == 1 else 1)
     alone = Layout(nodes=1, workers_per_node=workers)

@@ -102,7 +102,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     quantile: ResidualQuantile | None = None  # error of the model on stored runs; None if it was not tested
 
     def in_case(self, case: NetworkCase) -> Calibration:
-        """The same training, if NCCL uses the network that way; nobody tested the model with it."""
+        """Calibration for another way in which NCCL uses the network; the model has not been tested with it."""
         network = msgspec.structs.replace(self.network, case=case)
         return msgspec.structs.replace(self, network=network, quantile=None)
 

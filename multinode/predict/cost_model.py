@@ -190,7 +190,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.hideable_share * self.compute_ms
 
     def with_fixed(self, share: float, accumulation: int) -> StepCosts:
-        """The same step with a share of its compute done once, instead of in each of its micro-batches.
+        """Costs of the step if a share of its compute is done once, instead of in each of its micro-batches.
 
         Args:
             share: of `compute_ms`.

@@ -48,7 +48,7 @@ def between(position: float, fast: float, usual: float, slow: float) -> float:
 
 
 def linear(position: float, fast: float, usual: float, slow: float) -> float:
-    """Likewise for a share, on a linear scale."""
+    """A share at a position between its fast, usual and slow values, on a linear scale."""
     end, share = (slow, position) if position > 0 else (fast, -position)
     return usual + (end - usual) * min(1.0, share)
 

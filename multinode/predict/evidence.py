@@ -29,7 +29,6 @@ from multinode.predict.run_selection import (
     Record,
     RunSelection,
     is_alike,
-    is_rate,
     repeats_of,
     select_runs,
 )
@@ -40,7 +39,7 @@ from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.estimate import Estimate, exactly, of_repeats, ratio
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
-from multinode.units import BITS_PER_BYTE, format_figure, format_rate
+from multinode.units import BITS_PER_BYTE, format_figure, format_rate, is_link_rate
 
 # A file may hold anything.
 _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
@@ -269,7 +268,7 @@ def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
     sweep, newest = chosen.sweep, chosen.newest
     if sweep is not None and sweep.sweep is not None:
         rate = sweep.sweep.link_gbit_per_s or sweep.link_gbit_per_s or link_measured
-        return network_of_scan(sweep.sweep, rate if rate is not None and is_rate(rate) else None)
+        return network_of_scan(sweep.sweep, rate if rate is not None and is_link_rate(rate) else None)
     rate = newest.link_gbit_per_s or link_measured
     if rate is None:
         raise UsageError(

@@ -337,7 +337,7 @@ def back_tested(evidence: Evidence) -> BackTest:
 
 
 def trusted(evidence: Evidence, tested: BackTest) -> Evidence:
-    """The same evidence, with the intervals that its back-test justifies."""
+    """Set the intervals of the evidence to what its back-test justifies."""
     calibration = msgspec.structs.replace(evidence.calibration, quantile=tested.quantile)
     return msgspec.structs.replace(evidence, calibration=calibration)
 

@@ -103,7 +103,7 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def brief(self) -> str:
-        """The same in a few words."""
+        """The result of the back-test in a few words."""
         if self.worst is None:
             return "not checked against measured runs"
         only = "only " if len(_links(self.tested)) == 1 else ""

@@ -98,7 +98,7 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.curves) or self.stream_gb_per_s is not None
 
     def on(self, link: Link) -> NetworkModel:
-        """The same network with another link."""
+        """Copy of the network with another link."""
         return msgspec.structs.replace(self, link=link)
 
     def may_cap_flows(self, link: Link) -> bool:

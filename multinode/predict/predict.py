@@ -132,7 +132,7 @@ class Prediction:
         return find_bottleneck(split_of(self.parts), nodes=self.scenario.layout.nodes)
 
     def with_residual(self, residual: Residual) -> Prediction:
-        """The same prediction with another residual."""
+        """Copy of the prediction with another residual."""
         return Prediction(msgspec.structs.replace(self._calibration, residual=residual), self.scenario)
 
     def overlap(self, draw: Draw) -> Overlap:
@@ -410,7 +410,7 @@ _ROUNDING = 1e-9
 
 
 def carry_residual(calibration: Calibration, several: CalibrationRun, scenario: Scenario) -> Calibration:
-    """The same calibration, adjusted so that it predicts the measured value for that run.
+    """Adjust a calibration so that it predicts the measured value for that run.
 
     Exposed communication beyond the model scales with the bytes sent; an excess of the model reduces the time of calls;
     everything else, such as waits for a slower node, is attributed to the workers' own work.

@@ -33,7 +33,7 @@ from multinode.units import ETHERNET_MTU, MIB, format_figure, format_rate, goodp
 # Larger figures are typing errors; products stay far from float limits.
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 _Count = Annotated[int, Meta(gt=0, le=1 << 20)]
-# The same limit as the options of `predict`.
+# The options of `predict` have this limit, too.
 _Fleet = Annotated[int, Meta(gt=0, le=1024)]
 _Parameters = Annotated[int, Meta(gt=0, le=10**14)]
 # A whole number, a fraction, or text such as `119.6 +- 0.3` or `about 900`: its digits are its bounds.

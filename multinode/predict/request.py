@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from multinode.errors import MultinodeError, UsageError
-from multinode.model.workload import Workload
-from multinode.network.size_scan import ScanReport
+from multinode.network.measure import load_scan
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
 from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence_of_benchmarks
 from multinode.predict.run_selection import Record
-from multinode.profile.summary import Summary
 from multinode.records.files import load_yaml
-from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.runs.stored_run import StoredRun
 
 _BENCHMARKS_HINT = "start from configs/figures/two_boxes_lora.yaml, which multinode init --example writes"
 
@@ -37,12 +34,6 @@ class _Contrast(msgspec.Struct, frozen=True):
 
     baseline: _Side = _Side()
     candidate: _Side = _Side()
-
-
-class _ModelFacts(msgspec.Struct, frozen=True):
-    """The fields read from a node's facts."""
-
-    model: dict[str, Any] | None = None
 
 
 def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | None = None) -> Forecast:
@@ -133,16 +124,15 @@ def runs_of(directory: RunDirectory) -> list[RunDirectory]:
 
 def read_record(directory: RunDirectory) -> Record | None:
     """The data of a run for predictions; None if it launched nothing."""
-    plan = directory.read("plan.json", LaunchPlan)
-    if plan is None:
+    stored = StoredRun(directory)
+    if stored.plan is None:
         return None
-    facts = directory.read("facts.json", list[_ModelFacts]) or []
     return Record(
-        plan=plan,
-        summary=directory.read("summary.json", Summary),
-        workload=directory.read("workload.json", Workload),
-        sweep=directory.read("nccl-test.json", ScanReport),
-        model=facts[0].model if facts else None,
+        plan=stored.plan,
+        summary=stored.summary,
+        workload=stored.workload,
+        sweep=load_scan(directory),
+        model=stored.model,
     )
 
 

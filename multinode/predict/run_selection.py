@@ -18,9 +18,8 @@ from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
-from multinode.units import format_rate, parse_rate
+from multinode.units import format_rate, is_link_rate, parse_rate
 
-_SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
 _NOT_COMPRESSED = "gradients were NOT compressed"
 
 
@@ -46,14 +45,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def node_names(self) -> tuple[str, ...]:
         """In node-rank order."""
-        return tuple(node.node for node in self.plan.nodes)
+        return tuple(place.node for place in self.plan.places)
 
     @property
     def link_gbit_per_s(self) -> float | None:
-        """Of the slowest NIC; None where one does not tell, or there is one node."""
-        rates = [node.link_gbit_per_s for node in self.plan.nodes]
-        plausible = [rate for rate in rates if rate is not None and is_rate(rate)]
-        return min(plausible) if len(plausible) == len(rates) > 1 else None
+        """Of the slowest NIC, as in LaunchPlan."""
+        return self.plan.link_gbit_per_s
 
     @property
     def samples_per_s(self) -> float:
@@ -106,11 +103,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return next((strategy for strategy in Strategy if strategy.value == name), None)
 
 
-def is_rate(gbit_per_s: float) -> bool:
-    """Whether a link can be that fast: from 100 kbit/s to 100 Tbit/s."""
-    return _SLOWEST_GBIT_PER_S <= gbit_per_s <= _FASTEST_GBIT_PER_S
-
-
 def read_rate(option: str, text: str | None) -> float | None:
     """The rate of a link in Gbit/s, from the text of an option; None without one.
 
@@ -118,7 +110,7 @@ def read_rate(option: str, text: str | None) -> float | None:
         UsageError: it is none, or no link can be that fast.
     """
     rate = parse_option(option, text, parse_rate) if text is not None else None
-    if rate is not None and not is_rate(rate):
+    if rate is not None and not is_link_rate(rate):
         raise UsageError(f"{option} {text}: not a possible link rate", hint="for example 10gbit")
     return rate
 
@@ -210,7 +202,7 @@ def _usual(runs: Sequence[Record]) -> Record:
 
 
 def repeats_of(run: Record, stored: Sequence[Record]) -> list[Record]:
-    """Those that ran the same on the same nodes, itself among them; one node alone uses no link."""
+    """Runs of the same job on the same nodes, itself among them; one node alone uses no link."""
 
     def ran_as(record: Record) -> tuple[object, ...]:
         link = record.link_gbit_per_s if record.layout.nodes > 1 else None

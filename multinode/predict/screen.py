@@ -250,7 +250,7 @@ def shared_settings(rows: Sequence[PredictedScenario]) -> str:
 
 
 def what_if_sheet(forecast: Forecast | None, *, narrow: bool = False) -> Sheet:
-    """The same where it is one table of many: no more rows than one reads, and all that there is to know below it."""
+    """The table of a forecast among other tables: few rows, and everything else to know below it."""
     if forecast is None:
         return Sheet(title="what if")
     sheet = forecast_sheet(forecast, narrow=narrow)

@@ -89,7 +89,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prediction(self) -> Prediction:
-        """The same in all draws of what is not known."""
+        """The prediction, over all draws of the unknown quantities."""
         return Prediction(self.calibration, self.sent)
 
     @property

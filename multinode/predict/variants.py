@@ -85,7 +85,7 @@ def parse_method(text: str) -> int | None:
 
 
 def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, method: str | None = None) -> Calibration:
-    """The same training, shared out otherwise or with another part of it trained.
+    """Calibration of the training with another strategy or method.
 
     Args:
         calibration: as measured.

@@ -19,6 +19,7 @@ _TAKES = {
     "host": "time outside compute, communication, data and optimizer",
 }
 _TURNS = "waiting for slower workers takes {share}; they alternate, so no single node is the cause"
+_UNTIMED_PASSES = "; whether it is launch-bound is unknown, because only DDP times its passes on the GPU"
 _NO_ONE = "waiting for other workers takes {share}; no single node stands out"
 
 
@@ -111,7 +112,8 @@ def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) ->
     if is_bound(split) and mean.data_ms is not None and mean.data_ms > WORTH * mean.step_ms:
         waited = f"{format_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%})"
         sentence += f"; the host waited {waited} for batches, while the GPU may have computed"
-    return sentence
+    # FSDP and ZeRO have no counters of their passes, as DDP has.
+    return sentence + (_UNTIMED_PASSES if split.device == "cuda" and split.passes is None else "")
 
 
 def _share(time_ms: float, mean: WorkerSplit) -> str:

@@ -101,7 +101,7 @@ def find_exposure(observed: Observed) -> Exposure:
 
 
 def expose_each(observed: Observed) -> Exposure:
-    """The same for every step that all workers recorded, measured or not."""
+    """Exposure of every step that all workers recorded, measured or not."""
     whole = _whole_steps(observed, observed.steps)
     return _expose(observed, whole, whole, len(observed.steps))
 
@@ -217,7 +217,7 @@ def _why_untimed(evidence: _Evidence) -> str:
 
 
 def _timed_alone(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
-    """Those with DDP's counters, which alone show how long a GPU computes; else all."""
+    """Steps with DDP's counters, which alone show how long a GPU computes; all steps if none has them."""
     if evidence.device == "cpu":
         return steps
     counted = [_counted_step(step, evidence) for step in steps]

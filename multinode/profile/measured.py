@@ -21,7 +21,7 @@ from multinode.stats.estimate import Estimate, Spread, UnknownError, attempt, in
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The same job on the same nodes, measured once or several times; every None has a reason in `missing`."""
+    """A job on its nodes, measured once or several times; every None has a reason in `missing`."""
 
     run_ids: tuple[str, ...] = ()  # one per repeat
     node_names: tuple[str, ...] = ()  # as in the hostfile; empty if unknown
@@ -60,7 +60,7 @@ _COSTS: dict[str, tuple[tuple[str, ...], float, str | float]] = {
 def hostfile_price(plan: LaunchPlan, cluster: Cluster, kind: Literal["hourly", "purchase"]) -> float | None:
     """Price of a run's nodes together, from its hostfile; None if it has none for every node."""
     nodes = {node.name: node for node in cluster.nodes}
-    prices = [getattr(nodes.get(node.node), kind, lambda _: None)(len(node.ranks)) for node in plan.nodes]
+    prices = [getattr(nodes.get(place.node), kind, lambda _: None)(len(place.ranks)) for place in plan.places]
     given = [price for price in prices if price is not None]
     return math.fsum(given) if given and len(given) == len(prices) else None
 

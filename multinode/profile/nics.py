@@ -44,17 +44,17 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
     received: float = msgspec.field(default=0.0, name="received_bytes")
 
     def one_way(self, *, sends: bool) -> float:
-        """Those of one direction."""
+        """Bytes of one direction."""
         return self.sent if sends else self.received
 
     @property
     def busier(self) -> float:
-        """Those of the busier direction."""
+        """Bytes of the busier direction."""
         return max(self.sent, self.received)
 
     @property
     def both(self) -> float:
-        """Those of both directions."""
+        """Bytes of both directions."""
         return self.sent + self.received
 
     def __add__(self, other: Carried) -> Carried:

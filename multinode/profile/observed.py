@@ -244,7 +244,7 @@ def observe_run(
 
     `say` is called if reading takes a while. Beyond `most_bytes`, samples are read in evenly spread stretches.
     """
-    paths = [path for node in plan.nodes for path in directory.sample_files(node.node_rank)]
+    paths = [path for place in plan.places for path in directory.sample_files(place.node_rank)]
     size_bytes = sum(path.stat().st_size for path in paths)
     stretches = None
     if size_bytes > most_bytes:
@@ -258,13 +258,13 @@ def observe_run(
             say(f"reading {format_size(most_bytes)} of {format_size(size_bytes)} of samples: {done:.0%}")
         nodes.append(
             ObservedNode(
-                name=node.node,
-                node_rank=node.node_rank,
-                ranks=node.ranks,
-                ifname=node.ifname,
-                ifnames=node.ifnames,
-                link_gbit_per_s=node.link_gbit_per_s,
-                samples=tuple(parse_samples(directory.sample_lines(node.node_rank, stretches))),
+                name=node.place.node,
+                node_rank=node.place.node_rank,
+                ranks=node.place.ranks,
+                ifname=node.place.endpoint.ifname,
+                ifnames=node.place.endpoint.ifnames,
+                link_gbit_per_s=node.place.endpoint.link_gbit_per_s,
+                samples=tuple(parse_samples(directory.sample_lines(node.place.node_rank, stretches))),
             )
         )
     return observe(plan.run_id, nodes, stretches.recorded if stretches is not None else 0)

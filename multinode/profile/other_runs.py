@@ -57,8 +57,8 @@ def read_other_runs(directory: RunDirectory, plan: LaunchPlan) -> OtherRuns:
         directory: of the run.
         plan: of the run.
     """
-    names = [node.node for node in plan.nodes]
-    links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
+    names = [place.node for place in plan.places]
+    links = [place.endpoint.link_gbit_per_s for place in plan.places if place.endpoint.link_gbit_per_s is not None]
     # A size scan on one node uses no link.
     alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
     scan: ScanCurves | None = None

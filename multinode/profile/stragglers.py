@@ -295,7 +295,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workers(self) -> str:
-        """The same with their node, as `ranks 2, 3 on node1`."""
+        """The ranks with their node, as in `ranks 2, 3 on node1`."""
         return f"rank{'s' if len(self.mine) > 1 else ''} {self.ranks} on {self.node}"
 
 

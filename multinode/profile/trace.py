@@ -36,7 +36,7 @@ _MOST_ELEMENTS = 1 << 50
 _MOST_DIMENSIONS = 64
 _LONGEST_NAME = 300
 _LONGEST_ARGUMENT = 1 << 16
-# Those of torch take twice as much, with and without shapes.
+# Events of torch take twice as much, with and without shapes.
 _LEAST_EVENT_BYTES = 64
 _FEW_EVENTS = 1000
 # Tolerance by which the end of a span may follow the end of its wait.

@@ -2,20 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.hostfile import fold_numbers
-from multinode.cluster.quoting import Command, bracketed, render_command, shown_environment
-from multinode.decoding import convert
+from multinode.cluster.quoting import Command, bracketed, render_command
 from multinode.errors import printable_line
 from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.invocation import Invocation
-from multinode.secret_values import redact, redact_file
-from multinode.units import format_count, format_size
+from multinode.secret_values import FORWARDED, redact, redact_file
+from multinode.units import format_count, format_size, is_link_rate
+
+
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the workers of all nodes meet, and how many there are."""
+
+    addr: str  # of node 0
+    port: int
+    workers: tuple[Annotated[int, Meta(ge=1, le=1024)], ...]  # of each node, in node-rank order
+
+    @property
+    def nnodes(self) -> int:
+        """Number of nodes."""
+        return len(self.workers)
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers on all nodes."""
+        return sum(self.workers)
+
+    def ranks(self, node_rank: int) -> tuple[int, ...]:
+        """Ranks of a node's workers: torchrun and DeepSpeed's launcher number the workers node by node."""
+        first = sum(self.workers[:node_rank])
+        return tuple(range(first, first + self.workers[node_rank]))
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's place in a job: what its engine is told of it."""
+
+    node: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    endpoint: Endpoint  # its address and interface for data
+    hcas: tuple[str, ...] = ()  # RDMA devices for NCCL, where the hostfile names them
+    accelerator: str | None = None  # what kind it has; None is unknown
+    # for its workers, as the accelerator's variable names them; None leaves the choice to the engine
+    devices: tuple[str, ...] | None = None
+    python: str | None = None  # the job's interpreter on the node; None is `python3` of its PATH
+    packages: dict[str, str] = {}  # of the packages that the engine asks for, versions that are known
+    run_dir: str
+    cwd: str | None = None  # the directory of its files; None is unknown, or the user's home
+    code_dir: str | None = None  # where the job runs instead, in a copy of the user's files
+
+    @property
+    def nproc(self) -> int:
+        """Workers of this node."""
+        return len(self.ranks)
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,23 +69,18 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str  # relative to the run directory
     text: str
+    in_memory: bool = False  # whether it has a secret: the node then writes it on no disk
 
 
 class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node does."""
+    """What one node does; also its part of the request that starts it (docs/reference/agent-protocol.md)."""
 
-    node: str
-    node_rank: int
-    ranks: tuple[int, ...]
-    addr: str | None
-    ifname: str | None  # its data-plane interface; None is unknown
-    link_gbit_per_s: float | None = None
-    ifnames: tuple[str, ...] = ()  # all that the hostfile names, where those are several
+    place: Place
     gpus: tuple[int, ...] | None = None  # ids of the GPUs that its workers use; None where it has none
-    run_dir: str
     command: Command
     files: tuple[PlanFile, ...] = ()  # what is written into the run directory first
-    assumed: tuple[str, ...] = ()  # what a probe would have told and was taken for granted instead
+    # what a probe would have told and was taken for granted instead, beside what the endpoint assumes
+    assumed: tuple[str, ...] = ()
     # where relative paths of what the job writes start, if that is not its directory, a copy of the code
     output_cwd: str | None = None
 
@@ -81,7 +122,6 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         job: the job in a few words, for people.
         config_path: the YAML as the user named it; empty for a script.
         profile: whether the workers record their steps.
-        nproc_per_node: workers of a node; of unequal ones, of the node with the most.
         sample_interval_s: from one sample of a node's NICs, processors and GPUs to the next.
         levers: what changes the training itself, without those that have no effect on one node.
         test: what a benchmark measures; None of any other job.
@@ -94,10 +134,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     job: str
     config_path: str = ""
-    master_addr: str
-    master_port: int
-    nproc_per_node: Annotated[int, Meta(ge=1, le=1024)]
-    world_size: int
+    rendezvous: Rendezvous
     profile: bool = True
     trace: TraceWindow | None = None
     sample_interval_s: float = 1.0
@@ -109,21 +146,46 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """Each node's place, in node-rank order."""
+        return tuple(node.place for node in self.nodes)
+
+    @property
     def workers(self) -> tuple[int, ...]:
         """Workers of each node, in node-rank order."""
-        return tuple(len(node.ranks) for node in self.nodes)
+        return self.rendezvous.workers
+
+    @property
+    def world_size(self) -> int:
+        """Workers on all nodes."""
+        return self.rendezvous.world_size
+
+    def document(self) -> dict[str, Any]:
+        """The plan for files and screens: without forwarded values, and without the secrets of files.
+
+        Whoever writes it takes out those that their names tell (`redacted`).
+        """
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        for node in document["nodes"]:
+            command = node["command"]
+            command["env"] |= dict.fromkeys(command["forwarded"], FORWARDED)
+            for file in node["files"]:
+                file["text"] = redact_file(file["text"])
+        return document
+
+    @property
+    def link_gbit_per_s(self) -> float | None:
+        """Rate of the slowest NIC; None on one node, or if a NIC reports no rate that a link can have."""
+        rates = [place.endpoint.link_gbit_per_s for place in self.places]
+        known = [rate for rate in rates if rate is not None and is_link_rate(rate)]
+        return min(known) if len(known) == len(rates) > 1 else None
 
 
-def redact_plan(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan without secrets in variables, arguments, setup commands and files."""
-    shown = msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
-    return convert(redact(msgspec.to_builtins(shown)), LaunchPlan)
-
-
-def _redact_node(node: NodePlan) -> NodePlan:
-    shown = msgspec.structs.replace(node.command, env=shown_environment(node.command))
-    files = tuple(PlanFile(path=file.path, text=redact_file(file.text)) for file in node.files)
-    return msgspec.structs.replace(node, command=shown, files=files)
+def has_secret(node: NodePlan) -> bool:
+    """Whether a node hears a secret with its part of the plan."""
+    if node.command.forwarded or any(file.in_memory for file in node.files):
+        return True
+    return msgspec.json.encode(redact(msgspec.to_builtins(node))) != msgspec.json.encode(node)
 
 
 _DIGITS = 16
@@ -133,7 +195,7 @@ def plan_text(plan: LaunchPlan) -> str:
     """The plan: comment lines, then each node's command; secrets are redacted."""
     header = [
         f"# {plan.job}: {_describe_workers(plan)}",
-        f"# rendezvous at {bracketed(plan.master_addr)}:{plan.master_port}",
+        f"# rendezvous at {bracketed(plan.rendezvous.addr)}:{plan.rendezvous.port}",
         *(f"# note: {note}" for note in plan.notes),
     ]
     if plan.code is not None:
@@ -148,16 +210,17 @@ def plan_text(plan: LaunchPlan) -> str:
 def _describe_workers(plan: LaunchPlan) -> str:
     if len(set(plan.workers)) > 1:
         return f"{plan.world_size} workers on {len(plan.nodes)} nodes: {', '.join(map(str, plan.workers))}"
-    return f"{plan.world_size} workers, {plan.nproc_per_node} on each of {len(plan.nodes)} nodes"
+    return f"{plan.world_size} workers, {plan.workers[0]} on each of {len(plan.nodes)} nodes"
 
 
 def _node_text(node: NodePlan) -> str:
-    ranks = fold_numbers(node.ranks)
+    place, endpoint = node.place, node.place.endpoint
+    where = f"{endpoint.addr} on {endpoint.ifname or 'unknown'}"
     lines = [
         "",
-        f"# --- {node.node}: node rank {node.node_rank}, ranks {ranks}, {node.addr} on {node.ifname or 'unknown'}",
-        *(f"# assumed: {assumption}" for assumption in node.assumed),
-        *(f"# sent first: {node.run_dir}/{file.path}" for file in node.files),
+        f"# --- {place.node}: node rank {place.node_rank}, ranks {fold_numbers(place.ranks)}, {where}",
+        *(f"# assumed: {assumption}" for assumption in (*endpoint.assumed, *node.assumed)),
+        *(f"# sent first: {place.run_dir}/{file.path}" for file in node.files),
         render_command(node.command),
     ]
     return "\n".join(lines)

@@ -349,15 +349,15 @@ def start_progress(plan: LaunchPlan) -> RunProgress:
         world_size=plan.world_size,
         nodes=tuple(
             NodeProgress(
-                name=node.node,
-                node_rank=node.node_rank,
-                ranks=node.ranks,
-                ifname=node.ifname,
-                link_gbit_per_s=node.link_gbit_per_s,
+                name=place.node,
+                node_rank=place.node_rank,
+                ranks=place.ranks,
+                ifname=place.endpoint.ifname,
+                link_gbit_per_s=place.endpoint.link_gbit_per_s,
                 test=plan.test if isinstance(plan.test, CollectiveTest) else None,
                 total_steps=len(plan.test.messages) if isinstance(plan.test, CollectiveTest) else None,
             )
-            for node in plan.nodes
+            for place in plan.places
         ),
     )
 

@@ -201,6 +201,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         attempts: of a run with restarts, oldest first; otherwise empty.
         stop_reason: of a stopped run: a signal's name, `stop` (the command), or SLOWER_THAN_ONE_NODE.
         command: the command line that started it; None if none did, as from Python.
+        part_of: the run that it is a part of, such as an attempt or one side of a contrast; None for a run by itself.
+        has_parts: whether it consists of other runs, which have plans, logs and samples.
         missing_bytes: of logs and samples that could not be written here; `multinode attach` fetches them.
     """
 
@@ -221,6 +223,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
     stop_reason: str = ""
     command: Invocation | None = None
+    part_of: str | None = None
+    has_parts: bool = False
     missing_bytes: int = 0
 
     @property
@@ -255,8 +259,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return f"{format_count(self.world_size, 'worker')} on {format_count(len(self.nodes), 'node')}"
 
 
-def new_run(plan: LaunchPlan, started_s: float) -> Run:
-    """A run of a plan that has just started."""
+def new_run(plan: LaunchPlan, started_s: float, part_of: str | None = None) -> Run:
+    """A run of a plan that has just started, as a part of another one or by itself."""
     return Run(
         run_id=plan.run_id,
         job=plan.job,
@@ -264,8 +268,9 @@ def new_run(plan: LaunchPlan, started_s: float) -> Run:
         status="running",
         started_s=started_s,
         world_size=plan.world_size,
-        nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in plan.nodes),
+        nodes=tuple(NodeRun(name=place.node, node_rank=place.node_rank) for place in plan.places),
         command=plan.command,
+        part_of=part_of,
     )
 
 

@@ -30,9 +30,9 @@ from multinode.records.files import (
     ownership_fix,
     writing,
 )
-from multinode.records.run import match_runs
+from multinode.records.run import Run, match_runs
 from multinode.records.sample_files import LONGEST_LINE, EvenStretches, read_lines, read_tail
-from multinode.secret_values import redact
+from multinode.secret_values import redacted
 
 _LOG = logging.getLogger(__name__)
 
@@ -176,8 +176,7 @@ class RunDirectory:
 
     def write(self, name: str, value: object) -> None:
         """Write a file as indented JSON without secrets, atomically."""
-        shown = redact(decode_json(msgspec.json.encode(value), object))
-        data = msgspec.json.format(msgspec.json.encode(shown), indent=2)
+        data = msgspec.json.format(msgspec.json.encode(redacted(value)), indent=2)
         self.write_bytes(name, data + b"\n")
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -194,6 +193,10 @@ class RunDirectory:
         """The `--hosts` argument of the run; empty if the nodes came from elsewhere."""
         cluster = self.read("cluster.json", _Cluster)
         return cluster.hosts if cluster is not None else ""
+
+    def read_run(self) -> Run | None:
+        """The record of the run as it is now; None if the directory has none."""
+        return self.read("run.json", Run)
 
     def read(self, name: str, kind: type[T]) -> T | None:
         """Read a file; None if the run has none.

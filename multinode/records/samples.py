@@ -15,7 +15,7 @@ from multinode.decoding import convert, decode_json, printable_values
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 """A node's count, 0 or more. Larger figures are invalid: sums of these stay within a float."""
 Total = Annotated[float, msgspec.Meta(ge=0, le=1 << 60)]
-"""Likewise, but not necessarily whole."""
+"""A node's sum, 0 or more, not necessarily whole."""
 Us = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 """A part of a step, at most eleven days."""
 TookUs = Annotated[float, msgspec.Meta(ge=1e-3, le=1e12)]

@@ -143,7 +143,7 @@ class CommandLine(str):
 
 
 def labelled_parts(rows: Iterable[tuple[str, str]]) -> Iterator[Part]:
-    """The same, with commands among the texts."""
+    """Labelled rows, with commands among their texts."""
     for is_command, group in itertools.groupby(rows, lambda row: isinstance(row[1], CommandLine)):
         if is_command:
             yield from (footer(label, text) for label, text in group)
@@ -173,7 +173,7 @@ def print_parts(console: Console, parts: Iterable[Part]) -> None:
 
 
 def screen_text(parts: Iterable[Part], width: int = WIDE) -> str:
-    """The same as text, without color and trailing blanks."""
+    """The parts as text, without color and trailing blanks."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
         print_parts(console, parts)

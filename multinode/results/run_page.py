@@ -21,18 +21,17 @@ from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep import load_table
 from multinode.launch.ending import failure_notes, hang_words
-from multinode.launch.node_runs import StoredRun, load_run
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
-from multinode.profile.observed import Observed, observe_run
+from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.files import choose_form, write_text
-from multinode.records.plan import LaunchPlan
 from multinode.records.run import Attempt, Run
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.render.sheet import Block, Chart, Column, Prose, Sheet, Tiles, blocks_markdown, figure, percent
+from multinode.runs.stored_run import StoredRun, load_run
 from multinode.units import UNKNOWN, format_duration, format_sig
 
 
@@ -95,7 +94,7 @@ def _blocks(run: ReportedRun, name: str | None = None) -> Iterator[Block]:
     """Everything known of a run; with charts if it has a `name` on a page."""
     yield from _head(run.run)
     charts = _charts(run, name) if name is not None else {}
-    # Those of an nccl-test are of a training that it is not.
+    # A scan has no training, so figures of one do not apply.
     summary = run.summary if run.scan is None else None
     if run.unread:
         yield Prose(run.unread, "strong")
@@ -249,7 +248,7 @@ def report_blocks(report: Report) -> Iterator[Block]:
 
 
 def report_markdown(report: Report) -> str:
-    """The same as text for an issue or a wiki, without charts."""
+    """The report as Markdown for an issue or a wiki, without charts."""
     return blocks_markdown(cell_blocks(report.cells)) if report.cells is not None else run_markdown(report.runs)
 
 
@@ -314,13 +313,13 @@ def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:
     last = directory.path.with_name(attempts[-1].run_id) if attempts else None
     # Another user's directory may have the name of an attempt that is no more.
     measured = RunDirectory(last) if last is not None and last in list_runs(directory.path.parent) else directory
-    plan = measured.read("plan.json", LaunchPlan)
+    samples = StoredRun(measured, say)
     contrast, unread = load_contrast(directory)
     return ReportedRun(
         run=stored.run,
         summary=stored.summary,
         # A contrast has no nodes of its own: its sides' runs lie beside it.
-        observed=observe_run(measured, plan, say) if plan is not None else None,
+        observed=samples.observed if samples.plan is not None else None,
         scan=directory.read("nccl-test.json", ScanReport),
         contrast=contrast,
         unfinished=load_unfinished(directory) if contrast is None and not unread else None,

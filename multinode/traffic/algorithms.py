@@ -331,7 +331,7 @@ def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str 
 
 
 def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[NodeFlow, ...]:
-    """The same by node: what its NIC sends and receives, and what stays inside, as fractions of S."""
+    """Flows by node: what its NIC sends and receives, and what stays inside, as fractions of S."""
     sent, received, inside = ([0.0] * layout.nodes for _ in range(3))
     node_of = [node for node, ranks in enumerate(layout.ranks) for _ in ranks]
     for (source, target), part in flows.items():

@@ -165,7 +165,7 @@ def find_odd(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = 
 def find_odd_in_ring(
     pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None
 ) -> tuple[NetworkFinding, ...]:
-    """Likewise for streams around a ring: a node has one peer each way, and is blamed if both are slow."""
+    """Find slow streams around a ring: a node has one peer each way, and is blamed if both are slow."""
     return _find_odd(tuple(pairs), ceilings, _join_in_ring)
 
 

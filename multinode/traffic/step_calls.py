@@ -209,7 +209,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_buckets(calls: Iterable[Call], bucket_bytes: float | None) -> tuple[Call, ...]:
-    """The same calls with reductions of at most so many bytes; None sends each in one call."""
+    """Cut reductions into calls of at most `bucket_bytes`; None sends each in one call."""
     if bucket_bytes is None:
         return tuple(calls)
     cut = []
@@ -220,7 +220,7 @@ def in_buckets(calls: Iterable[Call], bucket_bytes: float | None) -> tuple[Call,
 
 
 def with_gradients(calls: Iterable[Call], factor: float) -> tuple[Call, ...]:
-    """The same calls with gradients scaled by a factor: 0.5 for fp32 sent as half. Parameters keep their size."""
+    """Scale the gradients of calls by a factor: 0.5 for fp32 sent as half. Parameters keep their size."""
     return tuple(
         msgspec.structs.replace(call, size_bytes=call.size_bytes * factor) if call.collective in _REDUCTIONS else call
         for call in calls

@@ -47,7 +47,7 @@ _PLAIN = (
     "BatchMode=yes ClearAllForwardings=yes ControlPersist=no EscapeChar=none ForwardAgent=no ForwardX11=no "
     "LogLevel=DEBUG1 PermitLocalCommand=no RequestTTY=no Tunnel=no UpdateHostKeys=no VisualHostKey=no"
 )
-# Likewise; unknown to releases before 7.6 and 8.7.
+# Overrides that releases before 7.6 and 8.7 do not know.
 _NEWER = "RemoteCommand=none ForkAfterAuthentication=no SessionType=default StdinNull=no"
 # A session that its master rejects would log in again by itself.
 _NO_LOGIN = "ProxyCommand=exit 1"
@@ -203,7 +203,7 @@ class OpensshTransport(Transport):
         return link
 
     def _connect_gate(self, gate: Node, node: Node, end: float) -> _Link:
-        """The same for a jump host; nodes behind it share its failure."""
+        """The connection to a jump host, open or new; nodes behind it share its failure."""
         link = self._link(gate)
         with held(link.lock, end, refusals.STILL_OPENING.error(node, where=node.name)):
             try:

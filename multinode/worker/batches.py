@@ -1,7 +1,7 @@
-"""Batches: how many forward passes, samples and tokens a step had, by the inputs of the model that trains.
+"""Counts forward passes, samples and tokens of each step by the inputs of the trained model.
 
-The outermost call that is given a batch counts it: the Trainer's training step, else that of the wrapped model
-(`forward`). A bare model in a loop of one's own is not seen.
+The outermost call with a batch counts: the Trainer's training step, or else the call of the wrapped model (`forward`).
+A model without a wrapper in the user's own loop is not seen.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .phases import PhaseClock
 from .steps import Steps
 
 _DEEPEST = 3
-# Masks that are all counted, of short trainings every one; and then of every how many steps.
+# This many masks are all counted, which covers short trainings; after that, the masks of one step in eight.
 _ALL_OF_FIRST = 10
 _EACH = 8
-# What a mask counts for beside the one after it, in what those between are taken for.
+# Weight of a counted mask relative to the next one, in the estimate for masks that are not counted.
 _KEPT = 0.75
 
 Poll = Callable[[], Optional[int]]
@@ -48,27 +48,27 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
 
 
 class _Look(NamedTuple):
-    """What is to be seen of one batch; None is unknown."""
+    """What is known of one batch; None is unknown."""
 
     samples: Optional[int] = None
     tokens: Optional[int] = None
-    # which of the tokens are no padding, and of which sequence of their row they are (1, 2, ... where packed).
+    # attention mask: 0 for padding, else the number of the token's sequence in its row (1, 2, ... if packed)
     mask: Any = None
-    positions: Any = None  # of each token in its sequence, where there is no such mask
-    squares: Optional[int] = None  # of the lengths of sequences, summed up, where it takes no looking at either
+    positions: Any = None  # of each token in its sequence, if there is no such mask
+    squares: Optional[int] = None  # sum of squared sequence lengths, if the shape alone determines it
 
 
 def start_count(torch: Any, tensor: Any, count: Callable[[Any, Any], Any]) -> Optional[Poll]:
-    """Begin to count something in an attention mask, or in positions; None where that cannot be had for nothing.
+    """Start counting something in an attention mask or in positions; None if that would cost too much.
 
-    A count on a GPU is asked for at once and known later: the host never waits for the device.
+    A count on a GPU is launched at once and known later: the host never waits for the device.
 
-    More than a plain tensor (one spread over workers, as DTensor is) is left alone: to add it up could be a collective.
+    Subclasses of Tensor, such as DTensor, are not counted: a sum over them could be a collective.
 
     Args:
         torch: the module.
-        tensor: on a processor or a GPU.
-        count: makes a tensor of one number of it, given `torch` as well.
+        tensor: a tensor on the CPU or a GPU.
+        count: given `torch` and the tensor, returns a tensor of one number.
     """
     if type(tensor) is not torch.Tensor:
         return None
@@ -81,12 +81,12 @@ def start_count(torch: Any, tensor: Any, count: Callable[[Any, Any], Any]) -> Op
 
 
 def count_tokens(_torch: Any, mask: Any) -> Any:
-    """The tokens that an attention mask does not hide."""
+    """Number of tokens that an attention mask does not hide."""
     return mask.ne(0).sum()
 
 
 def count_squares(torch: Any, mask: Any) -> Any:
-    """Squares of the lengths of sequences: runs of one value other than zero, in the rows of an attention mask."""
+    """Sum of squared sequence lengths; a sequence is a run of one value other than zero in a row of the mask."""
     places = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)
     begins = torch.zeros_like(places)
     begins[..., 1:] = places[..., 1:] * mask[..., 1:].ne(mask[..., :-1])
@@ -94,31 +94,31 @@ def count_squares(torch: Any, mask: Any) -> Any:
 
 
 def count_squares_by_position(_torch: Any, positions: Any) -> Any:
-    """Likewise of tokens at these positions of their sequences."""
+    """Sum of squared sequence lengths, given the position of each token in its sequence."""
     return _odd(positions).sum()
 
 
 def _odd(positions: Any) -> Any:
-    """What a token adds to the square of its sequence's length: 1 + 3 + 5 + ... + (2 l - 1) is l squared."""
+    """A token's part in the square of its sequence's length: 1 + 3 + 5 + ... + (2 l - 1) is l squared."""
     return 2 * positions + 1
 
 
 class Batches:
-    """Counts the batches of one model: that which was given one first, until it is gone or rests for a whole step.
+    """Counts the batches of one model: the first that gets one, until it is gone or gets none for a whole step.
 
-    Samples are rows: of packed rows, each of which holds several texts, too. Tokens are those of `input_ids` alone,
-    where the model has a decoder besides. Effective tokens are what the attention mask does not hide; without a mask of
-    their shape they are unknown, as in packed batches, which tell their borders by other means. On a GPU they are
-    counted there and known some steps later: `effective_tokens` of a step are those that have become known since the
-    step before. Sums over many steps are right but for the last few steps. So it is with `squared_lengths`, of the
-    sequences that attend to themselves alone: those that the mask tells apart, or else their positions; without either
-    each row is one.
+    A sample is a row, even if a packed row holds several texts. Tokens are those of `input_ids`, without a decoder's.
+    Effective tokens are those that the attention mask does not hide. They are unknown without a mask of the same shape,
+    as in packed batches that mark sequences in other ways. `squared_lengths` is the sum of squared lengths of the
+    sequences that attend only to themselves; the mask separates them, or else the positions, or else each row is one.
 
-    To count takes the host as long as a small step may: after the first masks those of one step in `_EACH` are counted.
-    The others are taken to be as those before; `estimated_tokens` of a step are the tokens of which this is so.
+    On a GPU, these counts become known some steps later: a step reports the counts that became known since the step
+    before. Sums over many steps are right except for the last few steps.
+
+    Counting may take the host as long as a small step. So after the first masks, only those of one step in `_EACH` are
+    counted, and the others are estimated from earlier ones; `estimated_tokens` is the number of such tokens of a step.
 
     Args:
-        clock: knows whether the training is inside a backward pass, where forward passes recompute what was counted.
+        clock: tells whether the training is inside a backward pass, where forward passes are recomputations.
     """
 
     def __init__(self, clock: PhaseClock, start: Callable[..., Optional[Poll]] = start_count) -> None:
@@ -134,9 +134,9 @@ class Batches:
         self._effective, self._squares = _Sum(), _Sum()
 
     def begin(self, model: Any, *args: Any, **kwargs: Any) -> bool:
-        """A model is called; False where the call belongs to one that is watched already, or is none of training."""
+        """A model is called; False if the call is inside another that counts, or does not train."""
         torch = sys.modules.get("torch")
-        # A compiled module of torch 2.4 trains for ever, by its own account.
+        # In torch 2.4, a compiled module's own `training` is always True.
         trained = getattr(model, "_orig_mod", model)
         if self._inside or torch is None or not (trained.training and torch.is_grad_enabled()):
             return False
@@ -145,18 +145,18 @@ class Batches:
         return self._begin(torch, model, args, kwargs)
 
     def begin_trainer(self, trainer: Any, _model: Any, inputs: Any = None, *_: Any, **__: Any) -> bool:
-        """The Trainer has a batch to train on."""
+        """The Trainer's training step begins with a batch."""
         torch = sys.modules.get("torch")
         if self._inside or torch is None:
             return False
         return self._begin(torch, trainer, (inputs,), {})
 
     def end(self) -> None:
-        """What began has ended."""
+        """The call that `begin` or `begin_trainer` accepted has ended."""
         self._inside = False
 
     def __call__(self, _step: int) -> Dict[str, Any]:
-        """The fields of a step: what was counted since the step before; none where nothing was."""
+        """The fields of a step: counts since the previous step; empty if there was no batch."""
         looks, self._looks = self._looks, []
         estimated, self._estimated = self._estimated, 0
         self._steps += 1
@@ -174,7 +174,7 @@ class Batches:
         }
 
     def _begin(self, torch: Any, model: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-        # One that cannot be counted has no end that would be told.
+        # This order matters: if counting raises, `end` is not called.
         self._count(torch, model, args, kwargs)
         self._inside = True
         return True
@@ -211,28 +211,28 @@ class Batches:
 
 
 class _Sum:
-    """A sum whose parts may become known later, in their order, and of which some are estimated by those before."""
+    """A sum whose parts become known later, in order; some parts are estimated from earlier ones."""
 
     def __init__(self) -> None:
         self._pending: Deque[Tuple[Poll, int]] = deque()
         self._unknown = False
-        # Of the parts that are known, the later ones counting for more, and what they are parts of.
+        # Weighted sums of the known parts and of their tokens; later parts have more weight.
         self._known = self._of = 0.0
         self._passed_over = 0
 
     def add(self, part: Optional[Poll], of: int = 0) -> None:
-        """A part of so many tokens; None is one that will never be known."""
+        """Add a part of `of` tokens; None is a part that will never be known."""
         if part is None:
             self._unknown = True
         else:
             self._pending.append((part, of))
 
     def pass_over(self, of: int) -> None:
-        """A part of so many tokens is to be estimated."""
+        """Estimate a part of `of` tokens."""
         self._passed_over += of
 
     def take(self) -> Optional[int]:
-        """What has become known since it was taken last; None where a part added since then is unknown."""
+        """The sum of parts that became known since the last call; None if a part added since then is unknown."""
         total = 0
         while self._pending:
             poll, of = self._pending[0]
@@ -253,7 +253,7 @@ def _look(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> _Look:
     named = next((each for each in (kwargs, *args) if isinstance(each, Mapping) and "input_ids" in each), None)
     if named is not None and isinstance(named["input_ids"], torch.Tensor):
         shape = tuple(named["input_ids"].shape)
-        # Without rows (all texts of a batch in one line), nobody says how many samples it holds.
+        # Without rows (all texts of a batch in one line), the number of samples is unknown.
         rows = shape[0] if len(shape) > 1 else None
         tokens = named["input_ids"].numel()
         mask, positions = named.get("attention_mask"), named.get("position_ids")
@@ -294,7 +294,7 @@ def _sum(numbers: Iterator[Optional[int]]) -> Optional[int]:
 
 
 def _start_on_gpu(torch: Any, count: Any, device: Any) -> Poll:
-    # Pinned memory, for without it the copy would wait; torch keeps it for the next such count.
+    # Without pinned memory the copy would wait; torch caches the memory for the next count.
     host = torch.empty((), dtype=torch.int64, pin_memory=True)
     host.copy_(count, non_blocking=True)
     copied = torch.cuda.Event()

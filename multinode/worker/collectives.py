@@ -1,13 +1,13 @@
-"""Collectives: which functions of torch.distributed communicate, what a call carries, and who waits how long in them.
+"""Collectives of torch.distributed: counts calls and their sizes, and times how long a worker waits in them.
 
-S is counted as nccl-tests does: of an all-gather, a gather and a scatter what all workers have together, of a
-reduce-scatter and an all-to-all what one worker puts in, of all else the tensor.
+S is counted as in nccl-tests: for an all-gather, gather or scatter the size of all workers' parts, for a reduce-scatter
+or all-to-all the size of one worker's input, else the size of the tensor.
 
-On the CPU the host waits, in the phase `comm`, or `comm_local` inside a node. On a GPU the computing stream does, timed
-by pairs of CUDA events, and nothing is synchronised: events are asked at later steps whether they have come to pass.
-FSDP and DeepSpeed call collectives on streams of their own, which the computing stream waits for by events, or the
-host, which then gives it nothing to compute: that wait is timed in their place, as far as the calls themselves took so
-long: a loop may compute on such a stream, too. What waits elsewhere is not seen: DDP's reducer waits in C++.
+On the CPU the host waits, in the phase `comm`, or `comm_local` inside a node. On a GPU the computing stream waits,
+which pairs of CUDA events time without synchronizing: later steps query whether the events are over. FSDP and DeepSpeed
+call collectives on other streams. The computing stream then waits for those by events, or the host does and launches no
+computation meanwhile. That wait is timed instead, but no longer than the calls themselves took, since a loop may also
+compute on such a stream. Waits elsewhere are not seen: DDP's reducer waits in C++.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from . import compiler
 from .guard import Guard, Hooks
 from .steps import Steps, is_capturing
 
-# So many waits of a step are kept; those that are over by then are added up. The host is never further ahead of the
-# device than the driver's queue of launches lets it be, which is shorter than the second number.
+# From the first number of waits in a step on, those that are over are added up. The host cannot be further ahead of the
+# device than the driver's launch queue, which is shorter than the second number.
 _KEPT_PAIRS = 512
 _MOST_PAIRS = 16384
-# Calls on another stream that nobody waits for.
+# The most timed calls on other streams that nobody has waited for.
 _MOST_SPANS = 4096
-# So many of them are asked about at once.
+# Waits that one query covers.
 _ADDED = 64
-# The host is never so many steps ahead of the device; were a device stuck, nothing would pile up.
+# The host is never this many steps ahead of the device; if a device hangs, older steps are dropped.
 _MOST_PENDING = 64
-# Of an event: the stream that it was recorded on, and how many calls had gone there; None where none had.
+# Attribute of an event: the stream it was recorded on and the number of calls there so far, or None.
 _MARK = "_multinode_mark"
 
 _Reader = Callable[[Tuple[Any, ...], Dict[str, Any]], Any]
@@ -45,15 +45,15 @@ _Count = Callable[[str, Any, float], None]
 
 
 class _Kind(NamedTuple):
-    """What a function does, and which of its parameters says how much."""
+    """The collective of a function, and the parameters that determine its size and group."""
 
-    op: str  # the collective, as CallCount names it
-    sized: str = ""  # the parameter that holds the tensor, or the tensors; none for a barrier, which carries nothing
-    shared: bool = False  # whether that is one worker's share of S
+    op: str  # the collective, as in CallCount
+    sized: str = ""  # parameter with the tensor or tensors; empty for a barrier, which carries nothing
+    shared: bool = False  # whether the tensor is one worker's share of S
     group: str = "group"
 
 
-# Not here, because they call others of these for each of their parts: batch_isend_irecv, the collectives of objects.
+# batch_isend_irecv and the collectives of objects are missing, because they call others of these.
 _PROCESS_GROUP: Dict[str, _Kind] = {
     "all_reduce": _Kind("all_reduce", "tensor"),
     "all_reduce_coalesced": _Kind("all_reduce", "tensors"),
@@ -79,10 +79,10 @@ _PROCESS_GROUP: Dict[str, _Kind] = {
     "barrier": _Kind("barrier"),
     "monitored_barrier": _Kind("barrier"),
 }
-"""Of torch.distributed.distributed_c10d, which torch.distributed hands on."""
+"""Functions of torch.distributed.distributed_c10d, which torch.distributed re-exports."""
 
 _PACKAGE: Dict[str, _Kind] = {"_broadcast_coalesced": _Kind("broadcast", "tensors", group="process_group")}
-"""Of torch.distributed itself: DDP's buffers and its first parameters. Flattened to buckets inside; counted as one."""
+"""Functions of torch.distributed itself: DDP's buffers and its first parameters. Its buckets count as one call."""
 
 _FUNCTIONAL: Dict[str, _Kind] = {
     "all_reduce": _Kind("all_reduce", "self"),
@@ -101,9 +101,9 @@ _FUNCTIONAL: Dict[str, _Kind] = {
     "all_to_all_single_autograd": _Kind("all_to_all", "self"),
     "broadcast": _Kind("broadcast", "self"),
 }
-"""Of torch.distributed._functional_collectives: what DTensor calls."""
+"""Functions of torch.distributed._functional_collectives, which DTensor calls."""
 
-# pybind11's functions have no signature that Python can read.
+# Python cannot read the signature of pybind11's functions.
 _BUILTIN_PARAMETERS = {"_broadcast_coalesced": ["process_group", "tensors", "buffer_size", "src"]}
 
 
@@ -112,10 +112,10 @@ class _Nesting(threading.local):
 
 
 class CollectiveHooks:
-    """Replaces functions of torch.distributed by ones that count and time their outermost calls.
+    """Wraps functions of torch.distributed to count and time their outermost calls.
 
     Args:
-        steps: whose phases the host's waits are.
+        steps: its phase clock times waits of the host.
         count: called with a collective's name, the process group (None: the default one) and S in bytes.
     """
 
@@ -131,15 +131,15 @@ class CollectiveHooks:
         self._count = count
         self._device = device
         self._nesting = _Nesting()
-        # by group, whether it is inside this node; and of such groups what is waited for later
+        # whether each group is inside this node; and asynchronous results of such groups
         self._local: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._results: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def hooks(self) -> Hooks:
-        """Modules to wait for, and what is then done with each.
+        """Modules to wait for, and what to do with each.
 
-        The first of them is wrapped before anybody has copied its functions: torch.distributed, torch.compile's table
-        of collectives (which knows them by identity) and DeepSpeed all take ours.
+        The first module is wrapped before others copy its functions. So torch.distributed, DeepSpeed, and
+        torch.compile's table of collectives, which compares identities, all get the wrapped ones.
         """
         return [
             ("torch.distributed.distributed_c10d", self._hook_process_groups),
@@ -162,7 +162,7 @@ class CollectiveHooks:
         module.wait_tensor = self._timed(module.wait_tensor)
 
     def _hook_events(self, module: Any) -> None:
-        """Stream.wait_event, Stream.wait_stream and Stream.record_event all call the first two."""
+        """Wrap Event.record and Event.wait, which wait_event, wait_stream and record_event of streams call."""
         record, wait, device = module.Event.record, module.Event.wait, self._device
         mark, begin = device.mark, device.begin_event
 
@@ -202,7 +202,7 @@ class CollectiveHooks:
         self._time_waits(module, "synchronize", self._device.begin_device_on_host)
 
     def _hook_accelerator(self, module: Any) -> None:
-        """Its streams are C++ alone, whose waits nobody sees: those of torch.cuda are streams of its kind."""
+        """Wrap torch.accelerator; its C++ streams, whose waits are not seen, are replaced by those of torch.cuda."""
         self._hook_device(module)
         current, device = getattr(module, "current_stream", None), self._device
         torch = sys.modules["torch"]
@@ -220,7 +220,7 @@ class CollectiveHooks:
         module.current_stream = current_stream
 
     def _time_waits(self, owner: Any, name: str, begin: Callable[..., Optional[_Ended]]) -> None:
-        """Time a function by which the host waits for streams, where nobody has waited for calls on them."""
+        """Time a function in which the host waits for streams with calls that nobody has waited for."""
         device, function = self._device, getattr(owner, name, None)
         if function is None:
             return
@@ -251,7 +251,7 @@ class CollectiveHooks:
                 self._guard.tell("counting the calls of %s.%s" % (module.__name__, name), error)
 
     def _counted(self, function: Callable[..., Any], call: _Call, group_of: Optional[_GroupOf]) -> Callable[..., Any]:
-        """The function, with its outermost calls counted and timed."""
+        """Wrap a function so that its outermost calls are counted and timed."""
         nesting = self._nesting
 
         @functools.wraps(function)
@@ -290,8 +290,8 @@ class CollectiveHooks:
             return None
 
     def _is_local(self, group: Any) -> bool:
-        """Whether all of a group's workers are on this node, of several nodes."""
-        # The default group spans all nodes, and for one without this worker a number stands.
+        """Whether all workers of a group are on this node, in a job of several nodes."""
+        # None is the default group, which spans all nodes; a number stands for a group without this worker.
         if group is None or isinstance(group, int):
             return False
         try:
@@ -304,12 +304,12 @@ class CollectiveHooks:
         return known
 
     def _remember(self, result: Any) -> None:
-        """What is waited for later: a Work, or what a functional collective hands on."""
+        """Remember the result of a local group for a later wait: a Work, or a functional collective's tensor."""
         result = getattr(result, "elem", result)
         self._results[id(result)] = result
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that waits for a collective, timed unless a collective that is timed already calls it."""
+        """Wrap a function that waits for a collective; calls inside a timed collective are not timed again."""
         nesting = self._nesting
 
         @functools.wraps(function)
@@ -332,7 +332,7 @@ class CollectiveHooks:
         try:
             while isinstance(tensors, (list, tuple)) and tensors:
                 tensors = tensors[0]
-            # On a GPU the host goes on at once, and its time says nothing.
+            # On a GPU the host continues at once, so its time says nothing.
             if getattr(tensors, "is_cuda", False):
                 return self._device.begin(local=local) if call.waits(args, kwargs) else None
             return self._phases.leave if self._phases.enter(_phase(local=local)) else None
@@ -341,8 +341,8 @@ class CollectiveHooks:
             return None
 
     def _begin_wait(self, *, local: bool) -> Optional[_Ended]:
-        # A Work does not say which device it is of: both are timed, and one of the two waits for next to nothing. Where
-        # another stream waits, the host does not.
+        # A Work does not tell its device, so host and device are both timed; one of the two hardly waits. If another
+        # stream waits, the host does not.
         try:
             device_ended = self._device.begin(local=local)
             if _is_elsewhere(device_ended) or not self._phases.enter(_phase(local=local)):
@@ -362,10 +362,10 @@ class CollectiveHooks:
 
 
 class CudaStream:
-    """The stream that torch computes on unless told otherwise, of the current GPU.
+    """The default stream of the current GPU, on which torch computes unless told otherwise.
 
-    As cheap as torch lets it be: `torch.cuda.current_stream()` makes an object and asks much before, and a training of
-    many small steps waits hundreds of times in each.
+    It is as cheap as torch allows: `torch.cuda.current_stream()` checks a lot and creates an object, and a training
+    with small steps may wait hundreds of times per step.
     """
 
     def __init__(self) -> None:
@@ -375,22 +375,22 @@ class CudaStream:
         self._streams: Dict[Tuple[int, int], Any] = {}
 
     def in_use(self) -> bool:
-        """Whether this worker uses a GPU at all; asking starts nothing."""
+        """Whether this worker uses a GPU; the check does not initialize CUDA."""
         if not self._in_use:
             self._in_use = bool(sys.modules["torch"].cuda.is_initialized())
         return self._in_use
 
     def current(self) -> int:
-        """The handle of the stream that what is called now goes to: 0 is this one.
+        """The handle of the current stream: 0 is the default stream.
 
-        It never is while a CUDA graph is captured, which needs another stream.
+        It is never 0 during the capture of a CUDA graph, which needs another stream.
         """
         if self._current is None:
             self._current = _current_handle(sys.modules["torch"])
         return self._current()
 
     def here(self, device: Any) -> Any:
-        """The stream of this GPU, the current one, that what is called now goes to, as torch has it."""
+        """The current stream of this GPU as torch's object; the GPU must be the current one."""
         torch = sys.modules["torch"]
         quick = _quick(torch)
         if quick is None:
@@ -404,17 +404,14 @@ class CudaStream:
         return stream
 
     def event(self) -> Any:
-        """A new event that keeps the time. Its `record` is of this stream, whichever is the current one.
-
-        And its `record_on` of the stream that it is given.
-        """
+        """A new timing event. `record` records on the default stream, `record_on` on a given one."""
         if self._event is None:
             self._event = _event_of_computing(sys.modules["torch"])
         return self._event()
 
 
 def _quick(torch: Any) -> Optional[Tuple[Callable[[], int], Callable[[int], int]]]:
-    """The current GPU, and the handle of its current stream, by what torch's compiler uses; None in a torch without."""
+    """Functions for the current GPU and its current stream's handle, which torch's compiler uses; None if missing."""
     core = getattr(torch, "_C", None)
     index_of, handle_of = (getattr(core, name, None) for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"))
     return None if index_of is None or handle_of is None else (index_of, handle_of)
@@ -431,7 +428,7 @@ def _current_handle(torch: Any) -> Callable[[], int]:
 def _event_of_computing(torch: Any) -> Callable[[], Any]:
     cuda, quick = torch.cuda, _quick(torch)
     event, base = cuda.Event, getattr(getattr(torch, "_C", None), "_CudaEventBase", None)
-    # What torch's own calls in the end; else torch's own, without our hook.
+    # The C++ method that torch's `record` calls, or else torch's `record` without our wrapper.
     below = base if base is not None and issubclass(event, base) else None
     record = getattr(event.record, "__wrapped__", event.record) if below is None else below.record
     streams: Dict[int, Any] = {}
@@ -454,11 +451,11 @@ def _event_of_computing(torch: Any) -> Callable[[], Any]:
 
 
 class _OtherStream:
-    """What was called on a stream that is not the computing one.
+    """Collectives on a stream other than the computing one.
 
     Attributes:
-        issued: calls so far; `awaited` of them are waited for, and `before` of them were called in an earlier step.
-        spans: of those that nobody has waited for yet, in their order; None where one was not timed.
+        issued: calls so far; `awaited` of them have been waited for, and `before` of them are of earlier steps.
+        spans: spans of the calls that nobody has waited for, in order; None for a call that was not timed.
     """
 
     __slots__ = ("awaited", "before", "handle", "issued", "spans")
@@ -470,7 +467,7 @@ class _OtherStream:
 
 
 class _Span:
-    """A pair of events around a call on another stream than the computing one, recorded there."""
+    """A pair of events around a call on a stream other than the computing one, recorded on that stream."""
 
     __slots__ = ("_stream", "end", "local", "start")
 
@@ -481,17 +478,17 @@ class _Span:
         self._stream: Any = None
 
     def begin(self, stream: Any) -> None:
-        """The call begins, on this stream."""
+        """The call begins on this stream."""
         self._stream = stream
         self.start.record_on(stream)
 
     def over(self) -> None:
-        """What follows it on that stream begins."""
+        """The call has been issued: the end event follows it on its stream."""
         self.end.record_on(self._stream)
 
 
 def _is_elsewhere(ended: Optional[_Ended]) -> bool:
-    """Whether what this ends delays no computation on the computing stream."""
+    """Whether this ends a wait that does not delay the computing stream."""
     return ended is _on_another_stream or isinstance(getattr(ended, "__self__", None), _Span)
 
 
@@ -500,10 +497,10 @@ def _public(owner: Any) -> List[str]:
 
 
 class _Wait:
-    """A pair of events around a wait, and how many calls of the step it times.
+    """A pair of events around a wait, and the number of calls of the step that it times.
 
     Attributes:
-        spans: of calls on other streams, which alone were waited for: None is the whole wait.
+        spans: calls on other streams; only their time counts as waiting. None: the whole wait counts.
     """
 
     __slots__ = ("_waits", "calls", "end", "local", "spans", "start")
@@ -521,7 +518,7 @@ class _Wait:
         self._waits.end(self)
 
     def took_ms(self) -> Tuple[float, float]:
-        """What the calls took of it, and of that those inside the node; all events have come to pass."""
+        """Milliseconds of the wait that calls took, and those of calls inside the node; all events are over."""
         whole_ms = float(self.start.elapsed_time(self.end))
         if self.spans is None or whole_ms <= 0:
             return whole_ms, whole_ms if self.local else 0.0
@@ -529,7 +526,7 @@ class _Wait:
         between = [span for span in self.spans if not span.local]
         if len(between) == len(self.spans):
             return took_ms, 0.0
-        # What passes beside a call between nodes makes nothing longer.
+        # A call inside the node that overlaps one between nodes does not extend the wait.
         return took_ms, took_ms - self._covered_ms(between, whole_ms)
 
     def _covered_ms(self, spans: Sequence[_Span], whole_ms: float) -> float:
@@ -546,31 +543,31 @@ class _Wait:
 
 
 class _StepWaits(NamedTuple):
-    """What the computing stream waited for in a step."""
+    """Waits of the computing stream in a step."""
 
     step: int
-    added_ms: Tuple[float, float]  # by waits that were over while it went on; of that inside the node
+    added_ms: Tuple[float, float]  # milliseconds of waits that are added up already, and those inside the node
     pairs: List[_Wait]
-    # calls of the step whose waits the pairs time. One of an earlier step is none of them: who waits for it may have
-    # waited before, where it was not seen.
+    # calls of the step that the pairs time. Calls of earlier steps do not count: an earlier wait for them may have been
+    # missed.
     calls: int
-    of_calls: int  # all of this step
-    dropped: int  # waits beyond the most that are kept
+    of_calls: int  # all calls of this step
+    dropped: int  # waits beyond the limit
 
 
 def _on_another_stream() -> None:
-    """What ends a wait that delays no computation."""
+    """Ends a wait that delays no computation."""
 
 
 class DeviceWaits:
-    """Records an event before and one after each wait, and adds up the time between them.
+    """Records an event before and after each wait, and adds up the times between them.
 
-    The sum is of stretches that the stream passed waiting: from the last computation before the call to the end of the
-    collective. It holds what was transferred as well as what was waited for a slower peer.
+    A wait lasts from the last computation before the call to the end of the collective. It includes the transfer as
+    well as waiting for slower peers.
     """
 
     def __init__(self, steps: Steps, stream: Any) -> None:
-        # calls on other streams that nobody has waited for yet; with none there is nothing to be marked
+        # number of calls on other streams that nobody has waited for; if it is 0, no event has to be marked
         self.outstanding = 0
         self._steps = steps
         self._stream = stream
@@ -587,13 +584,13 @@ class DeviceWaits:
         steps.meters.append(self.close)
 
     def in_use(self) -> bool:
-        """Whether this worker uses a GPU at all."""
+        """Whether this worker uses a GPU."""
         return bool(self._stream.in_use())
 
     def begin(self, *, local: bool = False) -> Optional[_Ended]:
-        """A wait begins; returns what ends it, or None where it is not timed.
+        """A wait begins; returns the function that ends it, or None if it is not timed.
 
-        On another stream than the computing one it delays no computation until that, or the host, waits for the other.
+        On another stream, it delays no computation until the computing stream or the host waits for that stream.
         """
         if not self._stream.in_use():
             return None
@@ -607,7 +604,7 @@ class DeviceWaits:
         return self._begin_pair(1, local=local)
 
     def mark(self, event: Any, stream: Any) -> None:
-        """An event was recorded on a stream (None: the current one), after the calls that went there so far."""
+        """An event was recorded on a stream (None: the current one): it marks the calls on that stream so far."""
         other = self._others.get(self._handle(stream))
         if other is not None and other.issued > other.awaited:
             setattr(event, _MARK, (other, other.issued))
@@ -617,7 +614,7 @@ class DeviceWaits:
     def begin_event(self, event: Any, stream: Any = None) -> Optional[_Ended]:
         """A stream (None: the current one) begins to wait for an event; returns as `begin`.
 
-        Where it is not the computing one, what it waits for is waited for again when that waits for it.
+        If it is not the computing stream, its calls stay outstanding until the computing stream waits for this one.
         """
         mark = getattr(event, _MARK, None)
         if mark is None:
@@ -636,17 +633,17 @@ class DeviceWaits:
         return self._begin_pair(calls, spans)
 
     def begin_event_on_host(self, event: Any) -> Optional[_Ended]:
-        """The host begins to wait for an event, and gives the computing stream nothing to do; returns as `begin`."""
+        """The host begins to wait for an event, so it launches no computation; returns as `begin`."""
         mark = getattr(event, _MARK, None)
         return self._begin_on_host([mark] if mark is not None else [])
 
     def begin_stream_on_host(self, stream: Any) -> Optional[_Ended]:
-        """Likewise for a stream."""
+        """The host begins to wait for a stream; returns as `begin`."""
         other = self._others.get(int(stream.cuda_stream))
         return self._begin_on_host([(other, other.issued)] if other is not None else [])
 
     def begin_device_on_host(self, *_: Any, **__: Any) -> Optional[_Ended]:
-        """Likewise for all streams."""
+        """The host begins to wait for all streams; returns as `begin`."""
         return self._begin_on_host([(other, other.issued) for other in list(self._others.values())])
 
     def _begin_on_host(self, awaited: List[Tuple[_OtherStream, int]]) -> Optional[_Ended]:
@@ -657,7 +654,7 @@ class DeviceWaits:
         return self._begin_pair(sum(calls for calls, _, _ in taken), [span for *_, spans in taken for span in spans])
 
     def _begin_span(self, *, local: bool) -> Optional[_Span]:
-        """A call begins on the current stream, which is not the computing one; None where it cannot be timed."""
+        """A call begins on the current stream, which is not the computing one; None if it cannot be timed."""
         if self.outstanding >= _MOST_SPANS or is_capturing():
             return None
         span = self._unused_spans.pop() if self._unused_spans else _Span(self._stream.event(), self._stream.event())
@@ -675,7 +672,7 @@ class DeviceWaits:
         self.outstanding += len(spans)
 
     def _take(self, other: _OtherStream, issued: int) -> Tuple[int, int, List[Optional[_Span]]]:
-        """Calls on a stream, up to so many, are waited for: how many of this step, of earlier ones, and their spans."""
+        """Take the calls that are waited for, up to number `issued`: counts of this and of earlier steps, and spans."""
         calls = issued - other.awaited
         late = min(calls, max(0, other.before - other.awaited))
         other.awaited = issued
@@ -688,7 +685,7 @@ class DeviceWaits:
     def _begin_pair(
         self, calls: int, spans: Optional[Sequence[Optional[_Span]]] = None, *, local: bool = False
     ) -> Optional[_Ended]:
-        """A wait for so many calls begins, of which those on other streams have spans."""
+        """A wait for a number of calls begins; calls on other streams have spans."""
         timed = [span for span in spans or () if span is not None]
         with self._lock:
             if len(self._pairs) >= _KEPT_PAIRS:
@@ -706,18 +703,18 @@ class DeviceWaits:
         return wait.over
 
     def _add_up(self) -> None:
-        """Add up the waits of this step that are over, so that their events can be used again."""
+        """Add up the waits of this step that are over, so that their events can be reused."""
         if is_capturing():
             return
         over = 0
-        # In the order of the stream: where the last of some is over, all of them are.
+        # Waits are in stream order: if the last one of a group is over, all of them are.
         while over < len(self._pairs) and self._pairs[min(over + _ADDED, len(self._pairs)) - 1].end.query():
             over = min(over + _ADDED, len(self._pairs))
         done, self._pairs = self._pairs[:over], self._pairs[over:]
         self._added_ms = self._sum_ms(self._added_ms, done)
 
     def _sum_ms(self, before: Tuple[float, float], pairs: Sequence[_Wait]) -> Tuple[float, float]:
-        """With the time that these waits took, all of them over; their events are free then."""
+        """Add the times of waits that are over; frees their events for reuse."""
         took_ms = [before, *(wait.took_ms() for wait in pairs)]
         sum_ms = (sum(whole for whole, _ in took_ms), sum(local for _, local in took_ms))
         for wait in pairs:
@@ -727,13 +724,13 @@ class DeviceWaits:
         return sum_ms
 
     def close(self, step: int) -> Dict[str, Any]:
-        """A step ends: those before it whose waits are over by now are recorded."""
+        """A meter: queues the waits of this step, and records steps whose waits are over."""
         with self._lock:
             ended = _StepWaits(step, self._added_ms, self._pairs, self._calls, self._of_calls, self._dropped)
             self._pairs, self._added_ms, self._calls, self._of_calls, self._dropped = [], (0.0, 0.0), 0, 0, 0
             for other in self._others.values():
                 other.before = other.issued
-        # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
+        # A step with untimed calls is recorded, too: it differs from a step without calls.
         if ended.of_calls or ended.pairs:
             self._pending.append(ended)
         while self._pending and _are_over(self._pending[0]):
@@ -742,7 +739,7 @@ class DeviceWaits:
 
     def end(self, wait: _Wait) -> None:
         """A wait that began ends."""
-        # In the order of the stream: the last is over last.
+        # The lock keeps the pairs in stream order.
         with self._lock:
             wait.end.record()
             self._pairs.append(wait)
@@ -762,7 +759,7 @@ class _Call:
     """Reads the arguments of one function's calls.
 
     Raises:
-        ValueError: it has no parameter of that name.
+        ValueError: the function lacks a parameter of its `_Kind`.
     """
 
     def __init__(self, function: Callable[..., Any], kind: _Kind) -> None:
@@ -773,18 +770,18 @@ class _Call:
                 raise ValueError("%s has no parameter %s" % (name, wanted))
         self.op = kind.op
         self.shared = kind.shared
-        # of a call's args and kwargs, the tensor or the tensors that say how much; None of a barrier
+        # reads the tensor or tensors of a call; None for a barrier
         self.tensors = _reader(parameters, kind.sized)
-        # likewise the process group as it was given; None is the default group
+        # reads the process group as it was given; None is the default group
         self.group = _reader(parameters, kind.group)
-        # likewise what a functional collective tells groups of the same ranks apart by
+        # reads the tag by which functional collectives distinguish groups of equal ranks
         self.tag = _reader(parameters, "tag")
         self._asynchronous = _reader(parameters, "async_op")
-        # These two return while their work goes on, and say so by their names alone.
+        # These two are always asynchronous, without a parameter that says so.
         self._never_waits = name in ("isend", "irecv")
 
     def waits(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-        """Whether what follows it waits for it: it is not asynchronous."""
+        """Whether the call is synchronous, so that later work waits for it."""
         return not (self._never_waits or self._asynchronous(args, kwargs))
 
 
@@ -798,13 +795,13 @@ def _reader(parameters: List[str], name: str) -> _Reader:
 
 
 def _present(module: Any, kinds: Dict[str, _Kind]) -> Dict[str, _Kind]:
-    """Those functions that this torch has; of two names of one function, where the older warns, only the newer."""
+    """The functions that this torch has, without older names that only warn and call a newer function."""
     return {name: kind for name, kind in kinds.items() if hasattr(module, name) and not _hands_on(module, name)}
 
 
 def _hands_on(module: Any, name: str) -> bool:
-    # Such a functional collective warns of its age, pointing at its caller, and calls the newer one: were it wrapped,
-    # the warning would point at us.
+    # A deprecated functional collective warns about its caller, then calls the newer one. If it were wrapped, the
+    # warning would name us as the caller.
     newer = name.replace("_into_tensor", "_single").replace("_tensor", "_single")
     return module.__name__.endswith("_functional_collectives") and newer != name and hasattr(module, newer)
 
@@ -823,7 +820,7 @@ def _size_bytes(tensors: Any) -> int:
 
 
 def _is_local(group: Any) -> bool:
-    """Whether all workers of a group are on this node, of several: the launcher numbers those of a node in a row."""
+    """Whether all workers of a group are on this node, of several; ranks of a node are consecutive."""
     first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK", "0"))
     count, world = (int(os.environ.get(name, "0")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     c10d = sys.modules["torch.distributed.distributed_c10d"]
@@ -837,14 +834,14 @@ def _phase(*, local: bool) -> str:
 
 
 def _workers(group: Any) -> int:
-    """How many are in a group; 0 in one that this worker is not in, for which a number stands."""
+    """Number of workers in a group; 0 for a group without this worker, which is given as a number."""
     return int(sys.modules["torch"].distributed.get_world_size(group)) if not isinstance(group, int) else 0
 
 
 def _group_of(functional: Any, group: Any, tag: Any) -> Any:
-    """The process group that a functional collective was given in one of its many ways.
+    """The process group of a functional collective, which may be given in many forms.
 
-    What is only traced calls them too, without anything being sent: then, as for groups without this worker, a number.
+    During tracing nothing is sent: the result is then a number, as for a group without this worker.
     """
     c10d = functional.c10d
     if functional._are_we_tracing():  # noqa: SLF001 - torch asks itself so
@@ -860,5 +857,5 @@ def _group_of(functional: Any, group: Any, tag: Any) -> Any:
 
 
 def _are_over(waits: _StepWaits) -> bool:
-    # They stand in the order of one stream.
+    # Pairs are in stream order, so the last one is over last.
     return not waits.pairs or bool(waits.pairs[-1].end.query())

@@ -1,13 +1,13 @@
-"""Keeps torch.compile away from the instrumentation: it compiles the training as it would without us.
+"""Keeps torch.compile away from the instrumentation, so that it compiles the training as it would without us.
 
-Left to itself the compiler traces what of ours the training calls, or takes up our functions where a graph breaks, and
-compiles them anew whenever a count in them changes. There are four ways, each for another kind of function:
+By default, the compiler traces our functions that the training calls, or compiles them after a graph break, and
+recompiles them whenever a count in them changes. Four ways prevent this, each for another kind of function:
 
-- A function that stands around one of the user's asks `is_compiling` first, and then only hands on the call: the
-  tracer knows that function by identity, drops the branch that it guards, and looks through to what is behind.
-- Modules that are only called from there are never traced (`_NEVER_TRACED`): the graph breaks instead.
-- What is traced through may not be taken up for itself between two graphs (`_ONLY_THROUGH`).
-- A single function that the compiler meets first is marked (`never_compiled`, `run_by_python`).
+- A function that wraps one of the user's asks `is_compiling` first, and then only passes on the call. The tracer
+  recognizes `is_compiling` by identity, drops the other branch, and traces the wrapped function.
+- Modules that are only called from such wrappers are never traced (`_NEVER_TRACED`): the graph breaks instead.
+- Modules with wrappers that are traced through are not compiled on their own between two graphs (`_ONLY_THROUGH`).
+- A single function that the compiler calls directly is marked (`never_compiled`, `run_by_python`).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ def _never() -> bool:
     return False
 
 
-# torch.compiler's own, once that is imported.
+# torch.compiler.is_compiling, once torch.compiler is imported.
 is_compiling: Callable[[], bool] = _never
 
 
 def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function of ours that the compiler calls as it stands."""
+    """Mark a function of ours that the compiler must call without tracing it."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no other that imports nothing
     return function
 
 
 def run_by_python(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in the place of one of torch's that its own compiler would compile, and anew for each count in it.
+    """Wrap a function that replaces one of torch's, so that it is not compiled, and recompiled for each count in it.
 
-    The public name of this imports the compiler at once; this one does so at the first call.
+    torch.compiler.disable would import the compiler at once; this does so at the first call.
     """
     wrapped: Callable[..., Any] = sys.modules["torch"]._disable_dynamo(function)  # noqa: SLF001 - see above
     return wrapped
@@ -67,7 +67,7 @@ def _full_name(module: str) -> str:
 
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
-    """The code of a function, or of a class's methods, and of what is defined inside."""
+    """The code objects of a function or of a class's methods, and of functions that are defined inside."""
     if isinstance(value, type):
         for member in vars(value).values():
             yield from _codes(member)
@@ -84,4 +84,4 @@ HOOKS: List[Tuple[str, Callable[[Any], None]]] = [
     ("torch._dynamo.trace_rules", _spare_tracer),
     ("torch._dynamo.eval_frame", _skip_frames),
 ]
-"""Modules to wait for, and what is then done with each; to be in place before the first function is watched."""
+"""Modules to wait for, and what to do with each; they must be in place before the first function is wrapped."""

@@ -1,7 +1,7 @@
-"""Where forward passes of training models begin: at the call of what wraps a model (DDP, FSDP, DeepSpeed).
+"""Finds the forward passes of trained models: calls of a model's wrapper (DDP, FSDP, DeepSpeed).
 
-What is done there is `phases`' and `batches`' business. Calls are watched and not `forward` itself:
-torch.compile decides by the function `forward` what it traces, and must find the one that it knows.
+`phases` and `batches` decide what is done there. It wraps `__call__` instead of `forward`: torch.compile decides by the
+function `forward` what to trace, and must find the original.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .guard import Hooks
 
 _Watch = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-# FSDPModule is fully_shard's; it lived in the second place in torch 2.4 and 2.5.
+# fully_shard's FSDPModule is in the second of its two modules in torch 2.4 and 2.5.
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
@@ -25,11 +25,11 @@ _NAMES = frozenset(name for _module, name in _WRAPPERS)
 
 
 def hooks(watch: _Watch) -> Hooks:
-    """Have the calls of wrapped models watched.
+    """Wrap the calls of wrapped models.
 
     Args:
-        watch: given a class's `__call__`, returns what to put in its place. Wrapped models may hold others (FSDP's
-            units), whose calls are watched, too.
+        watch: given a class's `__call__`, returns its replacement. Wrapped models may contain others, as FSDP's units;
+            their calls are wrapped, too.
     """
     return [
         *((module, functools.partial(_watch_calls, watch, name)) for module, name in _WRAPPERS),
@@ -44,7 +44,7 @@ def _watch_calls(watch: _Watch, name: str, module: Any) -> None:
 
 
 def _watch_compiled(watch: _Watch, module: Any) -> None:
-    """Inside torch.compile(DDP(model)) nothing can be watched, so that the compiled module is."""
+    """Wrap the compiled module of torch.compile(DDP(model)), since calls inside it cannot be wrapped."""
     owner = getattr(module, "OptimizedModule", None)
     if owner is None:
         return

@@ -17,11 +17,11 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, Interrupted, RunFailed
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
-from multinode.launch.node_runs import load_run
 from multinode.records.benchmark import DeviceTest
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import load_run
 from multinode.transport.agent import load_archive
 from multinode.transport.base import Completed
 from multinode.transport.local import LocalStream, LocalTransport

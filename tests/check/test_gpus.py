@@ -19,6 +19,7 @@ from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu
 from multinode.job.job import LlamaFactoryJob
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
 
 from .inspecting import SFT, but, expect, inspection, only, silent
@@ -106,7 +107,10 @@ def test_unequal_slots_are_an_error_where_the_job_groups_workers_by_node() -> No
     grouped = replace(unequal, job=hybrid)
     expect(check_counts(grouped), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
     silent(check_counts(replace(grouped, facts={"a": unequal.facts["a"]})))
-    few = replace(well(cluster=Cluster(nodes=(Node(name="a", slots=1),), source="hosts")), workers=2)
+    few = replace(
+        well(cluster=Cluster(nodes=(Node(name="a", slots=1),), source="hosts")),
+        options=LaunchOptions(workers_per_node=2),
+    )
     expect(check_counts(few), "error", "a", "2 workers are requested, but it has 1 slots")
 
 
@@ -122,10 +126,11 @@ def test_different_models_are_named() -> None:
     assert (first.node, "and its first worker on" in first.message) == ("a", True)
 
 
-def test_a_lost_gpu_is_an_error_and_no_model() -> None:
-    lost = gpus(0) + gpus(1, name="[GPU is lost]")
+@pytest.mark.parametrize(("name", "said"), [("[GPU is lost]", "GPU is lost"), ("ERR!", "ERR!")])
+def test_a_lost_gpu_is_an_error_and_no_model(name: str, said: str) -> None:
+    lost = gpus(0) + gpus(1, name=name)
     known = but(well(), "b", gpus=lost)
-    expect(check_lost_gpus(known), "error", "b", "GPU 1 does not answer (GPU is lost)", hint="reboot b")
+    expect(check_lost_gpus(known), "error", "b", f"GPU 1 does not answer ({said})", hint="reboot b")
     silent(check_models(known), check_lost_gpus(well()))
 
 

@@ -5,7 +5,6 @@ import pytest
 from multinode.check.check import check_all, check_launch
 from multinode.check.rule import Inspection
 from multinode.errors import NodeFailed
-from multinode.job.launch_options import LaunchOptions
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
 
@@ -20,7 +19,7 @@ def test_nodes_that_are_well_may_launch() -> None:
 def refused(broken: Inspection) -> NodeFailed:
     transport = FakeTransport(lambda *_: ())
     with pytest.raises(NodeFailed) as caught:
-        check_launch(AgentTransport(transport), broken, LaunchOptions(), lambda _: None)
+        check_launch(AgentTransport(transport), broken, lambda _: None)
     # The nodes are not connected with each other.
     assert not transport.ran
     assert not transport.streams

@@ -21,6 +21,7 @@ from multinode.check.rule import Inspection
 from multinode.cluster.facts import ContentFact, HungPath, PathFact
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import JobEnvironment, LlamaFactoryJob, ScriptJob
+from multinode.job.launch_options import LaunchOptions
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
 
@@ -98,7 +99,7 @@ def test_a_place_where_nothing_compiled_can_be_loaded_is_moved() -> None:
     assert "/tmp of b are mounted noexec" in finding.message
     assert finding.hint == "use other directories:\n--env TMPDIR=/var/tmp --env TRITON_CACHE_DIR=/var/tmp/triton"
     moved = JobEnvironment(env={"TMPDIR": "/data", "TRITON_CACHE_DIR": "/data"})
-    silent(check_noexec(but(replace(WELL, environment=moved), "b", noexec=noexec)))
+    silent(check_noexec(but(replace(WELL, options=LaunchOptions(environment=moved)), "b", noexec=noexec)))
 
 
 def test_what_is_copied_and_what_may_be_a_name_of_a_hub_need_not_be_there() -> None:
@@ -111,10 +112,10 @@ def test_what_is_copied_and_what_may_be_a_name_of_a_hub_need_not_be_there() -> N
         config={**CONFIG, "adapter_name_or_path": "Qwen/Qwen2.5"},
         local_paths=("models/tiny",),
     )
-    found = but(replace(WELL, job=job, code=code), "b", paths=paths)
+    found = but(replace(WELL, job=job, options=LaunchOptions(code=code)), "b", paths=paths)
     assert only(check_paths(found)).message.startswith("models/tiny is missing")
     checkouts = but(but(found, "a", contents=(content(".git", "1" * 40),)), "b", contents=(content(".git", "2" * 40),))
-    assert only(check_revisions(replace(checkouts, code=None))).severity == "warning"
+    assert only(check_revisions(replace(checkouts, options=LaunchOptions(code=None)))).severity == "warning"
     silent(check_revisions(checkouts))
 
 

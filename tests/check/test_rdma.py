@@ -15,6 +15,7 @@ from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Interface, RdmaPort
 from multinode.job.job import JobEnvironment
+from multinode.job.launch_options import LaunchOptions
 
 from .inspecting import but, expect, inspection, only, silent
 
@@ -190,7 +191,7 @@ def test_access_control_between_a_port_and_a_gpu_is_named_with_the_commands_agai
         "(ACS) of 0000:82:04.0 and 0000:82:08.0 sends what rocep1s0f0:1 and rocep1s0f1:1 and the GPUs" in found.message
     )
     assert str(found.hint).splitlines()[1:] == [f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges]
-    off = msgspec.structs.replace(apart, environment=JobEnvironment(env={"NCCL_NET": "Socket"}))
+    off = msgspec.structs.replace(apart, options=LaunchOptions(environment=JobEnvironment(env={"NCCL_NET": "Socket"})))
     silent(check_rdma_path(off), check_rdma_path(but(apart, "ab", gpus=())), check_rdma_path(halves(A, B)))
     silent(check_rdma_path(halves(A, B, acs=bridges, state="DOWN")))
 

@@ -13,6 +13,7 @@ from multinode.check.training import check_sharding, check_strategy
 from multinode.cluster.facts import Gpu
 from multinode.job.engines.accelerate import with_accelerate
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
+from multinode.job.launch_options import LaunchOptions
 from multinode.traffic.pair_speeds import PairSpeed
 from tests.model.trainings import LLAMA_3_8B, TINY
 
@@ -176,7 +177,7 @@ def test_a_sharding_strategy_that_does_not_reach_accelerate_is_told(
 ) -> None:
     packages = {"transformers": transformers} if transformers is not None else {}
     found = but(training(FULL | config), "b", packages=packages)
-    found = replace(found, environment=JobEnvironment(env=env))
+    found = replace(found, options=LaunchOptions(environment=JobEnvironment(env=env)))
     findings = list(check_sharding(found))
     assert bool(findings) is warned
     if warned:

@@ -34,7 +34,7 @@ def found(
     gpus = (Gpu(index=0, name=gpu, driver=driver, uuid="GPU-6f"),)
     packages = {"torch": facts.pop("torch", "2.11.0+cpu")}
     boxes = but(
-        inspection(job=job, environment=JobEnvironment(env=env or {})),
+        inspection(job=job, options=LaunchOptions(environment=JobEnvironment(env=env or {}))),
         "ab",
         gpus=gpus,
         accelerator="cuda",

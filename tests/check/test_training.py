@@ -19,6 +19,7 @@ from multinode.check.training import (
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
+from multinode.job.launch_options import LaunchOptions
 
 from .inspecting import PACKAGES, SCRIPT, but, expect, inspection, only, silent
 
@@ -171,7 +172,9 @@ def test_devices_that_deepspeed_cannot_read(
         "gpus": (Gpu(index=0, name="NVIDIA H100", uuid="GPU-00aa"),),
         "env": {"CUDA_VISIBLE_DEVICES": session} if session else {},
     }
-    zero2 = replace(job({"zero_optimization": {"stage": 2}}), environment=JobEnvironment(env=given))
+    zero2 = replace(
+        job({"zero_optimization": {"stage": 2}}), options=LaunchOptions(environment=JobEnvironment(env=given))
+    )
     asked = but(zero2, "b", **found)
     if shown is None:
         silent(check_deepspeed_devices(asked))

@@ -18,6 +18,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface
 from multinode.job.job import JobEnvironment
+from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
@@ -43,7 +44,7 @@ def preset(**facts: Any) -> Inspection:
 
 def given(before: Inspection | None = None, /, **variables: str) -> Inspection:
     """These variables are given by --env."""
-    return replace(before or preset(), environment=JobEnvironment(env=variables))
+    return replace(before or preset(), options=LaunchOptions(environment=JobEnvironment(env=variables)))
 
 
 def unsettled(before: Inspection) -> Inspection:
@@ -175,8 +176,8 @@ def test_what_env_gives_wins_over_the_hostfile_and_stops_a_launch_as_well() -> N
 
 def test_the_value_of_a_variable_that_was_forwarded_is_not_shown() -> None:
     forwarded = given(NCCL_SOCKET_IFNAME="secret", NODE_RANK="secret")
-    environment = replace(forwarded.environment, forwarded=("NCCL_SOCKET_IFNAME", "NODE_RANK"))
-    found = ours(replace(forwarded, environment=environment))
+    environment = replace(forwarded.options.environment, forwarded=("NCCL_SOCKET_IFNAME", "NODE_RANK"))
+    found = ours(replace(forwarded, options=LaunchOptions(environment=environment)))
     assert sorted(finding.severity for finding in found) == ["error", "error", "warning"]
     assert not any("secret" in f"{finding.message} {finding.hint}" for finding in found)
 

@@ -66,6 +66,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         world_size=2,
         nodes=(),
         kind="bench",
+        has_parts=True,
     )
     directory.write("run.json", record)
     return record.run_id
@@ -94,7 +95,10 @@ def broken_off(stored: str, tmp_path: Path) -> str:
     part = RunDirectory.create(tmp_path / "runs", f"{stored}-alone-0")
     part.write("plan.json", {})
     part.append_log(0, b"the first node's words\n")
-    part.write("run.json", msgspec.structs.replace(record, run_id=part.run_id, nodes=nodes[:1], status="succeeded"))
+    alone = msgspec.structs.replace(
+        record, run_id=part.run_id, nodes=nodes[:1], status="succeeded", part_of=stored, has_parts=False
+    )
+    part.write("run.json", alone)
     whole.write("run.json", record)
     return stored
 
@@ -105,7 +109,7 @@ def test_a_bench_that_was_broken_off_says_where_and_shows_what_it_measured(broke
     assert "stopped, 2 workers on 2 nodes\n" in text
     assert "node0       0  alone      250 \N{PLUS-MINUS SIGN} 3" in text
     document = json.loads(run("show", broken_off, "--json"))
-    assert (document["run"]["status"], document["bench"]["left"][0]) == ("stopped", "node1 alone")
+    assert (document["status"], document["bench"]["left"][0]) == ("stopped", "node1 alone")
     assert "stopped" in next(line for line in run("runs").splitlines() if line.startswith(f"{broken_off} "))
     run("report", broken_off, "-o", "b.md")
     assert "interrupted while measuring node1 alone" in Path("b.md").read_text()

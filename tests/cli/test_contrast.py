@@ -34,7 +34,7 @@ def test_a_dry_run_has_each_side_with_its_plan(options: tuple[str, ...], mode: s
     document = json.loads(dry_run("sft.yaml", "--json", *options).stdout)
     assert (document["schema"], document["mode"]) == ("multinode.contrast-plan/1", mode)
     assert [side["role"] for side in document["sides"]] == ["baseline", "candidate"]
-    assert [side["plan"]["world_size"] for side in document["sides"]] == workers
+    assert [sum(side["plan"]["rendezvous"]["workers"]) for side in document["sides"]] == workers
     assert not Path("runs").exists()
 
 

@@ -157,7 +157,7 @@ def store(folder: Path, nodes: int) -> Launched:
         started_s=0.0,
         ended_s=1.0,
         world_size=nodes,
-        nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in plan.nodes),
+        nodes=tuple(NodeRun(name=node.place.node, node_rank=node.place.node_rank) for node in plan.nodes),
         command=invocation(f"launch --nodes {nodes} --detach --set max_steps=5 sft.yaml"),
     )
     directory = RunDirectory.create(folder / "runs", record.run_id)

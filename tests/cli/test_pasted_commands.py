@@ -80,8 +80,8 @@ def outcome(command: str, *options: str, hosts: str = "hosts") -> str:
             for file in node["files"]
             if file["path"].endswith(".yaml")
         ]
-        assert plan["world_size"] == sum(len(each["ranks"]) for each in plan["nodes"])
-        lines.append(f"  workers of each node: {len(node['ranks'])}")
+        assert plan["rendezvous"]["workers"] == [len(each["place"]["ranks"]) for each in plan["nodes"]]
+        lines.append(f"  workers of each node: {len(node['place']['ranks'])}")
     return _CHANGING.sub("X", "\n".join(lines)) + "\n"
 
 
@@ -222,7 +222,7 @@ def test_the_hostfile_of_a_command_is_the_hostfile(folder: Path) -> None:
     (folder / "mine").write_text("c addr=10.0.0.3 slots=1\n")
     words = ["launch", "--dry-run", "--json", "--", "deepspeed", "--hostfile", "mine", "train.py"]
     result = CliRunner().invoke(build_app(), words)
-    assert [node["node"] for node in json.loads(result.stdout)["nodes"]] == ["c"]
+    assert [node["place"]["node"] for node in json.loads(result.stdout)["nodes"]] == ["c"]
     assert "the hostfile replaces: --hostfile mine" in result.stderr
 
 

@@ -10,31 +10,29 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
 from multinode.errors import MultinodeError, UsageError
 from multinode.profile.step_split import KnownSteps
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run_directory import RunDirectory
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
 from tests.profile.observing import RUN, SUMMARY, observed
 
 PLAN = LaunchPlan(
+    rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2, 2)),
     run_id=RUN.run_id,
     engine="torchrun",
     job=RUN.job,
-    master_addr="10.0.0.1",
-    master_port=29500,
-    nproc_per_node=2,
-    world_size=4,
     nodes=tuple(
         NodePlan(
-            node=node.name,
-            node_rank=node.node_rank,
-            ranks=node.ranks,
-            addr=None,
-            ifname=node.ifname,
-            link_gbit_per_s=node.link_gbit_per_s,
-            run_dir="/r",
+            place=Place(
+                node=node.name,
+                node_rank=node.node_rank,
+                ranks=node.ranks,
+                run_dir="/r",
+                endpoint=Endpoint(addr=None, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s),
+            ),
             command=Command(argv=("true",)),
         )
         for node in observed().nodes
@@ -170,8 +168,8 @@ def test_show_says_what_holds_a_run_up_and_json_has_the_figures() -> None:
     assert "TFLOP/s" not in shown
     assert "TFLOP/s" in runner.invoke(build_app(), ["show", "20260102", "--details"]).stdout
     document = json.loads(runner.invoke(build_app(), ["show", "20260102", "--json"]).stdout)
-    assert set(document) == {"schema", "run", "directory", "summary"}
-    assert document["schema"] == "multinode.show/1"
+    assert (document["run_id"], document["contrast"]) == ("20260102-aa", None)
+    assert document["schema"] == "multinode.launch/1"
     assert document["summary"]["comm"]["exposed_ms"] == 120.5
 
 

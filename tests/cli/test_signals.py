@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import CpuSample
@@ -117,14 +118,16 @@ def test_one_ends_the_reading_of_a_long_run(verb: str, tmp_path: Path) -> None:
     names = ("a", "b")
     nodes = tuple(
         NodePlan(
-            node=name, node_rank=rank, ranks=(rank,), addr=None, ifname="lo", run_dir="/r", command=Command(argv=("x",))
+            place=Place(
+                node=name, node_rank=rank, ranks=(rank,), run_dir="/r", endpoint=Endpoint(addr=None, ifname="lo")
+            ),
+            command=Command(argv=("x",)),
         )
         for rank, name in enumerate(names)
-    )  # fmt: skip
+    )
     plan = LaunchPlan(
-        run_id="r", engine="exec", job="x", master_addr="::1", master_port=1, nproc_per_node=1, world_size=2,
-        nodes=nodes,
-    )  # fmt: skip
+        rendezvous=Rendezvous(addr="::1", port=1, workers=(1, 1)), run_id="r", engine="exec", job="x", nodes=nodes
+    )
     directory = RunDirectory.create(tmp_path / "runs", "r")
     directory.write("plan.json", plan)
     directory.write_cluster(Cluster(nodes=tuple(Node(name=name) for name in names), source="hosts"), "a\nb\n")

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from multinode.cli import contrast, report, runs
 from multinode.errors import UsageError
 from multinode.experiment.sweep import build_table
-from multinode.launch.node_runs import load_runs, runs_table
+from multinode.launch.node_runs import runs_table
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import load_runs
 from tests.experiment.cells import PUBLISHED, SWEEP_RUN
 from tests.experiment.stored_sweep import store_sweep
 
@@ -38,7 +39,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     build_table(store_sweep(stored), stored)
     directory = RunDirectory.create(stored, IMPORT_ID)
-    imported = msgspec.structs.replace(SWEEP_RUN, run_id=IMPORT_ID, kind="import", nodes=(), world_size=0)
+    imported = msgspec.structs.replace(
+        SWEEP_RUN, run_id=IMPORT_ID, kind="import", has_parts=False, nodes=(), world_size=0
+    )
     directory.write("run.json", imported)
     directory.write("sweep.json", PUBLISHED)
     return tmp_path
@@ -172,7 +175,10 @@ def test_runs_lists_a_sweep_as_one_line_of_at_most_100_columns() -> None:
     cells = [f"{SWEEP_ID}-1x2-lora-batch1", f"{SWEEP_ID}-2x2-lora-batch1"]
     for name in cells:
         directory = RunDirectory.create(Path("runs"), name)
-        directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=name, job="configs/two_boxes_lora.yaml"))
+        part = msgspec.structs.replace(
+            SWEEP_RUN, run_id=name, job="configs/two_boxes_lora.yaml", part_of=SWEEP_ID, has_parts=False
+        )
+        directory.write("run.json", part)
     listed = run("runs").splitlines()
     assert [line.split()[0] for line in listed[3:]] == sorted([SWEEP_ID, IMPORT_ID])
     assert {line.split()[0] for line in run("runs", "--all").splitlines()[3:]} >= {SWEEP_ID, *cells}

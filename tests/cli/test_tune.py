@@ -67,7 +67,7 @@ def test_the_winner_goes_where_it_is_asked_for_and_is_what_launch_takes(folder: 
     assert "sync-every: 16" in (folder / "winner.yaml").read_text()
     planned = run("--with", "winner.yaml", "job.yaml", "--hosts", "hosts", "--dry-run", "--json", verb="launch")
     plan = json.loads(planned.stdout)
-    assert (plan["levers"]["averaging"]["every"], plan["world_size"]) == (16, 2)
+    assert (plan["levers"]["averaging"]["every"], sum(plan["rendezvous"]["workers"])) == (16, 2)
     assert plan["levers"]["averaging"]["dtype"] == "fp16"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.contrast.side import load_side_run
-from tests.predict.stored import training_record
+from tests.predict.stored import on_four, training_record
 from tests.predict.test_request import store
 
 
@@ -24,8 +24,7 @@ def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
     tmp_path: Path, node: Node, price: float | None
 ) -> None:
     record = training_record("one", 1)
-    on_four = tuple(msgspec.structs.replace(node, ranks=(0, 1, 2, 3)) for node in record.plan.nodes)
-    of_four = msgspec.structs.replace(record.plan, nproc_per_node=4, nodes=on_four)
+    of_four = on_four(record.plan)
     directory = store(tmp_path, msgspec.structs.replace(record, plan=of_four))
     directory.write("cluster.json", Cluster(nodes=(node,), source="hosts"))
     assert load_side_run(directory).price_per_hour == price
@@ -39,6 +38,6 @@ def test_a_side_has_a_price_where_all_its_nodes_have_one(
     nodes = zip(record.plan.nodes, prices, strict=True)
     directory = store(tmp_path, record)
     directory.write(
-        "cluster.json", Cluster(nodes=tuple(Node(name=n.node, price=each) for n, each in nodes), source="hosts")
+        "cluster.json", Cluster(nodes=tuple(Node(name=n.place.node, price=each) for n, each in nodes), source="hosts")
     )
     assert load_side_run(directory).price_per_hour == price

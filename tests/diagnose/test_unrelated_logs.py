@@ -1,6 +1,7 @@
 """No error of the catalogue is found where programs and trainings ended well, or of something of their own.
 
-The logs are what programs printed that were really run: `scripts/make_unrelated_logs.py` writes them.
+`unrelated.jsonl` has what real programs printed: the last 40 lines, at most 3,000 characters, without the names of the
+machine that they ran on. At most three runs of a program.
 """
 
 from __future__ import annotations

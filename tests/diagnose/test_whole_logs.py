@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from multinode.diagnose.log_words import read_log
+
 from .test_standing import HANDLING, first, told
 
 STEPS = [f"step {number} loss 2.{number}" for number in range(30)]
@@ -144,3 +146,52 @@ def test_the_words_of_a_shell_or_program_at_the_end_are_told(line: str, words: s
 def test_a_helper_that_a_script_stops_fails_no_run() -> None:
     assert first(*STEPS, "run.sh: line 9: 3321 Terminated              tensorboard --logdir out") is None
     assert first("run.sh: line 2: 33 Segmentation fault      nvidia-smi dmon > gpu.log", *STEPS) is None
+
+
+FULL = "[1724685341.232] [box:102593:f]        vfs_fuse.c:281  UCX  ERROR inotify_add_watch(/tmp) failed: No space left on device"
+ASYNC = "[rank2]:[E814 01:57:12.008 ProcessGroupNCCL.cpp:542] [Rank 2] Collective WorkNCCL(SeqNum=7) raised the following async exception: NCCL error: unhandled system error, NCCL version 2.21.5"
+FRAMES = [f"frame #{number}: <unknown function> + 0x9caa4 (0x7f4bdd961aa4 in libc.so.6)" for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "[after training is done] datetime: 2024-08-26 15:18:23",
+        "\u8bad\u7ec3\u7ed3\u675f | 2000 \u6b65 | 386.4 min",
+        "Training has been successfully completed.",
+    ],
+)
+def test_a_message_before_the_end_that_a_training_tells_ended_nothing(end: str) -> None:
+    for message in (FULL, ASYNC):
+        assert first(message, *FRAMES, end) is None
+        # What raised or was reported did end a process, whatever the script prints after it.
+        assert first(*trace("train", OOM), end) is not None
+        assert first(message, "Rank 3 crashed with exit code 1", end) is not None
+
+
+def test_a_message_that_many_plain_lines_end_ended_nothing() -> None:
+    assert first(FULL, *QUIET[:30]) is None
+    assert told(FULL, *QUIET[:3]).line == 1
+    assert told(FULL, *FRAMES).line == 1
+    # A training may hang by what NCCL warns of.
+    assert told("box:1:2 [0] NCCL WARN Call to connect returned Connection refused", *QUIET[:30]).line == 1
+
+
+def test_a_worker_that_its_parent_asked_to_end_fails_no_run() -> None:
+    died = "ERROR 12-25 11:03:05 multiproc_worker_utils.py:116] Worker VllmWorkerProcess pid 39 died, exit code: {}"
+    assert first("accuracy  win_rate", died.format(-15), "INFO 12-25 Killing local vLLM worker processes") is None
+    assert "was killed by SIGKILL" in told("loaded", died.format(-9)).message
+
+
+def test_what_runs_after_a_report_is_another_attempt() -> None:
+    raised = trace("train", "torch.AcceleratorError: CUDA error: invalid device ordinal")
+    report = "failed (exitcode: 1) local_rank: 1 (pid: 91721) of binary: /usr/bin/python"
+    assert [word.went_on for word in read_log("\n".join((*raised, report, *STEPS))).words] == [False]
+    one = "ERROR multiproc_worker_utils.py:116] Worker VllmWorkerProcess pid 39 died, exit code: 1"
+    assert [word.went_on for word in read_log("\n".join((*raised, one, *STEPS))).words] == [True]
+
+
+def test_arguments_that_a_later_program_lacks_end_a_script() -> None:
+    lacks = "evaluate: error: the following arguments are required: --output-dir"
+    assert lacks.partition(": ")[2] in told(*STEPS, "Training completed.", *QUIET[:150], lacks).message
+    assert first(*STEPS, "Training completed.", lacks) is None

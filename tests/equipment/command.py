@@ -71,6 +71,7 @@ def up(words: Sequence[str]) -> int:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--slurm", action="store_true", help="slurmctld on node0; each slot is a GPU to it")
     parser.add_argument("--gpus", action="store_true", help="NCCL takes the nodes for different machines")
+    parser.add_argument("--share", action="append", default=[], metavar="DIR", help="which the nodes see as it is here")
     asked = parser.parse_args(words)
     spec = LabSpec(node_count=asked.nodes, rate_gbit_per_s=asked.rate, slots=asked.slots, python=sys.executable)
     if asked.gpus:
@@ -80,6 +81,7 @@ def up(words: Sequence[str]) -> int:
             job_env=GPU_ENVIRONMENT,
             shared_files=gpu_files(Path("/"), Path("/proc/self/mounts").read_text()),
         )
+    spec = msgspec.structs.replace(spec, shared_files=(*spec.shared_files, *asked.share))
     lab = up_lab(with_slurm(spec) if asked.slurm else spec, measure=False)
     try:
         if asked.slurm:

@@ -145,6 +145,7 @@ SWEEP_RUN = Run(
     world_size=4,
     nodes=tuple(NodeRun(name=name, node_rank=rank) for rank, name in enumerate(("box1", "box2"))),
     kind="sweep",
+    has_parts=True,
 )
 
 PRICES = Prices(

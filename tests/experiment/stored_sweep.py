@@ -7,12 +7,13 @@ from pathlib import Path
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.quoting import Command
 from multinode.contrast.side import SideRun
 from multinode.experiment.cell_rows import MeasuredCell
 from multinode.launch.grid import Grid, GridRecord
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.cells import GPU, SWEEP_RUN, measured_cell
 
@@ -50,29 +51,30 @@ def _store_run(root: Path, run: SideRun) -> None:
     nodes = [msgspec.structs.replace(_NODE, name=name) for name in run.node_names]
     workers = run.workers[0]
     plan = LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(workers,) * len(nodes)),
         run_id=run_id,
         engine="llamafactory",
         job=SWEEP_RUN.job,
-        master_addr="10.0.0.1",
-        master_port=29500,
-        nproc_per_node=workers,
-        world_size=workers * len(nodes),
         nodes=tuple(
             NodePlan(
-                node=node.name,
-                node_rank=rank,
-                ranks=tuple(range(workers * rank, workers * (rank + 1))),
-                addr=None,
-                ifname="ens1f0",
+                place=Place(
+                    node=node.name,
+                    node_rank=rank,
+                    ranks=tuple(range(workers * rank, workers * (rank + 1))),
+                    run_dir="/r",
+                    endpoint=Endpoint(addr=None, ifname="ens1f0"),
+                ),
                 gpus=tuple(range(workers)),
-                run_dir="/r",
                 command=Command(argv=("true",)),
             )
             for rank, node in enumerate(nodes)
         ),
     )
     directory = RunDirectory.create(root, run_id)
-    directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="launch"))
+    directory.write(
+        "run.json",
+        msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="launch", part_of=SWEEP_RUN.run_id, has_parts=False),
+    )
     directory.write("plan.json", plan)
     directory.write("summary.json", run.summary)
     directory.write("workload.json", run.workload)

@@ -17,7 +17,7 @@ from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContex
 from multinode.launch.grid import CellRecord, Grid, GridRecord
 from multinode.launch.series import GRID_FILE, Resume
 from multinode.profile.summary import Summary
-from multinode.records.plan import LaunchPlan
+from multinode.records.plan import LaunchPlan, Rendezvous
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import spread_of
@@ -125,7 +125,11 @@ def keep_run(runs: Path, what: Launch, end: float | str | None, *, is_stopped: b
         missing={} if has_speed else {"step_time_ms": "no step was recorded"},
     )
     plan = LaunchPlan(
-        run_id=run.run_id, engine="", job="", master_addr="", master_port=1, nproc_per_node=2, world_size=2, nodes=()
+        rendezvous=Rendezvous(addr="", port=1, workers=(2,)),
+        run_id=run.run_id,
+        engine="",
+        job="",
+        nodes=(),
     )
     directory = RunDirectory.create(runs, run.run_id)
     directory.write_bytes("hostfile.txt", HOSTS.encode())

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.quoting import Command
 from multinode.contrast.side import SideRun, devices_of
@@ -19,7 +20,7 @@ from multinode.experiment.cells import CellRow
 from multinode.launch.grid import CellRecord, GridCell
 from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.throughput import Utilisation
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.stats.estimate import Estimate, of_repeats
 from tests.contrast.made_up_sides import node_use, run_of, split_summary, summary_of
 
@@ -137,22 +138,20 @@ TWO = (Gpu(index=0, name="NVIDIA GeForce RTX 3090"), Gpu(index=1, name="NVIDIA G
 
 def plan(*gpus: tuple[int, ...] | None) -> LaunchPlan:
     return LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2,) * len(gpus)),
         run_id="r",
         engine="torchrun",
         job="j",
-        master_addr="10.0.0.1",
-        master_port=29500,
-        nproc_per_node=2,
-        world_size=2 * len(gpus),
         nodes=tuple(
             NodePlan(
-                node=f"n{rank}",
-                node_rank=rank,
-                ranks=(2 * rank, 2 * rank + 1),
-                addr=None,
-                ifname=None,
+                place=Place(
+                    node=f"n{rank}",
+                    node_rank=rank,
+                    ranks=(2 * rank, 2 * rank + 1),
+                    run_dir="/r",
+                    endpoint=Endpoint(addr=None, ifname=None),
+                ),
                 gpus=ids,
-                run_dir="/r",
                 command=Command(argv=("true",)),
             )
             for rank, ids in enumerate(gpus)

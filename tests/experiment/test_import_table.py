@@ -10,7 +10,7 @@ from multinode.experiment.cell_table import Look
 from multinode.experiment.imported_rows import import_table
 from multinode.experiment.imported_table import Extras
 from multinode.experiment.sweep import load_tables
-from multinode.launch.node_runs import load_run, load_runs
+from multinode.runs.stored_run import load_run, load_runs
 
 FIGURES = Path(__file__).parents[2] / "configs" / "figures"
 PRICES = "currency: EUR\ndevices:\n  A: {hourly: 2}\n"

@@ -19,9 +19,9 @@ from multinode.job.job import ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.grid import Grid, GridRecord
-from multinode.launch.node_runs import load_runs
 from multinode.launch.series import GRID_FILE, Resume
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import load_runs
 from multinode.transport.local import LocalTransport
 
 DEADLINE_S = 60.0

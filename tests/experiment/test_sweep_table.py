@@ -71,7 +71,7 @@ def test_a_cell_without_gpus_says_on_which_processors_it_ran(tmp_path: Path, tol
         assert plan is not None
         nodes = tuple(msgspec.structs.replace(node, gpus=None) for node in plan.nodes)
         run.write("plan.json", msgspec.structs.replace(plan, nodes=nodes))
-        run.write("facts.json", [{"node": node.node, **told} for node in nodes])
+        run.write("facts.json", [{"node": node.place.node, **told} for node in nodes])
     table = build_table(directory, tmp_path)
     assert f", device {device}, " in constants_line(table)
     chosen = load_tables(tmp_path, ["last"], Look(where=(f"device={device}",)))

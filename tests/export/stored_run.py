@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
-from multinode.launch.node_runs import load_run
 from multinode.profile.summary import summarise_run
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import load_run
 from tests.profile.observing import RUN, observed
 
 __all__ = ["make_plan", "shown", "store_run"]
@@ -22,15 +23,24 @@ def make_plan(run: Run = RUN) -> LaunchPlan:
     """Two workers on each of its nodes."""
     nodes = tuple(
         NodePlan(
-            node=node.name, node_rank=node.node_rank, ranks=(2 * node.node_rank, 2 * node.node_rank + 1), addr=None,
-            ifname="ens1f0", link_gbit_per_s=10.0, run_dir="/r", command=Command(argv=("true",)),
+            place=Place(
+                node=node.name,
+                node_rank=node.node_rank,
+                ranks=(2 * node.node_rank, 2 * node.node_rank + 1),
+                run_dir="/r",
+                endpoint=Endpoint(addr=None, ifname="ens1f0", link_gbit_per_s=10.0),
+            ),
+            command=Command(argv=("true",)),
         )
         for node in run.nodes
-    )  # fmt: skip
+    )
     return LaunchPlan(
-        run_id=run.run_id, engine=run.engine, job=run.job, master_addr="::1", master_port=1, nproc_per_node=2,
-        world_size=run.world_size, nodes=nodes,
-    )  # fmt: skip
+        rendezvous=Rendezvous(addr="::1", port=1, workers=(2,) * (run.world_size // 2)),
+        run_id=run.run_id,
+        engine=run.engine,
+        job=run.job,
+        nodes=nodes,
+    )
 
 
 def store_run(root: Path, run: Run = RUN) -> RunDirectory:

@@ -28,9 +28,9 @@ from multinode.errors import UsageError
 from multinode.export.figures import SUMMARY_FIGURES, summary_values
 from multinode.export.target import parse_targets
 from multinode.launch.export import follow_export
-from multinode.launch.node_runs import load_run
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import load_run
 from tests.export.stored_run import make_plan, shown, store_run
 from tests.profile.observing import RUN, STEPS, observed
 from tests.warm import free_port
@@ -368,7 +368,7 @@ def wait_for(holds: Any) -> None:
 
 
 def attempt_of(run: Run, number: int) -> Run:
-    return msgspec.structs.replace(run, run_id=f"{run.run_id}-{number}")
+    return msgspec.structs.replace(run, run_id=f"{run.run_id}-{number}", part_of=run.run_id)
 
 
 def test_each_attempt_of_a_restarted_run_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +376,6 @@ def test_each_attempt_of_a_restarted_run_is_exported(tmp_path: Path, monkeypatch
     for number in (1, 2):
         store_run(tmp_path, attempt_of(RUN, number))
     parent = RunDirectory.create(tmp_path, RUN.run_id)
-    parent.write("run.json", RUN)
+    parent.write("run.json", msgspec.structs.replace(RUN, has_parts=True))
     assert export(RUN.run_id, f"csv:{tmp_path}/csv").exit_code == 0
     assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == [f"{RUN.run_id}-{number}" for number in (1, 2)]

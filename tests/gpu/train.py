@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--compile", action="store_true", help="by torch.compile, in bf16 by torch.autocast")
     parser.add_argument("--asleep-rank", type=int, help="stops computing after ten steps, for ever")
     parser.add_argument("--killed-rank", type=int, help="is killed after ten steps")
     parser.add_argument("--seconds", type=float, default=0.0, help="go on for at least as long")
@@ -71,11 +72,14 @@ def fall_asleep() -> None:
 
 
 def _plain(model: nn.Sequential, arguments: argparse.Namespace) -> Callable[[torch.Tensor], torch.Tensor]:
-    spread = _shard(model) if arguments.strategy == "fsdp2" else DistributedDataParallel(model)
+    spread: nn.Module = _shard(model) if arguments.strategy == "fsdp2" else DistributedDataParallel(model)
+    if arguments.compile:
+        spread.compile()
     optimizer = torch.optim.SGD(spread.parameters(), lr=1e-3)
 
     def train_step(batch: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = spread(batch).square().mean()
+        with torch.autocast(batch.device.type, torch.bfloat16, enabled=arguments.compile):
+            loss: torch.Tensor = spread(batch).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

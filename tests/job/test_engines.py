@@ -9,26 +9,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.cluster.accelerators import accelerator_named
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
 from multinode.job.engines import ENGINES
 from multinode.job.engines.accelerate import parse_accelerate
 from multinode.job.engines.engine import Engine, choose_engine
 from multinode.job.engines.llamafactory import reads_rank
-from multinode.job.engines.place import STRAY_VARIABLES, Place
+from multinode.job.engines.place import STRAY_VARIABLES
 from multinode.job.engines.torchrun import benchmark_command
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.node.hang.diagnose import list_flight_records
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.records.plan import Place, Rendezvous
 from multinode.strict_yaml import parse_yaml
 
+MEETING = Rendezvous(addr="10.0.0.1", port=29500, workers=(4, 4))
 PLACE = Place(
+    node="b",
     node_rank=1,
-    workers=(4, 4),
-    master_addr="10.0.0.1",
-    master_port=29500,
-    ifname="ens1f0",
+    ranks=(4, 5, 6, 7),
+    endpoint=Endpoint(addr=None, ifname="ens1f0"),
     devices=("1", "6"),
     run_dir="/home/u/.multinode/runs/r.1",
     python="/env/bin/python",
@@ -36,12 +37,23 @@ PLACE = Place(
 )
 SCRIPT = ScriptJob(argv=("train.py", "two words", "$HOME", "--x=;rm", ""))
 YAML = LlamaFactoryJob(config_path="sft.yaml", text="", config={})
-BARE = msgspec.structs.replace(PLACE, ifname=None, devices=None, python=None, packages=None)
+BARE = msgspec.structs.replace(PLACE, endpoint=Endpoint(addr=None, ifname=None), devices=None, python=None, packages={})
 
 
-def run(name: str, place: Place, *argv: str, env: dict[str, str] | None = None, cwd: str | None = None) -> Command:
-    job = YAML if name == "llamafactory" else ScriptJob(argv=argv or ("train.py",))
-    return Engine(name=name).command(place, job, env or {}, cwd)
+def run(name: str, place: Place, env: dict[str, str] | None = None, meeting: Rendezvous = MEETING) -> Command:
+    job = YAML if name == "llamafactory" else ScriptJob(argv=("train.py",))
+    return Engine(name=name).command(meeting, place, job, env or {})
+
+
+def at(place: Place = PLACE, **endpoint: Any) -> Place:
+    """The place with another address or interface."""
+    return msgspec.structs.replace(place, endpoint=msgspec.structs.replace(place.endpoint, **endpoint))
+
+
+def among(*workers: int, place: Place = PLACE) -> tuple[Rendezvous, Place]:
+    """The place among nodes with so many workers each."""
+    meeting = msgspec.structs.replace(MEETING, workers=workers)
+    return meeting, msgspec.structs.replace(place, ranks=meeting.ranks(place.node_rank))
 
 
 def test_nccl_gets_the_interface_as_an_exact_match_gloo_its_plain_name_and_what_is_not_known_is_not_set() -> None:
@@ -51,14 +63,14 @@ def test_nccl_gets_the_interface_as_an_exact_match_gloo_its_plain_name_and_what_
 
 
 def test_of_what_the_hostfile_names_several_nccl_gets_the_list_and_who_knows_no_lists_the_first() -> None:
-    rails = msgspec.structs.replace(PLACE, ifnames=("ens1f0", "ens1f1"), hcas=("mlx5_0:1", "mlx5_1"))
+    rails = msgspec.structs.replace(at(ifnames=("ens1f0", "ens1f1")), hcas=("mlx5_0:1", "mlx5_1"))
     env = run("torchrun", rails).env
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ens1f0,ens1f1", "ens1f0")
     assert env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1"
     assert "NCCL_IB_GID_INDEX" not in env
     assert run("torchrun", rails, env={"NCCL_IB_GID_INDEX": "3"}).env["NCCL_IB_GID_INDEX"] == "3"
     assert "NCCL_IB_HCA" not in run("torchrun", PLACE).env
-    intel = run("torchrun", msgspec.structs.replace(rails, hcas=(), accelerator=accelerator_named("xpu"))).env
+    intel = run("torchrun", msgspec.structs.replace(rails, hcas=(), accelerator="xpu")).env
     assert (intel["CCL_KVS_IFACE"], intel["FI_TCP_IFACE"]) == ("ens1f0", "ens1f0")
 
 
@@ -72,18 +84,18 @@ def test_torchs_flight_recorder_writes_where_a_diagnosis_looks(tmp_path: Path) -
 
 
 def test_an_ipv6_data_plane_is_named_to_nccl_and_its_rendezvous_stands_in_brackets() -> None:
-    place = msgspec.structs.replace(PLACE, addr="fd00::2", master_addr="fd00::1")
-    command = run("torchrun", place)
+    command = run("torchrun", at(addr="fd00::2"), meeting=msgspec.structs.replace(MEETING, addr="fd00::1"))
     assert (command.env["NCCL_SOCKET_FAMILY"], command.env["MASTER_ADDR"]) == ("AF_INET6", "fd00::1")
     assert {"--master-addr=[fd00::1]", "--master-port=29500"} <= set(command.argv)
-    assert "NCCL_SOCKET_FAMILY" not in run("torchrun", msgspec.structs.replace(PLACE, addr="10.0.0.2")).env
+    assert "NCCL_SOCKET_FAMILY" not in run("torchrun", at(addr="10.0.0.2")).env
 
 
 @pytest.mark.parametrize("place", [PLACE, BARE])
 def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
+    meeting, place = among(2, 2, place=place)
     commands = [
-        benchmark_command(place, CollectiveTest(messages=(Message(size_bytes=8),)), {}),
-        *(run(name, msgspec.structs.replace(place, workers=(2, 2))) for name in ENGINES),
+        benchmark_command(meeting, place, CollectiveTest(messages=(Message(size_bytes=8),)), None, {}),
+        *(run(name, place, meeting=meeting) for name in ENGINES),
     ]
     for command in commands:
         removed_or_set = {*command.unset, *command.env}
@@ -92,8 +104,8 @@ def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
 
 
 def test_llamafactory_is_forced_through_torchrun_with_one_worker_too() -> None:
-    one = msgspec.structs.replace(PLACE, workers=(1, 1), devices=("6",))
-    env = run("llamafactory", one).env
+    meeting, one = among(1, 1, place=msgspec.structs.replace(PLACE, devices=("6",)))
+    env = run("llamafactory", one, meeting=meeting).env
     assert env["FORCE_TORCHRUN"] == "1"
     assert (env["NNODES"], env["NODE_RANK"], env["NPROC_PER_NODE"]) == ("2", "1", "1")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.1", "29500")
@@ -121,9 +133,9 @@ def test_rank_is_set_for_releases_that_read_it_and_for_unknown_ones(version: str
 
 
 def test_llamafactory_reads_the_job_that_travelled_and_finds_its_own_torchrun() -> None:
-    command = run("llamafactory", PLACE, cwd="/work")
+    command = run("llamafactory", PLACE)
     assert command.argv == ("llamafactory-cli", "train", "/home/u/.multinode/runs/r.1/job.yaml")
-    assert (command.path_first, command.cwd) == ("/env/bin", "/work")
+    assert command.path_first == "/env/bin"
     assert run("llamafactory", BARE).path_first is None
     assert run("llamafactory", msgspec.structs.replace(PLACE, python="python3")).path_first is None
 
@@ -142,62 +154,60 @@ def test_torchrun_is_started_by_the_interpreter_in_full() -> None:
 
 
 def test_the_master_port_and_address_are_numbers_of_this_place() -> None:
-    argv = run("torchrun", msgspec.structs.replace(PLACE, master_port=1234)).argv
+    argv = run("torchrun", PLACE, meeting=msgspec.structs.replace(MEETING, port=1234)).argv
     assert "--master-port=1234" in argv
     assert any(re.fullmatch(r"--master-addr=[0-9.]+", word) for word in argv)
 
 
 def test_a_collective_test_runs_the_archive_with_its_request_as_data() -> None:
     test = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes=16)), backend="gloo")
-    place = msgspec.structs.replace(PLACE, agent="/home/u/.multinode/agent/x.pyz")
-    command: Command = benchmark_command(place, test, {"MINE": "1"})
+    command = benchmark_command(MEETING, PLACE, test, "/home/u/.multinode/agent/x.pyz", {"MINE": "1"})
     assert command.argv[-2:] == ("/home/u/.multinode/agent/x.pyz", "collectives")
     assert command.env["MINE"] == "1"
     request = json.loads(command.env["MULTINODE_REQUEST"])
     assert [message["size_bytes"] for message in request["messages"]] == [8, 16]
 
 
-def world(place: Place, env: dict[str, str]) -> dict[str, Any]:
-    option = next(word for word in run("deepspeed", place, env=env).argv if "--world_info=" in word)
+def world(meeting: Rendezvous, place: Place, env: dict[str, str]) -> dict[str, Any]:
+    option = next(word for word in run("deepspeed", place, env, meeting).argv if "--world_info=" in word)
     info: dict[str, Any] = json.loads(base64.urlsafe_b64decode(option.partition("=")[2]))
     return info
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "llamafactory"])
 def test_every_engine_keeps_a_scripts_arguments_untouched_and_the_users_variables(name: str) -> None:
-    place = msgspec.structs.replace(PLACE, workers=(2, 2))
-    command = Engine(name=name).command(place, SCRIPT, {"MASTER_PORT": "1", "MINE": "x"}, "/work")
+    command = Engine(name=name).command(*among(2, 2), SCRIPT, {"MASTER_PORT": "1", "MINE": "x"})
     assert command.argv[-5:] == SCRIPT.argv
     assert {"MASTER_PORT": "1", "MINE": "x"}.items() <= command.env.items()
-    assert (command.path_first, command.cwd) == ("/env/bin", "/work")
+    assert command.path_first == "/env/bin"
 
 
 @pytest.mark.parametrize("name", ["torchrun", "deepspeed", "accelerate"])
 def test_the_other_engines_start_llamafactorys_workers_as_a_module(name: str) -> None:
-    argv = Engine(name=name).command(msgspec.structs.replace(PLACE, workers=(2, 2)), YAML, {}, None).argv
+    argv = Engine(name=name).command(*among(2, 2), YAML, {}).argv
     assert argv[-3:] == ("--module", "llamafactory.launcher", "/home/u/.multinode/runs/r.1/job.yaml")
     assert ("--no_local_rank" in argv) is (name == "deepspeed")
 
 
 def test_deepspeed_counts_the_workers_of_all_nodes_and_takes_this_nodes_gpus() -> None:
-    place = msgspec.structs.replace(PLACE, workers=(2, 2, 2))
-    assert {name: len(ids) for name, ids in world(place, {}).items()} == {"node-0": 2, "node-1": 2, "node-2": 2}
+    meeting, place = among(2, 2, 2)
+    found = world(meeting, place, {})
+    assert {name: len(ids) for name, ids in found.items()} == {"node-0": 2, "node-1": 2, "node-2": 2}
     # The launcher looks its own node up by its place.
-    assert list(world(place, {})) == ["node-0", "node-1", "node-2"]
-    assert world(place, {})["node-1"] == ["1", "6"]
-    assert world(msgspec.structs.replace(place, devices=None), {})["node-1"] == [0, 1]
+    assert list(found) == ["node-0", "node-1", "node-2"]
+    assert found["node-1"] == ["1", "6"]
+    assert world(meeting, msgspec.structs.replace(place, devices=None), {})["node-1"] == [0, 1]
 
 
 def test_deepspeed_keeps_devices_that_the_user_has_chosen() -> None:
-    place = msgspec.structs.replace(PLACE, workers=(2, 2))
-    assert world(place, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"})["node-1"] == ["GPU-a", "GPU-b"]
+    assert world(*among(2, 2), {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"})["node-1"] == ["GPU-a", "GPU-b"]
     with pytest.raises(UsageError, match="names 1 devices on node rank 1, but 2 workers run there"):
-        world(place, {"CUDA_VISIBLE_DEVICES": "3"})
+        world(*among(2, 2), {"CUDA_VISIBLE_DEVICES": "3"})
 
 
 def placed(base: dict[str, Any]) -> dict[str, Any]:
-    (file,) = Engine(name="accelerate", accelerate=base).files(PLACE)
-    assert f"{PLACE.run_dir}/{file.path}" in Engine(name="accelerate").command(PLACE, SCRIPT, {}, None).argv
+    (file,) = Engine(name="accelerate", accelerate=base).files(MEETING, PLACE)
+    assert f"{PLACE.run_dir}/{file.path}" in Engine(name="accelerate").command(MEETING, PLACE, SCRIPT, {}).argv
     config: dict[str, Any] = parse_yaml(file.text)
     return config
 
@@ -227,8 +237,8 @@ def test_what_places_a_node_is_set_anew_and_the_rest_stays_the_users() -> None:
 def test_accelerate_starts_all_workers_itself_on_cpus_too(kind: str | None) -> None:
     assert placed({"distributed_type": kind} if kind else {})["distributed_type"] == "MULTI_GPU"
     engine = Engine(name="accelerate", accelerate={"use_cpu": True})
-    assert engine.command(PLACE, SCRIPT, {}, None).env["ACCELERATE_USE_CPU"] == "true"
-    assert "ACCELERATE_USE_CPU" not in Engine(name="accelerate").command(PLACE, SCRIPT, {}, None).env
+    assert engine.command(MEETING, PLACE, SCRIPT, {}).env["ACCELERATE_USE_CPU"] == "true"
+    assert "ACCELERATE_USE_CPU" not in Engine(name="accelerate").command(MEETING, PLACE, SCRIPT, {}).env
 
 
 def test_accelerate_does_not_start_deepspeed_through_pdsh() -> None:
@@ -248,8 +258,8 @@ def test_accelerates_configuration_is_read_as_yaml_and_its_faults_are_named() ->
 
 
 def test_only_accelerate_has_a_file_of_its_own() -> None:
-    assert [name for name in ENGINES if Engine(name=name).files(PLACE)] == ["accelerate"]
-    assert [file.path for file in Engine(name="accelerate").files(PLACE)] == ["accelerate.yaml"]
+    assert [name for name in ENGINES if Engine(name=name).files(MEETING, PLACE)] == ["accelerate"]
+    assert [file.path for file in Engine(name="accelerate").files(MEETING, PLACE)] == ["accelerate.yaml"]
 
 
 def test_an_engine_says_what_it_does() -> None:
@@ -265,7 +275,7 @@ def test_an_engine_says_what_it_does() -> None:
 
 
 def test_a_command_knows_its_nodes_place_and_no_workers() -> None:
-    command = Engine(name="exec").command(PLACE, ScriptJob(argv=("./run.sh", "a b")), {}, None)
+    command = Engine(name="exec").command(MEETING, PLACE, ScriptJob(argv=("./run.sh", "a b")), {})
     assert command.argv == ("./run.sh", "a b")
     assert (command.env["NNODES"], command.env["NODE_RANK"], command.env["NPROC_PER_NODE"]) == ("2", "1", "4")
     assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= set(command.unset)

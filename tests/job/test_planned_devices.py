@@ -17,7 +17,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.job.engines import ENGINES
 from multinode.job.engines.engine import Engine
-from multinode.job.job import Job, JobEnvironment, ScriptJob
+from multinode.job.job import Job, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from tests.warm import run_warm
@@ -120,6 +120,6 @@ def test_what_has_no_number_is_left_to_cuda_and_told_before_the_launch() -> None
     assert (found, "invalid literal for int()" in told) == (["MIG-1c2"], True)
     facts = NodeFacts(node="a", gpus=case[2], env=case[1], packages={"deepspeed": "0.19.8"})
     cluster = Cluster(nodes=(case[0],), source="h")
-    inspection = Inspection(cluster=cluster, facts={"a": facts}, master_port=1, job=seed, environment=JobEnvironment())
+    inspection = Inspection(cluster=cluster, facts={"a": facts}, master_port=1, job=seed)
     (finding,) = check_deepspeed_devices(inspection)
     assert "each worker would fail with 'invalid literal for int()'" in finding.message

@@ -21,7 +21,7 @@ from multinode.levers.averaging import Averaging
 from multinode.levers.balance import Balance
 from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
-from multinode.records.plan import LaunchPlan, NodePlan, TraceWindow
+from multinode.records.plan import LaunchPlan, NodePlan, Rendezvous, TraceWindow
 from tests.golden import Golden
 from tests.levers.compressed import compressed
 
@@ -131,7 +131,7 @@ def port_of(run_id: str, node: str = "", taken: tuple[int, ...] = (), asked: int
     facts = {
         name: msgspec.structs.replace(found, port_users=users if name == node else {}) for name, found in FACTS.items()
     }
-    return plan_launch(TWO_4090, SCRIPT, facts, run_id, LaunchOptions(master_port=asked)).master_port
+    return plan_launch(TWO_4090, SCRIPT, facts, run_id, LaunchOptions(master_port=asked)).rendezvous.port
 
 
 def test_each_run_meets_at_a_port_of_its_own() -> None:
@@ -155,8 +155,12 @@ def test_a_run_meets_at_the_next_port_that_node_0_has_free_unless_one_was_asked_
 def test_ranks_follow_the_order_of_the_hostfile_and_meet_at_its_first_node() -> None:
     nodes = tuple(Node(name=name, slots=3, addr=f"10.0.0.{last}") for name, last in (("z", 9), ("a", 1), ("m", 5)))
     plan = plan_launch(Cluster(nodes=nodes, source="h"), SCRIPT, {}, "r", LaunchOptions(master_port=1234))
-    assert [(node.node, node.ranks) for node in plan.nodes] == [("z", (0, 1, 2)), ("a", (3, 4, 5)), ("m", (6, 7, 8))]
-    assert (plan.master_addr, plan.master_port, plan.world_size, plan.nproc_per_node) == ("10.0.0.9", 1234, 9, 3)
+    assert [(node.place.node, node.place.ranks) for node in plan.nodes] == [
+        ("z", (0, 1, 2)),
+        ("a", (3, 4, 5)),
+        ("m", (6, 7, 8)),
+    ]
+    assert plan.rendezvous == Rendezvous(addr="10.0.0.9", port=1234, workers=(3, 3, 3))
     for rank, node in enumerate(plan.nodes):
         assert {"--nnodes=3", f"--node-rank={rank}", "--nproc-per-node=3"} <= set(node.command.argv)
         assert {"--master-addr=10.0.0.9", "--master-port=1234"} <= set(node.command.argv)
@@ -240,8 +244,8 @@ UNEQUAL = Cluster(
 @pytest.mark.parametrize("engine", ["torchrun", "deepspeed", "accelerate", "exec"])
 def test_unequal_nodes_have_as_many_workers_as_they_have_slots(engine: str) -> None:
     plan = plan_launch(UNEQUAL, SCRIPT, {}, "r", LaunchOptions(engine=Engine(name=engine), trace_steps=3))
-    assert [node.ranks for node in plan.nodes] == [(0, 1, 2, 3), (4, 5), (6, 7, 8)]
-    assert (plan.world_size, plan.workers, plan.nproc_per_node) == (9, (4, 2, 3), 4)
+    assert [node.place.ranks for node in plan.nodes] == [(0, 1, 2, 3), (4, 5), (6, 7, 8)]
+    assert (plan.world_size, plan.workers) == (9, (4, 2, 3))
     assert plan.trace is not None
     assert plan.trace.ranks == (0, 4, 6)
     second = plan.nodes[1].command
@@ -575,7 +579,7 @@ def test_nccls_inspector_is_loaded_and_writes_below_the_runs_directory() -> None
     assert {name: value for name, value in plan.command.env.items() if "INSPECTOR" in name or "PLUGIN" in name} == {
         "NCCL_PROFILER_PLUGIN": PLUGIN,
         "NCCL_INSPECTOR_ENABLE": "1",
-        "NCCL_INSPECTOR_DUMP_DIR": f"{plan.run_dir}/nccl-inspector",
+        "NCCL_INSPECTOR_DUMP_DIR": f"{plan.place.run_dir}/nccl-inspector",
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500000",
     }
     # The user's own choice wins, also where none was found.
@@ -689,7 +693,11 @@ def test_a_plan_carries_what_the_hostfile_names_and_only_nccl_has_hcas() -> None
     named = msgspec.structs.replace(TWO_4090.nodes[0], ifname="ens1f0,ens1f1", hca="mlx5_0")
     cluster = msgspec.structs.replace(TWO_4090, nodes=(named, TWO_4090.nodes[1]))
     first, second = plan_launch(cluster, SCRIPT, FACTS | {"box1": found}, "r", LaunchOptions()).nodes
-    assert (first.ifname, first.ifnames, second.ifnames) == ("ens1f0", ("ens1f0", "ens1f1"), ())
+    assert (first.place.endpoint.ifname, first.place.endpoint.ifnames, second.place.endpoint.ifnames) == (
+        "ens1f0",
+        ("ens1f0", "ens1f1"),
+        (),
+    )
     assert (first.command.env["NCCL_SOCKET_IFNAME"], first.command.env["NCCL_IB_HCA"]) == ("=ens1f0,ens1f1", "=mlx5_0")
     assert "NCCL_IB_HCA" not in second.command.env
     intel = msgspec.structs.replace(found, accelerator="xpu")

@@ -150,7 +150,7 @@ def test_every_node_gets_the_same_files_in_its_own_run_directory() -> None:
     first, second = plan_nodes(with_synthetic(job()), 2, {})
     assert first.files[1:] == second.files[1:]
     assert [file.path for file in first.files] == ["job.yaml", "synthetic/dataset_info.json", "synthetic/text.txt"]
-    assert written(second)["dataset_dir"] == f"{second.run_dir}/synthetic"
+    assert written(second)["dataset_dir"] == f"{second.place.run_dir}/synthetic"
     assert sum(len(file.text) for file in first.files) < 64 << 10
 
 
@@ -280,7 +280,7 @@ def test_llamafactory_trains_on_samples_of_exactly_that_length_whatever_else_the
     tiny |= {"model_name_or_path": str(ROOT / "assets/tiny/model"), "cutoff_len": 613, "max_steps": 2}
     made = with_synthetic(job(**tiny, include_num_input_tokens_seen="all"))
     (node,) = plan_nodes(made, 1, {"node0": NodeFacts(node="node0", home=str(tmp_path))}, workers_per_node=1)
-    run_dir = Path(node.run_dir)
+    run_dir = Path(node.place.run_dir)
     for file in node.files:
         (run_dir / file.path).parent.mkdir(parents=True, exist_ok=True)
         (run_dir / file.path).write_text(file.text)

@@ -64,7 +64,7 @@ def disagreement(command: Command) -> str:
 def test_a_training_that_cannot_be_balanced_ends_with_the_reason_on_every_node(command: Command) -> None:
     done = command.run(*LAUNCH, "--balance", "node0=2,node1=1", "--", TRAIN, "--steps", "3", "--width", "64")
     assert done.returncode == 1
-    failure = command.document("show", "last", "--json")["run"]["first_failure"]
+    failure = command.document("show", "last", "--json")["first_failure"]
     assert "--balance node0=2,node1=1: its DataLoader draws from range" in failure["message"]
 
 
@@ -74,6 +74,6 @@ def test_llamafactory_trains_on_the_samples_that_the_speeds_say(command: Command
     settings = ("--set", "max_steps=16", "--set", "per_device_train_batch_size=3")
     document = command.document("launch", *options, "--balance", "node0=2,node1=1", "configs/tiny_sft.yaml", *settings)
     assert_succeeded(document)
-    assert document["last_loss"] < document["first_loss"]
+    assert document["summary"]["last_loss"] < document["summary"]["first_loss"]
     summary = command.document("show", "last", "--json")["summary"]
     assert [node["samples"] for node in summary["balance"]["nodes"]] == [4, 2]

@@ -51,7 +51,7 @@ class Contrasted:
         assert_no_agents()
         self.baseline, self.candidate = self.document["baseline"], self.document["candidate"]
         self.speedup = self.candidate["samples_per_s"]["value"] / self.baseline["samples_per_s"]["value"]
-        self.run_id: str = self.command.document("show", "last", "--json")["run"]["run_id"]
+        self.run_id: str = self.command.document("show", "last", "--json")["run_id"]
         # The node's own view: what it writes, the controller does not see.
         self.saved = in_node(lab, f"find {saved} -mindepth 1 -printf '%f\\n'").split()
         self.left = in_node(lab, "ls ~/.multinode/runs")

@@ -122,6 +122,6 @@ def test_llamafactory_reads_its_copy_and_writes_outside_of_it(command: Command, 
     arguments = ("--hosts", "lab", "--json", "--no-check", "--workers-per-node", "1", "--env", "OMP_NUM_THREADS=1")
     document = command.document("launch", *arguments, "--copy-code", str(folder), str(folder / "job.yaml"), *options)
     assert_succeeded(document)
-    assert document["steps"] == 4
+    assert document["summary"]["steps"] == 4
     cleaned = command.document("clean", "--hosts", "lab", document["run_id"], "--json")
     assert [(node["code_kept"], len(node["removed"])) for node in cleaned["nodes"]] == [([], 1)] * 2

@@ -114,12 +114,12 @@ def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     document = command.document(*LAUNCH, *ONE, "configs/tiny_sft_zero2.yaml", *changes, "--json")
     assert_succeeded(document)
     assert document["schema"] == "multinode.launch/1"
-    assert (document["engine"], document["world_size"], document["steps"]) == ("llamafactory", 2, 16)
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == ("llamafactory", 2, 16)
     assert document["first_failure"] is None
     nodes = [(node["name"], node["node_rank"], node["exit_code"]) for node in document["nodes"]]
     assert nodes == [("node0", 0, 0), ("node1", 1, 0)]
-    assert document["last_loss"] < document["first_loss"] - 1
-    assert 0 < document["step_time_ms"]["median"] <= document["step_time_ms"]["p95"]
+    assert document["summary"]["last_loss"] < document["summary"]["first_loss"] - 1
+    assert 0 < document["summary"]["step_time_ms"]["median"] <= document["summary"]["step_time_ms"]["p95"]
     # Each rank has an optimizer's share of its own: that is ZeRO at work.
     for rank in (0, 1):
         listed = ssh(f"node{rank}", f"ls {output}/checkpoint-16/global_step16").stdout
@@ -153,10 +153,10 @@ def test_the_plan_of_every_engine_starts_its_launcher_with_the_job(
     result = in_process(*LAUNCH, "--dry-run", "--json", *options)
     assert result.exit_code == 0, result.exception
     plan = json.loads(result.stdout)
-    assert (plan["nproc_per_node"], plan["world_size"]) == (2, 4)
+    assert plan["rendezvous"]["workers"] == [2, 2]
     node = plan["nodes"][1]
     # Files lie in the run's directory, which is another one each time.
-    argv = iter([word.removeprefix(f"{node['run_dir']}/") for word in node["command"]["argv"]])
+    argv = iter([word.removeprefix(f"{node['place']['run_dir']}/") for word in node["command"]["argv"]])
     assert all(word in argv for word in words), node["command"]["argv"]
     assert variables.items() <= node["command"]["env"].items()
     texts = {file["path"]: file["text"] for file in node["files"]}
@@ -173,8 +173,8 @@ def test_a_llamafactory_yaml_runs_under_the_other_engines_too(command: Command, 
     options = ("--engine", engine, "--set", "max_steps=6", "--json")
     document = command.document(*LAUNCH, *ONE, f"configs/{name}.yaml", *options)
     assert_succeeded(document)
-    assert (document["engine"], document["world_size"], document["steps"]) == (engine, 2, 6)
-    assert document["last_loss"] < document["first_loss"]
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == (engine, 2, 6)
+    assert document["summary"]["last_loss"] < document["summary"]["first_loss"]
     assert_nothing_left(document)
 
 
@@ -184,7 +184,7 @@ def test_deepspeed_trains_a_script_with_zero2(command: Command) -> None:
     document = command.document(*LAUNCH, *options)
     assert_trained_together(command, document, 2)
     assert "ZeRO stage 2" in logs(command, document)
-    assert document["steps"] == 30
+    assert document["summary"]["steps"] == 30
 
 
 @pytest.mark.thorough
@@ -200,7 +200,7 @@ def test_accelerate_trains_a_script_over_four_workers(command: Command, config: 
     options = ("--engine", "accelerate", *config, "--json", "--", "configs/accelerate_tiny.py", "--steps", "30")
     document = command.document(*LAUNCH, *options)
     assert_trained_together(command, document, 4)
-    assert document["steps"] == 30
+    assert document["summary"]["steps"] == 30
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_command_that_was_pasted_trains_on_both_nodes(
     options, _, pasted = typed.rpartition("-- ") if typed.startswith("--") else ("", "", typed)
     document = command.document(*LAUNCH, *shlex.split(options), "--json", "--", *shlex.split(pasted))
     assert_succeeded(document)
-    assert (document["engine"], document["world_size"], document["steps"]) == (engine, world_size, 6)
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == (engine, world_size, 6)
     assert_nothing_left(document)
 
 
@@ -318,8 +318,9 @@ def prepared(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_a_command_runs_once_a_node_and_knows_its_place(prepared: tuple[Command, dict[str, Any]]) -> None:
     command, document = prepared
     plan = json.loads((command.runs / document["run_id"] / "plan.json").read_text())
+    meeting = plan["rendezvous"]
     for rank in (0, 1):
-        place = f"place {rank}/2 x2 {plan['master_addr']}:{plan['master_port']} rank=none"
+        place = f"place {rank}/2 x2 {meeting['addr']}:{meeting['port']} rank=none"
         assert log(command, document, rank).splitlines()[:-1] == [place]
 
 
@@ -342,7 +343,7 @@ def test_a_commands_exit_code_is_the_runs_failure(command: Command, script: Call
     assert (code, document["status"]) == (1, "failed")
     assert (document["first_failure"]["node"], document["first_failure"]["exit_code"]) == ("node1", 7)
     plan = json.loads((command.runs / document["run_id"] / "plan.json").read_text())
-    assert log(command, document, 1).endswith(f":{plan['master_port']} rank=none two words\n")
+    assert log(command, document, 1).endswith(f":{plan['rendezvous']['port']} rank=none two words\n")
     assert_nothing_left(document)
 
 
@@ -360,7 +361,7 @@ def test_a_training_finds_its_interpreter_through_the_prelude(lab: Lab, command:
         "--", script, "--steps", "3",
     )  # fmt: skip
     assert_succeeded(document)
-    assert (document["engine"], document["steps"]) == ("torchrun", 3)
+    assert (document["engine"], document["summary"]["steps"]) == ("torchrun", 3)
 
 
 @pytest.mark.parametrize(

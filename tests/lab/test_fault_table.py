@@ -133,7 +133,7 @@ def test_gloo_bridges_twenty_seconds_without_the_training_link(command: Command)
         with faults(LinkDown(node="node1")):
             time.sleep(20)
         ended = read_document(controller)
-    assert (ended["status"], ended["steps"]) == ("succeeded", 3000)
+    assert (ended["status"], ended["summary"]["steps"]) == ("succeeded", 3000)
     assert not processes_of(run_id)
 
 

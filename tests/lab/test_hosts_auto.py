@@ -115,4 +115,4 @@ def test_what_five_schedulers_give_trains_on_both_nodes(lab: Lab) -> None:
             document, nodes, told = launch_on_node0(lab, environ)
         assert f"hostfile from {scheduler}:" in told
         assert (document["status"], document["world_size"]) == ("succeeded", 2 * workers)
-        assert [node["node"] for node in nodes] == names
+        assert [node["place"]["node"] for node in nodes] == names

@@ -44,8 +44,8 @@ def test_nodes_train_over_gloo_and_an_interface_is_enough_in_the_hostfile(ipv6_l
     hosts.write_text(re.sub(r"addr=\S+", "ifname=ens1f0", Path(ipv6_lab.hostfile).read_text()))
     # By torchrun itself: what it makes of the address is what is tested.
     code, document = command.code_and_document("launch", "--hosts", str(hosts), "--json", "--", SCRIPT, "--steps", "6")
-    assert (code, document["status"], document["steps"]) == (0, "succeeded", 6)
+    assert (code, document["status"], document["summary"]["steps"]) == (0, "succeeded", 6)
     (directory,) = command.runs.iterdir()
     plan = json.loads((directory / "plan.json").read_text())
-    assert plan["master_addr"] == "fd6d:6e00::1"
+    assert plan["rendezvous"]["addr"] == "fd6d:6e00::1"
     assert "--master-addr=[fd6d:6e00::1]" in plan["nodes"][1]["command"]["argv"]

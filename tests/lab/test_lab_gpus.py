@@ -125,6 +125,23 @@ def test_a_mounted_file_and_a_device_are_on_each_node_what_they_are_here(shell: 
         subprocess.run(["umount", str(library)], check=True)
 
 
+@pytest.mark.lab
+@pytest.mark.usefixtures("no_lab")
+def test_a_shared_directory_is_the_same_on_each_node(shell: Command, shared_dir: Path) -> None:
+    """As CUDA MPS needs it: what a node writes into a pipe there is read here, as no overlay would let it."""
+    pipe = shared_dir / "control"
+    os.mkfifo(pipe)
+    up_lab(msgspec.structs.replace(SMALL, shared_files=(str(shared_dir),)), measure=False)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for name in ("node0", "node1"):
+            shell(name, f"timeout 5 sh -c 'echo from {name} > {pipe}'; touch {shared_dir}/{name}")
+            assert os.read(reader, 100) == f"from {name}\n".encode()
+            assert (shared_dir / name).exists()
+    finally:
+        os.close(reader)
+
+
 def test_a_lab_of_gpus_on_a_machine_without_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho No devices were found; exit 6\n")

@@ -60,13 +60,13 @@ def test_a_plain_script_runs_with_one_worker_a_node(script: Done) -> None:
     document = json.loads(script.stdout)
     assert_succeeded(document)
     assert document["world_size"] == 2
-    assert document["steps"] == 30
-    assert document["step_time_ms"]["median"] > 0
+    assert document["summary"]["steps"] == 30
+    assert document["summary"]["step_time_ms"]["median"] > 0
     # What DDP is given tells the samples; there are no tokens in them.
-    rate = document["samples_per_s"] * document["step_time_ms"]["median"] / 1000
+    rate = document["summary"]["samples_per_s"] * document["summary"]["step_time_ms"]["median"] / 1000
     assert rate == pytest.approx(2 * 16, rel=0.5)
-    assert document["strategy"] == "DDP"
-    assert "tokens" in document["missing"]["tokens_per_s"]
+    assert document["summary"]["strategy"] == "DDP"
+    assert "tokens" in document["summary"]["missing"]["tokens_per_s"]
     assert "step 30 of 30" in (script.directory / "logs" / "node-0.log").read_text()
 
 
@@ -96,13 +96,13 @@ def test_the_run_directory_has_every_noun(script: Done) -> None:
     assert {path.name for path in script.directory.iterdir()} >= files
     assert script.directory.stat().st_mode & 0o077 == 0
     nodes = script.read("plan.json")["nodes"]
-    assert [node["ifname"] for node in nodes] == ["ens1f0", "ens1f0"]
+    assert [node["place"]["endpoint"]["ifname"] for node in nodes] == ["ens1f0", "ens1f0"]
     assert [node["command"]["env"]["NCCL_SOCKET_IFNAME"] for node in nodes] == ["=ens1f0", "=ens1f0"]
     logs = script.command.document("logs", "last", "--json")
     assert [node["name"] for node in logs["nodes"]] == ["node0", "node1"]
     assert "step 30 of 30" in logs["nodes"][0]["log"]
     shown = script.command.document("show", "last", "--json")
-    assert (shown["run"]["status"], shown["summary"]["steps"]) == ("succeeded", 30)
+    assert (shown["status"], shown["summary"]["steps"]) == ("succeeded", 30)
     assert '"kind": "nic"' in (script.directory / "samples" / "node-1" / "node.jsonl").read_text()
     assert '"kind": "step"' in (script.directory / "samples" / "node-1" / "rank-1.jsonl").read_text()
 

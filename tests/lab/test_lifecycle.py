@@ -122,7 +122,8 @@ def test_two_launches_at_once_on_the_same_nodes_both_run_to_their_end(
             ended = read_document(controller)
             assert_succeeded(ended)
             expect_all(one, ended["run_id"])
-    ports = {json.loads((one.runs / one.run_id() / "plan.json").read_text())["master_port"] for one in commands}
+    plans = [json.loads((one.runs / one.run_id() / "plan.json").read_text()) for one in commands]
+    ports = {plan["rendezvous"]["port"] for plan in plans}
     assert len(ports) == 2
     assert ports <= set(range(20000, 30000))
 

@@ -112,7 +112,7 @@ def test_a_node_that_vanishes_is_the_first_failure_and_nothing_is_left_on_it_or_
     assert [node["state"] for node in document["nodes"]] == ["ended", "lost"]
     assert document["nodes"][0]["processes_left"] == 0
     assert document["nodes"][1]["lost_s"] == failure["time_s"]
-    assert document["steps"] > 0
+    assert document["summary"]["steps"] > 0
 
     # Lines are as wide as a terminal.
     shown = " ".join(command.run("show", run_id).stdout.split())

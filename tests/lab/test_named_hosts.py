@@ -52,4 +52,4 @@ def test_init_prints_or_writes_the_training_network_and_a_run_keeps_its_named_no
     (shared_dir / "h.txt").unlink()
     (shared_dir / "multinode.toml").unlink()
     shown = json.loads(run(work, "show", launched["run_id"], "--json").stdout)
-    assert [node["name"] for node in shown["run"]["nodes"]] == ["node0", "node1"]
+    assert [node["name"] for node in shown["nodes"]] == ["node0", "node1"]

@@ -176,7 +176,7 @@ def test_a_node_that_stays_away_is_left_out_and_the_global_batch_is_kept(command
     assert [node["name"] for node in document["nodes"]] == ["node1"]
     plan = json.loads((command.runs / run.name(2) / "plan.json").read_text())
     (node,) = plan["nodes"]
-    assert (node["node"], node["ranks"]) == ("node1", [0])
+    assert (node["place"]["node"], node["place"]["ranks"]) == ("node1", [0])
     assert "gradient_accumulation_steps: 2\n" in node["files"][0]["text"]
     shown = " ".join(command.run("show", run.run_id).stdout.split())
     assert (
@@ -204,7 +204,7 @@ def test_without_a_node_of_fewer_workers_the_global_batch_is_kept(command: Comma
     # Two samples in each of two micro-batches of three workers, and then in each of three of two.
     assert second["global_batch"] == first["global_batch"] == 12
     plan = json.loads((command.runs / run.name(2) / "plan.json").read_text())
-    assert [node["ranks"] for node in plan["nodes"]] == [[0, 1]]
+    assert [node["place"]["ranks"] for node in plan["nodes"]] == [[0, 1]]
     assert "gradient_accumulation_steps: 3\n" in plan["nodes"][0]["files"][0]["text"]
     assert_nothing_left(command)
 
@@ -250,7 +250,7 @@ def test_a_script_that_fails_once_is_restarted_and_finishes(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     run_id = document["run_id"]
-    assert (document["status"], document["steps"]) == ("succeeded", 30)
+    assert (document["status"], document["summary"]["steps"]) == ("succeeded", 30)
     first, second = document["attempts"]
     # The other rank records the step at which this one fails.
     assert (first["run_id"], first["status"], first["last_step"]) == (f"{run_id}-1", "failed", 15)
@@ -331,7 +331,7 @@ def test_losses_and_weights_after_a_resume_are_those_of_an_undisturbed_training(
     assert_resumed(second, first)
     assert second["last_step"] == STEPS
     code, whole = command.code_and_document(*LAUNCH, *options, *training(undisturbed))
-    assert (code, whole["last_loss"]) == (0, document["last_loss"])
+    assert (code, whole["summary"]["last_loss"]) == (0, document["summary"]["last_loss"])
     history, weights = trained(disturbed)
     expected, their_weights = trained(undisturbed)
     assert [entry["step"] for entry in expected] == list(range(1, STEPS + 1))

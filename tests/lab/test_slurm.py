@@ -178,9 +178,9 @@ def test_the_main_verbs_work_in_an_allocation(login: Login) -> None:
     done = login.run("salloc", "-N2", "sh", "-c", script, deadline_s=RUN_DEADLINE_S)
     found = {name: json.loads((login.root / f"var/tmp/{name}.json").read_text()) for name in verbs}
     assert found["launch"]["status"] == "succeeded", done.stderr
-    assert (found["launch"]["world_size"], found["launch"]["steps"]) == (2, 12)
+    assert (found["launch"]["world_size"], found["launch"]["summary"]["steps"]) == (2, 12)
     nodes = login.read(found["launch"]["run_id"], "plan.json")["nodes"]
-    assert [node["addr"] for node in nodes] == ["10.213.1.1", "10.213.1.2"]
+    assert [node["place"]["endpoint"]["addr"] for node in nodes] == ["10.213.1.1", "10.213.1.2"]
     assert not [one for one in found["check"]["findings"] if one["severity"] == "error"], done.stderr
     assert [node["name"] for node in found["logs"]["nodes"]] == ["node0", "node1"]
     # It went over the shaped link; how near to its rate, a busy machine does not say.
@@ -283,7 +283,7 @@ def test_a_run_uses_the_gpus_that_slurm_gives_it_and_no_others(login: Login) -> 
     before = login.run_ids()
     done = login.run("salloc", "-N2", *command)
     nodes = login.read(login.run_id(before), "plan.json")["nodes"]
-    assert [(node["ranks"], node["gpus"]) for node in nodes] == [([0], None), ([1], None)], done.stderr
+    assert [(node["place"]["ranks"], node["gpus"]) for node in nodes] == [([0], None), ([1], None)], done.stderr
 
 
 def test_detaching_in_an_allocation_is_refused_and_outside_of_one_nothing_begins(login: Login) -> None:

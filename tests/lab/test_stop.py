@@ -51,7 +51,7 @@ def end_by_check(command: Command, run_id: str) -> None:
     ended = command.run(*shlex.split(fix)[1:], *HURRY)
     assert ended.returncode == 0, ended.stderr
     assert not processes_of(run_id)
-    assert command.document("show", run_id, "--json")["run"]["status"] == "stopped"
+    assert command.document("show", run_id, "--json")["status"] == "stopped"
 
 
 @pytest.mark.thorough

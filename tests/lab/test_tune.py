@@ -88,9 +88,8 @@ def test_killed_and_resumed_it_judges_by_held_out_loss_and_its_winner_is_launche
     assert done.returncode == 0, done.stderr
     (launched,) = (path for path in command.runs.iterdir() if not path.name.startswith(tuned["run_id"]))
     plan, tried = plan_of(command, launched.name), plan_of(command, winner["run_ids"][0])
-    for name in ("nproc_per_node", "world_size", "levers"):
-        assert plan[name] == tried[name]
-    assert [node["node"] for node in plan["nodes"]] == [node["node"] for node in tried["nodes"]]
+    assert (plan["rendezvous"]["workers"], plan["levers"]) == (tried["rendezvous"]["workers"], tried["levers"])
+    assert [node["place"]["node"] for node in plan["nodes"]] == [node["place"]["node"] for node in tried["nodes"]]
     assert_no_agents()
 
 

@@ -113,7 +113,7 @@ def test_the_bytes_that_are_expected_are_those_that_the_calls_and_the_nics_count
 
 def test_a_rank_is_found_on_its_node(both: Both) -> None:
     plan = json.loads((both.command.runs / both.unequal["run_id"] / "plan.json").read_text())
-    assert [node["ranks"] for node in plan["nodes"]] == [[0, 1], [2]]
+    assert [node["place"]["ranks"] for node in plan["nodes"]] == [[0, 1], [2]]
     logs = [both.command.run("logs", both.unequal["run_id"], "--rank", rank).stdout for rank in ("1", "2")]
     assert logs[0] == both.command.run("logs", both.unequal["run_id"], "--node", "node0").stdout
     assert logs[1] == both.command.run("logs", both.unequal["run_id"], "--node", "node1").stdout
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_the_workers_of_both_nodes(command: Command, hosts: Hosts) -
         process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     shown = command.document("show", command.run_id(), "--json")
-    assert (shown["run"]["status"], shown["run"]["world_size"]) == ("stopped", 3)
+    assert (shown["status"], shown["world_size"]) == ("stopped", 3)
     assert shown["summary"]["steps"] > 5
     assert_nothing_left(command)
 

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
 from multinode.errors import ContactLost
 from multinode.launch import execute
 from multinode.launch.context import ExecuteOptions, StopRequest
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
@@ -160,21 +161,19 @@ class ScriptedNodes(Transport):
 def make_plan(*names: str) -> LaunchPlan:
     """A plan with two workers on each of these nodes."""
     return LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2,) * len(names)),
         run_id="r",
         engine="torchrun",
         job="train.py",
-        master_addr="10.0.0.1",
-        master_port=29500,
-        nproc_per_node=2,
-        world_size=2 * len(names),
         nodes=tuple(
             NodePlan(
-                node=name,
-                node_rank=rank,
-                ranks=(2 * rank, 2 * rank + 1),
-                addr=f"10.0.0.{rank + 1}",
-                ifname="ens1f0",
-                run_dir=f"/r.{rank}",
+                place=Place(
+                    node=name,
+                    node_rank=rank,
+                    ranks=(2 * rank, 2 * rank + 1),
+                    run_dir=f"/r.{rank}",
+                    endpoint=Endpoint(addr=f"10.0.0.{rank + 1}", ifname="ens1f0"),
+                ),
                 command=Command(argv=("train", name), env={"A": "b c"}, unset=("RANK",), cwd="/work"),
             )
             for rank, name in enumerate(names)
@@ -202,7 +201,7 @@ class Execution:
 
     def run(self, play: Callable[[Talk], None]) -> Run:
         nodes = ScriptedNodes(play)
-        cluster = Cluster(nodes=tuple(Node(name=node.node) for node in self._plan.nodes), source="hosts")
+        cluster = Cluster(nodes=tuple(Node(name=node.place.node) for node in self._plan.nodes), source="hosts")
         try:
             run = execute.Execution(
                 plan=self._plan,

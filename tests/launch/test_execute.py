@@ -62,10 +62,11 @@ def test_each_node_is_asked_for_its_own_part_of_the_plan(pair: Execution) -> Non
     assert [requests[name]["run_id"] for name in "ab"] == ["r.0", "r.1"]
     for name in "ab":
         request = requests[name]
-        assert request["argv"] == ["train", name]
-        assert (request["env"], request["unset"], request["cwd"]) == ({"A": "b c"}, ["RANK"], "/work")
+        command = request["command"]
+        assert command["argv"] == ["train", name]
+        assert (command["env"], command["unset"], command["cwd"]) == ({"A": "b c"}, ["RANK"], "/work")
         assert (request["lease_s"], request["grace_s"], request["detach"]) == (60.0, 5.0, False)
-        assert request["sample_ifnames"] == ["ens1f0"]
+        assert request["place"]["endpoint"]["ifname"] == "ens1f0"
 
 
 def test_when_the_job_fails_on_one_node_the_others_are_asked_to_stop(pair: Execution) -> None:

@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
     context = RunContext(FakeTransport(answer), tmp_path / "runs")
     what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=LaunchOptions(master_port=asked), check=True)
     if asked is None:
-        assert prepare(what, context).plan.master_port == ports[busy]
+        assert prepare(what, context).plan.rendezvous.port == ports[busy]
         return
     with pytest.raises(NodeFailed, match="port 29500, the rendezvous port, is in use by python3"):
         prepare(what, context)

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
 from multinode.profile.observed import observe_run
 from multinode.profile.summary import Summary, summarise
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import (
     AveragingSample,
@@ -27,15 +28,20 @@ from multinode.records.samples import (
 
 NODES = tuple(
     NodePlan(
-        node=name, node_rank=rank, ranks=(rank,), addr=None, ifname="eth0", link_gbit_per_s=10.0, run_dir="/r",
+        place=Place(
+            node=name,
+            node_rank=rank,
+            ranks=(rank,),
+            run_dir="/r",
+            endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=10.0),
+        ),
         command=Command(argv=("true",)),
     )
     for rank, name in enumerate("ab")
-)  # fmt: skip
+)
 PLAN = LaunchPlan(
-    run_id="r", engine="torchrun", job="j", master_addr="::1", master_port=1, nproc_per_node=1, world_size=2,
-    nodes=NODES,
-)  # fmt: skip
+    rendezvous=Rendezvous(addr="::1", port=1, workers=(1, 1)), run_id="r", engine="torchrun", job="j", nodes=NODES
+)
 FAST_MS, SLOW_MS, WARM_UP_MS = 100.0, 260.0, 30_000.0
 
 

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import PurePath
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.launch.document import launch_document
 from multinode.launch.ending import run_table
 from multinode.launch.outcome import next_step, run_parts, run_verdict, step_sheet
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
 from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
-from multinode.records.run import Attempt, Failure, NodeRun, Run, Stall
+from multinode.records.run import Attempt, Failure, NodeRun, Run
 from multinode.render.table import screen_text
 from multinode.stats.estimate import Spread
 from tests.golden import Golden
@@ -191,37 +189,8 @@ def test_the_next_command_follows_from_how_it_went_and_whether_one_node_was_meas
     assert found == tuple(None if one is None else f"Next        {one}" for one in expected)
 
 
-def test_why_a_run_was_stopped_stands_in_its_verdict_and_its_document() -> None:
+def test_why_a_run_was_stopped_stands_in_its_verdict() -> None:
     assert run_verdict(STOPPED, NOTHING).startswith("stopped after 1 min 05 s because one node is faster, ")
-    assert launch_document(STOPPED, NOTHING, "/").stop_reason == "slower_than_one_node"
-
-
-def test_the_document_names_its_schema_and_says_none_with_a_reason() -> None:
-    failure = Failure(node="b", node_rank=1, message="rank 2 raised ValueError: x")
-    failed = msgspec.structs.replace(RUN, status="failed", first_failure=failure)
-    document = json.loads(msgspec.json.encode(launch_document(failed, NOTHING, "/runs/r")))
-    assert document["schema"] == "multinode.launch/1"
-    assert (document["status"], document["duration_s"], document["directory"]) == ("failed", 65.0, "/runs/r")
-    assert document["first_failure"]["message"] == "rank 2 raised ValueError: x"
-    assert document["samples_per_s"] is None
-    assert document["missing"] == {"samples_per_s": "no steps"}
-    assert [node["name"] for node in document["nodes"]] == ["a", "b"]
-
-
-def test_the_figures_of_the_document_are_those_of_the_summary() -> None:
-    document = launch_document(RUN, SUMMARY, "/runs/r")
-    for name in ("samples_per_s", "step_time_ms", "steps", "steady_steps", "rule", "first_loss", "last_loss"):
-        assert getattr(document, name) == getattr(SUMMARY, name)
-
-
-def test_the_stalls_of_a_run_stand_in_its_document() -> None:
-    stall = Stall(time_s=120.0, silent_s=300.0, message="rank 1 on a is stopped", node="a", node_rank=0, rank=1)
-    document = json.loads(
-        msgspec.json.encode(launch_document(msgspec.structs.replace(RUN, stalls=(stall,)), SUMMARY, "/"))
-    )
-    assert [(one["message"], one["rank"], one["silent_s"]) for one in document["stalls"]] == [
-        ("rank 1 on a is stopped", 1, 300.0)
-    ]
 
 
 def shown(run: Run) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
-from multinode.records.plan import CodeCopy, LaunchPlan, NodePlan, PlanFile, plan_text
+from multinode.records.plan import CodeCopy, LaunchPlan, NodePlan, Place, PlanFile, Rendezvous, plan_text
 
 
 @pytest.fixture
@@ -23,34 +24,33 @@ def plan(tmp_path: Path) -> LaunchPlan:
     )
     nodes = (
         NodePlan(
-            node="box1",
-            node_rank=0,
-            ranks=(0, 1),
-            addr="10.0.0.1",
-            ifname="ens1f0",
-            run_dir="~/.multinode/runs/r.0",
+            place=Place(
+                node="box1",
+                node_rank=0,
+                ranks=(0, 1),
+                run_dir="~/.multinode/runs/r.0",
+                endpoint=Endpoint(addr="10.0.0.1", ifname="ens1f0"),
+            ),
             command=command,
             files=(PlanFile(path="job.yaml", text="secret: no"),),
         ),
         NodePlan(
-            node="box2",
-            node_rank=1,
-            ranks=(2, 3),
-            addr="box2",
-            ifname=None,
-            run_dir="~/.multinode/runs/r.1",
+            place=Place(
+                node="box2",
+                node_rank=1,
+                ranks=(2, 3),
+                run_dir="~/.multinode/runs/r.1",
+                endpoint=Endpoint(addr="box2", ifname=None),
+            ),
             command=command,
             assumed=("python: the first python3 on PATH",),
         ),
     )
     return LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2, 2)),
         run_id="r",
         engine="torchrun",
         job="train.py",
-        master_addr="10.0.0.1",
-        master_port=29500,
-        nproc_per_node=2,
-        world_size=4,
         nodes=nodes,
         code=CodeCopy(source="/home/me/a\ntouch injected", digest="f" * 64, files=1005, size_bytes=3 << 20),
         notes=("box1 sends to 10.0.0.2 over wlan0",),
@@ -74,7 +74,8 @@ def test_all_that_is_not_a_command_is_a_comment_and_everything_is_said(plan: Lau
 
 
 def test_many_ranks_are_a_range(plan: LaunchPlan) -> None:
-    many = msgspec.structs.replace(plan.nodes[0], ranks=tuple(range(128)))
+    place = msgspec.structs.replace(plan.nodes[0].place, ranks=tuple(range(128)))
+    many = msgspec.structs.replace(plan.nodes[0], place=place)
     text = plan_text(msgspec.structs.replace(plan, nodes=(many,)))
     assert "# --- box1: node rank 0, ranks 0-127, 10.0.0.1 on ens1f0" in text.splitlines()
 

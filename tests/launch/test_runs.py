@@ -14,12 +14,11 @@ from multinode.cluster.cluster import Cluster
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.attach import RecordedRun, choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.context import RunContext
-from multinode.launch.node_runs import load_run, load_runs
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
-from multinode.traffic.algorithms import Layout
+from multinode.runs.stored_run import load_run, load_runs
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
 
@@ -44,9 +43,10 @@ def store(root: Path, run_id: str = RUN.run_id) -> RunDirectory:
 
 def plan_of(run: Run, workers: Sequence[int]) -> LaunchPlan:
     plan = make_plan(*(node.name for node in run.nodes))
-    ranks = Layout.of(workers).ranks
-    nodes = (msgspec.structs.replace(node, ranks=tuple(ranks[node.node_rank])) for node in plan.nodes)
-    return msgspec.structs.replace(plan, nodes=tuple(nodes))
+    meeting = msgspec.structs.replace(plan.rendezvous, workers=tuple(workers))
+    places = (msgspec.structs.replace(place, ranks=meeting.ranks(place.node_rank)) for place in plan.places)
+    nodes = (msgspec.structs.replace(node, place=place) for node, place in zip(plan.nodes, places, strict=True))
+    return msgspec.structs.replace(plan, rendezvous=meeting, nodes=tuple(nodes))
 
 
 def test_a_run_comes_back_with_its_figures(tmp_path: Path) -> None:
@@ -121,15 +121,18 @@ def test_runs_that_cannot_be_looked_at_are_one_clear_error(tmp_path: Path) -> No
 def test_what_show_prints_holds_the_results_that_the_run_has_and_no_others(tmp_path: Path) -> None:
     directory = store(tmp_path)
     bare = load_run(tmp_path, "last").document()
-    assert bare == {"schema": "multinode.show/1", "run": RUN, "directory": str(directory.path)}
+    assert bare.directory == str(directory.path)
+    assert {name: getattr(bare, name) for name in Run.__struct_fields__ if name != "schema"} == {
+        name: getattr(RUN, name) for name in Run.__struct_fields__ if name != "schema"
+    }
+    assert not any(getattr(bare, name) for name in ("summary", "contrast", "nccl_test", "advice", "bench", "code"))
 
     directory.write("summary.json", SUMMARY)
     directory.write("contrast.json", {"speedup": 0.5})
     directory.write("nccl-test.json", {"rows": []})
     full = load_run(tmp_path, "last").document()
-    assert set(full) - set(bare) == {"summary", "contrast", "nccl_test"}
-    assert full["summary"]["samples_per_s"] == 14.0
-    assert (full["contrast"], full["nccl_test"]) == ({"speedup": 0.5}, {"rows": []})
+    assert (full.summary, full.advice) == (SUMMARY, None)
+    assert (full.contrast, full.nccl_test) == ({"speedup": 0.5}, {"rows": []})
 
 
 @pytest.mark.parametrize(
@@ -185,15 +188,17 @@ def store_part(root: Path, run: Run, log: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["bench", "sweep", "contrast", "advise"])
 def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind: str) -> None:
-    whole = msgspec.structs.replace(RUN, run_id="w", kind=kind)
+    whole = msgspec.structs.replace(RUN, run_id="w", kind=kind, has_parts=True)
     store(tmp_path, "w").write("run.json", whole)
     for rank, node in enumerate(RUN.nodes):
         alone = NodeRun(name=node.name, node_rank=0)
-        part = msgspec.structs.replace(whole, run_id=f"w-{rank}", world_size=1, nodes=(alone,))
+        part = msgspec.structs.replace(RUN, run_id=f"w-{rank}", kind=kind, world_size=1, nodes=(alone,), part_of="w")
         store_part(tmp_path, part, f"log of {node.name}\n".encode())
     # Named alike, and no part of it.
-    store_part(tmp_path, msgspec.structs.replace(whole, run_id="w-3", kind="launch"), b"another\n")
-    store_part(tmp_path, msgspec.structs.replace(whole, run_id="x-0"), b"of another one of this kind\n")
+    store_part(tmp_path, msgspec.structs.replace(RUN, run_id="w-3", kind=kind), b"another\n")
+    store_part(
+        tmp_path, msgspec.structs.replace(RUN, run_id="x-0", kind=kind, part_of="x"), b"of another one of this kind\n"
+    )
 
     def logs(node: str | None = None, rank: int | None = None) -> list[tuple[str, str, bytes]]:
         chosen = choose_logs(tmp_path, load_run(tmp_path, "w"), node, rank)
@@ -215,7 +220,7 @@ def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind
 
 
 def test_a_bench_none_of_whose_runs_began_has_no_logs_and_says_so(tmp_path: Path) -> None:
-    store(tmp_path).write("run.json", msgspec.structs.replace(RUN, kind="bench"))
+    store(tmp_path).write("run.json", msgspec.structs.replace(RUN, kind="bench", has_parts=True))
     with pytest.raises(UsageError, match="has no logs: it is of kind bench and has no runs") as caught:
         choose_logs(tmp_path, load_run(tmp_path, "last"), None, None)
     assert caught.value.hint == f"see multinode show {RUN.run_id}"
@@ -224,7 +229,7 @@ def test_a_bench_none_of_whose_runs_began_has_no_logs_and_says_so(tmp_path: Path
 @pytest.mark.parametrize("kind", ["bench", "sweep"])
 def test_what_was_killed_while_it_measured_runs_no_longer(tmp_path: Path, kind: str) -> None:
     directory = store(tmp_path)
-    directory.write("run.json", msgspec.structs.replace(RUN, kind=kind, status="running", ended_s=None))
+    directory.write("run.json", msgspec.structs.replace(RUN, kind=kind, has_parts=True, status="running", ended_s=None))
     with directory.lock():
         assert load_run(tmp_path, "last").run.status == "running"
     (listed,) = load_runs(tmp_path)

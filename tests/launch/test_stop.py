@@ -179,8 +179,8 @@ def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_a
     plan = make_plan("a")
     attempt.write("plan.json", plan)
     attempt.write_cluster(Cluster(nodes=(Node(name="a"),), source="hosts"), "a\n")
-    for directory in (attempt, whole):
-        directory.write("run.json", new_run(plan, 1.0))
+    attempt.write("run.json", new_run(plan, 1.0, part_of="r"))
+    whole.write("run.json", msgspec.structs.replace(new_run(plan, 1.0), has_parts=True))
     found = find_recorded(tmp_path, "r-1").whole
     assert found is not None
     assert found.path == whole.path

@@ -549,6 +549,25 @@ def test_memory_is_as_fast_as_its_bus(name: str, bits: int, gbit_per_s: float) -
     assert peak.memory_gb_per_s == pytest.approx(bits * gbit_per_s / 8, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    ("name", "tflops", "memory_gb_per_s"),
+    [
+        # Half of the 360 PFLOP/s with sparsity of a rack, by its 72 GPUs.
+        ("NVIDIA GB300", 180_000 / 72, None),
+        # Four times the fp32 of its sheet; 512 bits at 25 Gbit/s, which is lower than that of a workstation's.
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 4 * 120.0, 512 * 24.95 / 8),
+    ],
+)
+def test_a_peak_that_a_data_sheet_alone_tells(name: str, tflops: float, memory_gb_per_s: float | None) -> None:
+    peak = peak_of(name)
+    assert peak is not None
+    assert peak.tflops == pytest.approx(tflops, rel=0.001)
+    if memory_gb_per_s is None:
+        assert peak.memory_gb_per_s is None
+    else:
+        assert peak.memory_gb_per_s == pytest.approx(memory_gb_per_s, rel=0.001)
+
+
 def test_a_figure_that_is_not_known_of_one_gpu_is_not_guessed() -> None:
     peak = peak_of("NVIDIA B200")
     assert peak is not None

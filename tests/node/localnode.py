@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -201,21 +201,22 @@ class LocalNode:
         return str(records[0]["message"])
 
     @staticmethod
-    def request(argv: list[str], run_id: str = "r", **changes: Any) -> Record:
-        """A supervise request with the defaults of a small job."""
+    def request(argv: list[str], run_id: str = "r", ifnames: Sequence[str] = (), **changes: Any) -> Record:
+        """A supervise request with the defaults of a small job.
+
+        `changes` are of the request, or of its command.
+        """
+        command: Record = {"argv": argv, "env": {}, "unset": [], "cwd": None, "path_first": None, "prelude": None}
+        command |= {name: changes.pop(name) for name in [*changes] if name in command}
         return {
             "run_id": run_id,
-            "argv": argv,
-            "env": {},
-            "unset": [],
-            "cwd": None,
-            "path_first": None,
+            "place": {"endpoint": {"ifname": next(iter(ifnames), None), "ifnames": list(ifnames)}},
+            "gpus": None,
+            "command": command,
             "files": [],
             "lease_s": 60.0,
             "grace_s": 5.0,
-            "sample_ifnames": [],
             "sample_interval_s": 1.0,
-            "sample_gpus": None,
             "instrument": False,
             "detach": False,
             "offsets": {},

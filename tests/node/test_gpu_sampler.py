@@ -88,7 +88,7 @@ def with_pynvml(tmp_path: Path, archive: Path) -> Iterator[Callable[[str], Local
 
 def test_cards_are_sampled_in_our_units(with_pynvml: Callable[[str], LocalNode]) -> None:
     node = with_pynvml(PYNVML)
-    talk = node.run(["sleep", "1"], sample_gpus=[6, 7], sample_interval_s=0.2)
+    talk = node.run(["sleep", "1"], gpus=[6, 7], sample_interval_s=0.2)
     end = talk.records[-1]
     assert (end["cause"], end["exit_code"], end["processes_left"]) == ("exited", 0, 0)
     records = [json.loads(line) for line in talk.data("samples/gpu.jsonl").splitlines()]
@@ -110,7 +110,7 @@ def test_a_sensor_that_is_missing_leaves_the_others(with_pynvml: Callable[[str],
     asked = set(re.findall(r"nvmlDeviceGet(\w+)", PYNVML)) - {"HandleByIndex", "PowerUsage"}
     lacking = "".join(f"def nvmlDeviceGet{name}(*_):\n    raise NVMLError('Not Supported')\n" for name in sorted(asked))
     node = with_pynvml(PYNVML + lacking)
-    record = node.samples("gpu.jsonl", ["sleep", "0.5"], sample_gpus=[0], sample_interval_s=0.2)[0]
+    record = node.samples("gpu.jsonl", ["sleep", "0.5"], gpus=[0], sample_interval_s=0.2)[0]
     told = {name for name, value in record.items() if value not in (None, [])}
     assert told == {"schema", "kind", "time_s", "mono_ns", "index", "power_w"}
 
@@ -120,7 +120,7 @@ def test_what_nvml_counts_for_all_parts_of_a_gpu_is_left_out_where_mig_divides_i
 ) -> None:
     divided = "def nvmlDeviceGetMigMode(handle):\n    return [handle == 1, True]\n"
     node = with_pynvml(PYNVML + divided)
-    records = node.samples("gpu.jsonl", ["sleep", "0.5"], sample_gpus=[0, 1], sample_interval_s=0.2)
+    records = node.samples("gpu.jsonl", ["sleep", "0.5"], gpus=[0, 1], sample_interval_s=0.2)
     whole, part = parse_samples(json.dumps(record).encode() for record in records[:2])
     assert isinstance(whole, GpuSample)
     assert isinstance(part, GpuSample)
@@ -140,14 +140,14 @@ def test_memory_of_a_driver_that_tells_it_in_one_way_alone(
     with_pynvml: Callable[[str], LocalNode], lacking: str
 ) -> None:
     node = with_pynvml(PYNVML + lacking + ANSWER)
-    record = node.samples("gpu.jsonl", ["sleep", "0.5"], sample_gpus=[0], sample_interval_s=0.2)[0]
+    record = node.samples("gpu.jsonl", ["sleep", "0.5"], gpus=[0], sample_interval_s=0.2)[0]
     assert (record["memory_used_gib"], record["memory_total_gib"]) == (5.0, 24.0)
 
 
 def test_what_passes_pcie_is_asked_once_a_second_as_it_takes_its_time(with_pynvml: Callable[[str], LocalNode]) -> None:
     source = PYNVML.replace("    return 2500000", "    import time; time.sleep(0.02)\n    return 2500000")
     node = with_pynvml(source)
-    records = node.samples("gpu.jsonl", ["sleep", "1.6"], sample_gpus=[0, 1], sample_interval_s=0.1)
+    records = node.samples("gpu.jsonl", ["sleep", "1.6"], gpus=[0, 1], sample_interval_s=0.1)
     for index in (0, 1):
         asked = [one for one in records if one["index"] == index and one.get("pcie_rx_gb_per_s") is not None]
         assert (asked[0]["pcie_rx_gb_per_s"], asked[0]["pcie_tx_gb_per_s"]) == (2.5, 1.0)
@@ -159,7 +159,7 @@ def test_what_passes_pcie_is_asked_once_a_second_as_it_takes_its_time(with_pynvm
 def test_a_driver_that_never_answers_does_not_hold_up_the_run(with_pynvml: Callable[[str], LocalNode]) -> None:
     source = PYNVML.replace("return 301500", "import time; time.sleep(600)")
     node = with_pynvml(source)
-    end = node.run(["sleep", "0.5"], sample_gpus=[0]).records[-1]
+    end = node.run(["sleep", "0.5"], gpus=[0]).records[-1]
     assert (end["cause"], end["exit_code"], end["processes_left"]) == ("exited", 0, 0)
 
 
@@ -168,7 +168,7 @@ def test_without_a_driver_one_note_says_so(with_pynvml: Callable[[str], LocalNod
         "    pass\ndef nvmlDeviceGetHandle", "    raise NVMLError('no driver')\ndef nvmlDeviceGetHandle"
     )
     node = with_pynvml(source)
-    records = node.samples("gpu.jsonl", ["sleep", "1"], sample_gpus=[0], sample_interval_s=0.2)
+    records = node.samples("gpu.jsonl", ["sleep", "1"], gpus=[0], sample_interval_s=0.2)
     assert [(record["kind"], record["message"]) for record in records] == [("note", "no GPU samples: no driver")]
 
 
@@ -177,6 +177,6 @@ def test_a_gpu_that_fell_off_the_bus_leaves_the_samples_of_the_others(
 ) -> None:
     refusing = "HandleByIndex(index):\n    if index == 5:\n        raise NVMLError('GPU is lost')"
     node = with_pynvml(PYNVML.replace("HandleByIndex(index):", refusing))
-    records = node.samples("gpu.jsonl", ["sleep", "0.5"], sample_gpus=[5, 6], sample_interval_s=0.2)
+    records = node.samples("gpu.jsonl", ["sleep", "0.5"], gpus=[5, 6], sample_interval_s=0.2)
     assert records[0]["message"] == "no GPU samples: GPU 5: GPU is lost"
     assert {record["index"] for record in records[1:]} == {6}

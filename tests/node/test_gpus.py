@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.gpus import Holder, find_nvidia_smi, join_processes, parse_gpus, parse_processes
+from multinode.node.facts.gpus import Holder, find_nvidia_smi, join_processes, parse_gpus, parse_processes, uses_gpu
 
 # From nvidia_gpu_exporter's public capture of a desktop with an RTX 4080 SUPER, driver 595.71.05, under two ffmpeg
 # (its uuid is masked there): the columns that gpus.py asks for, without units as it asks.
@@ -50,6 +50,19 @@ def test_nvidia_smi_is_found_where_wsl_has_it(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.touch(mode=0o755)
     assert find_nvidia_smi("/nowhere", str(tmp_path)) == str(program)
+
+
+@pytest.mark.parametrize(
+    ("file", "uses"),
+    # Linux; WSL 2, where Windows has the driver; what no GPU is.
+    [("/dev/nvidia-uvm", True), ("/dev/dxg", True), ("/dev/null", False), ("/home/dev/dxg", False)],
+)
+def test_a_process_uses_a_gpu_if_it_has_a_device_of_it_open(tmp_path: Path, file: str, *, uses: bool) -> None:
+    (tmp_path / "12" / "fd").mkdir(parents=True)
+    (tmp_path / "12" / "fd" / "0").symlink_to("/dev/null")
+    (tmp_path / "12" / "fd" / "7").symlink_to(file)
+    assert uses_gpu(12, str(tmp_path)) is uses
+    assert not uses_gpu(13, str(tmp_path))
 
 
 def test_a_card_that_does_not_tell_has_none() -> None:

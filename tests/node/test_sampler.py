@@ -92,7 +92,7 @@ def test_memory_is_what_the_control_group_of_the_job_may_have(tmp_path: Path, mo
 
 @pytest.mark.timing
 def test_nics_are_read_often_at_first_and_then_at_the_interval(node: LocalNode) -> None:
-    found = records(node, BUSY, sample_ifnames=["lo"], sample_interval_s=60.0)
+    found = records(node, BUSY, ifnames=["lo"], sample_interval_s=60.0)
     times = [record["mono_ns"] for record in of_kind(found, "nic")]
     assert times == sorted(times)
     early = [time for time in times if time - times[0] < 1.9e9]
@@ -103,7 +103,7 @@ def test_nics_are_read_often_at_first_and_then_at_the_interval(node: LocalNode) 
 
 @pytest.mark.timing
 def test_what_goes_out_is_counted_by_nics_and_by_tcp(node: LocalNode) -> None:
-    found = records(node, TALKING, sample_ifnames=["lo"], sample_interval_s=0.1)
+    found = records(node, TALKING, ifnames=["lo"], sample_interval_s=0.1)
     nics, tcp = of_kind(found, "nic"), of_kind(found, "tcp")
     assert nics[-1]["tx_bytes"] - nics[0]["tx_bytes"] >= 10_000
     assert tcp[-1]["sent_segments"] > tcp[0]["sent_segments"]
@@ -122,7 +122,7 @@ def test_control_groups_are_sampled_or_missed_in_one_note(node: LocalNode) -> No
 
 @pytest.mark.timing
 def test_at_an_interval_of_a_second_everything_is_read_each_second(node: LocalNode) -> None:
-    found = records(node, "import time; time.sleep(5.1)", sample_ifnames=["lo"], sample_interval_s=1.0)
+    found = records(node, "import time; time.sleep(5.1)", ifnames=["lo"], sample_interval_s=1.0)
     for kind in ("nic", "cpu", "tcp"):
         late = [one["mono_ns"] for one in of_kind(found, kind) if one["mono_ns"] > found[0]["mono_ns"] + 2.5e9]
         assert len(late) >= 3, kind
@@ -131,7 +131,7 @@ def test_at_an_interval_of_a_second_everything_is_read_each_second(node: LocalNo
 @pytest.mark.timing
 @pytest.mark.parametrize("interval_s", [0.001, 0.0])
 def test_no_interval_makes_the_sampler_busy(node: LocalNode, interval_s: float) -> None:
-    found = records(node, "import time; time.sleep(0.5)", sample_ifnames=["lo"], sample_interval_s=interval_s)
+    found = records(node, "import time; time.sleep(0.5)", ifnames=["lo"], sample_interval_s=interval_s)
     assert 3 <= len(of_kind(found, "nic")) <= 12
 
 

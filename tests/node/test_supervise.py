@@ -174,7 +174,7 @@ def test_the_watchers_hold_nothing_of_the_connection(node: LocalNode) -> None:
 
 
 def test_nics_and_processor_are_sampled_before_during_and_after(node: LocalNode) -> None:
-    records = node.samples("node.jsonl", ["sleep", "0.7"], sample_ifnames=["lo", "nosuch0"], sample_interval_s=0.2)
+    records = node.samples("node.jsonl", ["sleep", "0.7"], ifnames=["lo", "nosuch0"], sample_interval_s=0.2)
     nics = [record for record in records if record["kind"] == "nic"]
     assert len(nics) >= 4
     assert {record["ifname"] for record in nics} == {"lo"}
@@ -192,6 +192,6 @@ def test_nics_and_processor_are_sampled_before_during_and_after(node: LocalNode)
 
 
 def test_the_last_sample_is_taken_after_the_end_of_the_job(node: LocalNode) -> None:
-    records = node.samples("node.jsonl", ["sleep", "0.3"], sample_ifnames=["lo"], sample_interval_s=60.0)
+    records = node.samples("node.jsonl", ["sleep", "0.3"], ifnames=["lo"], sample_interval_s=60.0)
     times = [record["mono_ns"] for record in records if record["kind"] == "nic"]
     assert times[-1] - times[0] >= 0.3e9

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
@@ -17,7 +18,7 @@ from multinode.predict.run_selection import Record
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import CollectiveTest
-from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous
 from multinode.stats.estimate import Spread
 from multinode.strict_yaml import dump_yaml
 from multinode.traffic.algorithms import Layout
@@ -123,22 +124,19 @@ def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Recor
 def plan(run_id: str, workers: tuple[int, ...], link: float | None, files: tuple[PlanFile, ...]) -> LaunchPlan:
     """On node0, node1, ...; a NIC says its link's rate on one node as well."""
     return LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=workers),
         run_id=run_id,
         engine="llamafactory",
         job="sft.yaml (LLaMA-Factory sft full)",
-        master_addr="10.0.0.1",
-        master_port=29500,
-        nproc_per_node=max(workers),
-        world_size=sum(workers),
         nodes=tuple(
             NodePlan(
-                node=f"node{index}",
-                node_rank=index,
-                ranks=tuple(Layout.of(workers).ranks[index]),
-                addr=None,
-                ifname="ens1f0",
-                link_gbit_per_s=link,
-                run_dir="/r",
+                place=Place(
+                    node=f"node{index}",
+                    node_rank=index,
+                    ranks=tuple(Layout.of(workers).ranks[index]),
+                    run_dir="/r",
+                    endpoint=Endpoint(addr=None, ifname="ens1f0", link_gbit_per_s=link),
+                ),
                 command=Command(argv=("true",)),
                 files=files,
             )
@@ -151,3 +149,11 @@ def renamed(record: Record, **changes: Any) -> Record:
     """The same record with other figures in its summary."""
     assert record.summary is not None
     return msgspec.structs.replace(record, summary=msgspec.structs.replace(record.summary, **changes))
+
+
+def on_four(planned: LaunchPlan) -> LaunchPlan:
+    """The plan of one node, with four workers on it."""
+    (node,) = planned.nodes
+    place = msgspec.structs.replace(node.place, ranks=(0, 1, 2, 3))
+    meeting = msgspec.structs.replace(planned.rendezvous, workers=(4,))
+    return msgspec.structs.replace(planned, rendezvous=meeting, nodes=(msgspec.structs.replace(node, place=place),))

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
@@ -19,11 +20,12 @@ from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.invocation import Invocation
-from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Spread
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
+from tests.predict.stored import on_four
 
 NAMES = ("a", "b")
 G = 14_767_104
@@ -36,25 +38,22 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
     directory = RunDirectory.create(root, run_id)
     plans = tuple(
         NodePlan(
-            node=name,
-            node_rank=rank,
-            ranks=(rank,),
-            addr=None,
-            ifname="eth0",
-            link_gbit_per_s=0.1,
-            run_dir="/r",
+            place=Place(
+                node=name,
+                node_rank=rank,
+                ranks=(rank,),
+                run_dir="/r",
+                endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=0.1),
+            ),
             command=Command(argv=("true",)),
         )
         for rank, name in enumerate(NAMES[:nodes])
     )
     plan = LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(1,) * nodes),
         run_id=run_id,
         engine="llamafactory",
         job="job.yaml",
-        master_addr="10.0.0.1",
-        master_port=29500,
-        nproc_per_node=1,
-        world_size=nodes,
         nodes=plans,
     )
     gpu = GpuUse(index=0, memory_total_gib=24.0)
@@ -184,8 +183,7 @@ def test_one_node_that_was_measured_on_other_gpus_is_no_option_for_the_hostfile_
     one, two = keep(tmp_path, "one", 1, 0), keep(tmp_path, "two", 2, 1181)
     plan = one.read("plan.json", LaunchPlan)
     assert plan is not None
-    on_four = tuple(changed(node, ranks=(0, 1, 2, 3)) for node in plan.nodes)
-    one.write("plan.json", changed(plan, nproc_per_node=4, world_size=4, nodes=on_four))
+    one.write("plan.json", on_four(plan))
     one.write("cluster.json", parse_hostfile("a gpus=1,2,3,5\n", "hosts"))
     two.write("cluster.json", parse_hostfile("a gpus=6,7\nb gpus=1,6\n", "hosts"))
     found = {advice.name: advice for advice in advise_runs(tmp_path, ["one", "two"]).advice}

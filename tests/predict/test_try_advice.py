@@ -23,7 +23,7 @@ from multinode.predict.forecast import PredictedScenario
 from multinode.predict.try_advice import Trials, changed_launch, try_advice
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.summary import Summary
-from multinode.records.plan import LaunchPlan
+from multinode.records.plan import LaunchPlan, Rendezvous
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
@@ -90,7 +90,7 @@ class Elsewhere:
         self.launches: list[Launch] = []
 
     def run(self, what: Launch, context: RunContext) -> Launched:
-        assert context is self.context
+        assert context.agent is self.context.agent
         self.launches.append(what)
         rate = self.rates(what)
         if isinstance(rate, Exception):
@@ -121,7 +121,11 @@ class Elsewhere:
                 missing={} if rate else {"samples_per_s": "no batch was counted"},
             ),
             plan=LaunchPlan(
-                run_id="", engine="", job="", master_addr="", master_port=1, nproc_per_node=1, world_size=2, nodes=()
+                rendezvous=Rendezvous(addr="", port=1, workers=(1, 1)),
+                run_id="",
+                engine="",
+                job="",
+                nodes=(),
             ),
             directory=RunDirectory(context.runs / (what.run_id or "")),
         )

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.decoding import decode_json
 from multinode.levers.levers import NONE, Levers
 from multinode.model.workload import JobSettings, Workload
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import DdpSample, Sample, StepSample, parse_samples
@@ -75,23 +76,20 @@ def keep_running(
     directory = RunDirectory.create(root, "r")
     workers = len(made_up.nodes[0])
     plan = LaunchPlan(
+        rendezvous=Rendezvous(addr="192.0.2.1", port=29500, workers=(workers,) * len(made_up.nodes)),
         run_id="r",
         engine="torchrun",
         job="train.py",
-        master_addr="192.0.2.1",
-        master_port=29500,
-        nproc_per_node=workers,
-        world_size=workers * len(made_up.nodes),
         levers=levers,
         nodes=tuple(
             NodePlan(
-                node=f"node{rank}",
-                node_rank=rank,
-                ranks=ranks,
-                addr=None,
-                ifname="eth0",
-                link_gbit_per_s=link_gbit_per_s,
-                run_dir="/r",
+                place=Place(
+                    node=f"node{rank}",
+                    node_rank=rank,
+                    ranks=ranks,
+                    run_dir="/r",
+                    endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=link_gbit_per_s),
+                ),
                 command=Command(argv=("true",)),
             )
             for rank, ranks in enumerate(made_up.nodes)
@@ -99,7 +97,7 @@ def keep_running(
     )
     load = TrafficInputs(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4)
     settings = JobSettings(method="script", command="train.py", strategy=str(strategy))
-    hostfile = "".join(f"{node.node}\n" for node in plan.nodes)
+    hostfile = "".join(f"{node.place.node}\n" for node in plan.nodes)
     directory.write_cluster(parse_hostfile(hostfile, "hosts"), hostfile)
     directory.write("plan.json", plan)
     directory.write("workload.json", Workload(settings=settings, work=Work(strategy=strategy, load=load)))

@@ -5,10 +5,11 @@ import math
 import msgspec
 import pytest
 
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
 from multinode.network.measure import scan_messages
 from multinode.records.benchmark import CollectiveTest
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.progress import (
     RECENT_STEPS,
     NodeProgress,
@@ -52,25 +53,22 @@ def gpu(index: int, percent: float | None) -> GpuSample:
 def test_before_anything_happened_every_node_of_the_plan_waits() -> None:
     nodes = tuple(
         NodePlan(
-            node=name,
-            node_rank=index,
-            ranks=(2 * index, 2 * index + 1),
-            addr=None,
-            ifname="eth0",
-            link_gbit_per_s=10.0,
-            run_dir="/r",
+            place=Place(
+                node=name,
+                node_rank=index,
+                ranks=(2 * index, 2 * index + 1),
+                run_dir="/r",
+                endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=10.0),
+            ),
             command=Command(argv=("true",)),
         )
         for index, name in enumerate("ab")
     )
     plan = LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2, 2)),
         run_id="r",
         engine="torchrun",
         job="train.py",
-        master_addr="10.0.0.1",
-        master_port=29500,
-        nproc_per_node=2,
-        world_size=4,
         nodes=nodes,
     )
     progress = start_progress(plan)

@@ -1,43 +1,70 @@
 from __future__ import annotations
 
-import msgspec
+from pathlib import Path
 
+import msgspec
+import pytest
+
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command, render_command, shown_environment
-from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, redact_plan
+from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous, has_secret
+from multinode.records.run_directory import RunDirectory
 from multinode.secret_values import FORWARDED, REDACTED
 
 ENV = {"WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "db_password": "s3cret", "NCCL_DEBUG": "INFO"}
 
 
-def test_a_stored_plan_holds_no_secret_and_everything_else() -> None:
+def test_a_stored_plan_holds_no_secret_and_everything_else(tmp_path: Path) -> None:
     node = NodePlan(
-        node="a",
-        node_rank=0,
-        ranks=(0,),
-        addr=None,
-        ifname=None,
-        run_dir="/r",
-        command=Command(argv=("true", "--hub_token", "s3cret"), env=ENV, cwd="/work", prelude="export HF_TOKEN=s3cret"),
-        files=(PlanFile(path="job.yaml", text="hub_token: s3cret\nlr: 1\n"),),
+        place=Place(node="a", node_rank=0, ranks=(0,), run_dir="/r", endpoint=Endpoint(addr="10.0.0.1", ifname="eth0")),
+        command=Command(
+            argv=("true", "--hub_token", "s3cret"),
+            env=ENV | {"SITE": "s3cret"},
+            cwd="/work",
+            forwarded=("SITE",),
+            prelude="export HF_TOKEN=s3cret",
+        ),
+        files=(PlanFile(path="job.yaml", text="hub_token: >-\n  s3cret\nlr: 1\n", in_memory=True),),
     )
     plan = LaunchPlan(
+        rendezvous=Rendezvous(addr="::1", port=1, workers=(1,)),
         run_id="r",
         engine="torchrun",
         job="j",
-        master_addr="::1",
-        master_port=1,
-        nproc_per_node=1,
-        world_size=1,
         nodes=(node,),
     )
-    redacted = redact_plan(plan)
-    assert b"s3cret" not in msgspec.json.encode(redacted)
-    command = redacted.nodes[0].command
-    assert command.env == dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "db_password"), REDACTED) | {"NCCL_DEBUG": "INFO"}
-    assert (command.argv, command.cwd) == (("true", "--hub_token", REDACTED), "/work")
-    assert command.prelude == f"export HF_TOKEN='{REDACTED}'"
-    assert redacted.nodes[0].files == (PlanFile(path="job.yaml", text=f'hub_token: "{REDACTED}"\nlr: 1\n'),)
-    assert plan.nodes[0].command.env == ENV
+    directory = RunDirectory.create(tmp_path, "r")
+    directory.write("plan.json", plan)
+    assert b"s3cret" not in (directory.path / "plan.json").read_bytes()
+    stored = directory.read("plan.json", LaunchPlan)
+    assert stored is not None
+    hidden = dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "db_password"), REDACTED)
+    shown = msgspec.structs.replace(
+        node.command,
+        argv=("true", "--hub_token", REDACTED),
+        env=hidden | {"NCCL_DEBUG": "INFO", "SITE": FORWARDED},
+        prelude=f"export HF_TOKEN='{REDACTED}'",
+    )
+    file = PlanFile(path="job.yaml", text=f"hub_token: {REDACTED}\nlr: 1\n", in_memory=True)
+    assert stored == msgspec.structs.replace(plan, nodes=(msgspec.structs.replace(node, command=shown, files=(file,)),))
+    assert has_secret(node)
+    assert plan.nodes[0].command.env["SITE"] == "s3cret"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Command(argv=("true", "--hub_token", "s3cret")),
+        Command(argv=("true",), env={"HF_TOKEN": "s3cret"}),
+        Command(argv=("true",), env={"SITE": "s3cret"}, forwarded=("SITE",)),
+        Command(argv=("true",), prelude="export HF_TOKEN=s3cret"),
+    ],
+)
+def test_a_node_hears_a_secret_in_any_part_of_its_command(command: Command) -> None:
+    place = Place(node="a", node_rank=0, ranks=(0,), run_dir="/r", endpoint=Endpoint(addr=None, ifname=None))
+    assert has_secret(NodePlan(place=place, command=command))
+    harmless = Command(argv=("true", "--lr", "1"), env={"NCCL_DEBUG": "INFO"}, unset=("RANK",))
+    assert not has_secret(NodePlan(place=place, command=harmless))
 
 
 def test_a_forwarded_value_is_never_shown_whatever_its_name() -> None:

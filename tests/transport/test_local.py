@@ -139,8 +139,8 @@ def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTranspo
     assert facts["localhost"].ssh_address is None
     test = CollectiveTest(messages=(Message(collective="all_reduce", size_bytes=1024),))
     plan = plan_launch(cluster, test, facts, RUN_ID, LaunchOptions(agent=load_archive().path))
-    assert (plan.master_addr, plan.world_size) == ("127.0.0.1", 2)
-    assert [(one.addr, one.ifname) for one in plan.nodes] == [("127.0.0.1", "lo")]
+    assert (plan.rendezvous.addr, plan.world_size) == ("127.0.0.1", 2)
+    assert [(one.place.endpoint.addr, one.place.endpoint.ifname) for one in plan.nodes] == [("127.0.0.1", "lo")]
     assert plan.nodes[0].command.env["GLOO_SOCKET_IFNAME"] == "lo"
     assert plan.nodes[0].command.argv[0] == sys.executable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multinode.records.samples import ModelSample, TokenWork
+from multinode.records.samples import ModelSample, TokenWork, WorkerSample
 from tests.warm import free_port
 
 from .gloo_pair import run_pair
@@ -327,6 +327,40 @@ tell()
 os.environ["NVIDIA_TF32_OVERRIDE"] = "0"; tell()
 """)
     assert [record["tf32"] for record in told] == [False, True, False, True, False]
+
+
+@pytest.mark.torch
+def test_the_gpu_of_a_model_is_told_by_its_own_id_unless_torch_knows_none(tmp_path: Path, archive: Path) -> None:
+    told = Worker(tmp_path, archive, warm=True).run_wired("""
+from types import SimpleNamespace
+def tell(**properties):
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(**properties)
+    torch.cuda.get_device_name = lambda device: "NVIDIA H100"
+    weight = worker.model._Parameter(elements=8, dtype="float32", device=torch.device("cuda:0"), is_trainable=True)
+    spread = worker.model._Spread(wrapper="none", parameters=(weight,), settings={})
+    say(worker.model._fields(spread, {}))
+tell(uuid="5fd9b6b2-0000-0000-0000-000000000000"); tell(name="of torch 2.3")
+""")
+    assert [record["device_uuid"] for record in told] == ["5fd9b6b2-0000-0000-0000-000000000000", None]
+    assert [record["device_name"] for record in told] == ["NVIDIA H100"] * 2
+
+
+@pytest.mark.torch
+def test_a_worker_tells_its_network_and_the_protocol_that_nccl_is_held_to(tmp_path: Path) -> None:
+    script = """
+model = torch.nn.parallel.DistributedDataParallel(Net().float())
+train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+"""
+    for proto in ({"NCCL_PROTO": "LL"}, {}):
+        folder = tmp_path / f"of-{len(proto)}"
+        told = run_pair(folder, BEGIN + script, 2, warm=True, **proto)
+        (first,), (second,) = ([each for each in one.samples if isinstance(each, WorkerSample)] for one in told)
+        # Workers of one machine and one network namespace count the same interface.
+        assert first.network == second.network
+        assert first.network is not None
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert first.network == f"{boot_id}/{Path('/proc/self/ns/net').stat().st_ino}"
+        assert (first.nccl_proto, second.nccl_proto) == (proto.get("NCCL_PROTO"),) * 2
 
 
 @pytest.mark.torch

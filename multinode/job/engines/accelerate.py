@@ -12,9 +12,9 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine, EngineKind
-from multinode.job.engines.place import Place, program_words, run_module
+from multinode.job.engines.place import program_words, run_module
 from multinode.job.job import Job, LlamaFactoryJob
-from multinode.records.plan import PlanFile
+from multinode.records.plan import Place, PlanFile, Rendezvous
 
 _FILE = "accelerate.yaml"
 # Accelerate starts one process per node for these, and expects mpirun to have started the others.
@@ -27,16 +27,18 @@ _Job = TypeVar("_Job")
 class _Accelerate(EngineKind):
     takes_configuration = True
 
-    def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
+    def argv(
+        self, engine: Engine, rendezvous: Rendezvous, place: Place, job: Job, env: dict[str, str]
+    ) -> tuple[str, ...]:
         config = ("--config_file", f"{place.run_dir}/{_FILE}")
         return run_module(place, "accelerate.commands.launch", *config, *program_words(place, job))
 
-    def variables(self, engine: Engine, place: Place) -> dict[str, str]:
+    def variables(self, engine: Engine, rendezvous: Rendezvous, place: Place) -> dict[str, str]:
         # Of accelerate's two ways to start workers, the one with torchrun does not pass on the CPU setting.
         return {"ACCELERATE_USE_CPU": "true"} if engine.accelerate.get("use_cpu") is True else {}
 
-    def files(self, engine: Engine, place: Place) -> tuple[PlanFile, ...]:
-        return (_configuration(place, engine.accelerate),)
+    def files(self, engine: Engine, rendezvous: Rendezvous, place: Place) -> tuple[PlanFile, ...]:
+        return (_configuration(rendezvous, place, engine.accelerate),)
 
 
 ENGINE = _Accelerate()
@@ -86,7 +88,7 @@ def fsdp_version(config: object) -> int:
     return 2 if str(version) == "2" else 1
 
 
-def _configuration(place: Place, base: dict[str, Any]) -> PlanFile:
+def _configuration(rendezvous: Rendezvous, place: Place, base: dict[str, Any]) -> PlanFile:
     from multinode.strict_yaml import dump_yaml
 
     kind = base.get("distributed_type", "NO")
@@ -94,11 +96,11 @@ def _configuration(place: Place, base: dict[str, Any]) -> PlanFile:
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU" if kind in _ALONE else kind,
         "machine_rank": place.node_rank,
-        "num_machines": place.nnodes,
+        "num_machines": rendezvous.nnodes,
         # The total over all nodes; accelerate divides it by the number of machines.
-        "num_processes": place.nproc * place.nnodes,
-        "main_process_ip": place.master_addr,
-        "main_process_port": place.master_port,
+        "num_processes": place.nproc * rendezvous.nnodes,
+        "main_process_ip": rendezvous.addr,
+        "main_process_port": rendezvous.port,
         "rdzv_backend": "static",
         # Without it accelerate uses a rendezvous endpoint, whose host torchrun looks up among its own names.
         "same_network": True,

@@ -5,33 +5,38 @@ from __future__ import annotations
 import base64
 import json
 
+from multinode.cluster.accelerators import accelerator_named
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine, EngineKind
-from multinode.job.engines.place import Place, program_words, run_module
+from multinode.job.engines.place import program_words, run_module
 from multinode.job.job import Job, ScriptJob
+from multinode.records.plan import Place, Rendezvous
 
 
 class _DeepSpeed(EngineKind):
     sharded_by = "DeepSpeed"
 
-    def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
+    def argv(
+        self, engine: Engine, rendezvous: Rendezvous, place: Place, job: Job, env: dict[str, str]
+    ) -> tuple[str, ...]:
         # As under `deepspeed`, a script gets `--local_rank=N` first. LLaMA-Factory would take that for its YAML.
         without = () if isinstance(job, ScriptJob) else ("--no_local_rank",)
         # Node names and the devices of each, in node-rank order. The launcher sets CUDA_VISIBLE_DEVICES for its own
         # node and only counts those of the others.
         world: dict[str, list[int] | list[str]] = {
-            f"node-{rank}": list(range(count)) for rank, count in enumerate(place.workers)
+            f"node-{rank}": list(range(count)) for rank, count in enumerate(rendezvous.workers)
         }
         given = None if place.devices is None else ",".join(place.devices)
-        if (devices := env.get(place.accelerator.visible[0], given)) is not None:
-            world[f"node-{place.node_rank}"] = _devices(place, devices)
+        variable = accelerator_named(place.accelerator).visible[0]
+        if (devices := env.get(variable, given)) is not None:
+            world[f"node-{place.node_rank}"] = _devices(place, variable, devices)
         return run_module(
             place,
             "deepspeed.launcher.launch",
             f"--world_info={base64.urlsafe_b64encode(json.dumps(world).encode()).decode()}",
             f"--node_rank={place.node_rank}",
-            f"--master_addr={place.master_addr}",
-            f"--master_port={place.master_port}",
+            f"--master_addr={rendezvous.addr}",
+            f"--master_port={rendezvous.port}",
             *without,
             *program_words(place, job),
         )
@@ -40,9 +45,8 @@ class _DeepSpeed(EngineKind):
 ENGINE = _DeepSpeed()
 
 
-def _devices(place: Place, visible: str) -> list[str]:
+def _devices(place: Place, variable: str, visible: str) -> list[str]:
     named = [name.strip() for name in visible.split(",") if name.strip()]
-    variable = place.accelerator.visible[0]
     if len(named) < place.nproc:
         raise UsageError(
             f"{variable} names {len(named)} devices on node rank {place.node_rank}, but {place.nproc} workers run "

@@ -15,9 +15,9 @@ import msgspec
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
 from multinode.job.engines import ENGINES
-from multinode.job.engines.place import Place, node_command
+from multinode.job.engines.place import node_command
 from multinode.job.job import Job, LlamaFactoryJob
-from multinode.records.plan import PlanFile
+from multinode.records.plan import Place, PlanFile, Rendezvous
 
 OF_YAML, OF_SCRIPT = "llamafactory", "torchrun"
 """The engines of jobs for which none is asked."""
@@ -32,6 +32,7 @@ class EngineKind(ABC):
         config_file: the file in the run's directory that says all of what is trained; None if it runs a program.
         takes_configuration: whether the user may give a configuration of accelerate.
         sharded_by: the library of which each worker saves its own part of a checkpoint; None if the job decides.
+        packages: those of the job's environment whose version decides how it is started.
         assumed: what a plan assumes as long as nothing is known of a node; None is nothing.
     """
 
@@ -39,6 +40,7 @@ class EngineKind(ABC):
     config_file: str | None = None
     takes_configuration: bool = False
     sharded_by: str | None = None
+    packages: tuple[str, ...] = ()
     assumed: str | None = None
 
     def why_not(self, job: Job) -> UsageError | None:
@@ -46,14 +48,16 @@ class EngineKind(ABC):
         return None
 
     @abstractmethod
-    def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
+    def argv(
+        self, engine: Engine, rendezvous: Rendezvous, place: Place, job: Job, env: dict[str, str]
+    ) -> tuple[str, ...]:
         """The program of one node, with its arguments; `env` are the user's variables."""
 
-    def variables(self, engine: Engine, place: Place) -> dict[str, str]:
+    def variables(self, engine: Engine, rendezvous: Rendezvous, place: Place) -> dict[str, str]:
         """Variables of one node beside those that all engines get (`node_command`)."""
         return {}
 
-    def files(self, engine: Engine, place: Place) -> tuple[PlanFile, ...]:
+    def files(self, engine: Engine, rendezvous: Rendezvous, place: Place) -> tuple[PlanFile, ...]:
         """Files that the engine itself reads on the node."""
         return ()
 
@@ -77,14 +81,14 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"unknown engine {self.name!r}", hint=f"one of {', '.join(ENGINES)}")
         return kind
 
-    def command(self, place: Place, job: Job, env: dict[str, str], cwd: str | None) -> Command:
+    def command(self, rendezvous: Rendezvous, place: Place, job: Job, env: dict[str, str]) -> Command:
         """The command of one node; `env` is the user's and wins."""
-        argv = self.kind.argv(self, place, job, env)
-        return node_command(place, argv, self.kind.variables(self, place), env, cwd)
+        argv = self.kind.argv(self, rendezvous, place, job, env)
+        return node_command(rendezvous, place, argv, self.kind.variables(self, rendezvous, place), env)
 
-    def files(self, place: Place) -> tuple[PlanFile, ...]:
+    def files(self, rendezvous: Rendezvous, place: Place) -> tuple[PlanFile, ...]:
         """Files that the engine itself reads on the node."""
-        return self.kind.files(self, place)
+        return self.kind.files(self, rendezvous, place)
 
 
 @functools.cache

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine, EngineKind
-from multinode.job.engines.place import Place, program_words
+from multinode.job.engines.place import program_words
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.records.plan import Place, Rendezvous
 
 
 class _Exec(EngineKind):
@@ -19,14 +20,16 @@ class _Exec(EngineKind):
             hint="remove --engine, or put the program after --",
         )
 
-    def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
+    def argv(
+        self, engine: Engine, rendezvous: Rendezvous, place: Place, job: Job, env: dict[str, str]
+    ) -> tuple[str, ...]:
         return job.argv if isinstance(job, ScriptJob) else program_words(place, job)
 
-    def variables(self, engine: Engine, place: Place) -> dict[str, str]:
+    def variables(self, engine: Engine, rendezvous: Rendezvous, place: Place) -> dict[str, str]:
         # The names are torchrun's. RANK, LOCAL_RANK and WORLD_SIZE belong to a worker: whoever starts the workers sets
         # them.
         return {
-            "NNODES": str(place.nnodes),
+            "NNODES": str(rendezvous.nnodes),
             "NODE_RANK": str(place.node_rank),
             "NPROC_PER_NODE": str(place.nproc),
         }

@@ -6,15 +6,18 @@ import re
 
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine, EngineKind
-from multinode.job.engines.place import JOB_FILE, Place
+from multinode.job.engines.place import JOB_FILE
 from multinode.job.job import Job, ScriptJob
+from multinode.records.plan import Place, Rendezvous
 
+_PACKAGE = "llamafactory"
 # From this release on the node's rank is read from NODE_RANK; before, from RANK (LLaMA-Factory's launcher).
 _NODE_RANK_SINCE = (0, 9, 1)
 
 
 class _LlamaFactory(EngineKind):
     config_file = JOB_FILE
+    packages = (_PACKAGE,)
     assumed = "versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1"
 
     def why_not(self, job: Job) -> UsageError | None:
@@ -25,13 +28,15 @@ class _LlamaFactory(EngineKind):
             hint="use multinode launch train.yaml, or another --engine",
         )
 
-    def argv(self, engine: Engine, place: Place, job: Job, env: dict[str, str]) -> tuple[str, ...]:
+    def argv(
+        self, engine: Engine, rendezvous: Rendezvous, place: Place, job: Job, env: dict[str, str]
+    ) -> tuple[str, ...]:
         return ("llamafactory-cli", "train", f"{place.run_dir}/{JOB_FILE}")
 
-    def variables(self, engine: Engine, place: Place) -> dict[str, str]:
-        names = ["NODE_RANK", *(["RANK"] if reads_rank((place.packages or {}).get("llamafactory")) else [])]
+    def variables(self, engine: Engine, rendezvous: Rendezvous, place: Place) -> dict[str, str]:
+        names = ["NODE_RANK", *(["RANK"] if reads_rank(place.packages.get(_PACKAGE)) else [])]
         return {
-            "NNODES": str(place.nnodes),
+            "NNODES": str(rendezvous.nnodes),
             **dict.fromkeys(names, str(place.node_rank)),
             "NPROC_PER_NODE": str(place.nproc),
             # Without it, LLaMA-Factory silently ignores NNODES where a node has one GPU, and every node trains alone

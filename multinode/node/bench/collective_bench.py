@@ -1,9 +1,9 @@
 """Collective benchmark: a worker under torchrun that times collectives and checks their values.
 
-Needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> collectives`; MULTINODE_REQUEST says what.
-Records every iteration, raw; the controller computes bandwidths. Every message is warmed up first: connecting is not
-timed. Iterations follow each other without a barrier between them, whose skew would be timed as well. A message may be
-measured in turns with raw TCP between the nodes, so that both see the same of what else goes on.
+It needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> collectives`, with its request in
+MULTINODE_REQUEST. It records every raw iteration; the controller computes bandwidths. A warm-up keeps connecting out of
+the timings. There is no barrier between iterations, since its skew would be timed, too. A message may alternate with
+raw TCP between the nodes, so that other traffic affects both alike.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _REDOPS = {"prod": "PRODUCT"}
 _EXACT = {"int8": 127, "uint8": 255, "half": 2048, "bfloat16": 256}
 _MOST_EXACT = 1 << 20
 _PERIOD = 97
-# Shares of a buffer begin at such multiples, as nccl-tests lays them out.
+# Shares of a buffer are aligned to this, as in nccl-tests.
 _ALIGN_BYTES = 16
-# Values are made and compared piece by piece: beside the buffers themselves there is room for little.
+# Values are made and compared in pieces: the buffers may leave little free memory.
 _PIECE = 1 << 22
 
 
@@ -41,18 +41,19 @@ class Operation(ABC):
     Args:
         torch: the module.
         name: the collective.
-        size_bytes: S as asked for.
+        size_bytes: requested S.
         request: `dtype` and `redop`.
         device: where the buffers are.
 
     Attributes:
-        count: elements, as nccl-tests counts them.
-        size_bytes: S as it is: rounded down to what divides among the workers.
+        count: number of elements, as nccl-tests counts them.
+        size_bytes: S, rounded down to a multiple of the workers.
         reduces: whether `redop` matters.
     """
 
     reduces = False
-    # Whether S is what all workers have together, and which of the two buffers hold as much; or whether both are one.
+    # `shared`: S is the size of all workers' shares, and `sends_all` and `receives_all` tell which buffers have that
+    # size. `in_place`: both buffers are one.
     shared = False
     sends_all = False
     receives_all = False
@@ -82,7 +83,7 @@ class Operation(ABC):
 
     @abstractmethod
     def expect(self, index: Any) -> Any:
-        """What `received` holds at these places after `run`."""
+        """Expected values of `received` at these indices after `run`."""
 
     def clear(self) -> None:
         """Make all buffers zero again."""
@@ -90,7 +91,7 @@ class Operation(ABC):
         self.received.zero_()
 
     def count_wrong(self) -> int:
-        """Run once on values that differ by place and by rank, and count the elements that came out wrong."""
+        """Run once on values that differ by index and rank; returns the number of wrong elements."""
         self.received.zero_()
         self._pieces(self.sent, lambda piece, index: piece.copy_(self.value(index, self.rank)))
         self.run()
@@ -99,7 +100,7 @@ class Operation(ABC):
         def compare(piece: Any, index: Any) -> None:
             nonlocal wrong
             expected = self.expect(index)
-            # An average is the one reduction that divides: its last bit may differ.
+            # Only an average divides, so its last bits may differ.
             same = (
                 self.torch.isclose(piece.double(), expected.double(), rtol=self._rounding())
                 if self.reduces and self.redop == "avg"
@@ -111,13 +112,13 @@ class Operation(ABC):
         return wrong
 
     def value(self, index: Any, rank: int) -> Any:
-        """What `rank` sends at these places; small enough for any reduction over all ranks to be exact."""
+        """Values that `rank` sends at these indices, small enough that reductions over all ranks are exact."""
         if self.reduces and self.redop == "prod":
             return 1 + (index + rank) % 2 if rank < self._doublings() else self.torch.ones_like(index)
         return index % self._period() + rank % self._period()
 
     def reduced(self, index: Any) -> Any:
-        """The reduction of what all ranks send at these places."""
+        """The reduction of all ranks' values at these indices."""
         if self.redop == "prod":
             twos = sum((index + rank) % 2 for rank in range(min(self.ranks, self._doublings())))
             return 2**twos
@@ -131,31 +132,31 @@ class Operation(ABC):
         return total / self.ranks if self.redop == "avg" else total
 
     def reduction(self) -> Any:
-        """The reduction, as torch has it."""
+        """The torch.distributed.ReduceOp."""
         return getattr(self.dist.ReduceOp, _REDOPS.get(self.redop, self.redop.upper()))
 
     def _zeros(self, *, everything: bool) -> Any:
-        """A buffer of zeros, which stay zeros whatever is reduced, however often."""
+        """A buffer of zeros, which stay zeros however often they are reduced."""
         count = self.count * (self.ranks if everything else 1)
         return self.torch.zeros(count, dtype=self.dtype, device=self.device)
 
     def _rounding(self) -> float:
-        """What an average may be off: its sum is rounded once for each rank."""
+        """Relative tolerance of an average: its sum is rounded once per rank."""
         rounding: float = self.torch.finfo(self.dtype).eps * (self.ranks + 1)
         return rounding
 
     def _doublings(self) -> int:
-        """How often a product may double."""
+        """The number of factors 2 that a product may have."""
         return self._largest.bit_length() - 1
 
     def _period(self) -> int:
-        # Below two, all values were equal and nothing could be told apart.
+        # With a period below two, all values would be equal.
         share: int = self._largest // (2 * self.ranks)
         return max(2, min(_PERIOD, share))
 
     @property
     def _largest(self) -> int:
-        """Up to here every integer is exact in the type."""
+        """The largest number up to which the type represents all integers exactly."""
         return _EXACT.get(self.dtype_name, _MOST_EXACT)
 
     def _pieces(self, buffer: Any, visit: Callable[[Any, Any], object]) -> None:
@@ -224,7 +225,7 @@ class _AllToAll(Operation):
 
 
 class _SendRecv(Operation):
-    """nccl-tests' ring: each rank sends to the next one and receives from the one before, both at once."""
+    """nccl-tests' ring: each rank sends to the next rank and receives from the previous one at once."""
 
     def run(self) -> None:
         after, before = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
@@ -253,7 +254,7 @@ def make_operation(torch: Any, request: dict[str, Any], device: Any) -> Operatio
     """The operation that a request asks for.
 
     Args:
-        torch: the module; its process group stands.
+        torch: the module, with an initialized process group.
         request: `collective`, `size_bytes`, `dtype`, `redop`.
         device: where the buffers are.
     """
@@ -264,27 +265,27 @@ def _share(elements: int, align: int) -> int:
     return max(1, elements // align * align or elements)
 
 
-# Printed once for a communicator or a connection under NCCL_DEBUG=INFO (NCCL's init.cc, net_socket.cc, net_ib.cc).
+# Lines that NCCL_DEBUG=INFO prints once per communicator or connection (NCCL's init.cc, net_socket.cc, net_ib.cc).
 _TELLING = re.compile(
     r"NCCL version|Bootstrap ?:|NET/|NET plugin|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels"
 )
 _MOST_LINES = 400
 _MOST_BYTES = 4 << 20
-# Torch's names of the devices that a backend needs.
+# Torch's device type for each backend that needs one.
 _DEVICE_KINDS = {"nccl": "cuda", "xccl": "xpu", "hccl": "npu"}
-# TCP over one connection may be bound by a processor, and over several not.
+# A core may limit TCP over one connection, but not over several.
 _CONNECTIONS = (1, 4)
 
 
 def main() -> None:
-    """Run the size scan that the request asks for, and write one record a message to this worker's samples."""
+    """Run the requested size scan, and write one record per message to this worker's samples."""
     import torch
     import torch.distributed as dist
 
     request = json.loads(os.environ["MULTINODE_REQUEST"])
     backend = request["backend"] or ("nccl" if torch.cuda.is_available() else "gloo")
     if backend == "hccl":
-        # It registers the device and the backend.
+        # The import registers the device and the backend.
         importlib.import_module("torch_npu")
     need = f"the {backend} backend needs a GPU for each worker"
     device = find_device(torch, kind=_DEVICE_KINDS.get(backend), need=need)
@@ -306,14 +307,14 @@ def main() -> None:
     if backend == "nccl":
         lines = read_nccl_log(os.environ["MULTINODE_RUN_DIR"], os.getpid())
         worker.record({"kind": "nccl", "lines": lines})
-    # Not after an error: the others sit in a collective, this one would wait for them, and nobody would hear why.
+    # After an error this is not called: it would wait for the others, which hang in a collective, and hide the error.
     dist.destroy_process_group()
 
 
 def join_group(dist: Any, backend: str, device: Any) -> None:
-    """Join the process group; NCCL gets the worker's GPU, which it would else guess from the global rank.
+    """Join the process group; NCCL gets the worker's GPU, which it would otherwise guess from the global rank.
 
-    With `device_id` its communicator is made at once, so that no collective that is timed waits for it.
+    With `device_id`, torch creates NCCL's communicator at once, so that no timed collective waits for it.
     """
     dist.init_process_group(backend, **({"device_id": device} if backend == "nccl" else {}))
 
@@ -322,13 +323,13 @@ class _CollectiveWorker:
     """This process among the workers.
 
     Args:
-        torch: the module; its process group stands.
-        device: where the buffers are.
+        torch: the module, with an initialized process group.
+        device: device of the buffers.
         request: the size scan.
     """
 
     def __init__(self, torch: Any, device: Any, request: dict[str, Any]) -> None:
-        # Torch's of the device; None of a processor.
+        # Torch's module of the device, as torch.cuda; None for the CPU.
         self.module = getattr(torch, device.type) if device.type != "cpu" else None
         self._torch = torch
         self._dist = torch.distributed
@@ -339,7 +340,7 @@ class _CollectiveWorker:
         self._ring: Optional[RawRing] = None
 
     def join_ring(self) -> None:
-        """Let the first workers of the nodes know each other, and time round trips."""
+        """Connect the first workers of all nodes to a ring, and time round trips."""
         ring = RawRing(self._request["addr"]) if self._local_rank == 0 else None
         places = self._gather_places(ring)
         if ring is not None:
@@ -350,7 +351,7 @@ class _CollectiveWorker:
         self._dist.barrier()
 
     def measure(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Verify, warm up, time: the record of one message."""
+        """Verify, warm up and time one message; returns its record."""
         operation = make_operation(self._torch, {**self._request, **message}, self._device)
         checks = self._request["check"]
         wrong = sum(operation.count_wrong() for _ in range(checks)) if checks else None
@@ -367,7 +368,7 @@ class _CollectiveWorker:
             if turns:
                 self._stream(index)
             before = self._read_nics()
-            # Who left the barrier first would wait in it for the others: it is run once more and not timed.
+            # The first worker to leave the barrier would wait for the others, so one run after it is not timed.
             operation.run()
             times_us += self._time(operation, part)
             after = self._read_nics()
@@ -393,7 +394,7 @@ class _CollectiveWorker:
         append_lines(path, line)
 
     def _stream(self, index: int) -> None:
-        """Before a turn; no more after a stream that failed, whose deadline all workers wait out."""
+        """Stream over TCP before a turn. After a failure there are no more: all workers wait for its deadline."""
         for count in _CONNECTIONS:
             results = self._ring.stream(count) if self._ring is not None else []
             if results:
@@ -403,7 +404,7 @@ class _CollectiveWorker:
                 self._ring = None
 
     def _write_rdma(self, index: int, before: Optional[Counters]) -> None:
-        """Over the ports that the warm-up went over, where there are such on every node, and the program for it."""
+        """Write over the RDMA ports that the warm-up used, if every node has such ports and the program."""
         after = self._read_nics()
         ring: Optional[RdmaRing] = None
         if before is not None and after is not None and self._request["addr"] is not None:
@@ -417,21 +418,21 @@ class _CollectiveWorker:
         results = ring.write() if ring is not None else []
         if results:
             self.record({"kind": "stream", "index": index, "network": "rdma", "results": results})
-        # Nobody ends a server that is written to.
+        # A node must not end its servers while another one writes to them.
         self._dist.barrier()
         if ring is not None:
             ring.close()
 
     def _gather_places(self, ring: Union[RawRing, RdmaRing, None]) -> list[Any]:
-        """Of all nodes, in node-rank order; None of one that has none to offer."""
-        # Of the other workers of a node an empty answer.
+        """Places of all nodes, in node-rank order; None for a node without one."""
+        # Workers other than a node's first one contribute an empty tuple.
         places: list[Any] = [()] * self._dist.get_world_size()
         mine = None if ring is None else ring.place
         self._dist.all_gather_object(places, mine if self._local_rank == 0 else ())
         return [place for place in places if place != ()]
 
     def _time(self, operation: Operation, iters: int) -> list[float]:
-        """Microseconds of each of so many calls, one after the other."""
+        """Microseconds of each of `iters` consecutive calls."""
         if self.module is not None:
             return [seconds * 1e6 for seconds in time_events(self.module, operation.run, 1, iters)]
         times_us = []
@@ -442,7 +443,7 @@ class _CollectiveWorker:
         return times_us
 
     def _agree_iters(self, warm_us: list[float]) -> int:
-        """As many iterations as asked for, fewer where they would take too long; the same on all workers."""
+        """The requested number of iterations, or fewer if they would take too long; equal on all workers."""
         slowest = self._torch.tensor([min(warm_us, default=0.0)], dtype=self._torch.float32, device=self._device)
         self._dist.all_reduce(slowest, op=self._dist.ReduceOp.MAX)
         if slowest.item() <= 0:
@@ -451,18 +452,18 @@ class _CollectiveWorker:
         return int(min(self._request["iters"], max(self._request["min_iters"], affordable)))
 
     def _read_nics(self) -> Optional[Counters]:
-        """The node's counters while nothing moves; its first worker reads them for all."""
+        """The node's NIC counters while no worker sends; only its first worker reads them."""
         if self.module is not None:
             self.module.synchronize()
         self._dist.barrier()
         nics = read_nics() if self._local_rank == 0 else None
-        # Nobody sends before all have read.
+        # No worker sends before all nodes have read.
         self._dist.barrier()
         return nics
 
 
 def read_nccl_log(directory: str, pid: int) -> list[str]:
-    """The telling lines of the log that process `pid` writes there (NCCL_DEBUG_FILE ends in `.PID.log`), in order."""
+    """Lines about communicators and connections in the NCCL log of a process (NCCL_DEBUG_FILE ends in `.PID.log`)."""
     lines: list[str] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(directory), f"nccl.*.{pid}.log"))):
         try:

@@ -1,7 +1,7 @@
-"""Device benchmark: a worker under torchrun that times its own device and records every timing, raw.
+"""Device benchmark: a worker under torchrun that times its own device and records every raw timing.
 
-Needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> devices`; MULTINODE_REQUEST says what. It
-exchanges nothing with other workers. What cannot be measured is recorded with its reason, and the rest is measured.
+It needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> devices`, with its request in
+MULTINODE_REQUEST. Workers do not communicate. A test that fails is recorded with its reason, and the others continue.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ from ..sample.sampler import SampleFile
 from .device_ops import DeviceOp, find_device, list_ops, time_events
 
 _US_PER_S = 1e6
-# Until clocks and caches are what they will be.
+# Warm-up time until clocks and caches are steady.
 _WARM_S = 0.2
-# One timing lasts this long at least. A control group that limits processors does so by the tenth of a second: what is
-# shorter sees either all of them or none.
+# Shortest duration of one timing. A control group limits processors per tenth of a second: a shorter timing would see
+# all of them or none.
 _LEAST_TIMING_S = {"cpu": 0.2, "cuda": 0.005}
 _LEAST_TIMINGS, _MOST_TIMINGS = 3, 1000
-# A call that returns so soon, waited for, may be over before Python has launched the next one: as a CUDA graph, the GPU
-# launches them itself.
+# A shorter call may be over before Python has launched the next one. In a CUDA graph, the GPU launches them itself.
 _LAUNCH_BOUND_S = 1e-4
-# Matrices whose product would take more than this part of the time are left out. One of a size that was asked for may
-# take all of the time, and some seconds in any case.
+# Matrix products that would take more than this share of the time are left out. A product whose size was requested may
+# take all of the time, and at least some seconds.
 _LARGEST_PART = 0.2
 _ASKED_S = 10.0
-# The controller allows no more.
+# Limit of the controller.
 _MOST_SECONDS = 600
-# What a larger product takes can be told from one that takes so long; the first that is tried has so many rows.
+# A product that takes this long is enough to extrapolate to larger ones; trials begin with this number of rows.
 _TELLING_S = 0.1
 _FIRST_TRIED = 256
-# No worker that gets on is without a result for so long, and so many times the time of a test beside.
+# A worker that makes progress has a result within this time plus this many times the duration of a test.
 _SILENT_S, _SILENT_TESTS = 240.0, 6
 _LOOK_EVERY_S = 0.2
-# What turns out slower than it began is given up after so many times the time.
+# If calls become slower than they began, timing stops after this many times the planned duration.
 _PATIENCE = 4.0
 _LONGEST_ERROR = 300
 
 
 def main() -> None:
-    """Measure what the request asks for, and write one record a test to this worker's samples."""
+    """Run the requested tests, and write one record per test to this worker's samples."""
     request = json.loads(os.environ["MULTINODE_REQUEST"])
     run = RunDir(os.environ["MULTINODE_RUN_ID"])
     with _turn(run, request["seconds"]) if request["turns"] else contextlib.nullcontext(lambda: None) as get_on:
@@ -67,15 +66,15 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _turn(run: RunDir, seconds: float) -> Iterator[Callable[[], None]]:
-    """While inside, no other worker of this node and run is; whoever dies gives way.
+    """A lock that one worker of this node and run holds at a time; a worker that dies releases it.
 
-    Gives what is to be called at every result: who waits gives up on a worker that has had none for minutes.
+    Yields a function to call after each result: the others give up if the holder has had no result for minutes.
     """
     path = os.path.join(run.path, "turn")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def get_on() -> None:
-        # By this node's clock: the directory may be a file server's.
+        # Use this node's clock: the directory may be on a file server with another clock.
         os.utime(path, (time.time(), time.time()))
 
     try:
@@ -105,8 +104,8 @@ class _DeviceWorker:
 
     Args:
         torch: the module.
-        request: a DeviceTest.
-        run: whose samples.
+        request: the fields of a DeviceTest.
+        run: the run, whose samples get the records.
     """
 
     def __init__(self, torch: Any, request: Record, run: RunDir) -> None:
@@ -116,7 +115,7 @@ class _DeviceWorker:
         self._file = SampleFile(run, f"rank-{self._rank}.jsonl")
         kind = "cuda" if torch.cuda.is_available() else None
         self.device = find_device(torch, kind=kind, need="each worker needs its own GPU")  # torch's
-        # By type, size and seconds of the matrix product that was measured last.
+        # Type, size and seconds of the last matrix product.
         self._product: Optional[tuple[str, int, float]] = None
 
     def record(self, records: list[Record]) -> None:
@@ -124,7 +123,7 @@ class _DeviceWorker:
         self._file.append([{**record, "rank": self._rank} for record in records])
 
     def describe(self) -> Record:
-        """The record of the device itself."""
+        """The `device` record."""
         torch, device = self._torch, self.device
         if device.type == "cpu":
             about = {"name": read_processor_name(), "capability": torch.backends.cpu.get_cpu_capability()}
@@ -148,15 +147,15 @@ class _DeviceWorker:
         }
 
     def measure(self, op: DeviceOp) -> Record:
-        """Its timings, or why there are none."""
+        """Timings of an operation, or the error."""
         try:
             too_long = self._takes_too_long(op.fields)
             if too_long is not None:
                 return {"error": too_long}
             timed = self._time(op.make())
         except (RuntimeError, TypeError) as error:
-            # No memory, or no such operation on this device, for which torch has no narrower class; or an operation
-            # that an older torch has without one of its options.
+            # Out of memory, or an operation that this device lacks: torch has no narrower class for these. Or an older
+            # torch lacks one of the operation's options.
             first = str(error).strip().split("\n", maxsplit=1)[0]
             return {"error": first[:_LONGEST_ERROR] or type(error).__name__}
         finally:
@@ -168,7 +167,7 @@ class _DeviceWorker:
         return timed
 
     def _takes_too_long(self, fields: Record) -> Optional[str]:
-        """Why a matrix product is left out: it would leave no time to repeat it. None where it does."""
+        """Why a matrix product is left out, since it leaves no time for repeats; None if it is measured."""
         if fields["test"] != "matmul":
             return None
         has_sizes, seconds = bool(self._request["sizes"]), self._request["seconds"]
@@ -181,7 +180,7 @@ class _DeviceWorker:
         return f"one product would take about {call_s:.2f} s{way_out}"
 
     def _guess(self, dtype: str, size: int) -> float:
-        """Seconds of a product, by a smaller one: work grows with the cube of the size. 0 of one that is short."""
+        """Seconds of a product, extrapolated from a smaller one by the cube of the size; 0 if it is too small."""
         if self._product is None or self._product[0] != dtype:
             self._try_small_ones(dtype, size)
         if self._product is None or self._product[0] != dtype:
@@ -190,7 +189,7 @@ class _DeviceWorker:
         return known_s * (size / known_size) ** 3
 
     def _try_small_ones(self, dtype: str, size: int) -> None:
-        """Larger and larger products below the size, until one takes as long as tells what that would."""
+        """Time larger and larger products below `size`, until one takes long enough to extrapolate."""
         rows, taken_s = _FIRST_TRIED, 0.0
         while rows < size and taken_s < _TELLING_S:
             wanted = {"kinds": ["matmul"], "dtypes": [dtype], "sizes": [rows]}
@@ -226,7 +225,7 @@ class _DeviceWorker:
         }
 
     def _warm_up(self, run: Callable[[], Any]) -> float:
-        """Call it until it runs as it will, and guess how long a call takes; the first one is not counted."""
+        """Call `run` until its speed is steady; returns the seconds per call without the first one."""
         run()
         self._synchronise()
         began, calls = time.perf_counter(), 0
@@ -239,7 +238,7 @@ class _DeviceWorker:
                 return passed_s / calls
 
     def _capture(self, run: Callable[[], Any], calls: int) -> Optional[Callable[[], Any]]:
-        """Replays so many calls as one CUDA graph; None where there are no graphs, or these cannot be captured."""
+        """A function that replays `calls` calls as one CUDA graph; None if they cannot be captured."""
         if self.device.type != "cuda":
             return None
         try:
@@ -271,7 +270,7 @@ class _DeviceWorker:
 
 
 def _count_cores() -> Optional[int]:
-    """Those of which the sampler says how busy they are."""
+    """Number of cores in /proc/stat, over which the sampler averages; None if unknown."""
     with contextlib.suppress(OSError), open("/proc/stat", encoding="ascii", errors="replace") as file:
         return sum(line.startswith("cpu") and line[3].isdigit() for line in file) or None
     return None

@@ -1,8 +1,8 @@
-"""What is measured on a device: matrix products, memory bandwidth and transformer layers, each as a call to repeat.
+"""Operations that the device benchmark measures: matrix products, memory bandwidth and transformer layers.
 
-Needs torch, given by the caller. Times nothing; FLOPs and bytes are counted by the controller, from the sizes here.
-Layers are one each of BERT-large, GPT-2 medium and T5-large, in plain torch, as a training would compute them: random
-weights, no dropout; attention is torch's scaled_dot_product_attention.
+Each is a function to call repeatedly; the caller provides torch and times the calls. The controller computes FLOPs and
+bytes from the sizes. Layers of BERT-large, GPT-2 medium and T5-large are written in plain torch, with random weights,
+without dropout, and with torch's scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from ..channel import Record
 from ..facts.cgroups import MemoryReader
 
 _HIDDEN, _FEEDFORWARD, _HEADS = 1024, 4096, 16
-# By device: samples at once, and tokens of each. Enough work to fill a GPU; little enough for one core.
+# Batch size and sequence length by device: enough work to fill a GPU, and little enough for one core.
 _BATCHES = {"cuda": (16, 512), "cpu": (1, 128)}
 _EPSILON = 1e-6
 _MS_PER_S = 1e3
-# Weights so small that what passes the layer stays finite in half precision.
+# Weights are this small so that activations stay finite in half precision.
 _SCALE = 0.02
 _DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-# The first generation of NVIDIA's with tensor cores for these.
+# Major compute capability of the first NVIDIA generation with TF32 and BF16 tensor cores.
 _AMPERE = 8
 _SIZES = {"cuda": (1024, 2048, 4096, 8192), "cpu": (256, 512, 1024, 2048)}
 _MIB, _GIB = 1 << 20, 1 << 30
 _CACHE = "/sys/devices/system/cpu/cpu0/cache/index3/size"
-# Buffers far beyond any cache, and few enough parts of the memory for several workers to have some.
+# Buffers are 4 times as large as the cache, and at most 1 / 16 of the memory, since several workers may have some.
 _BEYOND_CACHE, _OF_MEMORY = 4, 16
 
 
 class DeviceOp(NamedTuple):
-    """One thing to measure."""
+    """One operation to measure."""
 
-    fields: Record  # of its record
-    # makes what is to be called again and again; its buffers live as long as that does
+    fields: Record  # fields of its record
+    # returns the function to call repeatedly, which keeps its buffers alive
     make: Callable[[], Callable[[], Any]]
 
 
 def find_device(torch: Any, *, kind: Optional[str], need: str) -> Any:
-    """The worker's: the device of its local rank, of a kind as torch names it (`cuda`, `xpu`); None is the processor.
+    """The device of this worker's local rank, of torch's kind (`cuda`, `xpu`); the kind None is the CPU.
 
     Raises:
         RuntimeError: there is no such GPU; the message begins with `need`.
@@ -59,13 +59,13 @@ def find_device(torch: Any, *, kind: Optional[str], need: str) -> Any:
 
 
 def time_events(module: Any, run: Callable[[], Any], calls: int, count: int) -> list[float]:
-    """Seconds of so many calls, `count` times, by the device's events: the processor runs ahead, uncounted.
+    """Seconds of `calls` calls, measured `count` times by the device's events, without the host's time.
 
     Args:
-        module: torch's of the device: `torch.cuda`, `torch.xpu`.
-        run: one call.
-        calls: between two events.
-        count: timings.
+        module: torch's module of the device, as `torch.cuda` or `torch.xpu`.
+        run: makes one call.
+        calls: calls between two events.
+        count: number of timings.
     """
     events = [module.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
@@ -78,12 +78,12 @@ def time_events(module: Any, run: Callable[[], Any], calls: int, count: int) -> 
 
 
 def list_ops(torch: Any, request: Record, device: Any) -> Iterator[DeviceOp]:
-    """All that the request asks for on this device, small matrices before large ones.
+    """Operations that a request asks for on this device, small matrices before large ones.
 
     Args:
         torch: the module.
-        request: a DeviceTest.
-        device: torch's.
+        request: the fields of a DeviceTest.
+        device: the torch.device.
     """
     offered = _offered(torch, device)
     for op in _asked_ops(torch, request, device, offered):
@@ -96,7 +96,7 @@ def _refuse(dtype: str) -> Callable[[], Any]:
 
 
 def _asked_ops(torch: Any, request: Record, device: Any, offered: tuple[str, ...]) -> Iterator[DeviceOp]:
-    """All, whether the device has their types or not; where none are asked for, those of the types that it has."""
+    """Requested operations, even of types that the device lacks; by default, of the types that it supports."""
     dtypes = request["dtypes"] or [dtype for dtype in _DTYPES if dtype in offered]
     if "matmul" in request["kinds"]:
         for dtype in dtypes:
@@ -112,10 +112,10 @@ def _asked_ops(torch: Any, request: Record, device: Any, offered: tuple[str, ...
 
 
 def _offered(torch: Any, device: Any) -> tuple[str, ...]:
-    """The types that the device computes with."""
+    """Types that the device supports."""
     if device.type == "cpu":
         return ("fp32", "fp16", "bf16")
-    # The numbers of AMD's GPUs mean something else.
+    # The capability numbers of AMD's GPUs have another meaning.
     if torch.version.hip is not None:
         return ("fp32", "fp16", "bf16")
     return tuple(_DTYPES) if torch.cuda.get_device_capability(device)[0] >= _AMPERE else ("fp32", "fp16")
@@ -128,20 +128,20 @@ def _of_trainings(torch: Any, device: Any) -> str:
 
 
 def _set_type(torch: Any, dtype: str) -> Any:
-    """The type as torch has it; tensor cores multiply fp32 matrices where tf32 is meant, and nowhere else."""
+    """Torch's type; also makes tensor cores multiply fp32 matrices for `tf32`, and only for it."""
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     return getattr(torch, _DTYPES[dtype])
 
 
 def _matmul(torch: Any, device: Any, dtype: str, size: int) -> Callable[[], Any]:
     kind = _set_type(torch, dtype)
-    # Random numbers: a chip multiplies zeros with less power, and so at higher clocks.
+    # Random numbers: multiplying zeros takes less power, which allows higher clocks.
     left, right = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
     return partial(torch.mm, left, right, out=torch.empty_like(left))
 
 
 def _memory_ops(torch: Any, device: Any) -> Iterator[DeviceOp]:
-    """A copy; the triad a = b + s * c, which reads two buffers and writes one; and to a GPU and back over its bus."""
+    """A copy; the triad a = b + s * c, which reads two buffers and writes one; and transfers to and from a GPU."""
     kinds: dict[str, Callable[..., Callable[[], Any]]] = {"copy": _copy, "triad": _triad}
     if device.type == "cuda":
         kinds |= {"to_device": _to_device, "from_device": _from_device}
@@ -186,14 +186,14 @@ def _buffer_bytes(torch: Any, device: Any) -> int:
 
 
 def _cache_bytes() -> Optional[int]:
-    """The largest cache of a processor; None where the kernel does not tell."""
+    """Bytes of the processor's L3 cache; None if unknown."""
     with contextlib.suppress(OSError, ValueError), open(_CACHE, encoding="ascii") as file:
         return int(file.read().strip().removesuffix("K")) << 10
     return None
 
 
 def layer_sizes(name: str, device_type: str) -> dict[str, int]:
-    """The sizes of a layer as it is measured on such a device, by the names of the record."""
+    """Sizes of a layer on this type of device, by the fields of the record."""
     batch, sequence = _BATCHES[device_type]
     attentions = 2 if LAYERS[name].has_memory else 1
     sizes = {"batch": batch, "sequence": sequence, "hidden": _HIDDEN, "feedforward": _FEEDFORWARD}
@@ -201,7 +201,7 @@ def layer_sizes(name: str, device_type: str) -> dict[str, int]:
 
 
 def make_layer(torch: Any, device: Any, name: str, dtype: str, *, backward: bool) -> Callable[[], Any]:
-    """A layer's forward pass as inference makes it, or its forward and backward pass as a training does."""
+    """A function that runs a layer's forward pass as in inference, or forward and backward pass as in training."""
     sizes = (*_BATCHES[device.type], _HIDDEN)
     layer = Layer(torch, device, name, _set_type(torch, dtype), sizes)
     inputs = layer.normal(*sizes, scale=1.0)
@@ -212,20 +212,20 @@ def make_layer(torch: Any, device: Any, name: str, dtype: str, *, backward: bool
             layer.run(inputs)
 
     def forward_and_backward() -> None:
-        # The gradient of the input as well: only the first layer of a model does without.
+        # The gradient of the input is computed, too: all layers but a model's first need it.
         torch.autograd.grad(layer.run(inputs), [inputs, *layer.wanted], gradient)
 
     return forward_and_backward if backward else forward
 
 
 class LayerKind(NamedTuple):
-    """How a layer differs from the others."""
+    """Properties in which the layers differ."""
 
     activation: str
-    is_t5: bool = False  # no biases, root mean square norms, and a bias of the attention by distance
-    norms_after: bool = False  # whether it normalises after each of its parts, and not before
-    looks_back: bool = False  # whether its tokens see none that come later
-    has_memory: bool = False  # whether it then looks at an encoder's output of the same length
+    is_t5: bool = False  # no biases, RMS norms, and a relative position bias in the attention
+    norms_after: bool = False  # whether it normalises after each part instead of before
+    looks_back: bool = False  # whether its attention is causal
+    has_memory: bool = False  # whether it has cross-attention to an encoder's output of equal length
 
 
 LAYERS = {
@@ -234,18 +234,18 @@ LAYERS = {
     "t5_encoder": LayerKind("relu", is_t5=True),
     "t5_decoder": LayerKind("relu", is_t5=True, looks_back=True, has_memory=True),
 }
-"""By name: an encoder of BERT-large, a decoder of GPT-2 medium, and both of T5-large; all of one width."""
+"""Layers by name: BERT-large's encoder, GPT-2 medium's decoder, and both of T5-large; all have one width."""
 
 
 class Layer:
-    """The weights of a layer and its forward pass; `wanted` is what has gradients.
+    """The weights of a layer and its forward pass; `wanted` are the tensors with gradients.
 
     Args:
         torch: the module.
-        device: where it is computed.
-        name: of `LAYERS`.
-        dtype: torch's, of weights and activations.
-        shape: batch, sequence and width of what goes in.
+        device: the torch.device.
+        name: a key of `LAYERS`.
+        dtype: torch's type of weights and activations.
+        shape: batch, sequence and width of the input.
     """
 
     def __init__(self, torch: Any, device: Any, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
@@ -272,7 +272,7 @@ class Layer:
         return attended + self._feed_forward(self._norm(-1, attended))
 
     def normal(self, *sizes: int, scale: float = _SCALE) -> Any:
-        """Random numbers, of which a gradient is wanted."""
+        """Normally distributed random numbers that require a gradient."""
         made = self._torch.randn(*sizes, device=self._device, dtype=self._dtype) * scale
         return made.requires_grad_()
 
@@ -289,12 +289,12 @@ class Layer:
         weights = self._norms[number]
         if not self._kind.is_t5:
             return self._functional.layer_norm(inputs, (_HIDDEN,), *weights)
-        # By hand, as T5 itself: torch has a function for it since 2.4 alone.
+        # Computed as in T5: torch's own function for it needs torch 2.4.
         variance = inputs.float().pow(2).mean(-1, keepdim=True)
         return inputs * self._torch.rsqrt(variance + _EPSILON).to(self._dtype) * weights[0]
 
     def _attend(self, inputs: Any, memory: Any, number: int = 0, **options: Any) -> Any:
-        """Attention `number` of the inputs to `memory`, which are the inputs themselves or an encoder's output."""
+        """Attention of the inputs to `memory`, which is the inputs themselves or an encoder's output."""
         query, key, value, out = self._projections[number]
         apart = [
             self._apply(weights, source).unflatten(-1, (_HEADS, -1)).transpose(1, 2)

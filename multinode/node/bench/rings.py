@@ -1,8 +1,8 @@
 """Raw TCP and RDMA around the ring of nodes, between the turns of a collective and over the same NICs.
 
-RawRing: the first worker of each node has a port open, which a thread serves; each streams to the next node's while the
-one before streams to it. RdmaRing does the same with perftest's ib_write_bw, over all RDMA ports at once; the programs
-are children of the worker, end with it, and have a deadline.
+RawRing: the first worker of each node has an open port, which a thread serves. Each node streams to the next one while
+the previous one streams to it. RdmaRing uses perftest's ib_write_bw over all RDMA ports at once. The programs are
+children of the worker and have a deadline.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _STREAM_S = 0.15
 _PINGS = 50
 
 Place = tuple[str, int, str]
-"""Where a node listens: address, port and token."""
+"""Address, port and token of a node's listener."""
 
 
 class RawRing:
-    """This node's place in the ring.
+    """This node's part in the TCP ring.
 
     Args:
-        addr: of this node on the data plane; None opens no port.
+        addr: this node's address on the data plane; None opens no port.
     """
 
     def __init__(self, addr: Optional[str]) -> None:
@@ -50,21 +50,21 @@ class RawRing:
             threading.Thread(target=_serve, args=(served,), daemon=True).start()
 
     def join(self, places: Sequence[Optional[Place]]) -> None:
-        """Make the next node this one's peer; without the places of all nodes there is none.
+        """Make the next node this one's peer. If a node has no place, there is no peer.
 
         Args:
-            places: of all nodes, in node-rank order.
+            places: places of all nodes, in node-rank order.
         """
         places_known = [place for place in places if place is not None]
         if self.place is not None and len(places_known) == len(places) > 1:
             self._peer = places_known[(places_known.index(self.place) + 1) % len(places_known)]
 
     def stream(self, connections: int) -> list[Record]:
-        """What arrived at the peer, by connection; empty without one."""
+        """Stream to the peer; results by connection, empty without a peer."""
         return self._call(TimedStream, connections, {"seconds": _STREAM_S})
 
     def ping(self) -> list[Record]:
-        """The round trips with the peer, on one connection; empty without one."""
+        """Time round trips with the peer on one connection; empty without a peer."""
         return self._call(Ping, 1, {"count": _PINGS})
 
     def _call(
@@ -84,30 +84,30 @@ class RawRing:
 
 
 def _serve(connections: Connections) -> None:
-    """Until the worker ends."""
+    """Serve connections until the worker ends."""
     while True:
         connections.turn(_POLL_S)
 
 
 _PROGRAM = "ib_write_bw"
-# NCCL's own slice of a message, over as many queue pairs as one port needs to be full.
+# Messages of the size of NCCL's slices, over enough queue pairs to saturate a port.
 _OPTIONS = ("-s", "131072", "-q", "4", "-D", "2", "-F", "--report_gbits")
 _DEADLINE_S = 20.0
 _LISTEN_S = 5.0
 _RDMA_POLL_S = 0.02
 _GID_VARIABLE = "NCCL_IB_GID_INDEX"
-# Of what the busiest port sent, and in bytes.
+# A port counts as used from this fraction (1 / 8) of the busiest port's bytes on, and from this number of bytes on.
 _PART_OF_MOST, _LEAST_BYTES = 8, 1 << 16
-# REPORT_FMT and REPORT_FMT_EXT under RESULT_FMT_G, of perftest_parameters.h (4.4 to 26.07).
+# Output of RESULT_FMT_G, REPORT_FMT and REPORT_FMT_EXT in perftest_parameters.h (4.4 to 26.07).
 _HEAD = re.compile(r"#bytes +#iterations +BW peak\[Gb/sec\] +BW average\[Gb/sec\]")
 _ROW = re.compile(r"^ *(\d{1,18})\s+(\d{1,18})\s+[\d.]+\s+(\d+\.\d+)\s+[\d.]+\s*$", re.MULTILINE)
 
 RdmaPlace = tuple[str, list[int]]
-"""Where a node's servers listen: its address, and a TCP port for each of its RDMA ports."""
+"""Address of a node's servers, and a TCP port for each of its RDMA ports."""
 
 
 def used_ports(before: Counters, after: Counters) -> list[str]:
-    """The RDMA ports, `device/port`, that sent what was sent between the two."""
+    """RDMA ports, `device/port`, that sent a considerable part of the bytes between the two readings."""
     sent = {
         name: (after[name]["tx_bytes"] or 0) - (counters["tx_bytes"] or 0)
         for name, counters in before.items()
@@ -118,7 +118,7 @@ def used_ports(before: Counters, after: Counters) -> list[str]:
 
 
 def parse_report(text: str) -> Optional[tuple[int, float]]:
-    """Bytes that were written, and the average in Gbit/s, of what ib_write_bw printed; None of anything else."""
+    """Written bytes and average Gbit/s in the output of ib_write_bw; None if it has no result."""
     head = _HEAD.search(text)
     row = _ROW.search(text, head.end()) if head is not None else None
     if row is None or not float(row[3]):
@@ -127,11 +127,11 @@ def parse_report(text: str) -> Optional[tuple[int, float]]:
 
 
 class RdmaRing:
-    """This node's place in the ring.
+    """This node's part in the RDMA ring.
 
     Args:
-        addr: of this node on the data plane; perftest takes IPv4 alone.
-        names: the ports to write over, as `used_ports` has them.
+        addr: this node's address on the data plane; perftest needs IPv4.
+        names: RDMA ports to use, as returned by `used_ports`.
     """
 
     def __init__(self, addr: str, names: Sequence[str]) -> None:
@@ -145,15 +145,15 @@ class RdmaRing:
         self._servers: list[Query] = []
 
     def serve(self, places: Sequence[RdmaPlace]) -> None:
-        """Start the servers for the node before, and wait until they listen.
+        """Start the servers for the previous node, and wait until they listen.
 
         Args:
-            places: of all nodes, in node-rank order.
+            places: places of all nodes, in node-rank order.
         """
         if self.place is None:
             return
         self._peer = places[(list(places).index(self.place) + 1) % len(places)]
-        # Nodes may use unlike many: each pair of nodes has as many as all have.
+        # Nodes may use different numbers of ports: all use the smallest number.
         self._ports = self._ports[: min(len(ports) for _, ports in places)]
         mine = self.place[1][: len(self._ports)]
         self._servers = [self._start(port, tcp_port) for port, tcp_port in zip(self._ports, mine)]
@@ -162,7 +162,7 @@ class RdmaRing:
             time.sleep(_RDMA_POLL_S)
 
     def write(self) -> list[Record]:
-        """What was written to the next node, by port, once all servers listen; the servers are gone then."""
+        """Write to the next node and return results by port. Call it when all servers listen; they end with it."""
         if self._peer is None:
             return []
         addr, tcp_ports = self._peer
@@ -170,7 +170,7 @@ class RdmaRing:
         return [_read_answer(f"{port['device']}:{port['port']}", client) for port, client in zip(self._ports, clients)]
 
     def close(self) -> None:
-        """End the servers, which end by themselves where all went well."""
+        """End the servers; after a success they have ended by themselves."""
         for server in self._servers:
             server.close()
 

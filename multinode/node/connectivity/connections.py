@@ -1,6 +1,6 @@
-"""The verb `connectivity`: ports that an agent opens for a moment, and its calls at those of other nodes.
+"""The verb `connectivity`: opens ports for a moment, and connects to ports of other nodes.
 
-Who knows the token is answered, and large packets, a short stream or round trips are tried.
+A caller must know the token. It can then test large packets, a short stream, or round trips.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..facts.network import address_family, find_port_users, read_port_range
 _READ = selectors.EVENT_READ
 _WRITE = selectors.EVENT_WRITE
 _MAX_LINE_BYTES = 200
-# What is said to who knows the token.
+# Answer to a caller that knows the token.
 _ANSWER = b"multinode\n"
-# What the caller sends after the word `whole`: more than fits into one packet of any NIC.
+# Size of the payload after the word `whole`: more than fits into one packet of any NIC.
 _WHOLE_BYTES = 1 << 16
-# What goes to and fro after the word `ping`.
+# Size of a message after the word `ping`.
 _PING_BYTES = 8
-# The beginning of a stream is not measured: slow start, and buffers that are still empty.
+# The beginning of a stream is not measured: TCP starts slowly, and buffers are empty.
 _STREAM_SKIP_S = 0.1
 
 _TOKEN_S = 2.0
@@ -37,7 +37,7 @@ _CALL_S = 30.0
 _BACKLOG = 128
 _CHUNK_BYTES = 1 << 18
 _TRIES = 20
-# Linger for 0 s: a connection that the caller has not closed is reset, and leaves nothing behind on the port.
+# Linger for 0 s: a connection that the caller has not closed is reset, so the port has no TIME_WAIT.
 _RESET = struct.pack("ii", 1, 0)
 _ERRORS = {
     errno.ECONNREFUSED: "refused",
@@ -51,17 +51,17 @@ _PATH_MTU = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.I
 _TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
 _CHUNK = bytes(1 << 17)
 _MAX_PINGS = 100
-# Not timed: caches, and the congestion window of a new connection.
+# The first round trips are not timed: they warm up caches and the congestion window.
 _WARM_PINGS = 5
 _NS_PER_US = 1000
 
 
 class PeerConnection(ABC):
-    """One connection, served as a generator that yields what it waits for.
+    """One connection, served by a generator that yields the event it waits for.
 
     Args:
-        sock: becomes non-blocking, and is closed when the connection is over.
-        deadline: when it must be over, on the monotonic clock.
+        sock: becomes non-blocking, and is closed at the end.
+        deadline: latest end, on the monotonic clock.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -73,31 +73,31 @@ class PeerConnection(ABC):
 
     @abstractmethod
     def steps(self) -> Iterator[int]:
-        """What happens, yielding _READ or _WRITE where the socket has to be ready first. Raises OSError, EOFError."""
+        """Serve the connection; yields _READ or _WRITE to wait for the socket. Raises OSError, EOFError."""
 
     @abstractmethod
     def over(self, error: Optional[Exception]) -> None:
-        """Told once at the end: None is a good one; TimeoutError says that the deadline has passed."""
+        """Called once at the end. The error is None after success, and TimeoutError after the deadline."""
 
 
 class Connections:
-    """All connections of a verb, served side by side in one thread, and what else it waits for."""
+    """Serves all connections of a verb in one thread, and watches its other inputs."""
 
     def __init__(self) -> None:
         self._selector = selectors.PollSelector()
         self._open: list[PeerConnection] = []
 
     def watch(self, source: Union[int, socket.socket], ready: Callable[[], None]) -> None:
-        """Call `ready` whenever there is something to read."""
+        """Call `ready` whenever `source` is readable."""
         self._selector.register(source, _READ, ready)
 
     def begin(self, connection: PeerConnection) -> None:
-        """Serve one more."""
+        """Serve one more connection."""
         self._open.append(connection)
         self._advance(connection)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait at most that long for something to happen, and let it go on; end what has passed its deadline."""
+        """Wait for events, at most `timeout_s`, and handle them; end connections that have passed their deadlines."""
         for key, _ in self._selector.select(timeout_s):
             if not isinstance(key.data, PeerConnection):
                 key.data()
@@ -108,7 +108,7 @@ class Connections:
             self._end(connection, TimeoutError())
 
     def close(self) -> None:
-        """End all of them."""
+        """End all connections."""
         for connection in list(self._open):
             self._end(connection, TimeoutError())
         self._selector.close()
@@ -143,9 +143,9 @@ class ClientConnection(PeerConnection):
     """One connection to a listener; `result` is its record at the end.
 
     Args:
-        target: where to: `addr`, an IP address, and `port`.
-        token: what the listener wants to hear.
-        timeout_s: how long it may take.
+        target: `addr`, an IP address, and `port`.
+        token: the listener's token.
+        timeout_s: seconds that the connection may take.
     """
 
     def __init__(self, target: Record, token: str, timeout_s: float) -> None:
@@ -186,7 +186,7 @@ class ClientConnection(PeerConnection):
         if error is None:
             return None
         if self._connected_ms is not None:
-            # The connection was made: who then resets it, closes it or keeps silent is somebody else.
+            # The connection was accepted, but not by our listener, which would have answered.
             return _WRONG
         if isinstance(error, TimeoutError) and error.errno is None:
             return "timed out"
@@ -198,12 +198,12 @@ class ClientConnection(PeerConnection):
 
 
 class ConnectionAttempt(ClientConnection):
-    """Connects, says the token, compares the answer; where `whole` is asked for, sends more than a packet holds."""
+    """Connects, sends the token, and compares the answer; with `whole`, also sends more than one packet."""
 
     _answered = False
 
     def steps(self) -> Iterator[int]:
-        """Greet; send a payload and hear that it came."""
+        """Greet; with `whole`, send a payload and wait until the listener confirms it."""
         self._found = {"path_mtu": None}
         whole = bool(self._target.get("whole"))
         yield from self._greet(b"whole" if whole else b"hello")
@@ -221,13 +221,13 @@ class ConnectionAttempt(ClientConnection):
 
 
 class TimedStream(ClientConnection):
-    """Sends for a moment; the listener tells what arrived after the beginning."""
+    """Sends for a moment; the listener reports the bytes that arrived after the beginning."""
 
     def steps(self) -> Iterator[int]:
-        """Greet; send for the time that was asked for; hear how much arrived in which time."""
+        """Greet; send for the requested time; read how many bytes arrived in which time."""
         self._found = {"size_bytes": None, "time_s": None}
         yield from self._greet(b"stream")
-        # Little is kept waiting in the kernel, so that the stream ends soon after its time.
+        # Keep the kernel's send queue short, so that the stream ends in time.
         self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, len(_CHUNK))
         end = time.monotonic() + _STREAM_SKIP_S + float(self._target["seconds"])
         while time.monotonic() < end:
@@ -241,12 +241,12 @@ class TimedStream(ClientConnection):
 
 
 class Ping(ClientConnection):
-    """Sends a small message to and fro, one after the other, and times each; what both agents take is part of it."""
+    """Times round trips of small messages, one after the other; the time of both agents is included."""
 
     _greeted = False
 
     def steps(self) -> Iterator[int]:
-        """Greet; as many round trips as were asked for, at most 100."""
+        """Greet; make the requested number of round trips, at most 100."""
         times_us: list[float] = []
         self._found = {"times_us": times_us}
         yield from self._greet(b"ping")
@@ -282,8 +282,8 @@ class Listener:
     """Listens on ports of one address.
 
     Args:
-        connections: where its callers are served.
-        token: what they must know.
+        connections: serves the callers.
+        token: the token that callers must know.
         addr: IP address.
     """
 
@@ -294,7 +294,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
 
     def open(self, port: int) -> Optional[str]:
-        """Open one port; the reason where it cannot be."""
+        """Open one port; returns the reason if that fails."""
         opened = listen(self._addr, port)
         if isinstance(opened, str):
             return opened
@@ -303,7 +303,7 @@ class Listener:
         return None
 
     def open_ephemeral(self, count: int) -> list[int]:
-        """Open free ports, spread over the range from which the kernel takes those of outgoing connections."""
+        """Open free ports, spread over the range of ephemeral ports; returns them."""
         first, last = read_port_range()
         size = (last - first + 1) // max(1, count)
         opened = []
@@ -321,14 +321,14 @@ class Listener:
             opened.close()
 
     def _accept(self, opened: socket.socket) -> None:
-        # It may have been closed again before we got to it.
+        # The caller may already have closed it.
         with contextlib.suppress(OSError):
             accepted, _ = opened.accept()
             self._connections.begin(_Caller(accepted, self._token))
 
 
 class _Caller(PeerConnection):
-    """Hears `TOKEN WORD`, answers, and does what the word says. Who does not know the token hears nothing."""
+    """Reads `TOKEN WORD`, answers, and does what the word says. A caller with a wrong token gets no answer."""
 
     def __init__(self, accepted: socket.socket, token: bytes) -> None:
         self._token = token
@@ -347,7 +347,7 @@ class _Caller(PeerConnection):
             yield from self._hear_stream()
         elif word == b"ping":
             yield from self._hear_pings()
-        # Who was answered closes first: the port that waits out the connection (TIME_WAIT) is then not ours.
+        # Let the caller close first, so that TIME_WAIT is not on our port.
         while True:
             yield _READ
             if not self.socket.recv(1):
@@ -389,14 +389,14 @@ class _Caller(PeerConnection):
             if first:
                 size_bytes += count
             elif last - began >= _STREAM_SKIP_S:
-                # What this reading brought had arrived before it: it only sets the time.
+                # These bytes arrived before `last`, so they do not count: they only start the clock.
                 first = last
         answer = json.dumps({"size_bytes": size_bytes, "time_s": last - first if first else 0.0}).encode() + b"\n"
         yield from _write_all(self.socket, answer)
 
 
 def listen(addr: str, port: int) -> Union[socket.socket, str]:
-    """A socket that listens there and does not block; the reason where it cannot."""
+    """A non-blocking listening socket; the reason if that fails."""
     opened = socket.socket(address_family(addr), socket.SOCK_STREAM)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -412,12 +412,12 @@ def listen(addr: str, port: int) -> Union[socket.socket, str]:
 
 
 def _read_line(sock: socket.socket) -> Generator[int, None, bytes]:
-    """Read one line, byte by byte so that nothing after it is taken; the generator's value is the line."""
+    """Read one line, byte by byte to leave everything after it; the generator returns the line."""
     line = b""
     while not line.endswith(b"\n"):
         yield _READ
         with contextlib.suppress(BlockingIOError):
-            # The lines are short, and come once a connection.
+            # Single bytes are fast enough: a connection has few lines, and they are short.
             while not line.endswith(b"\n"):
                 byte = sock.recv(1)
                 line += byte
@@ -427,7 +427,7 @@ def _read_line(sock: socket.socket) -> Generator[int, None, bytes]:
 
 
 def _write_all(sock: socket.socket, data: bytes) -> Iterator[int]:
-    """Write all of it; nothing is waited for as long as the kernel takes it."""
+    """Write all data; waits only if the kernel's buffer is full."""
     rest = memoryview(data)
     while rest:
         with contextlib.suppress(BlockingIOError):
@@ -445,7 +445,7 @@ _CALLS: dict[str, Callable[[Record, str, float], ClientConnection]] = {
 
 
 def run(request: Record, channel: Channel) -> None:
-    """One record `listening`; one named like it for each order; `ended` when the ports are closed."""
+    """The verb `connectivity`: emits `listening`, then `attempts` or `streams` for each order, then `ended`."""
     connections = Connections()
     listener = Listener(connections, request["token"], request["addr"])
     failed = {port: why for port in request["ports"] for why in [listener.open(port)] if why is not None}
@@ -461,7 +461,7 @@ def run(request: Record, channel: Channel) -> None:
 
 
 class _Orders:
-    """What the controller asks to be tried."""
+    """Executes the controller's orders to connect."""
 
     def __init__(self, connections: Connections, channel: Channel, token: str) -> None:
         self._connections = connections
@@ -471,7 +471,7 @@ class _Orders:
         self._over = False
 
     def serve(self, deadline: float) -> None:
-        """Until the end is asked for, stdin ends or `deadline`, on the monotonic clock, has passed."""
+        """Serve until the controller orders the end, stdin ends, or the monotonic clock passes `deadline`."""
         self._connections.watch(_STDIN, self._read)
         while not self._over and not self._channel.closed and time.monotonic() < deadline:
             self._connections.turn(_POLL_S)

@@ -1,6 +1,6 @@
-"""Manifest: the files, directories and links of the paths that are copied, and the blocks of the files.
+"""The files, directories and links of the paths that are copied, and the blocks of the files.
 
-The source makes it from its disk. A receiver makes it of what it was sent, and refuses what would lie elsewhere.
+The source makes a manifest from its disk. A receiver parses the one it was sent, and refuses names outside the paths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..channel import AgentError
 
 BLOCK_BYTES = 4 << 20
 DIGEST_BYTES = hashlib.sha256().digest_size
-# What has come is kept under such a name until all has come.
+# Suffix of the names under which arriving files are staged.
 STAGING = ".multinode-copy"
 
 _MOST_ENTRIES = 1_000_000
@@ -27,7 +27,7 @@ _FILE, _DIRECTORY, _LINK = "f", "d", "l"
 
 
 class File(NamedTuple):
-    """One file: the index of its path and its name below it, empty where the path itself is the file."""
+    """One file: the index of its path, and its name below the path, which is empty if the path itself is the file."""
 
     root: int
     name: str
@@ -38,29 +38,29 @@ class File(NamedTuple):
 
     @property
     def blocks(self) -> range:
-        """Its blocks; none if it is empty."""
+        """Numbers of its blocks; none if it is empty."""
         return range(self.first_block, self.first_block - (-self.size_bytes // BLOCK_BYTES))
 
 
 class Manifest:
-    """What is copied.
+    """The list of what is copied.
 
     Args:
-        data: as it is sent: JSON with `roots` (a mode, or null if the path is a file) and `entries`.
+        data: JSON with `roots` (the mode of a directory, or null for a file) and `entries`.
 
     Raises:
-        AgentError: it cannot be read, or names something outside of its paths.
+        AgentError: the data cannot be read, or names something outside the paths.
     """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.files: list[File] = []
-        self.directories: list[tuple[int, str, int]] = []  # path, name and mode, each below those before it
-        self.links: list[tuple[int, str, str]] = []  # path, name and text
+        self.directories: list[tuple[int, str, int]] = []  # index of the path, name and mode, parents first
+        self.links: list[tuple[int, str, str]] = []  # index of the path, name and target
         self.block_count = 0
         try:
             content = json.loads(data)
-            # of each path the mode of the directory; None if it is a file
+            # mode of each path that is a directory; None for a file
             self.roots = [None if mode is None else _number(mode, _MODE) for mode in content["roots"]]
             entries = content["entries"]
             seen: set[tuple[int, str]] = set()
@@ -78,11 +78,11 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files together."""
         return sum(file.size_bytes for file in self.files)
 
     def place(self, block: int) -> tuple[File, int, int]:
-        """The file of a block, where it starts there, and its size in bytes."""
+        """The file of a block, the block's offset in it, and its size in bytes."""
         file = self._filled[bisect.bisect_right(self._firsts, block) - 1]
         offset = (block - file.first_block) * BLOCK_BYTES
         return file, offset, min(BLOCK_BYTES, file.size_bytes - offset)
@@ -94,7 +94,7 @@ class Manifest:
         return {name for of, name in named if of == root}
 
     def _check_name(self, root: int, name: str, seen: set[tuple[int, str]], folders: set[tuple[int, str]]) -> str:
-        """The name, if it lies below its path, in a directory that was named before, and was not named itself."""
+        """Check that a name is new, and below its path in a directory that came before; returns the name."""
         parts = name.split("/")
         if self.roots[root] is None:
             good = not name
@@ -135,14 +135,14 @@ def _is_elsewhere(part: str) -> bool:
 
 
 def is_staging(name: str) -> bool:
-    """Whether such a name is what a copy keeps until it is whole."""
+    """Whether the name is that of a copy's staging directory."""
     return name.startswith(".") and name.endswith(STAGING)
 
 
 def stays_below(text: str, depth: int) -> bool:
-    """Whether a link with this text, in a directory so deep below a path, leads to somewhere below that path.
+    """Whether a link with this target, `depth` directories below a path, leads to somewhere below that path.
 
-    `..` counts at its beginning alone: behind a name, which may be a link, it leads to where nobody has looked.
+    `..` is only allowed at the beginning: after a name, which may itself be a link, it could lead anywhere.
     """
     parts = text.split("/")
     ups = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
@@ -150,27 +150,27 @@ def stays_below(text: str, depth: int) -> bool:
 
 
 def make_manifest(paths: Sequence[str]) -> Manifest:
-    """What stands at these paths of the source."""
+    """Manifest of what exists at these paths of the source."""
     entries = [entry for root, path in enumerate(paths) for entry in list_entries(root, path)]
     modes = [os.stat(path).st_mode & _MODE if os.path.isdir(path) else None for path in paths]
-    # Names that are not UTF-8 carry lone surrogates, which ASCII spells out.
+    # File names that are not UTF-8 contain lone surrogates, which JSON in ASCII can hold.
     return Manifest(json.dumps({"roots": modes, "entries": entries}, separators=(",", ":")).encode())
 
 
 def list_entries(root: int, top: str) -> Iterator[list[Any]]:
-    """The entries of one path, as a manifest has them: a directory before what is in it, names in their order.
+    """Entries of one path for a manifest: a directory before its content, names sorted.
 
-    A link that stays below the path is a link; of others, what they lead to is taken.
+    A link that stays below the path is kept as a link; other links are followed.
 
     Raises:
-        AgentError: it holds too much, something that is no file, or a link to nowhere or to a directory above it.
-        OSError: it cannot be read.
+        AgentError: there are too many files, a special file, or a link to nowhere or to a directory above it.
+        OSError: the path cannot be read.
     """
     status = os.stat(top)
     if stat.S_ISREG(status.st_mode):
         yield _file(root, "", status)
         return
-    # Name, path, the directories that it lies in, and how many names ago a link was followed.
+    # Name, path, identities of the directories above, and how many directories ago a link was followed.
     waiting: list[tuple[str, str, tuple[tuple[int, int], ...], int]] = [("", top, (_identity(status),), 0)]
     count = 0
     while waiting:
@@ -214,7 +214,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def digest_entries(entries: Iterable[list[Any]]) -> tuple[int, int, str]:
-    """Number of files, their bytes, and a digest of names, kinds, sizes and texts of links: content is not read."""
+    """Number of files, their bytes, and a digest of names, kinds, sizes and link targets; content is not read."""
     files, size_bytes, digest = 0, 0, hashlib.sha256()
     for _, kind, name, *rest in sorted(entries, key=lambda entry: str(entry[2])):
         files += kind == _FILE
@@ -232,15 +232,15 @@ _TO_FLAGS = bytes.maketrans(b"01", b"\0\1")
 
 
 def pack_flags(flags: Flags) -> bytes:
-    """As bits."""
+    """Pack flags into bits."""
     return int(b"0" + flags.translate(_TO_DIGITS), 2).to_bytes(len(flags) // 8 + 1, "big")
 
 
 def unpack_flags(data: bytes, count: int) -> bytearray:
-    """The reverse.
+    """Unpack `count` flags of `pack_flags`.
 
     Raises:
-        ValueError: there are more of them.
+        ValueError: the data has more flags.
     """
     bits = int.from_bytes(data, "big")
     if bits.bit_length() > count:

@@ -1,7 +1,7 @@
-"""The verbs `look` and `copy`: what stands at a path, and this node's place in the chain that a copy goes along.
+"""The verbs `look`, `copy` and `relay`: what exists at a path, and this node's part in the chain of a copy.
 
-A node receives from the one before it, keeps each block once its digest is right, and passes it on to the next one.
-Orders of the controller come on stdin; its end ends all.
+A node receives from the previous one, keeps each block whose digest is right, and passes it on to the next one. Orders
+of the controller come on stdin; the end of stdin ends the copy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .wire import Credentials, OpenPort, PeerError, Wire, call
 _TELL_S = 0.25
 _MOST_MANIFEST_BYTES = 256 << 20
 _BLOCK_HEAD = struct.Struct(f">Q{DIGEST_BYTES}s")
-# One is sent or kept, one read or received, one waits between.
+# Buffers: one is sent or written, one is read or received, and one waits in between.
 _BUFFERS = 3
 _RELAY_BYTES = 1 << 17
 _STDIN = 0
@@ -48,7 +48,10 @@ _Item = tuple[int, bytes, memoryview, bytearray]
 
 
 def look(request: Record, channel: Channel) -> None:
-    """One record `looked` with what stands at each of `paths`, relative ones below `cwd`; content is not read."""
+    """The verb `look`: emits `looked` with what exists at each path; relative paths start at `cwd`.
+
+    The content of files is not read.
+    """
     cwd = request.get("cwd")
     home = os.path.realpath(os.path.expanduser("~"))
     channel.emit({"kind": "looked", "paths": [_look(path, cwd, home) for path in request["paths"]]})
@@ -60,7 +63,7 @@ def _look(path: str, cwd: Optional[str], home: str) -> Record:
         return {"path": path, "refused": "the directory of the job is not there"}
     full = os.path.abspath(os.path.join(cwd or "/", expanded))
     look: Record = {"path": path, "full": full, "exists": os.path.exists(full)}
-    # What would take the home directory, and all keys in it, along.
+    # A copy of it would include the home directory, with all of its keys.
     if os.path.commonpath([home, os.path.realpath(full)]) == os.path.realpath(full):
         look["refused"] = "it holds the home directory"
     elif look["exists"]:
@@ -73,17 +76,20 @@ def _look(path: str, cwd: Optional[str], home: str) -> Record:
 
 def run(request: Record, channel: Channel) -> None:
     """Take part in a copy; see the agent protocol."""
-    # What is not for all to read is made so by its mode.
+    # Directories get the user's own umask. The copy then sets the modes of the source.
     os.umask(channel.umask)
     _Session(request, channel).serve()
 
 
 class _ClosedError(Exception):
-    """The copy is broken off."""
+    """The copy was aborted."""
 
 
 class _Session:
-    """What the threads of a copy share: one receives, one keeps, one reads ahead, one sends, and this one talks."""
+    """State that the threads of a copy share.
+
+    One receives, one writes, one reads ahead, one sends, and the main thread talks to the controller.
+    """
 
     def __init__(self, request: Record, channel: Channel) -> None:
         self._channel = channel
@@ -91,9 +97,9 @@ class _Session:
         self._addr: str = request["addr"]
         self._delete = bool(request.get("delete"))
         self._credentials = Credentials(request["certificate"], request["key"], request["token"])
-        # The source has none.
+        # The source has no listener.
         self._listener = None if request["source"] else OpenPort(self._addr)
-        # Guards all below.
+        # Guards all fields below.
         self._changed = threading.Condition()
         self._store: Optional[Store] = None
         self._digests: Optional[bytes] = None
@@ -107,7 +113,7 @@ class _Session:
         self._records: list[Record] = []
 
     def serve(self) -> None:
-        """Until all is copied, something failed, or stdin ends."""
+        """Serve until everything is copied, something failed, or stdin ends."""
         self._channel.emit({"kind": "listening", "port": self._listener.port if self._listener is not None else None})
         self._working = {"receiver", "sender"}
         if self._listener is None:
@@ -137,7 +143,7 @@ class _Session:
         self._changed.notify_all()
 
     def _start(self, name: str, peer: str, work: Callable[[], None]) -> None:
-        """Do it in a thread of its own. What goes wrong is told: here, or with the peer before or behind this node."""
+        """Run `work` in a thread; a failure is recorded as one of this node, or of `peer`."""
 
         def guarded() -> None:
             trouble: Optional[Record] = None
@@ -153,7 +159,7 @@ class _Session:
             with self._changed:
                 if trouble is not None:
                     self._records.append({"kind": "trouble", **trouble})
-                    # Who cannot send goes on receiving.
+                    # A node that cannot send continues to receive.
                     goes_on = trouble["where"] == "downstream" and self._listener is not None
                     self._is_closed = self._is_closed or not goes_on
                 self._working.discard(name)
@@ -166,7 +172,7 @@ class _Session:
             self._records.append(record)
 
     def _await(self, ready: Callable[[], bool], pinged: Optional[Wire] = None) -> None:
-        """Wait until something has come about; a peer is told meanwhile that we are there."""
+        """Wait until `ready` is true; `pinged` gets pings meanwhile."""
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: ready() or self._is_closed, wire.PING_S):
@@ -181,7 +187,7 @@ class _Session:
             self._hashed_bytes += size_bytes
 
     def _lead(self) -> None:
-        """The source: list the files, tell digests of blocks that others may have."""
+        """Work of the source: list the files, then hash the blocks that other nodes may have."""
         store = Store(make_manifest(self._paths), self._paths)
         with self._changed:
             self._store = store
@@ -196,7 +202,7 @@ class _Session:
             self._changed.notify_all()
 
     def _receive(self) -> None:
-        """Any other node: compare, receive, and put in place."""
+        """Work of any other node: compare, receive, and put the files in place."""
         if self._listener is None:
             return
         upstream = self._listener.accept(self._credentials)
@@ -223,13 +229,13 @@ class _Session:
         self._keep_all(upstream, target)
         target.finish(delete=self._delete)
         self._tell({"kind": "copied", "digest": target.whole_digest(), "extra": target.extra})
-        # All is here, whoever is gone by now.
+        # The copy is complete here, even if the previous node is gone.
         with contextlib.suppress(PeerError):
             upstream.send(wire.COPIED)
         upstream.close()
 
     def _keep_all(self, upstream: Wire, target: CopyTarget) -> None:
-        """Receive blocks, and keep each in another thread while the next one comes."""
+        """Receive blocks; another thread writes each while the next one arrives."""
         empty: queue.Queue[bytearray] = queue.Queue()
         full: queue.Queue[Optional[_Item]] = queue.Queue()
         for _ in range(_BUFFERS):
@@ -270,7 +276,7 @@ class _Session:
             raise PeerError("it sent less than it has")
 
     def _take(self, queued: queue.Queue[Any], peer: Wire) -> Any:
-        """The next item, whenever it comes; the peer is told meanwhile that we are there."""
+        """Wait for the next item of a queue; the peer gets pings meanwhile."""
         while not self._is_closed:
             with contextlib.suppress(queue.Empty):
                 return queued.get(timeout=wire.PING_S)
@@ -278,7 +284,7 @@ class _Session:
         raise _ClosedError
 
     def _send(self) -> None:
-        """Pass on to the next node what it lacks."""
+        """Send the next node the blocks that it lacks."""
         self._await(lambda: self._next is not None)
         if not self._next:
             return
@@ -320,7 +326,7 @@ class _Session:
         empty: queue.Queue[bytearray],
         full: queue.Queue[Optional[_Item]],
     ) -> None:
-        """Read the blocks that the next node lacks, each as soon as it is here, while the one before is sent."""
+        """Read the blocks that the next node lacks, each as soon as it is here, while the previous one is sent."""
         for block in (block for block, has in enumerate(have) if not has):
             self._await(lambda block=block: bool(store.has[block]))  # type: ignore[misc]
             buffer = empty.get()
@@ -332,10 +338,10 @@ class _Session:
 
 
 def relay(request: Record, channel: Channel) -> None:
-    """Carry bytes between the controller and a port of this node; what they hold is for their two ends alone.
+    """The verb `relay`: carries bytes between the controller and a port of this node, without looking at them.
 
     Raises:
-        AgentError: nobody listens there.
+        AgentError: the port cannot be reached.
     """
     try:
         sock = socket.create_connection((request["addr"], request["port"]), wire.IDLE_S)

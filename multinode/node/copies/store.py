@@ -1,7 +1,7 @@
-"""Store: the files of a copy on this node, those that it had and those that come. A path appears when it is whole.
+"""The files of a copy on this node: files that it had, and files that arrive. A path appears when it is complete.
 
-What comes lies in a directory of its own beside the path, or in it if the path is there already, and stays there if the
-copy is broken off: the next one sends the rest.
+Arriving files are staged in a directory beside the path, or inside it if the path exists. They stay there if the copy
+is aborted, and the next copy sends the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOCK = "lock"
 
 
 class _StagedPath(NamedTuple):
-    """One path on this node: where it is, and where that lies which comes."""
+    """One path on this node: its final place, and the directory where its arriving files are staged."""
 
     final: str
     staging: str
@@ -38,7 +38,7 @@ class _StagedPath(NamedTuple):
 
 
 def _find_place(path: str) -> _StagedPath:
-    # The path itself may be a link of the user's, to another disk.
+    # The path itself may be a symbolic link to another disk.
     final = os.path.realpath(path)
     if os.path.isdir(final):
         return _StagedPath(final, os.path.join(final, STAGING))
@@ -47,11 +47,11 @@ def _find_place(path: str) -> _StagedPath:
 
 
 class Store:
-    """The files that a manifest names. The source has all of them.
+    """The files of a manifest on the source, which has all of them.
 
     Args:
-        manifest: of the source.
-        paths: absolute, one for each of its roots.
+        manifest: the source's manifest.
+        paths: absolute paths, one for each root of the manifest.
     """
 
     def __init__(self, manifest: Manifest, paths: Sequence[str]) -> None:
@@ -59,15 +59,15 @@ class Store:
             raise AgentError("refused: the list of files has other paths than were asked for")
         self.manifest = manifest
         self.places = [_find_place(path) for path in paths]
-        self.has = bytearray(b"\1" * manifest.block_count)  # by block, whether it is here and is what the source has
-        # of all blocks, one after the other; only those that are known count
+        self.has = bytearray(b"\1" * manifest.block_count)  # by block, whether it is here and equal to the source's
+        # digests of all blocks in order; zeros where a digest is unknown
         self.digests = bytearray(DIGEST_BYTES * manifest.block_count)
 
     def read(self, block: int, buffer: memoryview) -> memoryview:
-        """Read one block into a buffer; the part of it that it fills.
+        """Read one block into a buffer; returns the part of the buffer that it fills.
 
         Raises:
-            AgentError: the file is not what it was.
+            AgentError: the file has changed.
         """
         file, offset, size_bytes = self.manifest.place(block)
         view = buffer[:size_bytes]
@@ -84,18 +84,18 @@ class Store:
         return view
 
     def digest(self, block: int) -> memoryview:
-        """Of one block, as the source has it."""
+        """The source's digest of one block."""
         return memoryview(self.digests)[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
 
     def hash(self, flags: Flags, hashed: Callable[[int], None]) -> bytearray:
-        """The digests of the blocks with a flag, at their places among those of all blocks.
+        """Hash the blocks that have a flag; returns digests of all blocks, zeros for the others.
 
         Args:
             flags: by block.
-            hashed: is told the size of each.
+            hashed: called with the size of each hashed block in bytes.
 
         Raises:
-            AgentError, OSError: one cannot be read.
+            AgentError, OSError: a block cannot be read.
         """
         digests = bytearray(len(self.digests))
         errors: list[Exception] = []
@@ -104,7 +104,7 @@ class Store:
         def work() -> None:
             buffer = memoryview(bytearray(BLOCK_BYTES))
             try:
-                # One iterator of a list serves all threads.
+                # All threads take blocks from one iterator; that of a list is safe to share.
                 for block in blocks:
                     view = self.read(block, buffer)
                     digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES] = hashlib.sha256(view).digest()
@@ -123,11 +123,11 @@ class Store:
         return digests
 
     def whole_digest(self) -> str:
-        """Of all that is copied: names, modes, links and content; every block is known."""
+        """Digest of the whole copy: names, modes, links and content. Every block's digest must be known."""
         return hashlib.sha256(self.manifest.data + self.digests).hexdigest()
 
     def path(self, file: File) -> str:
-        """Where a file lies in the end."""
+        """Final path of a file."""
         return _join(self.places[file.root].final, file.name)
 
     def _open(self, file: File) -> int:
@@ -138,24 +138,23 @@ class Store:
 
 
 class CopyTarget(Store):
-    """A receiver's.
+    """The files of a manifest on a receiver.
 
     Attributes:
-        received_bytes: written so far.
-        extra: files that the source does not have; removed if that was asked for.
+        extra: number of files that the source does not have; `finish` removes them if asked.
     """
 
     def __init__(self, manifest: Manifest, paths: Sequence[str]) -> None:
         super().__init__(manifest, paths)
         self.has = bytearray(manifest.block_count)
         self.extra = 0
-        # Files that stand in their place as they are, and the bytes of others that have come before.
+        # Files that are in place and equal to the source's; then bytes of others that an earlier copy has staged.
         self._equal: set[File] = set()
         self._staged: dict[File, int] = {}
         self._locked: set[_StagedPath] = set()
 
     def find_candidates(self) -> bytearray:
-        """The blocks for which there is something here, by block; nothing is written."""
+        """Flags of the blocks that may already be here; writes no data."""
         self._check()
         for place in self.places:
             if os.path.isdir(place.staging):
@@ -175,12 +174,12 @@ class CopyTarget(Store):
         return flags
 
     def compare(self, own: bytearray, flags: Flags, theirs: bytes) -> None:
-        """Take what is equal to what the source has.
+        """Find the blocks and files that are equal to the source's.
 
         Args:
-            own: digests of the candidates.
-            flags: blocks whose digests the source has told, and no others.
-            theirs: these digests, one after the other.
+            own: our digests of the candidates.
+            flags: the blocks whose digests the source has sent.
+            theirs: the source's digests of these blocks, in order.
         """
         for number, block in enumerate(block for block, flag in enumerate(flags) if flag):
             digest = theirs[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
@@ -193,14 +192,14 @@ class CopyTarget(Store):
             if all(mine):
                 self._equal.add(file)
             else:
-                # It is written anew, beside the one that stands there until then.
+                # The whole file is written again, beside the old one, which stays until the copy is complete.
                 self.has[file.blocks.start : file.blocks.stop] = bytes(len(mine))
 
     def needs(self) -> list[Record]:
-        """By file system: what will be written to it, and what is free.
+        """Bytes that will be written to each file system, and bytes that are free there.
 
         Raises:
-            AgentError: it cannot be written.
+            AgentError: a directory cannot be written.
         """
         needs: dict[int, Record] = {}
         for root, place in enumerate(self.places):
@@ -216,7 +215,7 @@ class CopyTarget(Store):
         return list(needs.values())
 
     def is_whole(self) -> bool:
-        """Whether nothing is to be written, as all stands in its place."""
+        """Whether everything is in place already, so nothing has to be written."""
         places = ((_join(self.places[root].final, name), text) for root, name, text in self.manifest.links)
         links = all(_read_link(path) == text for path, text in places)
         named = [(root, name) for root, name, _ in self.manifest.directories]
@@ -225,7 +224,7 @@ class CopyTarget(Store):
         return links and folders and len(self._equal) == len(self.manifest.files)
 
     def prepare(self) -> None:
-        """Make room for what comes, and keep others out."""
+        """Create and lock the staging directories, and remove leftovers of other copies."""
         for root, place in enumerate(self.places):
             os.makedirs(os.path.dirname(place.staging), exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -234,10 +233,10 @@ class CopyTarget(Store):
             self._clear(root, place)
 
     def write(self, block: int, digest: bytes, data: memoryview) -> None:
-        """Keep one block, which is what the source has.
+        """Write one received block to its staged file.
 
         Raises:
-            AgentError: it is not, or nobody asked for it.
+            AgentError: the data does not match the digest, or the block was not requested.
             OSError: it cannot be written.
         """
         if block >= self.manifest.block_count or self.has[block]:
@@ -256,13 +255,13 @@ class CopyTarget(Store):
         self.has[block] = 1
 
     def finish(self, *, delete: bool) -> None:
-        """Put all in its place.
+        """Put everything in place.
 
         Args:
-            delete: whether files that the source does not have are removed.
+            delete: whether to remove files that the source does not have.
         """
         for file in self._equal:
-            # Where it is somebody else's, its content counts.
+            # We may not own the file; its content is right all the same.
             with contextlib.suppress(OSError):
                 _set_metadata(file, os.open(self.path(file), os.O_RDONLY | os.O_NOFOLLOW))
         if self.is_whole():
@@ -274,7 +273,7 @@ class CopyTarget(Store):
                 _set_metadata(file, self._create(file))
         for root, place in enumerate(self.places):
             is_new = self.manifest.roots[root] is not None and not os.path.isdir(place.final)
-            # A directory that is new appears with all that is in it; in one that is there, file by file.
+            # A new directory appears complete; in an existing one, files are replaced one by one.
             self._make_tree(root, place.tree if is_new else place.final, place)
             _sync(place.staging)
             if is_new or self.manifest.roots[root] is None:
@@ -287,7 +286,7 @@ class CopyTarget(Store):
             _sync(os.path.dirname(place.final))
 
     def _lock(self, place: _StagedPath) -> None:
-        """Keep others out until this process ends."""
+        """Lock a staging directory until this process ends."""
         if place in self._locked:
             return
         status = os.lstat(place.staging)
@@ -304,7 +303,7 @@ class CopyTarget(Store):
         self._locked.add(place)
 
     def _make_tree(self, root: int, top: str, place: _StagedPath) -> None:
-        """Directories and links, below what is new or what is there."""
+        """Make the directories and links of one root below `top`."""
         mode = self.manifest.roots[root]
         if mode is None:
             return
@@ -314,7 +313,7 @@ class CopyTarget(Store):
             if not is_there:
                 os.mkdir(path)
             if not is_there or top == place.tree:
-                # What comes has to be put into it.
+                # We must be able to put files into it.
                 os.chmod(path, mode | _OWN)
         for of, name, text in self.manifest.links:
             path = _join(top, name)
@@ -329,7 +328,7 @@ class CopyTarget(Store):
                 os.replace(self._staged_path(file), self.path(file))
 
     def _sweep(self, root: int, place: _StagedPath, *, delete: bool) -> None:
-        """Count, and perhaps remove, what the source does not have."""
+        """Count files that the source does not have, and remove them if `delete` is set."""
         names = self.manifest.names(root)
         for folder, folders, files in os.walk(place.final):
             below = os.path.relpath(folder, place.final)
@@ -350,7 +349,7 @@ class CopyTarget(Store):
                         os.remove(path)
 
     def _check(self) -> None:
-        """Nothing stands in the way, and nothing leads out of the path."""
+        """Check that no file is where a directory must be or the reverse, and that no link leads out of the path."""
         folders = [(self.places[root].final, mode is not None) for root, mode in enumerate(self.manifest.roots)]
         folders += [(_join(self.places[root].final, name), True) for root, name, _ in self.manifest.directories]
         files = [self.path(file) for file in self.manifest.files]
@@ -365,7 +364,7 @@ class CopyTarget(Store):
             )
 
     def _clear(self, root: int, place: _StagedPath) -> None:
-        """Remove what an earlier copy of something else has left."""
+        """Remove staged files that belong to another copy."""
         wanted = {self._staged_path(file): file for file in self.manifest.files if file.root == root}
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(place.staging, "link"))
@@ -386,7 +385,7 @@ class CopyTarget(Store):
             return os.open(path, flags, 0o600)
 
     def _open(self, file: File) -> int:
-        """What has come may be put in its place meanwhile."""
+        """Open a staged file, or the final one, since it may be moved there meanwhile."""
         staged = self._staged_path(file)
         for path in (staged, self.path(file)):
             with contextlib.suppress(FileNotFoundError):
@@ -394,7 +393,7 @@ class CopyTarget(Store):
         return os.open(staged, os.O_RDONLY)
 
     def _has_changed(self, file: File, status: os.stat_result) -> bool:
-        # Its blocks are compared, each on its own.
+        # A receiver compares each block by its digest instead.
         del file, status
         return False
 
@@ -403,7 +402,7 @@ class CopyTarget(Store):
 
 
 def _set_metadata(file: File, descriptor: int) -> None:
-    """Mode and time of an open file, as the source has them; it is closed."""
+    """Set mode and time of an open file to the source's, and close it."""
     try:
         os.fchmod(descriptor, file.mode)
         os.utime(descriptor, ns=(file.mtime_ns, file.mtime_ns))
@@ -422,12 +421,12 @@ def _kind(path: str) -> str:
 
 
 def _read_link(path: str) -> Optional[str]:
-    """The text of a link; None if it is none."""
+    """The target of a symbolic link; None if the path is not a link."""
     return os.readlink(path) if os.path.islink(path) else None
 
 
 def _regular(look: Callable[[str], os.stat_result], path: str) -> Optional[os.stat_result]:
-    """A regular file's; None if there is none."""
+    """The status of a regular file; None if there is none."""
     try:
         kept = look(path)
     except OSError:
@@ -436,7 +435,7 @@ def _regular(look: Callable[[str], os.stat_result], path: str) -> Optional[os.st
 
 
 def _files_below(top: str) -> Iterator[str]:
-    """All but directories, the top itself included; directories that are empty by then are removed."""
+    """All files and links below `top`, or `top` itself; removes directories that the caller has emptied."""
     if os.path.islink(top) or os.path.isfile(top):
         yield top
     for folder, folders, files in os.walk(top, topdown=False):
@@ -447,7 +446,7 @@ def _files_below(top: str) -> Iterator[str]:
 
 
 def _sync(folder: str) -> None:
-    """Have the disk keep all that was written to its file system."""
+    """Flush the file system of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):

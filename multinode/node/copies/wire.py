@@ -1,6 +1,6 @@
-"""Wire: a TLS connection between two agents, on which frames go both ways. Both ends show the certificate of this copy.
+"""A TLS connection between two agents that carries frames both ways. Both ends use the certificate of this copy.
 
-Who listens hears one caller: the first with the certificate and the token. Others are sent away, and write nothing.
+A listener accepts one caller: the first with the certificate and the token. Other callers are disconnected.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..channel import AgentError
 from ..connectivity.connections import listen
 from ..run.job import open_unnamed
 
-# So long a peer may say nothing, and data may lie unacknowledged.
+# The longest time that a peer may be silent, and that data may stay unacknowledged.
 IDLE_S = 60.0
-# So often one says that it is still there.
+# Seconds between pings of a peer that has nothing else to send.
 PING_S = 5.0
 _CONNECT_S = 15.0
 _GREETING_S = 10.0
@@ -35,16 +35,16 @@ _TCP_USER_TIMEOUT = 18  # linux/tcp.h
 _KEEP_ALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 6}
 
 MANIFEST, DIGESTS, HAVE, BLOCK, DONE, COPIED, _PING = range(1, 8)
-"""What a frame holds: the files; digests of blocks; blocks that a receiver has; one block; that there are no more; that
-all has been verified and put in its place; nothing."""
+"""Kinds of frames: the list of files; digests of blocks; blocks that a receiver has; one block; no more blocks; all
+files have been verified and put in place; a ping without content."""
 
 
 class PeerError(Exception):
-    """A peer cannot be reached, has gone, or says what it should not."""
+    """A peer cannot be reached, is gone, or sent something unexpected."""
 
 
 class Credentials(NamedTuple):
-    """What both ends of this copy know: certificate and key in PEM, and the token."""
+    """Secrets that both ends of this copy share: certificate and key in PEM, and the token."""
 
     certificate: str
     key: str
@@ -73,14 +73,14 @@ class Wire:
             self._socket.sendall(last)
 
     def ping(self) -> None:
-        """Say that we are still there."""
+        """Send a ping, which keeps the connection from timing out."""
         self.send(_PING)
 
     def receive(self, *kinds: int, most_bytes: int) -> tuple[int, int]:
-        """The head of the next frame of one of these kinds: its kind and size; `read_into` takes what it holds.
+        """Kind and size of the next frame, which must be of one of these kinds; `read_into` reads its content.
 
         Raises:
-            PeerError: the peer has gone, or sent something else or more.
+            PeerError: the peer is gone, or sent another kind of frame or a larger one.
         """
         kind = _PING
         head = bytearray(_HEAD.size)
@@ -92,24 +92,24 @@ class Wire:
         return kind, size_bytes
 
     def read(self, kind: int, *, most_bytes: int) -> bytes:
-        """What the next frame holds, which is of that kind."""
+        """Content of the next frame, which must be of this kind."""
         _, size_bytes = self.receive(kind, most_bytes=most_bytes)
         data = bytearray(size_bytes)
         self.read_into(memoryview(data))
         return bytes(data)
 
     def await_frame(self) -> None:
-        """Wait for a frame of a peer that needs its time, and say meanwhile that we are there."""
+        """Wait for a frame of a slow peer, and send pings meanwhile."""
         readable = select.poll()
         readable.register(self._socket, select.POLLIN)
         while not self._socket.pending() and not readable.poll(PING_S * _MS_PER_S):
             self.ping()
 
     def read_into(self, view: memoryview) -> None:
-        """Fill it."""
+        """Read until the view is full."""
         with _as_peer_error():
             if len(view) > 2 * _WAKE_BYTES:
-                # More than that is sure to come: each wakening takes time of a processor.
+                # Many more bytes will come: waking up less often saves processor time.
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _WAKE_BYTES)
                 try:
                     view = self._fill(view, 2 * _WAKE_BYTES)
@@ -118,7 +118,7 @@ class Wire:
             self._fill(view, 0)
 
     def _fill(self, view: memoryview, until: int) -> memoryview:
-        """Fill it but for `until` bytes or less; the rest of it."""
+        """Read until at most `until` bytes of the view are left; returns the part that is left."""
         while len(view) > until:
             count = self._socket.recv_into(view)
             if not count:
@@ -145,10 +145,10 @@ def _as_peer_error() -> Iterator[None]:
 
 
 class OpenPort:
-    """A port on one address, open until the peer has called.
+    """A listening port on one address, open until the peer has called.
 
     Raises:
-        AgentError: it cannot be opened.
+        AgentError: the port cannot be opened.
     """
 
     def __init__(self, addr: str) -> None:
@@ -163,7 +163,7 @@ class OpenPort:
         """Wait for the peer, and close the port.
 
         Raises:
-            PeerError: it did not call.
+            PeerError: the peer did not call in time.
         """
         heard: queue.Queue[ssl.SSLSocket] = queue.Queue()
         context = _make_context(credentials, ssl.PROTOCOL_TLS_SERVER)
@@ -176,7 +176,7 @@ class OpenPort:
             self.close()
 
     def close(self) -> None:
-        """Close the port; who waits for a caller at it waits no more."""
+        """Close the port, which also ends a wait in `accept`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -186,7 +186,7 @@ class OpenPort:
 
         def hear(accepted: socket.socket) -> None:
             accepted.settimeout(_GREETING_S)
-            # Whatever a stranger does, it is sent away.
+            # A stranger's errors only end its own connection.
             with contextlib.suppress(OSError, EOFError, ValueError), contextlib.ExitStack() as closing:
                 closing.enter_context(accepted)
                 sock = closing.enter_context(context.wrap_socket(accepted, server_side=True))
@@ -207,10 +207,10 @@ class OpenPort:
 
 
 def call(addr: str, port: int, source: str, credentials: Credentials) -> Wire:
-    """Connect to a listener, from the address `source` of ours.
+    """Connect to a listener, from our own address `source`.
 
     Raises:
-        PeerError: it cannot be reached, or is not of this copy.
+        PeerError: the listener cannot be reached, or is not part of this copy.
     """
     context = _make_context(credentials, ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -244,7 +244,7 @@ def _check_certificate(sock: ssl.SSLSocket, credentials: Credentials) -> None:
 
 
 def _make_context(credentials: Credentials, protocol: int) -> ssl.SSLContext:
-    """TLS 1.3 in which each end shows the certificate of this copy, and knows no other."""
+    """A context for TLS 1.3 in which each end uses, and only trusts, the certificate of this copy."""
     if not ssl.HAS_TLSv1_3:
         raise AgentError("its python3 has no TLS 1.3", hint="python= in the hostfile names another interpreter")
     context = ssl.SSLContext(protocol)
@@ -252,7 +252,7 @@ def _make_context(credentials: Credentials, protocol: int) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=credentials.certificate)
-    # Python reads a key from a file alone.
+    # Python can only load a key from a file.
     with open(open_unnamed(), "wb", buffering=0) as file:
         file.write((credentials.key + credentials.certificate).encode())
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

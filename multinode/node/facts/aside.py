@@ -1,6 +1,6 @@
-"""Aside: reads in a forked child what may never answer, such as a network file system whose server is gone.
+"""Reads in a forked child what may never answer, such as a network file system whose server is gone.
 
-A thread would do as well, but for the supervisor: it is forked from this process, which must have no threads by then.
+It is not a thread, because the supervisor is forked from this process, which must have no threads then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Optional
 from ..processes import fork_child
 
 READ_S = 5.0
-"""How long a file system may take to answer."""
+"""Seconds that a file system may take to answer."""
 
-# However many readings hang, the others of a probe wait no longer.
+# The most that a probe waits for all readings together, however many hang.
 _MOST_S = 15.0
 _READ_BYTES = 1 << 16
 _STANDARD = (0, 1, 2)
@@ -29,11 +29,11 @@ class LateError(Exception):
 
 
 class Aside:
-    """A reading that goes on beside everything else, from its making on.
+    """A reading in the background, which starts when this is created.
 
     Args:
-        read: says values that JSON can hold, one after the other; it must not raise.
-        most_s: when it ends itself, whoever listens.
+        read: yields values that JSON can hold; it must not raise.
+        most_s: seconds after which the child ends itself.
     """
 
     def __init__(self, read: Callable[[], Iterable[Any]], most_s: float = READ_S) -> None:
@@ -44,11 +44,11 @@ class Aside:
         self._ended = False
 
     def next(self, deadline: float) -> tuple[float, Any]:
-        """When the next value was read, on the monotonic clock, and the value; waits until `deadline` on that clock.
+        """The time at which the next value was read, and the value; waits until `deadline`. Times are monotonic.
 
         Raises:
-            LateError: it did not come.
-            StopIteration: there is none.
+            LateError: the value did not come in time.
+            StopIteration: there are no more values.
         """
         while b"\n" not in self._data and not self._ended:
             if not select.select([self._reads], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -63,7 +63,7 @@ class Aside:
         return at, value
 
     def values(self, deadline: float) -> Iterator[Any]:
-        """All values that come in time; it is gone then."""
+        """Yield the values that come in time, then close."""
         try:
             while True:
                 yield self.next(deadline)[1]
@@ -73,7 +73,7 @@ class Aside:
             self.close()
 
     def close(self) -> None:
-        """Give it up; one that hangs in the kernel dies when that lets it go."""
+        """Kill the child. If it hangs in the kernel, it dies when the kernel returns."""
         if self._reads < 0:
             return
         os.close(self._reads)
@@ -83,7 +83,7 @@ class Aside:
 
 
 class _Reading(NamedTuple):
-    """One of several: its name, what reads it, and how long it may take."""
+    """One of several readings."""
 
     name: str
     read: Callable[[], Any]
@@ -91,9 +91,9 @@ class _Reading(NamedTuple):
 
 
 class Readings:
-    """Readings one after the other in one child; one that hangs is given up, and the rest go on in another.
+    """Runs readings one after the other in one child; if one hangs, the rest continue in another child.
 
-    A reading may use what those before it have put into an object that they share: it is the child's own.
+    A reading may use an object that earlier readings have changed: the object is the child's own copy.
     """
 
     def __init__(self) -> None:
@@ -103,22 +103,22 @@ class Readings:
         self._since = self._began = time.monotonic()
 
     def add(self, name: str, read: Callable[[], Any], deadline_s: float = READ_S) -> None:
-        """One more; the first `take` begins with all of them, in this order."""
+        """Add a reading; they run in this order, from `start` or the first `take` on."""
         self._waiting.append(_Reading(name, read, deadline_s))
 
     def start(self) -> Aside:
-        """Begin with those that have no outcome yet."""
+        """Start a child for the readings that have no outcome yet."""
         self._since = time.monotonic()
         waiting = list(self._waiting)
         self._aside = Aside(lambda: map(_outcome, waiting), sum(task.deadline_s for task in waiting))
         return self._aside
 
     def take(self, name: str) -> Any:
-        """What a reading found.
+        """Wait for the result of a reading.
 
         Raises:
             LateError: it did not come in time.
-            ValueError: it failed, with the reason.
+            ValueError: the reading failed, with the reason.
         """
         while name not in self._outcomes:
             self._step()
@@ -130,7 +130,7 @@ class Readings:
         return outcome["value"]
 
     def close(self) -> None:
-        """Give up whatever has not been taken."""
+        """Give up the readings that have not been taken."""
         if self._aside is not None:
             self._aside.close()
 
@@ -155,7 +155,7 @@ def _outcome(reading: _Reading) -> dict[str, Any]:
 
 
 def _say(read: Callable[[], Iterable[Any]], writes: int, reads: int, most_s: float) -> None:
-    """In the child: without the controller's channel, which would not end before us."""
+    """Body of the child. It closes the controller's channel, which would otherwise stay open as long as the child."""
     signal.alarm(int(most_s) + 1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in _STANDARD:

@@ -1,7 +1,7 @@
-"""Control groups: the CPU quota and the memory of a process, and kills for lack of memory.
+"""Control groups, version 1 and 2: the CPU quota and the memory of a process, and OOM kills.
 
-Memory is the machine's, or less where control groups allow less, of version 1 or 2. Limits of groups around a
-container, which are not mounted in it, cannot be seen from here. GPUs have memory of their own, which is not spoken of.
+Memory is the machine's, or less if a control group has a limit. Limits of groups around a container are not visible
+inside it. GPU memory is not part of this.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _US_PER_NS = 1e-3
 class Hierarchy(NamedTuple):
     """A mounted tree of control groups."""
 
-    controller: str  # what its groups are wanted for, `cpu` or `memory`
+    controller: str  # `cpu` or `memory`
     unified: bool  # whether it is version 2, which has one tree for all controllers
-    root: str  # the group that is mounted
-    place: str  # where it is mounted
+    root: str  # path of the group that is mounted
+    place: str  # mount point
 
     def group_of(self, membership: str) -> Optional[ControlGroup]:
-        """The group of a process, by the text of its /proc/PID/cgroup; None where what is mounted does not hold it."""
+        """The group of a process, by the text of its /proc/PID/cgroup; None if it is outside the mounted tree."""
         for line in membership.splitlines():
             _, controllers, path = line.split(":", 2)
             if (not controllers) if self.unified else (self.controller in controllers.split(",")):
@@ -39,13 +39,13 @@ class Hierarchy(NamedTuple):
 
 
 class ControlGroup(NamedTuple):
-    """A control group: its directory in a tree."""
+    """A control group: its tree, and its directory there."""
 
     hierarchy: Hierarchy
     path: str
 
     def upwards(self) -> Iterator[str]:
-        """This group and those around it, as far as they are mounted."""
+        """Directories of this group and its parents, as far as they are mounted."""
         path = self.path
         yield path
         while path != self.hierarchy.place:
@@ -54,7 +54,7 @@ class ControlGroup(NamedTuple):
 
 
 class GroupFinder:
-    """Finds the group of a process, which may be moved to another at any time; the tree of groups is found once."""
+    """Finds the group of a process. A process may be moved at any time; the tree of groups is found once."""
 
     def __init__(self, controller: str, mountinfo: str = "/proc/self/mountinfo") -> None:
         self._controller = controller
@@ -63,7 +63,7 @@ class GroupFinder:
         self._has_looked = False
 
     def find(self, pid: Optional[int]) -> Optional[ControlGroup]:
-        """The group of this process; our own where there is none, or no more. None where it cannot be seen."""
+        """The group of a process, or our own if the process is gone or None; None if the group is not visible."""
         if not self._has_looked:
             self._has_looked, self._hierarchy = True, find_hierarchy(self._controller, self._mountinfo)
         if self._hierarchy is None:
@@ -73,7 +73,7 @@ class GroupFinder:
 
 
 def find_hierarchy(controller: str, mountinfo: str = "/proc/self/mountinfo") -> Optional[Hierarchy]:
-    """The tree with this controller: version 1 where that is mounted with it, else version 2; None is neither."""
+    """The mounted tree with this controller, version 1 before version 2; None if there is none."""
     hierarchies: dict[bool, Hierarchy] = {}
     for mount in read_mounts(mountinfo):
         unified = mount.filesystem == "cgroup2"
@@ -85,10 +85,10 @@ def find_hierarchy(controller: str, mountinfo: str = "/proc/self/mountinfo") -> 
 
 
 def read_cpu_limit(group: Optional[ControlGroup]) -> Record:
-    """A `cgroup` record of this group or the one around it whose limit is the tightest; of equals the nearest.
+    """A `cgroup` record of the tightest limit among this group and its parents; of equal limits the nearest.
 
     Raises:
-        OSError, ValueError: the group cannot be seen, is gone, or does not answer as groups do.
+        OSError, ValueError: the group is not visible, is gone, or has unreadable files.
     """
     if group is None:
         raise OSError("no control group with the cpu controller can be seen")
@@ -98,7 +98,7 @@ def read_cpu_limit(group: Optional[ControlGroup]) -> Record:
         try:
             quota = _read_quota(path, unified=unified)
         except PermissionError:
-            # A group around may be closed to us; our own quota still counts.
+            # A parent group may be unreadable; our own quota still counts.
             if path == group.path:
                 raise
             continue
@@ -116,14 +116,14 @@ def read_cpu_limit(group: Optional[ControlGroup]) -> Record:
 
 
 def _read_quota(group: str, *, unified: bool) -> Optional[float]:
-    """Processors that a group may use; None is without a limit of its own."""
+    """Cores that a group may use; None if it has no limit of its own."""
     try:
         if unified:
             quota, period = read_text(f"{group}/cpu.max").split()
         else:
             quota, period = read_text(f"{group}/cpu.cfs_quota_us"), read_text(f"{group}/cpu.cfs_period_us")
     except FileNotFoundError:
-        # The root has none, nor has a group to which the controller was not handed down.
+        # The root has no such file, nor has a group without the controller.
         return None
     return None if quota in ("max", "-1") else int(quota) / int(period)
 
@@ -138,29 +138,29 @@ def _read_stat(group: str) -> dict[str, int]:
 
 _BYTES_PER_KIB = 1 << 10
 _KILLS_INTERVAL_S = 1.0
-# The kills of the whole machine, whoever they belonged to. Like the counters of groups, it tells them since Linux 4.13.
+# It counts all OOM kills of the machine, since Linux 4.13, as do the counters of groups.
 _MACHINE_KILLS = "/proc/vmstat"
 
 
 class Memory(NamedTuple):
-    """In bytes."""
+    """Memory in bytes."""
 
     total: int
-    available: int  # of it, what could still be had without swapping
+    available: int  # what can still be allocated without swapping
 
 
 class GroupMemory(NamedTuple):
-    """Of a control group with a limit, in bytes."""
+    """Memory of a control group with a limit, in bytes."""
 
     limit: int  # what its processes may hold together
-    held: Optional[int]  # what they do, less what the kernel would take back for them; None where it does not tell
+    held: Optional[int]  # what they hold, without what the kernel can reclaim; None if unknown
 
 
 class _Files(NamedTuple):
-    """Where a version tells a group's figures, and which of memory.stat the kernel takes back when memory is short.
+    """Names of a version's files, and the fields of memory.stat that the kernel reclaims when memory is short.
 
-    They are those that MemAvailable of the machine counts as available, too (proc_meminfo(5)): the page cache, however
-    lately it was used, and of the kernel's own memory what version 2 tells.
+    MemAvailable counts the same memory as available (proc_meminfo(5)): the page cache, and for version 2 reclaimable
+    slab memory.
     """
 
     limit: str
@@ -175,22 +175,22 @@ _VERSION_2 = _Files("memory.max", "memory.current", frozenset({"inactive_file", 
 
 
 class MemoryReader:
-    """Reads it for a process that may be moved to another group at any time."""
+    """Reads the memory of a process, which may be moved to another group at any time."""
 
     def __init__(self, mountinfo: str = "/proc/self/mountinfo") -> None:
         self._finder = GroupFinder("memory", mountinfo)
 
     def read(self, pid: Optional[int] = None) -> Memory:
-        """What this process can have; we ourselves where there is none, or no more."""
+        """Memory that a process can use, or we ourselves if the process is gone or None."""
         return usable_memory(read_meminfo(), self._groups(pid))
 
     def limit(self) -> Optional[int]:
-        """The lowest limit, in bytes, of our control groups; None if the machine has no more."""
+        """The lowest limit of our control groups in bytes; None if none is below the machine's memory."""
         lowest = min((group.limit for group in self._groups(None)), default=None)
         return lowest if lowest is not None and lowest < read_meminfo().total else None
 
     def _groups(self, pid: Optional[int]) -> list[GroupMemory]:
-        """Those that limit it; what cannot be seen limits nothing."""
+        """Groups with a limit, of a process; a group that is not visible counts as unlimited."""
         with contextlib.suppress(OSError, ValueError):
             group = self._finder.find(pid)
             return [] if group is None else list(limited_groups(group))
@@ -198,16 +198,16 @@ class MemoryReader:
 
 
 class MemoryKills:
-    """Processes that the kernel killed for lack of memory in a job's own control group, or on the whole machine.
+    """Counts OOM kills in a job's control group, or on the whole machine if the group has no counter.
 
-    Counts from its first look on. A job may be moved to another group meanwhile: look again and again.
+    It counts from the first look on. A job may be moved to another group, so look repeatedly.
 
     Args:
-        find: the file that counts where a process is, and where we are ourselves if there is none, or no more.
+        find: returns the file with the counter for a process, or for ourselves if the process is gone or None.
     """
 
     def __init__(self, find: Optional[Callable[[Optional[int]], str]] = None) -> None:
-        self.count: Optional[int] = None  # kills that were seen so far; None where the kernel tells none
+        self.count: Optional[int] = None  # kills so far; None if the kernel does not count them
         self._groups = GroupFinder("memory")
         self._find = self._find_counter if find is None else find
         self._file: Optional[str] = None
@@ -215,14 +215,14 @@ class MemoryKills:
         self._due = 0.0
 
     def watch(self, pid: int) -> None:
-        """Look where this process is, once a second at most."""
+        """Count kills and follow this process to its group, at most once a second."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + _KILLS_INTERVAL_S
             self.look()
             self._follow(self._find(pid))
 
     def look(self) -> None:
-        """Count what came since the last look, where that was; at first where we are ourselves."""
+        """Count kills since the last look, in the group that was followed; the first look follows our own group."""
         if self._file is None:
             self._follow(self._find(None))
             return
@@ -239,44 +239,44 @@ class MemoryKills:
 
     def _follow(self, file: str) -> None:
         if file != self._file:
-            # What it tells of already was before this job came there.
+            # These kills predate the job.
             self._file, self._told = file, read_counter(file)
             if self._told is not None and self.count is None:
                 self.count = 0
 
 
 def read_meminfo(path: str = "/proc/meminfo") -> Memory:
-    """The machine's."""
+    """Memory of the machine."""
     lines = dict(line.split(":", 1) for line in read_text(path).splitlines())
     total, available = (int(lines[name].split()[0]) * _BYTES_PER_KIB for name in ("MemTotal", "MemAvailable"))
     return Memory(total, available)
 
 
 def usable_memory(machine: Memory, groups: list[GroupMemory]) -> Memory:
-    """The least of what the machine has, and each of the groups, any of which can stop the process."""
+    """The least of the machine's memory and that of each group, since any of them can stop the process."""
     lefts = [group.limit - group.held for group in groups if group.held is not None]
     total = min([machine.total, *(group.limit for group in groups)])
     return Memory(total, max(0, min([total, machine.available, *lefts])))
 
 
 def limited_groups(group: ControlGroup) -> Iterator[GroupMemory]:
-    """This group and those around it, as far as they are mounted and have a limit (cgroups(7)).
+    """This group and its parents, as far as they are mounted and have a limit (cgroups(7)).
 
-    As with processors, the lowest limit is the one that counts, however far up it is.
+    As with cores, the lowest limit counts, however far up it is.
     """
     files = _VERSION_2 if group.hierarchy.unified else _VERSION_1
     for path in group.upwards():
-        # Version 2 writes `max` for none; version 1 a number beyond any machine's memory. The root of version 2, and a
-        # group to which the controller was not handed down, have no such file.
+        # Without a limit, version 2 has `max`, and version 1 a number beyond any machine's memory. The root of version
+        # 2, and a group without the controller, have no such file.
         limit = read_number(os.path.join(path, files.limit))
         if limit is not None:
             yield GroupMemory(limit, _held(path, files))
 
 
 def counter_of(group: Optional[ControlGroup]) -> str:
-    """The file that counts kills in this group, or on the whole machine where none can be seen.
+    """The file that counts kills of this group, or of the whole machine if no group is visible.
 
-    A group without the controller is accounted for by the nearest one around it that has it.
+    If a group lacks the controller, its nearest parent with the controller counts.
     """
     if group is None:
         return _MACHINE_KILLS
@@ -286,7 +286,7 @@ def counter_of(group: Optional[ControlGroup]) -> str:
 
 
 def read_counter(file: str) -> Optional[int]:
-    """Kills that a file tells of; None where it tells none."""
+    """OOM kills in a counter's file; None if it has no such line."""
     with contextlib.suppress(OSError, ValueError):
         rows = map(str.split, read_text(file).splitlines())
         return next((int(row[1]) for row in rows if row[:1] == ["oom_kill"]), None)

@@ -1,4 +1,4 @@
-"""The job's files on this node: whether they are there, can be written, and on which file system; digests to compare.
+"""The job's files on this node: whether they exist, can be written, and on which file system; digests to compare.
 
 Small files are hashed whole, large ones by their size and both ends.
 """
@@ -19,7 +19,7 @@ from .aside import READ_S, Aside
 _MOST_FILES = 200
 _WHOLE_BYTES = 16 << 20
 _END_BYTES = 1 << 20
-# Weights: whole they would take longer than all else together.
+# Weights are hashed by size and ends, too: hashing them whole would take longer than everything else.
 _WEIGHTS = (".safetensors", ".bin")
 _MOST_JSON_BYTES = 1 << 18
 _MOST_INFO_BYTES = 4 << 20
@@ -29,26 +29,26 @@ _MOST_DEPTH = 64
 _MOST_NUMBER = 1 << 53
 
 _INFO = "dataset_info.json"
-# What a model or an adapter is made of; logs and optimizer states beside it may differ.
+# Files of a model or an adapter; logs and optimizer states beside them may differ between nodes.
 _MODEL_FILES = re.compile(
     r"config\.json|adapter_config\.json|preprocessor_config\.json|.*\.index\.json|tokenizer.*|vocab\.(json|txt)"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\..*|.*\.safetensors"
     r"|(pytorch|adapter)_model.*\.bin"
 )
-# Of the texts in a config.json these say how large the model is; a text that is not known might be a secret.
+# Texts of a config.json that describe the model's size; an unknown text might be a secret.
 _MODEL_TEXTS = frozenset({"model_type", "dtype", "torch_dtype", "quant_method"})
 _REVISION = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _GIT = ".git"
 
 
 class ContentReader:
-    """Reads from its making on, beside everything else that a probe does.
+    """Reads digests in the background, beside everything else that a probe does.
 
     Args:
-        paths: of the job; relative ones start at `cwd`.
-        datasets: names whose files are read of those in dataset_info.json.
-        cwd: the directory of the job, whose git revision is read as well.
-        deadline_s: from now, for all of it.
+        paths: paths of the job; relative ones start at `cwd`.
+        datasets: names in dataset_info.json whose files are read.
+        cwd: the job's directory, whose git revision is read as well.
+        deadline_s: seconds from now for everything.
     """
 
     def __init__(self, paths: list[str], datasets: list[str], cwd: str, deadline_s: float = READ_S) -> None:
@@ -60,9 +60,9 @@ class ContentReader:
         self._reading = Aside(self._read, deadline_s) if paths else None
 
     def facts(self) -> list[Record]:
-        """What was read in time; the rest has a reason."""
+        """Facts that were read in time; the others have a reason."""
         facts: list[Record] = []
-        # Each path as it was asked for, until it and all below it are read.
+        # Requested paths that have not been read completely.
         waiting = list(self._paths)
         for value in self._reading.values(self._deadline) if self._reading is not None else ():
             if isinstance(value, str):
@@ -72,7 +72,7 @@ class ContentReader:
         return [*facts, *({"path": path[:_MOST_CHARACTERS], "reason": self._late} for path in waiting)]
 
     def _read(self) -> Iterator[Any]:
-        """Facts, and each path once it is read."""
+        """Yield facts, and each path after its last fact."""
         revision = read_revision(self._cwd)
         count = 0
         if revision is not None:
@@ -91,10 +91,10 @@ class ContentReader:
 
 
 def look_at(path: str, cwd: str, mounts: list[Mount]) -> Record:
-    """The facts of one path; relative ones start at `cwd`."""
+    """Facts of one path; a relative path starts at `cwd`."""
     full = _full(path, cwd)
     kind = "directory" if os.path.isdir(full) else "file" if os.path.exists(full) else "missing"
-    # Whether something that is missing could be made, and on which disk, is decided where its path begins to exist.
+    # The nearest existing parent decides whether a missing path can be created, and on which disk.
     full = find_existing(full)
     mount = find_mount(os.path.realpath(full), mounts)
     return {
@@ -107,7 +107,7 @@ def look_at(path: str, cwd: str, mounts: list[Mount]) -> Record:
 
 
 def find_noexec(env: Mapping[str, str]) -> dict[str, str]:
-    """Directories from which a job loads what it compiled there, and that are mounted noexec, by their variables."""
+    """Directories for compiled code that are mounted noexec, by the variables that set them."""
     places = {
         "TMPDIR": env.get("TMPDIR") or "/tmp",  # noqa: S108 - what the job takes
         "TORCHINDUCTOR_CACHE_DIR": env.get("TORCHINDUCTOR_CACHE_DIR"),
@@ -119,14 +119,14 @@ def find_noexec(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_existing(full: str) -> str:
-    """The path itself, or the nearest directory above it that is there."""
+    """The path itself, or the nearest directory above it that exists."""
     while not os.path.exists(full):
         full = os.path.dirname(full)
     return full
 
 
 def find_mount(full: str, mounts: list[Mount]) -> Optional[Mount]:
-    """The file system that holds an absolute path without links: the deepest, and the last of those at one place."""
+    """The mount that holds an absolute path without links: the deepest one, and the last one at a mount point."""
     innermost = None
     for mount in mounts:
         inside = full == mount.place or full.startswith(mount.place.rstrip("/") + "/")
@@ -136,10 +136,9 @@ def find_mount(full: str, mounts: list[Mount]) -> Optional[Mount]:
 
 
 def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
-    """What of a path is compared, each name starting as the path does; nothing where it is not there.
+    """Files of a path to compare, each name starting with the path; none if the path does not exist.
 
-    A file is itself; a directory those files of a model that it has, its dataset_info.json and the files of the
-    datasets that are named there.
+    For a directory they are a model's files, dataset_info.json, and the files of the datasets that are named there.
     """
     full = _full(path, cwd)
     if os.path.isfile(full):
@@ -155,7 +154,7 @@ def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
 
 
 def digest_file(full: str) -> tuple[str, int]:
-    """Digest and size in bytes; of a large file, and of weights, the digest of its size, its first and its last MiB."""
+    """Digest and size in bytes; for a large file or weights, the digest covers the size and the first and last MiB."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -171,7 +170,7 @@ def digest_file(full: str) -> tuple[str, int]:
 
 
 def read_revision(cwd: str) -> Optional[str]:
-    """The commit of the git checkout that a directory lies in; None where there is none, or it is not known."""
+    """The commit of the git checkout around a directory; None if there is none, or it is unknown."""
     try:
         folder = _find_git(os.path.realpath(cwd))
         return None if folder is None else _resolve_head(folder)
@@ -180,13 +179,13 @@ def read_revision(cwd: str) -> Optional[str]:
 
 
 def read_model(path: str, cwd: str) -> Record:
-    """The numbers of a model directory's config.json, and those of its texts that say how large the model is."""
+    """Numbers in a model directory's config.json, and the texts that describe the model's size."""
     config = read_object(os.path.join(_full(path, cwd), "config.json"), _MOST_JSON_BYTES, "config.json")
     return {key: value for key, value in config.items() if _is_harmless(key, value)}
 
 
 def _is_writable(full: str) -> bool:
-    # To make something in a directory one has to pass through it as well.
+    # Creating a file in a directory needs permission to search it, too.
     return os.access(full, os.W_OK | os.X_OK if os.path.isdir(full) else os.W_OK)
 
 
@@ -206,7 +205,7 @@ def _fact(name: str, cwd: str, datasets: list[str]) -> Record:
 
 
 def _digest_entries(full: str, datasets: list[str]) -> Optional[str]:
-    """Of the entries that the job uses: what a node has for other jobs is its own affair."""
+    """Digest of the job's entries only: entries for other jobs may differ between nodes."""
     import hashlib
 
     info = _read_info(full)
@@ -226,7 +225,7 @@ def _dataset_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
     for dataset in datasets:
         entry = info.get(dataset)
         name = entry.get("file_name") if isinstance(entry, dict) else None
-        # System calls refuse a zero byte with an error of its own.
+        # A zero byte in a path raises ValueError instead of OSError.
         if not isinstance(name, str) or "\0" in name:
             continue
         place = os.path.join(path, name)
@@ -242,7 +241,7 @@ def _files_in(place: str, full: str) -> Iterator[str]:
 
 
 def _find_git(folder: str) -> Optional[str]:
-    """The directory of the repository's own files; a worktree's `.git` is a file that names it."""
+    """The git directory of a checkout; the `.git` of a worktree is a file with its path."""
     for _ in range(_MOST_DEPTH):
         place = os.path.join(folder, _GIT)
         if os.path.isdir(place):
@@ -280,7 +279,7 @@ def _read_text(path: str) -> str:
 
 
 def _is_harmless(key: str, value: Any) -> bool:
-    # What every JSON reader takes: no NaN, no number beyond a double's integers.
+    # Only numbers that every JSON reader accepts: no NaN, and no integer beyond a double's precision.
     if isinstance(value, (int, float)):
         return abs(value) < _MOST_NUMBER
     return value is None or (key in _MODEL_TEXTS and isinstance(value, str) and len(value) < _MOST_CHARACTERS)

@@ -1,6 +1,6 @@
 """The GPUs of this node and the processes that hold their memory, as nvidia-smi lists them, and other accelerators.
 
-Those are listed by their vendors' programs; what a program has no word for is None.
+Other accelerators are listed by their vendors' programs; a fact that a program does not print is None.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..files import user_name
 from ..processes import command_of
 from ..programs import Query, find_program
 
-# Without its persistence daemon the driver is loaded anew for each call, which takes seconds for each GPU.
+# Without the persistence daemon, each call loads the driver again, which takes seconds per GPU.
 _DEADLINE_S = 30.0
 _FIELDS = "index,name,memory.total,memory.used,driver_version,uuid,mig.mode.current"
-# Where WSL 2 has nvidia-smi: its init puts that on the PATH of interactive shells alone.
+# WSL 2 has nvidia-smi here, and adds the folder to the PATH of interactive shells only.
 _WSL = "/usr/lib/wsl/lib"
-# The driver's devices, and in WSL 2 Windows's.
+# Devices of the NVIDIA driver, and in WSL 2 of Windows.
 _DEVICES = ("/dev/nvidia", "/dev/dxg")
 _PROCESS_FIELDS = "gpu_uuid,pid,used_memory"
 _FORMAT = "--format=csv,noheader,nounits"
 _MAX_PROCESSES = 64
-# What /proc/self/ns/pid leads to where pids are the machine's own: PROC_PID_INIT_INO of linux/proc_ns.h.
+# Target of /proc/self/ns/pid in the machine's own pid namespace: PROC_PID_INIT_INO of linux/proc_ns.h.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
@@ -36,12 +36,12 @@ class Holder(NamedTuple):
     """A process that holds memory of a GPU."""
 
     uuid: str
-    pid: int  # the process's, as the driver knows it
-    memory_mib: Optional[float]  # how much it holds; None where the driver does not tell
+    pid: int  # pid of the process in the driver's namespace
+    memory_mib: Optional[float]  # memory that it holds; None if the driver does not report it
 
 
 def find_nvidia_smi(path: str, wsl: str = _WSL) -> Optional[str]:
-    """nvidia-smi along PATH, else where WSL 2 has it; None without."""
+    """Path of nvidia-smi, on PATH or in WSL 2's folder; None if there is none."""
     return find_program("nvidia-smi", os.pathsep.join((path, wsl)))
 
 
@@ -51,12 +51,12 @@ def query_gpus(nvidia_smi: str) -> Query:
 
 
 def query_processes(nvidia_smi: str) -> Query:
-    """Ask it for the processes; it has no one query for both."""
+    """Ask nvidia-smi for the processes; it has no single query for both."""
     return Query([nvidia_smi, f"--query-compute-apps={_PROCESS_FIELDS}", _FORMAT], deadline_s=_DEADLINE_S)
 
 
 def parse_gpus(text: str) -> list[Record]:
-    """One record for each line of its CSV."""
+    """One record for each line of nvidia-smi's CSV."""
     gpus: list[Record] = []
     for line in filter(None, map(str.strip, text.splitlines())):
         index, name, total, used, driver, uuid, mig = _split(line, _FIELDS)
@@ -75,13 +75,13 @@ def parse_gpus(text: str) -> list[Record]:
 
 
 def parse_processes(text: str) -> list[Holder]:
-    """One for each line of its CSV; empty text is no process."""
+    """One `Holder` for each line of nvidia-smi's CSV; an empty text has none."""
     rows = [_split(line, _PROCESS_FIELDS) for line in filter(None, map(str.strip, text.splitlines()))]
     return [Holder(uuid, int(pid), _number(memory)) for uuid, pid, memory in rows]
 
 
 def join_processes(gpus: Iterable[Record], holders: Iterable[Holder], run_ids: Mapping[int, str]) -> list[Record]:
-    """The GPUs, each with the processes on it; `run_ids` has the run by pid, of the processes of our runs."""
+    """The GPUs, each with its processes; `run_ids` maps pids of our runs' processes to run ids."""
     by_uuid: dict[str, list[Holder]] = {}
     for holder in holders:
         by_uuid.setdefault(holder.uuid, []).append(holder)
@@ -96,7 +96,7 @@ def _describe(holders: Iterable[Holder], run_ids: Mapping[int, str]) -> list[Rec
 
 
 def _identify(pid: int, run_ids: Mapping[int, str]) -> dict[str, Any]:
-    """Who the process is; in a container the driver's pid may be nobody's, or somebody else's."""
+    """User, command and run of a process; in a container, the driver's pid may be invalid or another process's."""
     who: dict[str, Any] = {"user": None, "command": None, "run_id": None}
     if not _is_the_drivers(pid):
         return who
@@ -112,9 +112,9 @@ def _is_the_drivers(pid: int) -> bool:
     return uses_gpu(pid)
 
 
-def uses_gpu(pid: int) -> bool:
-    """Whether the process has one of the NVIDIA driver's devices open, or in WSL 2 Windows's."""
-    folder = f"/proc/{pid}/fd"
+def uses_gpu(pid: int, proc: str = "/proc") -> bool:
+    """Whether the process has a device of the NVIDIA driver open, or of Windows in WSL 2."""
+    folder = f"{proc}/{pid}/fd"
     with contextlib.suppress(OSError):
         return any(os.readlink(f"{folder}/{fd}").startswith(_DEVICES) for fd in os.listdir(folder))
     return False
@@ -128,7 +128,7 @@ def _split(line: str, fields: str) -> list[str]:
 
 
 def _number(text: str) -> Optional[float]:
-    # [N/A], [Not Supported], [GPU is lost] and ERR! stand for what a GPU does not report.
+    # nvidia-smi prints [N/A], [Not Supported], [GPU is lost] or ERR! if a GPU does not report something.
     return None if text.startswith(("[", "ERR")) else float(text)
 
 
@@ -136,7 +136,7 @@ _BYTES_PER_MIB = 1 << 20
 _MOST = 256
 _CARD = re.compile(r"card(\d+)")
 _HEX = re.compile(r"0x([0-9A-Fa-f]{1,16})")
-# `| 0     910B4               | OK  ...`, and below it `| 0     2   | 0000:99:00.0  | 0   0 / 0   3415 / 65536 |`.
+# A line `| 0     910B4               | OK  ...`, then `| 0     2   | 0000:99:00.0  | 0   0 / 0   3415 / 65536 |`.
 _NPU_NAME = re.compile(r"\|\s*\d+\s+(\S.*?)\s*\|")
 _NPU_CHIP = re.compile(
     r"\|\s*\d+(?:\s+(\d+))?\s*\|\s*[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:\S+\s*\|.*?(\d+)\s*/\s*(\d+)\s*\|\s*$"
@@ -145,10 +145,10 @@ _NPU_DRIVER = re.compile(r"Version:\s*(\S+)")
 
 
 def parse_rocm(text: str) -> List[Record]:
-    """One record for each line of rocm-smi's CSV, whose columns differ in place and case from release to release.
+    """One record for each line of rocm-smi's CSV; order and case of its columns differ between releases.
 
     Raises:
-        ValueError: it has no such table.
+        ValueError: the text has no such table.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     start = next((place for place, line in enumerate(lines) if line.lower().startswith("device,")), None)
@@ -167,7 +167,7 @@ def parse_rocm(text: str) -> List[Record]:
                 fields.get("card series") or fields.get("card model") or "AMD GPU",
                 memory_total_mib=_mib(fields.get("vram total memory (b)")),
                 memory_used_mib=_mib(fields.get("vram total used memory (b)")),
-                # As ROCR_VISIBLE_DEVICES names it.
+                # ROCR_VISIBLE_DEVICES uses this name.
                 uuid=f"GPU-{unique[1].lower().zfill(16)}" if unique is not None else None,
             )
         )
@@ -178,7 +178,7 @@ def parse_xpu(text: str) -> List[Record]:
     """One record for each device of `xpu-smi discovery -j`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text has no list of devices.
     """
     document = json.loads(text)
     devices = document.get("device_list") if isinstance(document, dict) else None
@@ -192,10 +192,10 @@ def parse_xpu(text: str) -> List[Record]:
 
 
 def parse_npu(text: str) -> List[Record]:
-    """One record for each chip of `npu-smi info`, which has two lines for it; each chip of a card is a device.
+    """One record for each chip of `npu-smi info`, which has two lines per chip; each chip is a device.
 
     Raises:
-        ValueError: it lists none.
+        ValueError: the text lists no chip.
     """
     driver = _NPU_DRIVER.search(text)
     devices: List[Record] = []
@@ -233,7 +233,7 @@ def _mib(size_bytes: Optional[str]) -> Optional[float]:
 
 
 class Tool(NamedTuple):
-    """How one vendor's devices are listed."""
+    """The program that lists one vendor's devices, and the parser of its output."""
 
     program: str
     arguments: List[str]
@@ -245,4 +245,4 @@ TOOLS = {
     "xpu": Tool("xpu-smi", ["discovery", "-j"], parse_xpu),
     "npu": Tool("npu-smi", ["info"], parse_npu),
 }
-"""By kind, as cluster/accelerators.py has them."""
+"""Tools by kind of accelerator; cluster/accelerators.py has the same kinds."""

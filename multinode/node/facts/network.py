@@ -1,7 +1,7 @@
-"""Network interfaces of this node, the fastest that each could do, and the ways to the peers.
+"""Network interfaces of this node, the highest speed of each, the routes to the peers, and TCP sockets.
 
-Sends no packet, and changes no setting. Routes are asked of the kernel, as `ip route get` does (rtnetlink(7)): rules
-that choose among tables of routes, as nodes with several networks and VRFs have them, are its own.
+Sends no packets, and changes no settings. The kernel is asked for routes, as `ip route get` does (rtnetlink(7)), since
+only the kernel knows which routing table it uses on nodes with several networks or VRFs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SIOCGIFNETMASK = 0x891B
 _IFREQ_BYTES = 40
 _MAX_ADDRESSES = 1024
 _IFF_UP = 1
-# Of /proc/net/if_inet6 (linux/if_addr.h, net/ipv6.h): temporary, dadfailed, deprecated, tentative.
+# Fields of /proc/net/if_inet6 (linux/if_addr.h, net/ipv6.h). The flags are temporary, dadfailed, deprecated, tentative.
 _SCOPE_GLOBAL = 0
 _PASSING_FLAGS = 0x01 | 0x08 | 0x20 | 0x40
 _IFF_RUNNING = 0x40
 _IFREQ_FLAGS = "16sH22x"
 
-# Of a NIC's link modes, as its driver tells them (linux/ethtool.h).
+# Requests for a NIC's link modes (linux/ethtool.h).
 _SIOCETHTOOL = 0x8946
 _GSET = 0x01
 _GLINKSETTINGS = 0x4C
@@ -52,8 +52,8 @@ _MOST_WORDS = 127
 _WORD_BYTES = 4
 _IFREQ_POINTER = "16sP16x"
 
-# Bits of the link modes by Mbit/s (enum ethtool_link_mode_bit_indices). Those of 20 and 56 Gbit/s are left out: they
-# are of back planes, and of one maker's NICs with the same maker's switches; a NIC that could is not held back.
+# Bits of the link modes by Mbit/s (enum ethtool_link_mode_bit_indices). Modes of 20 and 56 Gbit/s are left out: they
+# need backplanes, or NICs and switches of one vendor, so a NIC that runs slower is not held back.
 _MODES_MBIT = {
     10: (0, 1, 92),
     100: (2, 3, 67, 90, 91),
@@ -71,18 +71,18 @@ _MODES_MBIT = {
 
 # ARPHRD numbers in /sys/class/net/X/type (linux/if_arp.h).
 _HARDWARE_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
-# What `ip -details` and DEVTYPE call devices that end in software. veth, bond, vlan and macvlan carry Ethernet to
-# somewhere else, and count as what they imitate.
+# Names in `ip -details` and DEVTYPE of devices that end in software. veth, bond, vlan and macvlan forward Ethernet to
+# another device, and count as Ethernet.
 _BRIDGES = {"bridge", "openvswitch"}
 _NIC_TYPES = {"", "wlan", "wwan"}
 _TUNNELS = {"tun", "tap", "wireguard", "dummy", "vxlan", "geneve", "gre", "gretap", "ipip", "sit", "ifb", "vrf"}
 
 
 def list_interfaces() -> list[Record]:
-    """All interfaces, in the kernel's order, each by the names of its fact."""
+    """All interfaces in the kernel's order; the fields are those of the fact `interfaces`."""
     program = find_program("ip", os.pathsep.join((os.environ.get("PATH", os.defpath), *_SBIN)))
     if program is not None:
-        # BusyBox's ip knows no -json, an old one prints what is no JSON: the kernel is asked instead.
+        # BusyBox's ip lacks -json, and an old ip prints broken JSON: then ask the kernel.
         with contextlib.suppress(QueryFailed, ValueError, KeyError):
             return parse_ip_addr(
                 Query([program, "-details", "-json", "address", "show"], deadline_s=_IP_DEADLINE_S).answer()
@@ -91,21 +91,21 @@ def list_interfaces() -> list[Record]:
 
 
 def parse_ip_addr(text: str) -> list[Record]:
-    """What `ip -details -json address show` printed."""
+    """Interfaces in the output of `ip -details -json address show`."""
     return [
         _describe(
             link["ifname"],
             [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if _is_usable(item)],
             link.get("linkinfo", {}).get("info_kind"),
         )
-        # Some versions print an empty object for what they filter out.
+        # Some versions print an empty object for an interface that they filter out.
         for link in json.loads(text)
         if link
     ]
 
 
 def _is_usable(item: Record) -> bool:
-    """All of IPv4; of IPv6 the global addresses that last: no temporary (RFC 8981), deprecated or tentative ones."""
+    """Whether an address is IPv4, or a global IPv6 address that is not temporary (RFC 8981), deprecated, tentative."""
     if item["family"] == "inet":
         return True
     passing = any(item.get(flag) for flag in ("temporary", "deprecated", "tentative", "dadfailed"))
@@ -113,12 +113,12 @@ def _is_usable(item: Record) -> bool:
 
 
 def read_interfaces_by_ioctl() -> list[Record]:
-    """The same from the kernel (netdevice(7), proc(5)), where there is no iproute2."""
+    """All interfaces, as the kernel lists them (netdevice(7), proc(5)), for nodes without iproute2."""
     addresses: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for label, address in _list_addresses(query):
             mask = fcntl.ioctl(query, _SIOCGIFNETMASK, struct.pack("40s", os.fsencode(label)))
-            # A second address may carry a label of its own, eth0:1.
+            # A second address may have its own label, as eth0:1.
             addresses.setdefault(label.split(":")[0], []).append(f"{address}/{prefix_length(mask[20:24])}")
     for name, address in parse_if_inet6(try_read("/proc/net/if_inet6") or ""):
         addresses.setdefault(name, []).append(address)
@@ -126,7 +126,7 @@ def read_interfaces_by_ioctl() -> list[Record]:
 
 
 def parse_if_inet6(text: str) -> list[tuple[str, str]]:
-    """Interface and address with its prefix length of each line of /proc/net/if_inet6 that is usable as above."""
+    """Interface, and address with prefix length, of each usable address in /proc/net/if_inet6."""
     rows = [line.split() for line in text.splitlines()]
     return [
         (row[5], f"{socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))}/{int(row[2], 16)}")
@@ -136,13 +136,13 @@ def parse_if_inet6(text: str) -> list[tuple[str, str]]:
 
 
 def parse_speed(text: Optional[str]) -> Optional[float]:
-    """Gbit/s from the Mbit/s of /sys/class/net/X/speed; a NIC without a link says -1, an old kernel 4294967295."""
+    """Gbit/s from the Mbit/s of /sys/class/net/X/speed; None without a link, which is -1, or 4294967295 if old."""
     speed_mbit = int(text or "-1")
     return speed_mbit / _MBIT_PER_GBIT if 0 < speed_mbit < _UNKNOWN_MBIT else None
 
 
 def read_nic_speed(ifname: str) -> Optional[float]:
-    """Gbit/s of the fastest mode that the NIC supports; None where its driver names none, as in virtual machines."""
+    """Gbit/s of the NIC's fastest mode; None if its driver reports none, as in virtual machines."""
     try:
         return fastest_mode(_read_modes(ifname))
     except OSError:
@@ -150,7 +150,7 @@ def read_nic_speed(ifname: str) -> Optional[float]:
 
 
 def fastest_mode(supported: bytes) -> Optional[float]:
-    """Gbit/s of the fastest mode in a mask of link modes, little-endian; None where it has none that is known."""
+    """Gbit/s of the fastest mode in a little-endian mask of link modes; None if it has no known mode."""
     mask = int.from_bytes(supported, "little")
     speeds = [speed for speed, bits in _MODES_MBIT.items() if any(mask >> bit & 1 for bit in bits)]
     return max(speeds) / _MBIT_PER_GBIT if speeds else None
@@ -162,7 +162,7 @@ def prefix_length(mask: bytes) -> int:
 
 
 def read_port_range() -> tuple[int, int]:
-    """First and last of the ephemeral ports."""
+    """First and last ephemeral port."""
     first, last = read_text("/proc/sys/net/ipv4/ip_local_port_range").split()
     return int(first), int(last)
 
@@ -174,13 +174,13 @@ def _read_modes(ifname: str) -> bytes:
             answer = _ask(query, ifname, _settings(words))
             return _little(answer[_SETTINGS_BYTES : _SETTINGS_BYTES + words * _WORD_BYTES])
         except OSError:
-            # Kernels before 4.6 have the older question alone, with 32 bits in the second word of its answer.
+            # Kernels before 4.6 only have the older request, whose answer has 32 bits in its second word.
             answer = _ask(query, ifname, struct.pack("I40x", _GSET))
             return _little(answer[_WORD_BYTES : 2 * _WORD_BYTES])
 
 
 def _settings(words: int) -> bytes:
-    # Asked with no words, the kernel answers with their number, negative; asked with as many, with the masks.
+    # Asked for 0 words, the kernel answers with the negative number of words; asked for that number, with the masks.
     fields = [0] * 14
     fields[0], fields[_WORDS_AT] = _GLINKSETTINGS, words
     return struct.pack(_SETTINGS, *fields) + bytes(3 * _MOST_WORDS * _WORD_BYTES)
@@ -235,7 +235,7 @@ def _describe(name: str, addresses: list[str], info_kind: Optional[str]) -> Reco
 
 
 def _read_flags(name: str) -> Optional[int]:
-    # The file `flags` below /sys lacks what the kernel works out when it is asked, RUNNING among it.
+    # The file `flags` below /sys lacks flags that the kernel computes on request, such as RUNNING.
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
             answer = fcntl.ioctl(query, _SIOCGIFFLAGS, struct.pack(_IFREQ_FLAGS, os.fsencode(name), 0))
@@ -283,12 +283,12 @@ _ALIGNED = 4
 
 
 def address_family(address: str) -> socket.AddressFamily:
-    """Of an IP address as text."""
+    """The family of an IP address in text form."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
-    """For each peer the source address that the kernel picks, and the interface over which it sends."""
+    """The kernel's source address and outgoing interface for each peer."""
     owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
     return [_find_route(peer, owners) for peer in peers]
 
@@ -297,7 +297,7 @@ def _find_route(peer: str, owners: dict[str, str]) -> Record:
     route: Record = {"peer": peer, "source": None, "ifname": None, "error": None}
     family = address_family(peer)
     try:
-        # Names are for the controller to resolve: a resolver may take longer than all of the probe.
+        # The controller resolves names: a resolver may take longer than the whole probe.
         packed = socket.inet_pton(family, peer)
         with socket.socket(family, socket.SOCK_DGRAM) as datagrams:
             datagrams.connect((peer, _DISCARD_PORT))
@@ -305,14 +305,14 @@ def _find_route(peer: str, owners: dict[str, str]) -> Record:
     except OSError as error:
         route["error"] = error.strerror or "not an IP address"
         return route
-    # A route may name another source than the address of the NIC it leaves by; to itself a node needs no route.
+    # A route may set a source that is not an address of its outgoing NIC. A node needs no route to itself.
     sender = None if source == peer else sending_interface(family, packed)
     route.update(source=source, ifname=owners.get(source) if sender is None else sender)
     return route
 
 
 def sending_interface(family: int, packed: bytes) -> Optional[str]:
-    """The interface over which the kernel would send to an address; None where it does not tell."""
+    """The interface over which the kernel would send to an address; None if unknown."""
     destination = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _RTA_DST) + packed
     route = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0) + destination
     request = _MESSAGE.pack(_MESSAGE.size + len(route), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + route
@@ -322,7 +322,7 @@ def sending_interface(family: int, packed: bytes) -> Optional[str]:
             kernel.sendto(request, (0, 0))
             return _interface_of(kernel.recv(_ANSWER_BYTES))
     except (OSError, struct.error):
-        # A sandbox may have no such sockets.
+        # A sandbox may forbid netlink sockets.
         return None
 
 
@@ -339,7 +339,7 @@ def _interface_of(answer: bytes) -> Optional[str]:
     return None
 
 
-# By their numbers in the kernel's table.
+# States by their numbers in the kernel's table.
 CONNECTED = {"01": "established", "02": "connecting", "03": "connecting"}
 LISTENING = {"0A": "listening"}
 
@@ -349,21 +349,21 @@ _SOCKET = "socket:["
 
 
 class Row(NamedTuple):
-    """One socket."""
+    """One socket of the kernel's table."""
 
     state: str
     port: int
     peer: str  # `10.0.0.2:29500`
-    send_queue_bytes: int  # sent and not acknowledged, or not sent yet
-    receive_queue_bytes: int  # arrived and not read by the process
+    send_queue_bytes: int  # not sent, or not acknowledged
+    receive_queue_bytes: int  # received, and not read by the process
     uid: int
-    inode: int  # by which processes hold it
+    inode: int  # identifies the socket among the descriptors of processes
 
 
 def is_port_taken(port: int) -> bool:
-    """Whether a rendezvous could not bind it now, on any address."""
+    """Whether a rendezvous could not bind the port now on all addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As torch's store does: remains of closed connections do not count.
+        # Torch's store sets this option, too: closed connections in TIME_WAIT do not matter.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", port))  # noqa: S104 - bound for a moment, and never listened on
@@ -375,8 +375,8 @@ def is_port_taken(port: int) -> bool:
 
 
 def find_port_users(ports: Collection[int]) -> dict[int, str]:
-    """Who listens on the ports: `python3 (pid 123, user alice)`; of other users' processes only the user shows."""
-    # Both tables may hold rows of one port; what listens on IPv4 goes before.
+    """Who listens on each port: `python3 (pid 123, user alice)`; for another user's process, only the user."""
+    # Both tables may have a row of a port; the listener on IPv4 wins.
     tables = [parse_table(try_read(f"/proc/net/{name}", TABLE_CHARACTERS) or "", LISTENING) for name in ("tcp6", "tcp")]
     listeners = {row.port: row for rows in tables for row in rows if row.port in ports}
     wanted = {row.inode for row in listeners.values()}
@@ -388,11 +388,11 @@ def find_port_users(ports: Collection[int]) -> dict[int, str]:
 
 
 def describe_connections(pid: int) -> Record:
-    """Counts of a process's connections, and the fullest of them."""
-    # Another user's process is told from one that has no connections.
+    """Counts of a process's connections, and those with the longest queues."""
+    # This raises for another user's process, which would otherwise seem to have no connections.
     os.listdir(f"/proc/{pid}/fd")
     inodes = _socket_inodes(pid)
-    # A kernel without IPv6 has one table only.
+    # A kernel without IPv6 has only one table.
     tables = [try_read(f"/proc/{pid}/net/{name}", TABLE_CHARACTERS) or "" for name in ("tcp", "tcp6")]
     rows = [row for table in tables for row in parse_table(table, CONNECTED) if row.inode in inodes]
     rows.sort(key=lambda row: (row.state == "established", -row.send_queue_bytes - row.receive_queue_bytes))
@@ -405,7 +405,7 @@ def describe_connections(pid: int) -> Record:
 
 
 def parse_table(text: str, states: dict[str, str]) -> Iterator[Row]:
-    """The rows of /proc/net/tcp or tcp6 in one of these states; a torn last line is passed over."""
+    """Rows of /proc/net/tcp or tcp6 in one of these states; an incomplete last line is skipped."""
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) >= 10 and fields[3] in states:  # noqa: PLR2004 - up to the inode
@@ -416,12 +416,12 @@ def parse_table(text: str, states: dict[str, str]) -> Iterator[Row]:
 
 
 def _socket_inodes(pid: int) -> set[int]:
-    """Of the sockets that a process holds; none where it is gone, or another user's."""
+    """Inodes of the sockets that a process holds; empty if the process is gone or another user's."""
     inodes = set()
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in os.listdir(folder)[:_MOST_FILES]:
-            # A descriptor may be closed while we look.
+            # A descriptor may be closed meanwhile.
             with contextlib.suppress(OSError):
                 link = os.readlink(os.path.join(folder, name))
                 if link.startswith(_SOCKET):
@@ -430,7 +430,7 @@ def _socket_inodes(pid: int) -> set[int]:
 
 
 def _address(text: str) -> str:
-    """`0200000A:7148` as `10.0.0.2:29000`: each 32-bit word of the address stands in the machine's own byte order."""
+    """`10.0.0.2:29000` of `0200000A:7148`: each 32-bit word of the address is in the machine's byte order."""
     words, _, port = text.partition(":")
     order = "<" if sys.byteorder == "little" else ">"
     packed = b"".join(struct.pack(f"{order}I", int(words[start : start + 8], 16)) for start in range(0, len(words), 8))

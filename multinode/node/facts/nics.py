@@ -1,8 +1,8 @@
-"""NICs and ports of RDMA NICs, InfiniBand and RoCE: their state, their counters, and what these grew by.
+"""NICs and ports of RDMA NICs, InfiniBand and RoCE: their state and their counters.
 
-And what stands between an RDMA NIC and the GPUs on its PCIe switch: access control (ACS), and an IOMMU. That is read
-as far as the kernel lets: who may not administer the machine sees the beginning of a bridge's configuration alone,
-without ACS. Where an IOMMU is on, its groups tell that ACS kept two devices apart when the machine started.
+It also finds what slows transfers between an RDMA NIC and GPUs on its PCIe switch: access control (ACS), and an IOMMU.
+Without root, the kernel shows only the beginning of a bridge's configuration, without ACS. If an IOMMU is on, its
+groups still show whether ACS separated two devices when the machine started.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 _PCIE_SPEED = re.compile(r"([\d.]+) GT/s")
 _OLD_PCIE = 5.0
 _FAULT_FIELDS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
-# Documentation/ABI/stable/sysfs-class-infiniband. A port counts how often its link went down, or had to be recovered.
+# Documentation/ABI/stable/sysfs-class-infiniband. A port counts how often its link went down or was recovered.
 _RDMA_FAULT_FIELDS = {
     "rx_errors": "port_rcv_errors",
     "tx_dropped": "port_xmit_discards",
@@ -39,26 +39,26 @@ Counters = dict[str, dict[str, Optional[int]]]
 
 
 def list_rdma_ports(classes: str = _CLASSES) -> list[Record]:
-    """One record a port; a node without such NICs has none.
+    """One record per RDMA port; a node without RDMA NICs has none.
 
     Args:
-        classes: where the kernel lists devices by class.
+        classes: directory where the kernel lists devices by class.
     """
     return [_describe(name, folder, classes) for name, folder in list(rdma_ports(classes))[:_MAX_PORTS]]
 
 
 def read_nics(classes: str = _CLASSES) -> Counters:
-    """Bytes and packets by interface name, or `device/port` of an RDMA port; one that cannot be read is left out."""
+    """Bytes and packets by interface name, or `device/port` of an RDMA port; unreadable ones are left out."""
     names = (*list_names(f"{classes}/net"), *(name for name, _ in rdma_ports(classes)))
     nics = {name: _read(name, classes) for name in names}
     return {name: counters for name, counters in nics.items() if None not in counters.values()}
 
 
 def read_nic(name: str, classes: str = _CLASSES) -> dict[str, Optional[int]]:
-    """One of them, with its errors and drops, and how often an interface's link went or came; None is not counted.
+    """Counters of one NIC with errors, drops and link changes; None if the NIC does not count something.
 
     Raises:
-        OSError: what it carried cannot be read.
+        OSError: its traffic counters cannot be read.
     """
     counters = _read(name, classes)
     if None in counters.values():
@@ -73,7 +73,7 @@ def read_nic(name: str, classes: str = _CLASSES) -> dict[str, Optional[int]]:
 
 
 def grown(before: Counters, after: Counters) -> Counters:
-    """What each NIC that is in both counted between the two."""
+    """Increase of each NIC's counters, for NICs in both."""
     return {
         name: {field: (now or 0) - (before[name].get(field) or 0) for field, now in counters.items()}
         for name, counters in after.items()
@@ -82,7 +82,7 @@ def grown(before: Counters, after: Counters) -> Counters:
 
 
 def added(counters: Counters, more: Counters) -> Counters:
-    """What each NIC of `more` counted in both; one that was not always there is left out once it was missing."""
+    """Sums of the counters; a NIC that is missing in either is left out, unless `counters` is empty."""
     if not counters:
         return more
     return {
@@ -113,19 +113,19 @@ def _describe(name: str, folder: str, classes: str) -> Record:
     return {
         "device": device,
         "port": int(port),
-        # `4: ACTIVE`: the number is InfiniBand's, the word says the same.
+        # `4: ACTIVE`: the number is InfiniBand's code of the word.
         "state": None if state is None else state.rpartition(":")[2].strip(),
         "link_layer": try_read(f"{folder}/link_layer"),
         "rate_gbit_per_s": float(rate["gbit"]) if rate else None,
-        # What not every NIC has.
+        # Facts that not every NIC has.
         **{name: value for name, value in more.items() if value not in (None, [])},
     }
 
 
 def _find_gid(folder: str) -> Record:
-    """Of the GIDs by which RoCE v2 is addressed, the first of an IPv4 address, else the first; and whose it is.
+    """The GID for RoCE v2 and its interface: the first GID of an IPv4 address, else the first GID.
 
-    Documentation/ABI/testing/sysfs-class-infiniband. One that is not used is all zeros, and its type cannot be read.
+    An unused GID is all zeros, and its type cannot be read (Documentation/ABI/testing/sysfs-class-infiniband).
     """
     index_found = None
     for index in range(_MAX_GIDS):
@@ -138,12 +138,12 @@ def _find_gid(folder: str) -> Record:
             if is_ipv4:
                 break
     ifname = None if index_found is None else try_read(f"{folder}/gid_attrs/ndevs/{index_found}")
-    # Without any, the first place names the interface all the same.
+    # Even if no GID is used, the first entry names the interface.
     return {"gid_index": index_found, "ifname": ifname or try_read(f"{folder}/gid_attrs/ndevs/0") or None}
 
 
 def _read_pcie(folder: str) -> Record:
-    """Where the NIC is, and what goes through its slot in each direction, now and at the most that both ends could."""
+    """PCI address of the NIC, and the speed of its PCIe link per direction, current and maximal."""
     speeds = {name: _read_lanes(folder, name) for name in ("current", "max")}
     address = os.path.basename(os.path.realpath(folder)).lower()
     return {
@@ -154,7 +154,7 @@ def _read_pcie(folder: str) -> Record:
 
 
 def _read_lanes(folder: str, name: str) -> Optional[float]:
-    # `16.0 GT/s PCIe`; older kernels leave the last word out. Up to 5 GT/s eight bits take ten, then 128 take 130.
+    # `16.0 GT/s PCIe`; older kernels omit the last word. The encoding is 8b/10b up to 5 GT/s, and 128b/130b above.
     speed = _PCIE_SPEED.match(try_read(f"{folder}/{name}_link_speed") or "")
     width = read_number(f"{folder}/{name}_link_width")
     if speed is None or not width:
@@ -167,7 +167,7 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _GPU_VENDORS = ("0x10de", "0x1002")
 # Displays, 3D controllers and other accelerators, by the first byte of the class (linux/pci_ids.h).
 _GPU_CLASSES = ("0x03", "0x12")
-# linux/pci_regs.h: extended capabilities begin there, and one of this kind has its control word there.
+# linux/pci_regs.h: offset of the extended capabilities; ACS's number, and the offset of its control word.
 _CAPABILITIES_AT, _CONFIG_BYTES = 0x100, 0x1000
 _ACS, _ACS_CONTROL = 0x0D, 6
 _REQUESTS_REDIRECTED, _COMPLETIONS_REDIRECTED = 0x04, 0x08
@@ -176,11 +176,11 @@ _MOST_BRIDGES = 16
 
 
 def read_pcie_path(device: str, pci: str) -> Record:
-    """`acs`, the bridges that send up to the CPU what the device and a GPU below one switch exchange; and `iommu`.
+    """`acs`, the bridges that redirect traffic between the device and a GPU below one switch to the CPU; and `iommu`.
 
     Args:
         device: the NIC's folder below /sys/devices, or a link to it.
-        pci: where the kernel lists the PCI devices.
+        pci: directory where the kernel lists PCI devices.
     """
     nic = _chain(device)
     bridges: dict[str, None] = {}
@@ -197,7 +197,7 @@ def read_pcie_path(device: str, pci: str) -> Record:
 
 
 def _chain(folder: str) -> list[str]:
-    """The devices from the root port down to this one: `pci0000:80/0000:80:01.0/...` without its beginning."""
+    """Addresses of the devices from the root port down to this one."""
     _, _, below = os.path.realpath(folder).partition("/pci")
     return below.split("/")[1:]
 
@@ -210,7 +210,7 @@ def _gpus(pci: str) -> Iterator[str]:
 
 
 def _redirects(bridge: str) -> Optional[bool]:
-    """Whether its ACS redirects; None where that cannot be read."""
+    """Whether the bridge's ACS redirects peer-to-peer traffic; None if that cannot be read."""
     try:
         with open(f"{bridge}/config", "rb") as file:
             config = file.read(_CONFIG_BYTES)
@@ -237,7 +237,7 @@ def _group(device: str) -> Optional[str]:
 
 
 def _translator(device: str) -> Optional[str]:
-    """The IOMMU that translates the addresses of what the device sends, `dmar1`; None of none, or one that does not."""
+    """The IOMMU that translates the device's DMA addresses, as `dmar1`; None if there is none, or it passes through."""
     kind = try_read(f"{device}/iommu_group/type") or ""
     if not kind.startswith("DMA"):
         return None

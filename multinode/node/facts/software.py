@@ -1,7 +1,7 @@
 """The job's software: its interpreter with its packages, keys of its YAML that LLaMA-Factory lacks, programs on PATH.
 
-Reads metadata and sources and imports nothing of them. A non-interactive shell reads no conda set-up and leaves many
-.bashrc files early, so that programs are looked for on the PATH that a job gets, and then in the user's own shell.
+Reads metadata and sources, and imports no packages. A non-interactive shell runs no conda set-up, and many .bashrc
+files return early in it. So programs are looked for on the job's PATH first, and then in the user's interactive shell.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _PACKAGES = (
     "bitsandbytes",
     "flash-attn",
 )
-# The wheels of NCCL, by the major version of the CUDA that torch was built with.
+# Wheels of NCCL, by the major version of torch's CUDA.
 _NCCL_WHEELS = {"11": "nvidia-nccl-cu11", "12": "nvidia-nccl-cu12", "13": "nvidia-nccl-cu13"}
 _CUDA_VERSION = re.compile(r"""^cuda\b[^=\n]*=\s*['"](\d+)(\.[\d.]+)?['"]""", re.MULTILINE)
-# Stands before the answer of a script, so that what a sitecustomize prints around it is passed over. Scripts run under
-# any Python 3.8+; the directory that one is started in is no part of an installation, hence their first lines.
+# Marks the answer of a script, so that output of a sitecustomize is skipped. Scripts run under Python 3.8 and later.
+# Their first lines remove the working directory from sys.path: it is not part of the installation.
 _MARK = "multinode-answer:"
-# Metadata are found by the names of directories: importlib.metadata takes twice as long as the interpreter to start.
+# The script finds metadata by directory names: importlib.metadata takes twice as long as starting the interpreter.
 _SCRIPT = f"""
 import sys; sys.path[:] = [p for p in sys.path if p]
 import glob, json, os, re
@@ -129,22 +129,22 @@ print("\\n{_MARK}" + json.dumps({{**answer, "unknown": unknown, "trouble": troub
 
 
 class Installed(NamedTuple):
-    """What the job's interpreter has."""
+    """Versions and packages of the job's interpreter."""
 
     python_version: str
     packages: dict[str, str]
     cuda_version: Optional[str]
     nccl_version: Optional[str]
     missing: dict[str, str]  # why there is no cuda_version or nccl_version
-    torch_build: Optional[str]  # torch/version.py, which no two builds share; None without torch
+    torch_build: Optional[str]  # text of torch/version.py, which identifies the build; None without torch
 
 
 def find_interpreter(python: Optional[str], path: str, cwd: Optional[str] = None) -> tuple[Optional[str], str]:
-    """Absolute path of the job's interpreter, or None and the reason.
+    """Absolute path of the job's interpreter, or None; and the reason if it is None.
 
     Args:
-        python: the one that was asked for, as a path or a name on PATH; None takes that of `.venv` in `cwd`, then
-            python3, then python.
+        python: the requested interpreter, as a path or a name on PATH; None tries `.venv` in `cwd`, then python3, then
+            python.
         path: PATH of the job.
         cwd: directory of the job.
     """
@@ -152,11 +152,11 @@ def find_interpreter(python: Optional[str], path: str, cwd: Optional[str] = None
         own = find_program(os.path.join(cwd, ".venv/bin/python"), path) if cwd is not None else None
         program = own or find_program("python3", path) or find_program("python", path)
         return program, "neither python3 nor python is on PATH"
-    # Links stay as they are: behind the link of a virtual environment lies the interpreter that knows nothing of it.
+    # Links are not resolved: the target of a virtual environment's link is an interpreter outside the environment.
     home, full = os.path.expanduser("~"), os.path.expanduser(python)
     program = find_program(full, path, home)
     if program is None and os.path.isdir(os.path.join(home, full)):
-        # Whoever names an environment means its interpreter.
+        # The user named an environment instead of its interpreter.
         inside = find_program(os.path.join(full, "bin", "python"), path, home)
         way = f"its interpreter is {python.rstrip('/')}/bin/python" if inside else "it has no bin/python"
         return None, f"{python} is a directory: {way}"
@@ -164,9 +164,9 @@ def find_interpreter(python: Optional[str], path: str, cwd: Optional[str] = None
 
 
 def query_packages(python: str, cwd: Optional[str], keys: Sequence[str] = (), modules: Sequence[str] = ()) -> Query:
-    """Ask the interpreter, in the job's environment and without -I, for its version and its packages.
+    """Ask the interpreter for its version and packages, in the job's environment and without -I.
 
-    And which of these keys of a training's YAML its LLaMA-Factory does not know, and which modules it does not find.
+    It also tells which of these YAML keys its LLaMA-Factory does not know, and which of these modules it does not find.
     """
     words = " ".join((*_PACKAGES, *_NCCL_WHEELS.values()))
     argv = [python, "-c", _SCRIPT, words, " ".join(modules), *keys[:_MOST_KEYS]]
@@ -174,10 +174,10 @@ def query_packages(python: str, cwd: Optional[str], keys: Sequence[str] = (), mo
 
 
 def parse_packages(text: str) -> Installed:
-    """The answer's content.
+    """Versions and packages in the answer of `query_packages`.
 
     Raises:
-        QueryFailed: there is no answer in it.
+        QueryFailed: the text has no answer.
     """
     try:
         return _read_packages(_answer(text))
@@ -186,10 +186,10 @@ def parse_packages(text: str) -> Installed:
 
 
 def parse_unknown(text: str) -> dict[str, Optional[str]]:
-    """Those keys, each with the argument whose name is nearest, or None.
+    """Unknown keys in the answer of `query_packages`, each with the argument whose name is most similar, or None.
 
     Raises:
-        QueryFailed: it could not tell, or this is no answer.
+        QueryFailed: the interpreter could not tell, or the text has no answer.
     """
     try:
         data = _answer(text)
@@ -203,10 +203,10 @@ def parse_unknown(text: str) -> dict[str, Optional[str]]:
 
 
 def parse_absent(text: str) -> list[str]:
-    """Those modules that it does not find.
+    """Modules that the interpreter does not find, in the answer of `query_packages`.
 
     Raises:
-        QueryFailed: this is no answer.
+        QueryFailed: the text has no answer.
     """
     try:
         return [str(name) for name in _answer(text)["absent"]]
@@ -215,22 +215,22 @@ def parse_absent(text: str) -> list[str]:
 
 
 def find_tools(names: list[str], python: Optional[str], path: str) -> dict[str, str]:
-    """Absolute path of each that is found beside the interpreter, or along `path`."""
+    """Absolute paths of the programs that are found beside the interpreter or along `path`."""
     folders = os.pathsep.join(([os.path.dirname(python)] if python else []) + [path])
     places = {name: find_program(name, folders) for name in names}
     return {name: place for name, place in places.items() if place is not None}
 
 
 def query_interactive(names: list[str]) -> Query:
-    """Ask the user's login shell, as a terminal would start it, where these programs are."""
+    """Ask the user's shell, started as in a terminal, where these programs are."""
     shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    # `command -v` is POSIX; one that is not found prints nothing, and does not matter.
+    # `command -v` is POSIX; for a missing program it prints nothing.
     script = "; ".join(f"command -v {shlex.quote(name)}" for name in names)
     return Query([shell, "-lic", f"{script}; true"], deadline_s=_SHELL_S)
 
 
 def parse_tools(text: str, names: list[str]) -> dict[str, str]:
-    """Absolute paths in what the shell printed; its greetings, aliases and functions are passed over."""
+    """Absolute paths in the output of `query_interactive`; greetings, aliases and functions are skipped."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         name = os.path.basename(line)
@@ -271,14 +271,14 @@ _LIMITS = {
     "processes": resource.RLIMIT_NPROC,
     "locked_memory_bytes": resource.RLIMIT_MEMLOCK,
 }
-# Parts of a control group's path, by what makes such groups. Kubernetes comes first: below it others run the container.
+# Parts of a control group's path by the software that creates it. Kubernetes is first: it uses one of the others.
 _GROUPS = {"kubernetes": "kubepods", "docker": "docker", "podman": "libpod", "containerd": "containerd", "lxc": "lxc"}
 _LONGEST_NAME = 200
 _KIND = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 
 
 def read_machine() -> tuple[Record, dict[str, str]]:
-    """The facts by the names of NodeFacts, and by the same names why one is None."""
+    """Facts of the machine by the names of NodeFacts, and the reasons of those that are None."""
     readers: dict[str, Callable[[], Any]] = {
         "user": lambda: pwd.getpwuid(os.getuid()).pw_name,
         "boot_id": lambda: _known(boot_id(), "the kernel shows no boot id"),
@@ -307,8 +307,8 @@ def read_machine() -> tuple[Record, dict[str, str]]:
 
 
 def read_processor_name(path: str = "/proc/cpuinfo") -> Optional[str]:
-    """What the kernel calls our processors, on one line; None where it does not name them, as on ARM."""
-    # No further than the first: of many cores the kernel takes its time to say how fast they run.
+    """The kernel's name of the processors, on one line; None if it has no name, as on ARM."""
+    # Only the first core is read: the kernel takes a while to list many cores with their frequencies.
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             key, _, value = line.partition(":")
@@ -318,13 +318,13 @@ def read_processor_name(path: str = "/proc/cpuinfo") -> Optional[str]:
 
 
 def find_container(env: dict[str, str], root: str = "/") -> str:
-    """What kind of container we are in, by our environment and by what lies below `root`.
+    """The kind of container that we are in, by our environment and files below `root`.
 
     Raises:
-        LookupError: none shows.
+        LookupError: there is no sign of a container.
     """
     groups = try_read(os.path.join(root, "proc/1/cgroup")) or ""
-    # SSH hands down nothing of what the container was started with; its first process still has it.
+    # SSH does not pass on the environment of the container's start; its first process still has it.
     entries = (try_read(os.path.join(root, "proc/1/environ")) or "").split("\0")
     env = {**dict(entry.split("=", 1) for entry in entries if "=" in entry), **env}
     if "KUBERNETES_SERVICE_HOST" in env:
@@ -380,14 +380,14 @@ _MATTERS = re.compile(
     r"|(LOCAL_|NODE_|GROUP_)(RANK|WORLD_SIZE)|(MASTER_|PET_|NCCL_|GLOO_|HCCL_|CCL_|TORCH).*|FI_TCP_IFACE|PYTHONHOME",
     re.DOTALL,
 )
-# All that the controller takes for one (secret_values.py), and rather more.
+# Names of secrets: all that the controller knows (secret_values.py), and a few more.
 _SECRET = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(API|ACCESS)_?KEY|PRIVATE|AUTHORIZATION|WEBHOOK|_PWD(?![A-Z])",
     re.IGNORECASE,
 )
 _MOST_VARIABLES = 256
 _MOST_BYTES = 1 << 16
-# NCCL cuts what its files say at as much.
+# NCCL truncates lines of its files at this length.
 _MOST_CHARACTERS = 1023
 
 _SYSTEM_FILE = "/etc/nccl.conf"
@@ -395,7 +395,7 @@ _USER_FILE = ".nccl.conf"
 
 
 def select_variables(env: dict[str, str]) -> dict[str, str]:
-    """Those that would change a run; what looks like a secret never leaves the node."""
+    """Variables that would change a run; one that looks like a secret never leaves the node."""
     matter = ((name, value) for name, value in env.items() if _MATTERS.fullmatch(name) and not _SECRET.search(name))
     return {name[:_MOST_CHARACTERS]: value[:_MOST_CHARACTERS] for name, value in islice(matter, _MOST_VARIABLES)}
 
@@ -403,11 +403,11 @@ def select_variables(env: dict[str, str]) -> dict[str, str]:
 def read_nccl_files(
     env: dict[str, str], home: Optional[str] = None, system_file: str = _SYSTEM_FILE
 ) -> dict[str, dict[str, str]]:
-    """What NCCL's configuration files say, by path, in the order in which NCCL reads them: the first that says it wins.
+    """Variables in NCCL's configuration files by path, in the order in which NCCL reads them: the first value wins.
 
     Args:
         env: the environment, which may name another file than the user's own.
-        home: the user's; None asks the system's list of users, as NCCL does, and not HOME.
+        home: the user's home directory; None looks it up in the password database, as NCCL does, and not in HOME.
         system_file: the file for all users.
     """
     own = env.get("NCCL_CONF_FILE") or os.path.join(home or _find_home(), _USER_FILE)
@@ -416,12 +416,12 @@ def read_nccl_files(
 
 
 def read_deepspeed_env(home: str) -> dict[str, str]:
-    """What ~/.deepspeed_env says; nothing where there is no such file."""
+    """Variables in ~/.deepspeed_env; empty if there is no such file."""
     return select_variables(parse_deepspeed_env(_read(os.path.join(home, ".deepspeed_env")) or ""))
 
 
 def parse_nccl_file(text: str) -> dict[str, str]:
-    """NAME=value lines as NCCL reads them: no blank is taken away, and of two lines with one name the first holds."""
+    """NAME=value lines as NCCL reads them: blanks are kept, and the first line of a name wins."""
     values: dict[str, str] = {}
     for line in text.split("\n"):
         name, sign, value = line.partition("=")
@@ -431,7 +431,7 @@ def parse_nccl_file(text: str) -> dict[str, str]:
 
 
 def parse_deepspeed_env(text: str) -> dict[str, str]:
-    """NAME=value lines as DeepSpeed's launcher reads them: the last of two holds."""
+    """NAME=value lines as DeepSpeed's launcher reads them: the last line of a name wins."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {name.strip(): value.strip() for name, sign, value in pairs if sign}
 
@@ -444,12 +444,12 @@ def _find_home() -> str:
 
 
 def _read(path: str) -> Optional[str]:
-    # Anything but a file, a pipe for one, might never come to an end.
+    # Reading anything but a regular file, such as a pipe, might never end.
     if not os.path.isfile(path):
         return None
     try:
         with open(path, "rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")
     except OSError:
-        # What we may not read, NCCL may not read either: it goes on without.
+        # If we may not read it, NCCL may not either, and continues without it.
         return None

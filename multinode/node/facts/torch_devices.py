@@ -1,7 +1,8 @@
-"""What the job's torch finds: whether it has a GPU at all, its kernels' architectures, and those of the GPUs.
+"""Devices that the job's torch finds: whether it has a GPU, its kernels' architectures, and those of the GPUs.
 
-Only torch can tell: forward-compatibility libraries let it run on a driver that its CUDA is too new for. Importing it
-takes seconds, so an answer with GPUs is kept for the environment that gave it. One without is not: its cause may go.
+Only torch can tell: with forward-compatibility libraries it runs on a driver that is too old for its CUDA. Importing
+torch takes seconds, so an answer with GPUs is cached for its environment. An answer without GPUs is not cached, since
+its cause may be fixed.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ print("\\n{_MARK}" + json.dumps({{"available": available, "kernels": kernels, "g
 
 
 def query_devices(python: str, cwd: Optional[str], env: Mapping[str, str], deadline_s: float) -> Query:
-    """Ask the interpreter, under the job's variables."""
-    # The driver's warnings about the GPUs' order would only cost their text.
+    """Ask the interpreter for its devices, with the job's variables."""
+    # With an order set, nothing warns about the GPUs' order: such a warning would be taken for the reason.
     variables = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **env}
     return Query([python, "-c", _SCRIPT], deadline_s=deadline_s, cwd=cwd, env=variables)
 
 
 def parse_devices(text: str) -> Record:
-    """The answer, by the names of TorchDevices.
+    """The answer of `query_devices`, with the fields of TorchDevices.
 
     Raises:
-        QueryFailed: there is none in it.
+        QueryFailed: the text has no answer.
     """
     lines = [line[len(_MARK) :] for line in text.splitlines() if line.startswith(_MARK)]
     try:
@@ -85,23 +86,23 @@ def _line(text: str) -> str:
 
 
 class DeviceCache:
-    """Answers that were given on this node, by what decides them."""
+    """Cache of this node's answers, by everything that determines them."""
 
     def __init__(self, home: str) -> None:
         self._path = os.path.join(home, ".multinode", "torch-devices.json")
 
     def key(self, env: Mapping[str, str], *parts: object) -> str:
-        """A name for these parts and for the variables that decide."""
+        """The key of these parts and of the variables that matter to torch."""
         variables = {**{name: value for name, value in os.environ.items() if _DECIDES.match(name)}, **env}
         return hashlib.sha256(json.dumps([parts, sorted(variables.items())]).encode()).hexdigest()
 
     def get(self, key: str) -> Optional[Record]:
-        """What was kept under it."""
+        """The answer that is cached for a key; None if there is none."""
         value = self._read().get(key)
         return value if isinstance(value, dict) else None
 
     def put(self, key: str, value: Record) -> None:
-        """Keep it, and of the others the newest; where nothing can be written, the next probe asks again."""
+        """Cache an answer, and keep the newest others; if that fails, the next probe asks torch again."""
         answers = {name: old for name, old in self._read().items() if name != key}
         kept = {**dict(list(answers.items())[1 - _MOST_KEPT :]), key: value}
         with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
-"""The verb `diagnose`: what each worker of a run that hangs is doing right now, where it stands, and what NCCL tells.
+"""The verb `diagnose`: state, stacks and connections of each worker of a hanging run, and what NCCL reports.
 
-NCCL's RAS service is asked, and dumps of PyTorch's flight recorder are listed. Reads only, but for the signal that an
-instrumented worker registered to show its stacks. Which rank is behind is not for a node to say: that takes the
-answers of all.
+It asks NCCL's RAS service, and lists dumps of PyTorch's flight recorder. It only reads, except for the signal by which
+an instrumented worker shows its stacks. A node cannot tell which rank is behind: that needs the answers of all nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ..rundir import RunDir, open_run
 
 _FOLDER = "stacks"
 _MOST_BYTES = 1 << 16
-# The file is only ever appended to; beyond this it is begun anew.
+# Workers append to their file; beyond this size it is truncated.
 _FILE_BYTES = 1 << 22
 _QUIET_S = 0.15
 _POLL_S = 0.02
@@ -37,7 +36,7 @@ _HELD = {"T": "it is stopped", "t": "a debugger holds it", "Z": "it has ended", 
 
 
 class Mark(NamedTuple):
-    """What an instrumented worker left when it registered."""
+    """The file that an instrumented worker writes when it registers its signal."""
 
     rank: int
     pid: int
@@ -46,11 +45,11 @@ class Mark(NamedTuple):
 
 
 class StackReader:
-    """Asks several processes at once, and reads the answers afterwards.
+    """Asks several processes for their stacks at once, and reads the answers afterwards.
 
     Args:
-        marks: those of the instrumented workers, by pid.
-        path: where py-spy is looked for.
+        marks: marks of the instrumented workers, by pid.
+        path: PATH on which to look for py-spy.
     """
 
     def __init__(self, run_dir: RunDir, marks: dict[int, Mark], path: str) -> None:
@@ -62,7 +61,7 @@ class StackReader:
         self._missing: dict[int, str] = {}
 
     def ask(self, process: Process, state: str) -> None:
-        """Have the process show its stacks; one that cannot act is left in peace."""
+        """Ask a process for its stacks, unless it is stopped or has ended."""
         if state in _HELD:
             self._missing[process.pid] = f"{_HELD[state]}, so it returns none"
             return
@@ -73,7 +72,7 @@ class StackReader:
             self._start_py_spy(process.pid)
 
     def answers(self, deadline_s: float) -> dict[int, Record]:
-        """`stack`, `stack_source` and `stack_missing` by pid, for all that were asked."""
+        """`stack`, `stack_source` and `stack_missing` by pid, for all processes of `ask`."""
         stacks = {pid: _stack(None, None, reason) for pid, reason in self._missing.items()}
         end = time.monotonic() + deadline_s
         for pid, (path, start) in self._asked.items():
@@ -106,7 +105,7 @@ class StackReader:
 
 
 def read_marks(run_dir: RunDir) -> dict[int, Mark]:
-    """Marks of workers that are still the same processes, by pid; a zombie counts."""
+    """Marks of workers whose processes still exist, by pid; a zombie counts."""
     marks = {}
     for name in list_names(os.path.join(run_dir.path, _FOLDER)):
         record = run_dir.read(os.path.join(_FOLDER, name)) if name.endswith(".json") else None
@@ -125,14 +124,14 @@ def _parse_mark(record: Record) -> Optional[Mark]:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process handles the signal now: a worker that has replaced itself by exec does so no more."""
+    """Whether the process handles the signal now: after an exec it does not."""
     lines = (try_read(f"/proc/{pid}/status") or "").splitlines()
     masks = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
     return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
 
 
 def _read_grown(path: str, start: int, end: float) -> str:
-    """What was appended: once it has grown, and has then been quiet for a moment."""
+    """Text that was appended to a file; waits until it has grown and then stopped growing, or for `end`."""
     size, changed = start, time.monotonic()
     while time.monotonic() < end:
         try:
@@ -165,12 +164,12 @@ def _stack(text: Optional[str], source: Optional[str], missing: Optional[str]) -
 
 _LOOK_S = 0.3
 _STACKS_S = 2.0
-# RAS asks its peers in two legs, and waits for as long in each (ras_internal.h: 5 s by default).
+# RAS asks its peers in two legs, and waits this long in each (ras_internal.h: 5 s by default).
 _RAS_LEG_S = 2
 _RAS_S = 2 * _RAS_LEG_S + 1.0
 _MOST_PROCESSES = 64
 _MOST_LAUNCHERS = 4
-# NCCL 2.24 and later listen here unless NCCL_RAS_ADDR says otherwise (NCCL documentation, "RAS").
+# Default port of NCCL 2.24 and later, which NCCL_RAS_ADDR changes (NCCL documentation, "RAS").
 _RAS_PORT = 28028
 _RAS_CONNECT_S = 1.0
 _MOST_RAS_BYTES = 1 << 16
@@ -193,25 +192,26 @@ _WORDS = {
 
 
 class _Member(NamedTuple):
-    """A process of the run that is looked at."""
+    """A worker or launcher of the run."""
 
     process: Process
-    environ: dict[str, str]  # some of the variables it was started with; none of a zombie
-    rank: Optional[int]  # global rank; None of a launcher, which is whatever stands above the workers
+    environ: dict[str, str]  # some of the variables it was started with; empty for a zombie
+    rank: Optional[int]  # global rank; None for a launcher, which is any other process of the run
     local_rank: Optional[int]
 
 
 def ras_target(addr: Optional[str]) -> tuple[str, int]:
-    """Where NCCL's RAS service listens for these workers, by their NCCL_RAS_ADDR: on the first address of `localhost`.
+    """Host and port of the workers' RAS service, by their NCCL_RAS_ADDR.
 
-    That is often ::1. Only the port is taken, since no other node is asked.
+    Only the port is taken from it: NCCL listens on the first address of `localhost`, often ::1, and no other node is
+    asked.
     """
     port = (addr or "").rpartition(":")[2]
     return "localhost", int(port) if port.isdecimal() and int(port) < 1 << 16 else _RAS_PORT
 
 
 class _RasQuestion:
-    """`verbose status`, asked early and read late: the service may have to wait for peers that are stuck.
+    """The RAS request `verbose status`. It is sent early and read late, since the service may wait for stuck peers.
 
     Args:
         addr: NCCL_RAS_ADDR of the workers.
@@ -229,7 +229,7 @@ class _RasQuestion:
             self.close()
 
     def answer(self, deadline_s: float) -> Record:
-        """`ras` and `ras_missing`; what has come by the deadline is kept, finished or not."""
+        """`ras` and `ras_missing`; an answer that is incomplete at the deadline is kept."""
         data = b""
         end = time.monotonic() + deadline_s
         while self._socket is not None and len(data) < _MOST_RAS_BYTES and (left_s := end - time.monotonic()) > 0:
@@ -242,26 +242,26 @@ class _RasQuestion:
                 break
             data += piece
         self.close()
-        # What `timeout` is answered with; releases that do not know it say so, and answer the rest.
+        # The answer to `timeout`; releases that do not know it report an error, and answer the rest.
         text = re.sub(r"\A(OK|ERROR: Unknown command .*)\n", "", data.decode(errors="replace"))
         return {"ras": text or None, "ras_missing": None if text else self._missing or "NCCL RAS gave no answer"}
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
 
 class _ProcessLook(NamedTuple):
-    """One look at a process: its state's letter, and seconds of CPU used since it began."""
+    """One look at a process: the letter of its state, and CPU seconds since its start."""
 
     state: str
     cpu_s: float
 
 
 def run(request: Record, channel: Channel) -> None:
-    """One record `diagnosis`."""
+    """The verb `diagnose`: emits one record `diagnosis`."""
     run_dir = open_run(request["run_id"])
     marks = read_marks(run_dir)
     members = _find_members(run_dir, marks)
@@ -296,10 +296,10 @@ def run(request: Record, channel: Channel) -> None:
 
 
 def _find_members(run_dir: RunDir, marks: dict[int, Mark]) -> list[_Member]:
-    """The workers, and what started them.
+    """Find the workers and their launchers.
 
-    A worker's data loaders inherit its variables: of those with one rank, the one that registered is the worker, else
-    the one whose parent has none.
+    A worker's data loaders inherit its variables. Among processes of one rank, the worker is the one that registered,
+    or else the one whose parent has no LOCAL_RANK.
     """
     family = Family(run_dir.run_id).find()
     environs = {process.pid: _read_environ(process.pid) for process in family}
@@ -313,7 +313,7 @@ def _find_members(run_dir: RunDir, marks: dict[int, Mark]) -> list[_Member]:
         elif process.pid in marks or (rank not in marked and "LOCAL_RANK" not in environs.get(process.ppid, {})):
             members.append(_Member(process, environ, rank, _number(environ["LOCAL_RANK"])))
     pids = {member.process.pid for member in members}
-    # A zombie has no environment any more: its mark still says which worker it was.
+    # A zombie has no environment, but its mark tells its rank.
     gone = ((find_process(pid), mark) for pid, mark in marks.items() if pid not in pids)
     members += [_Member(process, {}, mark.rank, None) for process, mark in gone if process is not None]
     workers = sorted((member for member in members if member.rank is not None), key=lambda member: member.rank or 0)
@@ -347,7 +347,7 @@ def _describe(member: _Member, first: Optional[_ProcessLook], second: Optional[_
         "state_before": first.state if first is not None else state,
         "cpu_s": second.cpu_s - first.cpu_s if first is not None and second is not None else None,
         "wchan": _short(f"/proc/{pid}/wchan"),
-        # Only root may read it.
+        # Only root can read it.
         "kernel_stack": _short(f"/proc/{pid}/stack"),
         "sockets": _sockets(pid) if member.rank is not None else None,
         "gpu": member.rank is not None and uses_gpu(pid),
@@ -369,7 +369,7 @@ def _sockets(pid: int) -> Optional[Record]:
 
 
 def _last_steps(run_dir: RunDir) -> list[Record]:
-    """The last step of each rank that has recorded one, whether its process lives or not."""
+    """The last recorded step of each rank, whether its process lives or not."""
     records = []
     names = [name for name in list_names(run_dir.samples) if name.startswith("rank-")]
     for name in names[:_MOST_PROCESSES]:
@@ -382,7 +382,7 @@ def _last_steps(run_dir: RunDir) -> list[Record]:
 
 def _last_step(path: str) -> Optional[Record]:
     for line in reversed(read_end(path, _TAIL_BYTES).splitlines()):
-        # The first line may be the end of one, the last one is perhaps being written.
+        # The first line may be cut off, and the last one incomplete.
         with contextlib.suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and record.get("kind") == "step":
@@ -391,7 +391,7 @@ def _last_step(path: str) -> Optional[Record]:
 
 
 def _read_sequence(run_dir: RunDir, member: _Member) -> Optional[int]:
-    """Collectives that the worker has launched, as its instrumentation keeps them."""
+    """Number of collectives that the worker has launched, as counted by its instrumentation; None if unknown."""
     words = (try_read(os.path.join(run_dir.path, "stacks", f"rank-{member.rank}.sequence")) or "").split()
     if len(words) != 2 or words[0] != str(member.process.pid):  # noqa: PLR2004 - its pid and the number
         return None
@@ -399,7 +399,7 @@ def _read_sequence(run_dir: RunDir, member: _Member) -> Optional[int]:
 
 
 def list_flight_records(run_dir: str, environs: Iterable[dict[str, str]]) -> list[Record]:
-    """Name and size of each dump that workers wrote, where their variables say, or in the run directory."""
+    """Path and size of each dump of the flight recorder, by the workers' variables or in the run directory."""
     prefixes = {environ[name] for environ in environs for name in _FLIGHT_VARIABLES if environ.get(name)}
     prefixes = {prefix for prefix in prefixes if os.path.isabs(prefix)} | {os.path.join(run_dir, _FLIGHT_NAME)}
     states = []
@@ -420,7 +420,7 @@ def _variable(members: list[_Member], name: str) -> Optional[str]:
 
 
 def _short(path: str) -> Optional[str]:
-    """What a file of /proc says; None where it may not be read, or says nothing (`0` is the kernel's nothing)."""
+    """The text of a file of /proc; None if it cannot be read, or is empty or `0`, by which the kernel means nothing."""
     text = (try_read(path) or "")[:_SHORT_CHARACTERS]
     return text if text not in {"", "0"} else None
 

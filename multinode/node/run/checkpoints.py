@@ -1,7 +1,7 @@
-"""The checkpoints below a directory of this node: which files each has, and which of them are cut or unreadable.
+"""The verb `checkpoints`: which files each checkpoint has on this node, and which are truncated or unreadable.
 
-It says what is there; which checkpoint is complete, where several nodes hold parts of one, the controller decides.
-Tensor files are judged by their framing alone: reading all of an optimizer's state would take as long as training on.
+The controller decides which checkpoints are complete, since several nodes may hold parts of one. Only the framing of
+tensor files is checked: reading a whole optimizer state would take too long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..channel import Channel, Record
 from ..facts import files
 from ..files import list_names, read_mounts, read_object
 
-# A training that keeps more has its newest looked at.
+# If there are more, only the newest are checked.
 _MOST_CHECKPOINTS = 50
 _MOST_FILES = 4096
 _NAME = re.compile(r"checkpoint-(\d{1,15})")
@@ -25,16 +25,16 @@ _STATE = "trainer_state.json"
 _INDEX = ".index.json"
 _SAFETENSORS = ".safetensors"
 _TORCH = (".pt", ".pth", ".bin")
-# The log of a long training; what safetensors itself allows for a header.
+# Enough for the history of a long training; the limit of safetensors itself for a header.
 _MOST_STATE_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 100_000_000
 _MOST_STEP = 1 << 53
-# Of a safetensors file's header.
+# Length of the header of a safetensors file.
 _LENGTH = struct.Struct("<Q")
 
 
 def run(request: Record, channel: Channel) -> None:
-    """The verb `checkpoints`: one record with those below `directory`, the newest first."""
+    """The verb `checkpoints`: emits one record with the checkpoints below `directory`, newest first."""
     folder = os.path.join(os.path.expanduser(request["cwd"] or "~"), os.path.expanduser(request["directory"]))
     numbered = [(int(match[1]), name) for name in list_names(folder) for match in [_NAME.fullmatch(name)] if match]
     names = [name for _, name in sorted(numbered, reverse=True)[:_MOST_CHECKPOINTS]]
@@ -45,12 +45,11 @@ def run(request: Record, channel: Channel) -> None:
 
 
 def look_at(folder: str) -> Record:
-    """One checkpoint.
+    """Describe one checkpoint.
 
     Returns:
-        `files`: by name, what is wrong with each file that a resume reads, None where nothing is; `step` and
-        `max_steps`: those of trainer_state.json; `saved_ns`: when that was written; `shards`: names that the indexes
-        of the weights list.
+        `files`: the problem of each file that a resume reads, by name, None if it has none; `step` and `max_steps` of
+        trainer_state.json; `saved_ns`: when that file was written; `shards`: file names in the indexes of the weights.
     """
     problems: dict[str, Optional[str]] = {}
     step: Optional[int] = None
@@ -103,7 +102,7 @@ def _read_shards(path: str) -> list[str]:
 
 
 def _check_safetensors(path: str) -> None:
-    """Length of the header in 8 bytes, the header in JSON, then the tensors, which end where the last one ends.
+    """Check the size of a file: 8 bytes with the length of the header, the header in JSON, then the tensors.
 
     https://github.com/huggingface/safetensors#format
     """
@@ -126,7 +125,7 @@ def _check_safetensors(path: str) -> None:
 
 
 def _check_archive(path: str) -> None:
-    """What torch.save writes is a zip file without compression, whose directory stands at its end."""
+    """Check a file of torch.save: a zip file, whose directory is at its end and so missing if it is truncated."""
     if os.path.getsize(path) == 0:
         raise ValueError("it is empty")
     with zipfile.ZipFile(path) as archive:

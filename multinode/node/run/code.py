@@ -1,7 +1,7 @@
-"""The verb `code`: the tree of files that a run's job is started in. Only what no earlier tree had is sent.
+"""The verb `code`: the tree of files in which a run's job starts. Only content that no earlier tree had is sent.
 
-A tree is made beside its place and moved there whole; the store beside it holds each content once, named by its
-SHA-256. Whoever asks for a tree, no file and no link of it leads out of it.
+A tree is built beside its place and then moved there. The store beside the trees holds each content once, named by its
+SHA-256. A request whose files or links lead out of the tree is refused.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _DIGEST_DIGITS = 64
 _BLOCK_BYTES = 1 << 20
 _MOST_FILES = 100_000
 _PATIENCE_S = 60.0
-# What no tree has used for so long is sent anew if it is wanted.
+# Content that no tree has used for this long is removed from the store.
 _UNUSED_S = 30 * 86400.0
-# Of one that is being made; and one that no run uses yet may be about to.
+# A younger tree may still be under construction, or about to be used by a run.
 _YOUNG_S = 3600.0
 
 
@@ -41,10 +41,10 @@ class _File(NamedTuple):
 
 
 def run(request: Record, channel: Channel) -> None:
-    """One record `wanted`, the numbers of the files to send, then `copied`, once the tree is in its place.
+    """The verb `code`: emits `wanted`, the numbers of the files to send, then `copied` when the tree is in place.
 
     Raises:
-        AgentError: a path leads out of the tree, what came is not what was announced, or it cannot be written.
+        AgentError: a path leads out of the tree, a file differs from its digest, or the tree cannot be written.
     """
     run_id: str = request["run_id"]
     if not is_run_id(run_id):
@@ -65,16 +65,16 @@ def run(request: Record, channel: Channel) -> None:
 
 
 def clean_code(run_ids: Optional[list[str]], before_s: float) -> Record:
-    """Remove trees that no run uses any more: those of these runs, or all from before then, and what is stored unused.
+    """Remove trees that no run uses: the trees of some runs, or all old trees and old content of the store.
 
-    What a job has written there is not ours to remove; `__pycache__` is.
+    A tree in which a job has written files is kept; `__pycache__` does not count.
 
     Args:
-        run_ids: whose trees; None is all, and the store.
-        before_s: what is younger stays, where `run_ids` is None.
+        run_ids: the runs; None removes all old trees, and cleans the store.
+        before_s: wall clock; younger trees and contents are kept if `run_ids` is None.
 
     Returns:
-        `code_bytes`, how much was removed, and `code_kept`, the trees in which a job has written files.
+        `code_bytes`, the bytes that were removed, and `code_kept`, the trees in which a job has written files.
     """
     runs = _names(os.path.join(os.path.dirname(_root()), "runs"))
     freed, kept = 0, []
@@ -93,7 +93,7 @@ def clean_code(run_ids: Optional[list[str]], before_s: float) -> Record:
 
 
 def _is_used(name: str, runs: list[str]) -> bool:
-    """Whether one of the runs that are left here is the tree's, or an attempt of its run."""
+    """Whether a run that still has a directory is the run of this tree, or an attempt of it."""
     return any(run.rpartition(".")[0] == name or run.startswith(f"{name}-") for run in runs)
 
 
@@ -135,7 +135,7 @@ def _make(place: str, request: Record, files: list[_File], links: dict[str, str]
 
 
 def _check_names(paths: list[str]) -> None:
-    """Refuse what would lie outside the tree, or in the place of something else in it."""
+    """Refuse names outside the tree, names that occur twice, and names below a file or link."""
     if len(paths) > _MOST_FILES:
         raise AgentError(f"{len(paths)} files are more than a tree may have")
     taken = set(paths)
@@ -163,9 +163,9 @@ def _require_room(folder: str, size_bytes: int) -> None:
 
 
 def _take(store: str, tree: str, file: _File) -> bool:
-    """Copy a file from the store into the tree; False where the store lacks it. One that is damaged is removed there.
+    """Copy a file from the store into the tree; False if the store lacks it. Damaged content is removed from the store.
 
-    A copy and no link: a job that changes its file must not change the store.
+    It is a copy, not a hard link: a job that changes its file must not change the store.
     """
     stored, place = os.path.join(store, file.digest), os.path.join(tree, file.path)
     os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -191,7 +191,7 @@ def _create(path: str, mode: int) -> BinaryIO:
 
 
 def _pieces(channel: Channel) -> Iterator[tuple[int, bytes]]:
-    """What the controller sends: the number of a file, and bytes of it."""
+    """Pieces from the controller: the number of a file, and bytes of it."""
     heard = time.monotonic()
     while time.monotonic() < heard + _PATIENCE_S and not channel.closed:
         for line in channel.lines(_PATIENCE_S):
@@ -202,7 +202,7 @@ def _pieces(channel: Channel) -> Iterator[tuple[int, bytes]]:
 
 
 def _receive(store: str, number: int, file: _File, pieces: Iterator[tuple[int, bytes]]) -> None:
-    """Put a file into the store, whole or not at all."""
+    """Receive a file into the store, atomically."""
     descriptor, partial = tempfile.mkstemp(prefix=".", dir=store)
     try:
         with open(descriptor, "wb") as target:
@@ -228,7 +228,7 @@ def _write(target: BinaryIO, number: int, file: _File, pieces: Iterator[tuple[in
 
 
 def _make_links(tree: str, links: dict[str, str]) -> None:
-    """Make them all, then see where each leads: through another one it may lead elsewhere than it says."""
+    """Make all links, then check where each leads, since it may lead through another link."""
     for path, target in links.items():
         place = os.path.join(tree, path)
         os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -244,13 +244,13 @@ def _move(new: str, place: str, digest: str) -> None:
     try:
         os.rename(new, place)
     except OSError:
-        # Another node with this home directory has made the same.
+        # Another node that shares this home directory has made the tree.
         if not _is_made(place, digest):
             raise
 
 
 def _is_made(place: str, digest: str) -> bool:
-    """Whether the run's tree is there."""
+    """Whether the run's tree is complete; raises AgentError if it holds other code."""
     manifest = _read_manifest(place)
     if manifest is not None and manifest["digest"] != digest:
         raise AgentError(f"{place} holds other code than this run's", hint=f"rm -r {place}")
@@ -267,7 +267,7 @@ def _read_manifest(place: str) -> Optional[Record]:
 
 
 def _has_written(place: str) -> bool:
-    """Whether there are files in a tree that were not copied there; in one that was never finished, none."""
+    """Whether a tree has files that were not copied there; False for a tree that was never finished."""
     manifest, tree = _read_manifest(place), os.path.join(place, _TREE)
     if manifest is None:
         return False
@@ -280,7 +280,7 @@ def _has_written(place: str) -> bool:
 
 
 def _forget(before_s: float) -> int:
-    """Remove from the store what has not been used since then; how many bytes."""
+    """Remove content from the store that has not been used since `before_s`; returns the bytes removed."""
     store, freed = os.path.join(_root(), _STORE), 0
     for name in _names(store):
         path = os.path.join(store, name)
@@ -306,7 +306,7 @@ def _modified_s(place: str) -> float:
     try:
         return os.lstat(place).st_mtime
     except OSError:
-        # Another node with this home directory has removed it.
+        # Another node that shares this home directory has removed it.
         return time.time()
 
 

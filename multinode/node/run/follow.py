@@ -1,6 +1,6 @@
 """The verb `follow`: streams a run's log, samples and status as they grow, and takes lease and stop orders meanwhile.
 
-A guest at the run: its death changes nothing. Only where supervisor and sentinel are both dead does it end the run.
+The run does not depend on it. Only if supervisor and sentinel are both dead does the follower end the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(request: Record, channel: Channel) -> None:
     """Follow a run until its end, or until stdin closes.
 
     Raises:
-        AgentError: no such run, or it goes on on another machine.
+        AgentError: there is no such run, or it runs on another machine.
     """
     run_dir = open_run(request["run_id"])
     machine = other_machine(run_dir)
@@ -41,7 +41,7 @@ def run(request: Record, channel: Channel) -> None:
 
 
 def say_hello(run_dir: RunDir, channel: Channel) -> None:
-    """The first record of a channel."""
+    """Emit `hello`, the first record of a run's channel."""
     channel.emit(
         {
             "kind": "hello",
@@ -56,11 +56,11 @@ def say_hello(run_dir: RunDir, channel: Channel) -> None:
 
 
 class Follower:
-    """One reader of a run.
+    """Sends a run's files and status to one reader.
 
     Args:
         request: `offsets`, the bytes of each file that the reader has already, by name relative to the run directory;
-            `poll_s`, how soon it hears what is new.
+            `poll_s`, seconds between looks at the files.
     """
 
     def __init__(self, run_dir: RunDir, request: Record, channel: Channel) -> None:
@@ -76,17 +76,17 @@ class Follower:
         self._alive_due = self._said = 0.0
 
     def follow(self) -> None:
-        """Until the run has ended and all of it is sent, or the reader is gone."""
+        """Follow until the run has ended and everything is sent, or the reader is gone."""
         say_hello(self._run, self._channel)
         while not self._channel.closed:
-            # The status is read first: what was written before the end is then sent before the end.
+            # The status is read before the files: everything written before the end is then sent before `end`.
             ended = self._tell_status()
             sent = self._send_chunks(final=ended)
             if ended and not sent:
                 self._emit({**(self._status or {}), "kind": "end"})
                 return
             self._tell_alive()
-            # A whole chunk may not be all that is there; the rest of what is new can wait for what comes after it.
+            # After a full chunk there may be more to send, so do not wait.
             for line in self._channel.lines(0 if ended or sent == _CHUNK_BYTES else self._poll_s):
                 self._obey(line)
 
@@ -98,7 +98,7 @@ class Follower:
         return has_ended(self._status)
 
     def _send_chunks(self, *, final: bool) -> int:
-        """Send the next piece of every file; returns the bytes of the longest."""
+        """Send the next piece of every file; returns the length of the longest piece in bytes."""
         gone, data = self._log.read(self._log_offset, _CHUNK_BYTES)
         pieces = [("log", self._log_offset, data)]
         if gone:
@@ -148,7 +148,7 @@ class Follower:
                 self._emit({"kind": "note", "message": f"the lease could not be renewed: {error}"})
         elif order.get("op") == "stop":
             order_stop(self._run, order["grace_s"], order.get("order"))
-            # Somebody waits for the end now.
+            # Somebody now waits for the end, so look often.
             self._poll_s = min(self._poll_s, _POLL_S)
             if self._recovery is not None:
                 self._recovery.shorten(order["grace_s"])
@@ -160,7 +160,7 @@ class Follower:
         if now < self._alive_due:
             return
         self._alive_due = now + _ALIVE_S
-        # Whoever wants to hear from us seldom knows by what we say that we live.
+        # For a reader with a long poll interval, any record shows that we live: `alive` only fills silences.
         if self._poll_s <= _POLL_S or now - self._said >= _ALIVE_S:
             self._emit({"kind": "alive", "time_s": time.time()})
         if self._recovery is None and is_lost(self._run):
@@ -169,11 +169,11 @@ class Follower:
 
 
 class Tail:
-    """The part of a file of samples that has not been sent yet.
+    """Reads the part of a samples file that has not been sent yet.
 
     Args:
         name: relative to the run directory.
-        offset: bytes that were sent before.
+        offset: bytes that the reader has already.
     """
 
     def __init__(self, run_dir: RunDir, name: str, offset: int) -> None:
@@ -184,15 +184,16 @@ class Tail:
         self._line_end = offset
 
     def read(self, *, final: bool) -> tuple[int, bytes]:
-        """The next piece and its offset; empty when there is nothing to send yet.
+        """The offset of the next piece, and the piece; empty if there is nothing to send yet.
 
-        It is read up to its last newline, so that no record is sent in part; `final` lifts that.
+        A piece ends at a newline, so that no record is sent in part, unless it is longer than a chunk or `final` is
+        set.
         """
         offset = self._offset
         try:
             if os.lstat(self._path).st_size <= offset:
                 return offset, b""
-            # The job may put a link in its place, to a file that is not the run's.
+            # The job may have replaced it by a link to a file outside the run.
             with open(open_own(self._path, os.O_RDONLY), "rb", buffering=0) as file:
                 limit = _CHUNK_BYTES
                 if not final:
@@ -205,7 +206,7 @@ class Tail:
         return offset, data
 
     def _search_line_end(self, fd: int) -> None:
-        # Each byte is looked at once; no more than one block is in memory.
+        # Each byte is searched once, and only one block is in memory.
         while True:
             block = os.pread(fd, _CHUNK_BYTES, self._searched)
             newline = block.rfind(b"\n")

@@ -1,7 +1,7 @@
 """The job on this node: from the request to argv, environment, files and directory, and from there to a process.
 
-A prelude is the user's shell text, which a login bash runs before the job; then our own code becomes the job. What the
-user asked for is applied once more after it: profiles set PATH anew, and variables too. Knows nothing of who watches.
+A prelude is the user's shell text, which a login bash runs before the job. The bash then becomes our own code by exec,
+which applies the request once more, since profiles set PATH and variables, and becomes the job.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from ..channel import AgentError, Record
 from ..programs import find_program
 from ..rundir import RunDir
 
-# Where a program finds what it is handed beside its environment.
+# Descriptor of what a program gets besides its environment.
 _HANDED_FD = 9
 _RUN_DIR_MARK = "{run_dir}"
 _ERROR_BYTES = 4096
 _PRELUDE_FILE = "prelude.json"
-# What of the request is applied again after it.
-_AFTER_PRELUDE = frozenset(
-    {"run_id", "argv", "env", "unset", "cwd", "path_first", "instrument", "sample_ifnames", "failures_only", "trace"}
-)
+# Fields of the request that are applied again after the prelude.
+_AFTER_PRELUDE = frozenset({"run_id", "command", "place", "instrument", "failures_only", "trace"})
 _NOT_FOUND = 127
-# Nothing is pasted into the script: words come as arguments, and the text, which may hold secrets, before the request,
-# where no list of processes shows it. The prelude, and what it may leave in the background, does not see the request.
+# Nothing is pasted into the script. The job's words are arguments. The prelude's text may contain secrets, so it comes
+# over the descriptor, where `ps` does not show it; the request follows it there. The descriptor is closed for the
+# prelude, so the prelude and its background processes do not see the request.
 _PRELUDE_SCRIPT = f'IFS= read -r -d "" <&{_HANDED_FD}; eval "$REPLY" {_HANDED_FD}<&- || exit; exec "$@"'
 
 
 class Job(NamedTuple):
-    """What is going to be executed.
+    """The process to start.
 
     Attributes:
-        handed: what it can read from `_HANDED_FD`; empty is nothing.
+        handed: what the process can read from `_HANDED_FD`; empty if nothing.
     """
 
     program: str
@@ -49,12 +48,12 @@ class Job(NamedTuple):
 
 
 def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
-    """The job of a supervise request; where that has a prelude, a bash that runs it and then becomes the job."""
-    prelude: Optional[str] = request.get("prelude")
+    """The job of a supervise request; with a prelude, a bash that runs the prelude and then becomes the job."""
+    prelude: Optional[str] = request["command"].get("prelude")
     if not prelude:
         return _prepare(request, run, umask)
-    shell = _prepare({**request, "argv": ["bash"]}, run, umask)
-    # argv[0] is the agent's archive, as the channel's command line has it.
+    shell = _prepare({**request, "command": {**request["command"], "argv": ["bash"]}}, run, umask)
+    # sys.argv[0] is the agent's archive.
     become = [sys.executable, "-I", os.path.abspath(sys.argv[0]), "become-job"]
     environment = {name: value for name, value in request.items() if name in _AFTER_PRELUDE}
     return shell._replace(
@@ -64,10 +63,10 @@ def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
 
 
 def start_job(job: Job) -> int:
-    """Start it in a session of its own, with stdout and stderr in its log, and return its pid.
+    """Start the job in a session of its own, with stdout and stderr in its log, and return its pid.
 
     Raises:
-        AgentError: it could not be started.
+        AgentError: the job could not be started.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -75,7 +74,7 @@ def start_job(job: Job) -> int:
         _become(job, writer)
     os.close(writer)
     with open(reader, "rb") as pipe:
-        # The writer's end closes when the program replaces our code, or says why it did not.
+        # The write end closes on exec; otherwise the child writes why exec failed.
         trouble = pipe.read(_ERROR_BYTES)
     if trouble:
         os.waitpid(pid, 0)
@@ -84,7 +83,7 @@ def start_job(job: Job) -> int:
 
 
 def become_job() -> NoReturn:
-    """Turn this process, which the prelude's bash has become, into the job."""
+    """Turn this process, in which the prelude has run, into the job."""
     with open(_HANDED_FD, "rb") as file:
         request: Record = json.loads(file.read())
     run = RunDir(request["run_id"])
@@ -103,11 +102,11 @@ def become_job() -> NoReturn:
 
 
 def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
-    """Why a job that has ended never began: its prelude failed, or left no program to start; None where it did begin.
+    """Why the job never began: its prelude failed, or the program was not found after it; None if it began.
 
     `how` is how the process ended, in words.
     """
-    if not request.get("prelude"):
+    if not request["command"].get("prelude"):
         return None
     prelude = run.read(_PRELUDE_FILE)
     if prelude is None:
@@ -116,25 +115,32 @@ def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
     return trouble
 
 
-def hold_files(run: RunDir, files: list[Record]) -> None:
-    """Hold the texts of those that are marked so in this process, with which they are gone: they may be secrets.
+def data_nics(request: Record) -> list[str]:
+    """The interfaces that carry the job's data: those that the hostfile names, or that of the node's address."""
+    endpoint = request["place"]["endpoint"]
+    return endpoint.get("ifnames") or [name for name in (endpoint["ifname"],) if name is not None]
 
-    The workers open them by their place in the run directory, as often as they like.
+
+def hold_files(run: RunDir, files: list[Record]) -> None:
+    """Keep the files marked `in_memory` in this process, since they may hold secrets; they vanish with it.
+
+    A link in the run directory leads to each, so workers can open it as often as they like.
     """
     for file in files:
         if file.get("in_memory"):
             fd = open_unnamed()
             with open(fd, "wb", closefd=False) as held:
                 held.write(file["text"].encode())
-            # Whoever follows it opens the file anew, and reads from its beginning.
+            # Each open through /proc has an offset of its own, so everyone reads from the beginning.
             run.add_link(file["path"], f"/proc/{os.getpid()}/fd/{fd}")
 
 
 def _prepare(request: Record, run: RunDir, umask: int) -> Job:
-    argv = [_expand_home(word.replace(_RUN_DIR_MARK, run.path)) for word in request["argv"]]
+    command = request["command"]
+    argv = [_expand_home(word.replace(_RUN_DIR_MARK, run.path)) for word in command["argv"]]
     env = _environment(request, run)
     _check_strings(argv, env)
-    cwd = os.path.abspath(_expand_home(request.get("cwd") or "~"))
+    cwd = os.path.abspath(_expand_home(command.get("cwd") or "~"))
     if not os.path.isdir(cwd):
         raise AgentError(f"the directory {cwd} does not exist", hint="set another with workdir= in the hostfile")
     program = find_program(argv[0], env["PATH"], cwd) if argv else None
@@ -147,24 +153,25 @@ def _prepare(request: Record, run: RunDir, umask: int) -> Job:
 
 
 def _execute(job: Job) -> NoReturn:
-    """Replace this process by the job's program; raises OSError where the kernel refuses."""
+    """Replace this process by the job's program; raises OSError if the kernel refuses."""
     _reset_signals()
     os.chdir(job.cwd)
     os.execve(job.program, job.argv, job.env)  # noqa: S606 - argv comes as data; a shell would reinterpret it
 
 
 def _environment(request: Record, run: RunDir) -> dict[str, str]:
-    unset: list[str] = request.get("unset", [])
+    command = request["command"]
+    unset: list[str] = command.get("unset", [])
     prefixes = tuple(name[:-1] for name in unset if name.endswith("*"))
     env = {name: value for name, value in os.environ.items() if name not in unset and not name.startswith(prefixes)}
-    env.update({name: _expand_home(value.replace(_RUN_DIR_MARK, run.path)) for name, value in request["env"].items()})
+    env.update({name: _expand_home(value.replace(_RUN_DIR_MARK, run.path)) for name, value in command["env"].items()})
     env.update(MULTINODE_RUN_ID=run.run_id, MULTINODE_RUN_DIR=run.path)
-    path_first: Optional[str] = request.get("path_first")
+    path_first: Optional[str] = command.get("path_first")
     env["PATH"] = _prepend(_expand_home(path_first) if path_first else None, env.get("PATH") or os.defpath)
     if request.get("instrument"):
         env["PYTHONPATH"] = _prepend(_instrument_path(), env.get("PYTHONPATH"))
         env["MULTINODE_SAMPLES"] = run.samples
-        env["MULTINODE_IFNAMES"] = ",".join(request.get("sample_ifnames", []))
+        env["MULTINODE_IFNAMES"] = ",".join(data_nics(request))
         if request.get("failures_only"):
             env["MULTINODE_FAILURES_ONLY"] = "1"
         if request.get("trace"):
@@ -173,7 +180,7 @@ def _environment(request: Record, run: RunDir) -> dict[str, str]:
 
 
 def _instrument_path() -> str:
-    # A directory inside the archive: Python imports from it as it stands.
+    # Python can import from a directory inside an archive.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return os.path.join(package, "worker", "start")
 
@@ -195,7 +202,7 @@ def _check_strings(argv: list[str], env: dict[str, str]) -> None:
 
 
 def _become(job: Job, writer: int) -> NoReturn:
-    """Turn this forked child into the job; the reason goes to `writer` when that fails."""
+    """Turn this forked child into the job; if that fails, write the reason to `writer`."""
     try:
         os.setsid()
         os.umask(job.umask)
@@ -213,13 +220,13 @@ def _become(job: Job, writer: int) -> NoReturn:
 
 
 def _hand_over(job: Job, writer: int) -> int:
-    """Put what is handed where the program finds it; returns `writer`, which may have had to make room."""
+    """Make `handed` readable from `_HANDED_FD`; returns `writer`, which moves if it had this number."""
     moved = os.dup(writer) if writer == _HANDED_FD else writer
-    # No pipe: nobody would read while we write. No file of a disk either: it may hold secrets.
+    # Not a pipe: nobody reads while we write. Not a file on a disk: it may contain secrets.
     with open(open_unnamed(), "wb") as file:
         file.write(job.handed)
         file.seek(0)
-        # The file may itself have the number that it shall get, which closing it would close.
+        # The file may have this number already, and leaving the block would close it.
         copy = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, _HANDED_FD + 1)
     os.dup2(copy, _HANDED_FD)
     os.close(copy)
@@ -227,18 +234,18 @@ def _hand_over(job: Job, writer: int) -> int:
 
 
 def _reset_signals() -> None:
-    # What we block or ignore (and what Python ignores: SIGPIPE) would otherwise be inherited by the job.
+    # The job would inherit signals that we block or ignore, and SIGPIPE, which Python ignores.
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def open_unnamed() -> int:
-    """A descriptor that no program inherits, of a file that has no name."""
+    """Descriptor of a file without a name; programs do not inherit it."""
     try:
         return os.memfd_create("multinode")
     except (AttributeError, OSError):
-        # The kernel, or the C library that Python was built for, is without it.
+        # The kernel, or the C library that Python was built for, lacks it.
         import tempfile
 
         with tempfile.TemporaryFile() as file:

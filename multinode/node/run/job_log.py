@@ -1,10 +1,10 @@
-"""The log of a run, kept within a limit while the job itself goes on writing it, and read by the job's own offsets.
+"""The log of a run, kept within a limit while the job writes it, and read by the offsets at which the job wrote.
 
-The beginning, and what tells of errors, are copied to `log.kept`; then the oldest blocks are given back to the file
-system, which leaves every offset as it is (fallocate(2), FALLOC_FL_PUNCH_HOLE). Where it cannot do that the file is
-cut, its last words go to `log.tail`, and the job's descriptor appends at the file's new end. What is kept are pieces,
-each behind its offset and length; `log.json` says from which offset on the log has everything, and which its first byte
-has.
+The beginning and passages about errors are copied to `log.kept`. Then the oldest blocks are given back to the file
+system, which keeps all offsets (fallocate(2), FALLOC_FL_PUNCH_HOLE). If the file system does not support that, the end
+of the log is copied to `log.tail`, and the file is truncated; the job's descriptor appends at its new end. Copies are
+pieces, each after its offset and length. `log.json` has the offset of the file's first byte, and the offset from which
+on the file has everything.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ INDEX = "log.json"
 KEPT = "log.kept"
 TAIL = "log.tail"
 PIECE = struct.Struct("<QQ")
-"""Before each piece: its offset in the log, and its length."""
+"""Header of a piece: its offset in the log, and its length, in bytes."""
 
 
 class LogIndex(NamedTuple):
-    """What log.json says."""
+    """Content of log.json."""
 
     base: int = 0  # offset of the first byte of the file
-    whole_from: int = 0  # from there on the file has all that the job has written
-    busy: bool = False  # the file is just being cut, and cannot be read
+    whole_from: int = 0  # offset from which on the file has everything that the job wrote
+    busy: bool = False  # whether the file is being truncated, and cannot be read
 
     def record(self) -> Record:
-        """It, as log.json has it."""
+        """The index as JSON data of log.json."""
         return {"schema": 1, "base_bytes": self.base, "whole_from_bytes": self.whole_from, "busy": self.busy}
 
 
@@ -58,7 +58,7 @@ class KeptLog:
         self._pieces: list[_Piece] = []
 
     def read(self, offset: int, most: int) -> tuple[int, bytes]:
-        """How many bytes from `offset` on are gone; where none are, what is there, empty at the end and for now."""
+        """Bytes that are gone from `offset` on, and if none are, the data there: empty at the end, or for now."""
         index = self._read_index()
         if index.busy:
             return 0, b""
@@ -66,11 +66,11 @@ class KeptLog:
             gone, data = 0, _read_file(self._run.log, offset - index.base, most)
         else:
             gone, data = self._read_aside(offset, most, index.whole_from)
-        # What was read while that changed may be something else.
+        # If the index changed meanwhile, the data may be from another offset.
         return (gone, data) if self._read_index() == index else (0, b"")
 
     def gone_bytes(self) -> int:
-        """How much of it is gone."""
+        """Bytes of the log that are gone."""
         index = self._read_index()
         gone = at = 0
         for piece in sorted(self._list_pieces(), key=lambda piece: piece.offset):
@@ -138,10 +138,10 @@ def _state(path: str) -> Optional[tuple[int, int, int]]:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file of the run; a link or a device that the job has put in its place is none.
+    """Open a file of the run. The job may have replaced it by a link or a device, which is refused.
 
     Raises:
-        OSError: it is not there, or no file.
+        OSError: it does not exist, or is not a regular file.
     """
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise FileNotFoundError(f"{path} is no file")
@@ -150,15 +150,15 @@ def open_own(path: str, flags: int) -> int:
 
 _HEAD_BYTES = 16 << 20
 _TAIL_BYTES = 16 << 20
-# Beginning and passages have so much of the limit at the most, each.
+# Beginning and passages may each take this fraction of the limit, 1 / 4.
 _SHARE = 4
-# So much of it is given back at a time.
+# 1 / 16 of the limit is given back at a time.
 _STEP_SHARE = 16
 _BLOCK_BYTES = 4096
 _READ_BYTES = 1 << 20
-# A look at the log keeps the supervisor from nothing else for longer than this takes.
+# Bytes that one look may search: the supervisor does nothing else meanwhile.
 _LOOK_BYTES = 64 << 20
-# What begins a passage, and how much of what follows belongs to it.
+# Marks that begin a passage, and the bytes after each that belong to it.
 _MARKS = {b"Traceback (most recent call last)": 16 << 10, b"terminate called": 4 << 10, b"NCCL WARN": 1 << 10}
 _LONGEST_MARK = max(map(len, _MARKS))
 _LINE_BYTES = 256
@@ -167,10 +167,10 @@ _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Give blocks of a file back to its file system; they read as zeros then, and its size stays.
+    """Give blocks of a file back to its file system. They then read as zeros; the size of the file stays.
 
     Raises:
-        OSError: the file system cannot do that.
+        OSError: the file system does not support that.
     """
     try:
         import ctypes
@@ -183,30 +183,31 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 
 
 class LogLimit:
-    """The log of one run. Call `look` again and again while the job lives.
+    """Keeps the log of one run within its limit. Call `look` repeatedly while the job lives.
 
     Args:
-        limit_bytes: what the log may take on the disk, all in all; None is without end.
+        limit_bytes: the most that the log and its copies may take on the disk; None is unlimited.
         punch: gives back blocks of a file.
     """
 
     def __init__(
         self, run: RunDir, limit_bytes: Optional[int], punch: Callable[[int, int, int], None] = punch_hole
     ) -> None:
-        self.gone_bytes = 0  # how much of the log is gone
+        self.gone_bytes = 0  # bytes of the log that are gone
         self._run = run
         self._limit = limit_bytes
         self._punch: Optional[Callable[[int, int, int], None]] = punch
         self._index = LogIndex()
         self._size = 0
-        # Aside: bytes of the files, and up to which offset of the log there is a copy, or was looked for passages.
+        # Bytes of the copies, and of the passages among them; then the offsets of the log up to which there is a copy,
+        # and up to which passages were searched for.
         self._aside = self._passages = 0
         self._kept_to = self._looked_to = 0
 
     def look(self) -> bool:
-        """Whether more of the log is gone now."""
+        """Give back space if the log is over its limit; True if more of the log is gone now."""
         before = self.gone_bytes
-        # A disk that is full, or a directory that was removed, is looked at again later.
+        # The disk may be full, or the directory removed: the next look tries again.
         with contextlib.suppress(OSError):
             self._look()
         return self.gone_bytes != before
@@ -216,7 +217,7 @@ class LogLimit:
         try:
             size = os.fstat(fd).st_size
             if size < self._size:
-                # The job has cut it; what was in it is gone, and what it writes now comes behind that.
+                # The job has truncated it: its content is gone, and new lines continue at the old end's offset.
                 self._cut_at(self._index.base + self._size)
             self._size = size
             if self._limit is not None and (over := self._used() - self._limit) > 0:
@@ -229,7 +230,7 @@ class LogLimit:
         return self._index.base + self._size
 
     def _used(self) -> int:
-        """What it takes, and what the copy of its beginning will."""
+        """Bytes that the log and its copies take, with the copy of its beginning that is still to come."""
         head = 0 if self._kept_to else self._head_bytes()
         return self._end - self._index.whole_from + self._aside + head
 
@@ -248,7 +249,7 @@ class LogLimit:
         self._keep_passages(fd, -self._index.base, max(begin - _OVERLAP_BYTES, self._index.whole_from), to)
         self._looked_to = to
         if self._punch is not None:
-            # A mark that begins before `to` and ends behind it is looked for once more.
+            # A mark may begin before `to` and end after it: keep these bytes for the next search.
             place = (to - _OVERLAP_BYTES - self._index.base) // _BLOCK_BYTES * _BLOCK_BYTES
             self._punch_to(fd, self._index.base + place, self._punch)
         if self._punch is None and self._looked_to >= self._end:
@@ -258,7 +259,7 @@ class LogLimit:
         begin = self._index.whole_from
         if to <= begin:
             return
-        # First said, then done: nobody takes a hole for what the job has written.
+        # The index is written first, so that no reader takes a hole for data.
         self._set_index(self._index._replace(whole_from=to))
         try:
             punch(fd, begin - self._index.base, to - begin)
@@ -267,12 +268,12 @@ class LogLimit:
             self._set_index(self._index._replace(whole_from=begin))
 
     def _cut(self, fd: int) -> None:
-        """Cut the file to nothing; its last words are copied before."""
+        """Truncate the file to nothing, after its end was copied."""
         tail = min(_TAIL_BYTES, self._end - self._index.whole_from, (self._limit or _TAIL_BYTES) // _SHARE)
         offset = self._end - tail
         pieces = [data for _, data in _read(fd, offset - self._index.base, self._end - self._index.base)]
         self._set_index(self._index._replace(busy=True))
-        # What has come meanwhile.
+        # Bytes that were written meanwhile.
         size = os.fstat(fd).st_size
         pieces += [data for _, data in _read(fd, self._size, size)]
         os.ftruncate(fd, 0)
@@ -285,7 +286,7 @@ class LogLimit:
             with contextlib.suppress(OSError):
                 os.truncate(self._path(TAIL), 0)
         self._aside += self._tail_bytes() - before
-        # The next cut overwrites it, and nobody has looked at what came meanwhile.
+        # The next cut overwrites `log.tail`, so passages in it are copied now, those that came last included.
         self._size = size
         with contextlib.suppress(OSError), open(open_own(self._path(TAIL), os.O_RDONLY), "rb", buffering=0) as file:
             begin = max(self._looked_to - _OVERLAP_BYTES, offset)
@@ -309,20 +310,20 @@ class LogLimit:
         self.gone_bytes = KeptLog(self._run).gone_bytes()
 
     def _keep_passages(self, fd: int, shift: int, begin: int, to: int) -> None:
-        """Copy what begins in this part of the log; in the file its offsets are so much larger."""
+        """Copy passages that begin in this part of the log; `shift` turns an offset of the log into one of the file."""
         for place, block in _read(fd, begin + shift, to + shift, overlap=_OVERLAP_BYTES):
             for start, end in _find_passages(block):
                 self._keep(fd, shift, place + start - shift, place + end - shift, is_passage=True)
 
     def _keep(self, fd: int, shift: int, begin: int, end: int, *, is_passage: bool = False) -> None:
-        """Copy a part of the log aside, as far as there is no copy of it yet and there is room."""
+        """Copy a part of the log, if it has no copy yet and there is room."""
         begin, end = max(begin, self._kept_to), min(end, self._end)
         if is_passage and self._limit is not None:
             end = min(end, begin + self._limit // _SHARE - self._passages - PIECE.size)
         length = end - begin
         if length <= 0:
             return
-        # On a full disk it fails; what is given back now makes room for the next piece.
+        # On a full disk this fails; the space that is given back afterwards makes room for the next piece.
         try:
             self._append(fd, shift, begin, length)
         except OSError:
@@ -352,7 +353,7 @@ class LogLimit:
 
 
 def _read(fd: int, begin: int, end: int, *, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Blocks of a file and their places; each but the first repeats the end of the one before."""
+    """Offsets and data of a file's blocks; each but the first repeats `overlap` bytes of the one before."""
     place = begin
     while place < end and (data := os.pread(fd, min(_READ_BYTES, end - place), place)):
         yield place, data
@@ -362,7 +363,7 @@ def _read(fd: int, begin: int, end: int, *, overlap: int = 0) -> Iterator[tuple[
 
 
 def _find_passages(block: bytes) -> list[tuple[int, int]]:
-    """Where passages begin and end, in order; the end may lie behind that of the block."""
+    """Begin and end of passages, in order; an end may lie beyond the block."""
     places = []
     for mark, length in _MARKS.items():
         at = block.find(mark)

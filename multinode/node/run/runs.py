@@ -1,4 +1,4 @@
-"""The runs of this node: the verbs `runs`, `clean` and `fetch`, and the processes of runs, by their environment."""
+"""The runs of this node: the verbs `runs`, `clean` and `fetch`; finds processes of runs by their environment."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _MOST_PROCESSES = 256
 
 
 class _RunMark(NamedTuple):
-    """What a job's environment says of its run: its id, and where its directory is."""
+    """The run's id and directory in the environment of a process."""
 
     run_id: str
     run_dir: Optional[str]
 
 
 def run(request: Record, channel: Channel) -> None:
-    """One record `runs`: every run, newest first, and those of which processes live; with `run_id` that one alone."""
+    """The verb `runs`: emits one record `runs` with all runs, newest first, and the ids of runs with living processes.
+
+    With `run_id`, only that run, and its plan.
+    """
     wanted: Optional[str] = request.get("run_id")
     descriptions = [_describe(run) for run in list_runs() if wanted in (None, run.run_id)]
     plan = RunDir(wanted).read("plan.json") if wanted is not None else None
@@ -37,8 +40,11 @@ def run(request: Record, channel: Channel) -> None:
 
 
 def clean(request: Record, channel: Channel) -> None:
-    """One record `cleaned`: which runs were removed, and which are not over and so were not; likewise of their code."""
-    # Whoever asks for the processes alone does not pay for it.
+    """The verb `clean`: emits one record `cleaned` with the runs and code that were removed, and those that were kept.
+
+    A run that is not over is kept.
+    """
+    # Imported here: other users of this module need not wait for it.
     import shutil
 
     from .code import clean_code
@@ -61,7 +67,7 @@ def clean(request: Record, channel: Channel) -> None:
 
 
 def find_run_processes() -> list[Record]:
-    """One record for each process; our own, and those that it descends from, do not count."""
+    """One record per process of any run; this process and its ancestors do not count."""
     marked = ((pid, _read_mark(pid)) for pid in sorted(list_pids() - _lineage()))
     marks = dict(itertools.islice(((pid, mark) for pid, mark in marked if mark is not None), _MOST_PROCESSES))
     supervised = {mark: _is_supervised(mark) for mark in set(marks.values())}
@@ -78,7 +84,7 @@ def list_runs() -> list[RunDir]:
         names = sorted(os.listdir(folder), reverse=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    # What else lies there, such as a file server's own directories, is none of ours.
+    # Other names there are not runs, such as a file server's own directories.
     ours = (name for name in names if is_run_id(name) and os.path.isdir(os.path.join(folder, name)))
     return [RunDir(name) for name in itertools.islice(ours, _MOST_RUNS)]
 
@@ -98,9 +104,9 @@ def _describe(run: RunDir) -> Record:
 
 
 def _is_over(run: RunDir) -> bool:
-    """Whether it has ended, or nobody watches it and nothing of it lives: the directory is then all there is.
+    """Whether the run has ended, or has no watcher, and none of its processes lives here.
 
-    Of a run of another machine its status alone tells that.
+    A run of another machine counts as watched, so only its status tells.
     """
     if is_watched(run) and not has_ended(read_status(run)):
         return False
@@ -122,7 +128,7 @@ def _size_bytes(path: str) -> int:
 
 
 def _lineage() -> set[int]:
-    """Ourselves and our ancestors, as far as this process namespace shows them."""
+    """Pids of this process and its ancestors in this pid namespace."""
     pids: set[int] = set()
     pid = os.getpid()
     while pid and pid not in pids:
@@ -144,7 +150,7 @@ def _is_supervised(mark: _RunMark) -> bool:
     if not is_run_id(mark.run_id):
         return False
     run = RunDir(mark.run_id)
-    # The run may belong to another home directory than ours, as where several nodes are one machine.
+    # The run may be in another home directory, for example if several nodes are one machine.
     run.path = mark.run_dir or run.path
     return is_watched(run)
 
@@ -153,7 +159,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 def fetch(request: Record, channel: Channel) -> None:
-    """One record `files` with names and sizes; `data` records with `file` (its number) and base64; then `fetched`.
+    """The verb `fetch`: emits `files` with names and sizes, `data` with a file's number and base64, then `fetched`.
 
     Raises:
         AgentError: a path does not exist, raised after the others were sent; or there are too many files.
@@ -167,7 +173,7 @@ def fetch(request: Record, channel: Channel) -> None:
     listed: list[Record] = [{"name": name, "size_bytes": os.stat(path).st_size} for name, path in files]
     channel.emit({"kind": "files", "files": listed})
     for number, (_, path) in enumerate(files):
-        # A file that grows while it is sent is told as it was when it was listed.
+        # If a file grows meanwhile, only the bytes that were listed are sent.
         for data in _read(path, listed[number]["size_bytes"]):
             text = binascii.b2a_base64(data, newline=False).decode()
             channel.emit({"kind": "data", "file": number, "data": text})
@@ -181,7 +187,7 @@ def fetch(request: Record, channel: Channel) -> None:
 
 
 def _find(start: str) -> list[tuple[str, str]]:
-    """Name, beginning with the last part of what was asked for, and absolute path of each regular file."""
+    """Name and absolute path of each regular file; names begin with the last part of the requested path."""
     base = os.path.dirname(start)
     if os.path.isfile(start):
         return [(os.path.relpath(start, base), start)]

@@ -1,4 +1,4 @@
-"""status.json, the state of a run; the machine it is of; its lease: how long it survives without its controller."""
+"""The state of a run (status.json), the machine that it runs on, and its lease: how long it runs without controller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def this_machine() -> Record:
-    """The fields by which supervisor.json names this machine."""
+    """Fields that identify this machine in supervisor.json."""
     return {
         "hostname": os.uname().nodename,
         "machine_id": try_read("/etc/machine-id") or None,
@@ -32,28 +32,28 @@ def this_machine() -> Record:
 
 
 def shows_processes_of(watcher: Record) -> bool:
-    """Whether our /proc is the one in which the pids of a supervisor.json are to be looked for."""
+    """Whether the pids of a supervisor.json are those of our /proc: same boot, same pid namespace."""
     here = this_machine()
     return all(watcher.get(name, here[name]) == here[name] for name in ("boot_id", "pid_namespace"))
 
 
 def may_have_been(watcher: Record) -> bool:
-    """Whether it is of this machine before it was booted, or of this container before it was started anew."""
+    """Whether a supervisor.json may be of this machine or container before its last start."""
     here = this_machine()
     if any(watcher.get(name) != here[name] for name in ("hostname", "machine_id")):
         return False
-    # Containers on machines of their own may have one name, and no id at all.
+    # Containers on different machines may share a host name and have no machine id: then the boot must be the same.
     return here["machine_id"] is not None or watcher.get("boot_id") == here["boot_id"]
 
 
 def hold_lock(fd: int) -> None:
-    """Lock a file until the last process that has this descriptor from us is gone; nothing where there are no locks."""
+    """Lock a file until the last process that inherits this descriptor ends; without effect if locks do not work."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE)
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody holds it; False where that cannot be seen."""
+    """Whether somebody holds the lock of `hold_lock`; False if that is unknown."""
     try:
         fd = os.open(path, os.O_RDWR)
         try:
@@ -73,16 +73,17 @@ def _pid_namespace() -> Optional[str]:
 
 
 WATCHERS_STDERR = "agent.err"
-"""Where sentinel and supervisor print, and what they hold locked while one of them lives."""
+"""Stderr of sentinel and supervisor; it is locked while one of them lives."""
 
 _FILE = "status.json"
 _WATCHERS = "supervisor.json"
-# Between the directory's creation and supervisor.json lie two forks; a directory without one for longer has no watcher.
+# Between the creation of the directory and the final supervisor.json are two forks. If it is still missing after this
+# time, the run has no watcher.
 _START_S = 15.0
 
 
 def new_status() -> Record:
-    """The status of a run that is being started now."""
+    """Status of a run that is starting."""
     return {
         "schema": 1,
         "state": "starting",
@@ -102,17 +103,17 @@ def new_status() -> Record:
 
 
 def read_status(run: RunDir) -> Optional[Record]:
-    """The status; None when it cannot be read right now."""
+    """The status; None if it cannot be read right now."""
     return run.read(_FILE)
 
 
 def write_status(run: RunDir, status: Record) -> None:
-    """Write the status."""
+    """Write the status; raises OSError."""
     run.write(_FILE, status)
 
 
 def note_exit(status: Record, wait_status: int) -> None:
-    """Put how the job ended, as waitpid(2) tells it, into the status."""
+    """Set exit code or signal of the status from a wait status (waitpid(2))."""
     if os.WIFSIGNALED(wait_status):
         status["signal"] = signal_name(os.WTERMSIG(wait_status))
     else:
@@ -120,12 +121,12 @@ def note_exit(status: Record, wait_status: int) -> None:
 
 
 def describe_exit(status: Record) -> str:
-    """How the job ended, in words."""
+    """How the job ended, as the end of a sentence."""
     return f"was ended by {status['signal']}" if status["signal"] else f"ended with exit code {status['exit_code']}"
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; realtime signals have no name of their own."""
+    """`SIGKILL` for 9, `signal 40` for a realtime signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -138,10 +139,9 @@ def has_ended(status: Optional[Record]) -> bool:
 
 
 def is_watched(run: RunDir) -> bool:
-    """Whether its supervisor or its sentinel lives.
+    """Whether the run's supervisor or its sentinel lives.
 
-    Where nobody here can say that none does, one may: of a run of another machine, and where the file system does not
-    answer.
+    True if that is unknown: the run is of another machine, or the file system does not answer.
     """
     try:
         watcher = _read_watcher(run)
@@ -152,14 +152,14 @@ def is_watched(run: RunDir) -> bool:
     if not shows_processes_of(watcher):
         return _is_elsewhere(run, watcher)
     if watcher.get("pid") is None:
-        # A clock that no correction moves, and which is that of the same boot.
+        # CLOCK_BOOTTIME is not adjusted, and `shows_processes_of` has checked that the boot is the same.
         created_s = watcher.get("created_boot_s")
         return isinstance(created_s, float) and time.clock_gettime(time.CLOCK_BOOTTIME) - created_s < _START_S
     return any(_lives(watcher.get(f"{which}pid"), watcher.get(f"{which}start_ticks")) for which in ("", "sentinel_"))
 
 
 def other_machine(run: RunDir) -> Optional[str]:
-    """The host name of the machine whose run it is; None of a run of this one."""
+    """Host name of the other machine that the run is of; None for a run of this machine."""
     watcher = run.read(_WATCHERS)
     if watcher is None or shows_processes_of(watcher) or not _is_elsewhere(run, watcher):
         return None
@@ -169,16 +169,16 @@ def other_machine(run: RunDir) -> Optional[str]:
 def is_lost(run: RunDir) -> bool:
     """Whether the run has not ended and nobody is left to end it.
 
-    Where somebody has taken supervisor.json away, or all of the directory, this is told of it by its processes alone.
+    If somebody has removed supervisor.json, or the whole directory, the run is lost once none of its processes lives.
     """
-    # In this order: a supervisor writes its last word before it leaves.
+    # The order matters: a supervisor writes the final status before it exits.
     if is_watched(run) or has_ended(read_status(run)):
         return False
     return os.path.exists(os.path.join(run.path, _WATCHERS)) or not Family(run.run_id).find()
 
 
 def _read_watcher(run: RunDir) -> Optional[Record]:
-    """supervisor.json; None where there is none, or it holds something else."""
+    """Content of supervisor.json; None if there is none, or it holds something else; raises OSError."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
         with open(os.path.join(run.path, _WATCHERS), "rb") as file:
             status = json.loads(file.read())
@@ -191,7 +191,7 @@ def _is_elsewhere(run: RunDir, watcher: Record) -> bool:
 
 
 def _lives(pid: object, start_ticks: object) -> bool:
-    # A file of another release, or one that somebody wrote, may say anything.
+    # The file may be of another release, or written by somebody else.
     return isinstance(pid, int) and isinstance(start_ticks, int) and is_running(pid, start_ticks)
 
 
@@ -199,20 +199,20 @@ _LEASE_FILE = "lease.json"
 
 
 def grant_lease(run: RunDir, lease_s: Optional[float]) -> None:
-    """Write the lease: `lease_s` seconds from now, or without end."""
+    """Write the lease: `lease_s` seconds from now; None never expires."""
     deadline = None if lease_s is None else time.clock_gettime(time.CLOCK_BOOTTIME) + lease_s
     run.write(_LEASE_FILE, {"schema": 1, "lease_s": lease_s, "deadline_boot_s": deadline})
 
 
 def renew_lease(run: RunDir, lease_s: Optional[float]) -> None:
-    """Grant the lease anew, unless it has no end: word from a controller never makes a detached run stop."""
+    """Extend the lease. One that never expires stays, so that a visiting controller cannot end a detached run."""
     lease = run.read(_LEASE_FILE)
     if lease is None or lease.get("deadline_boot_s") is not None:
         grant_lease(run, lease_s)
 
 
 def read_lease_s(run: RunDir) -> Optional[float]:
-    """The length of the lease that was granted last; None is without end."""
+    """Length of the last lease in seconds; None if it never expires or is unknown."""
     lease_s: Optional[float] = (run.read(_LEASE_FILE) or {}).get("lease_s")
     return lease_s
 
@@ -225,7 +225,7 @@ class Lease:
         self._deadline_boot_s: Optional[float] = None
 
     def expired(self) -> bool:
-        """Whether it has run out; a lease that cannot be read right now stays as it was."""
+        """Whether the lease has expired; if it cannot be read right now, the last known deadline counts."""
         lease = self._run.read(_LEASE_FILE)
         if lease is not None:
             self._deadline_boot_s = lease.get("deadline_boot_s")

@@ -1,7 +1,7 @@
-"""Stopping a run: the order that a supervisor obeys, the verb that gives it and waits, and how processes are ended.
+"""Stopping a run: the order to the supervisor, the verb `stop` that gives it and waits, and how processes are ended.
 
-They get TERM, a time of grace, and KILL until none is left. Where the supervisor is dead, the sentinel ends the run, or
-else whoever follows or stops it.
+Processes get TERM, and after a grace period KILL until none is left. If the supervisor is dead, the sentinel ends the
+run; if both are dead, whoever follows or stops the run does.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from ..rundir import RunDir
 from .status import has_ended, is_lost, new_status, note_exit, other_machine, read_status, write_status
 
 STEP_S = 0.05
-"""How long to wait between two steps of an ending."""
+"""Seconds between two steps of an `Ending`."""
 
 _FILE = "stop.json"
 _PATIENCE_S = 15.0
 _WAIT_S = 0.1
 _KILL_S = 10.0
-# Two looks in a row, because a child that is born during one look can be missed by it.
+# Two looks in a row: one look can miss a process that starts during it.
 _QUIET_LOOKS = 2
 _LOST_GRACE_S = 10.0
-# Before the names of their fields in supervisor.json.
+# Prefixes of the fields of supervisor and sentinel in supervisor.json.
 _WATCHERS = ("", "sentinel_")
 
 
 def run(request: Record, channel: Channel) -> None:
-    """The verb `stop`: one record `stopped` with the final status, and how many processes are left."""
+    """The verb `stop`: emits one record `stopped` with the final status and the number of processes left."""
     run_dir = RunDir(request["run_id"])
     grace_s = float(request["grace_s"])
     status = _stop_known(run_dir, grace_s) if run_dir.exists() else _unknown()
-    # The status tells what was left then; what is left now is seen, and ended, here.
+    # The status counts the processes that were left at its end; those that are left now are ended here.
     status["processes_left"] = _sweep(run_dir.run_id, grace_s)
     channel.emit({**status, "kind": "stopped", "run_id": run_dir.run_id})
 
 
 def order_stop(run_dir: RunDir, grace_s: float, order: Optional[str] = None) -> None:
-    """Tell the supervisor to stop the run; TERM after which `grace_s` seconds pass until KILL.
+    """Tell the supervisor to stop the run: TERM, and KILL after `grace_s` seconds.
 
-    `order` names who ordered it, in the status of the run.
+    `order` says who ordered it; the status of the run records it.
     """
     watchers = _find_watchers(run_dir)
     try:
         run_dir.write(_FILE, {"schema": 1, "grace_s": grace_s, "order": order or "stop", "time_s": time.time()})
     except OSError:
-        # A full disk: TERM says the same, with the grace of the request.
+        # On a full disk, TERM stops the run, too, with the grace period of the request.
         for process in watchers:
-            # The sentinel ignores it.
+            # The sentinel ignores TERM.
             process.send(signal.SIGTERM)
     for process in watchers:
-        # One that is suspended sees no order.
+        # A suspended process reads no orders.
         process.send(signal.SIGCONT)
 
 
 def _find_watchers(run_dir: RunDir) -> list[Process]:
-    """Supervisor and sentinel, as far as they live and are to be seen from here."""
+    """Supervisor and sentinel, if they live on this machine."""
     watcher = run_dir.read("supervisor.json") or {}
     if other_machine(run_dir) is not None:
         return []
@@ -73,7 +73,7 @@ def _find_watchers(run_dir: RunDir) -> list[Process]:
 
 
 class StopOrders:
-    """The supervisor's view of the orders."""
+    """Reads stop orders for the supervisor."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run = run_dir
@@ -81,7 +81,7 @@ class StopOrders:
         self._seen: Optional[tuple[int, int]] = None
 
     def latest(self) -> Optional[tuple[float, str]]:
-        """The grace of an order that has come since the last call, and its name; None when there is none."""
+        """Grace period in seconds and name of an order that came since the last call; None if there is none."""
         with contextlib.suppress(OSError):
             stat = os.stat(self._path)
             order = self._run.read(_FILE)
@@ -92,11 +92,11 @@ class StopOrders:
 
 
 class Ending:
-    """One stop of a run, one look a step, so that nobody blocks on it. Call `step` until it returns True.
+    """Ends the processes of a run without blocking. Call `step` until it returns True.
 
     Args:
-        find: the living processes of the run, at each call.
-        grace_s: time from TERM to KILL.
+        find: finds the living processes of the run.
+        grace_s: seconds from TERM to KILL.
     """
 
     def __init__(self, find: Callable[[], list[Process]], grace_s: float) -> None:
@@ -111,7 +111,7 @@ class Ending:
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
 
     def step(self) -> bool:
-        """Look once and signal whom it finds; True when all are gone, or KILL has not helped for 10 s."""
+        """Signal the processes that are found now; True if all are gone, or some survived KILL for 10 s."""
         processes = self._find()
         self.left = len(processes)
         self._quiet_looks = 0 if processes else self._quiet_looks + 1
@@ -128,35 +128,35 @@ class Ending:
         if identity not in self._asked:
             self._asked.add(identity)
             process.send(signal.SIGTERM)
-            # A process that is suspended takes TERM only once it goes on.
+            # A suspended process handles TERM only after it continues.
             process.send(signal.SIGCONT)
 
 
 class Recovery:
-    """The end of a run whose supervisor is dead. Call `step` until it returns True.
+    """Ends a run whose supervisor is dead. Call `step` until it returns True.
 
     Args:
-        family: its processes, as far as the caller can see them.
-        message: what became of the supervisor.
+        family: processes of the run.
+        message: what happened to the supervisor.
     """
 
     def __init__(self, run: RunDir, family: Family, message: str) -> None:
         self._run = run
         request = run.read("request.json") or {}
         self._ending = Ending(family.find, request.get("grace_s", _LOST_GRACE_S))
-        # the run's status as it should be on disk; a full disk may keep it from there
+        # the run's status; on a full disk, status.json may be older
         self.status: Record = read_status(run) or new_status()
         self._change(state="stopping", cause="supervisor_lost", message=message)
 
     def shorten(self, grace_s: float) -> None:
-        """Someone is in a hurry: KILL in `grace_s` seconds at the latest."""
+        """Send KILL in `grace_s` seconds at the latest."""
         self._ending.shorten(grace_s)
 
     def step(self, job_status: Optional[int] = None) -> bool:
-        """Look once; True when the run has ended.
+        """Take one step of the ending; True if the run has ended.
 
         Args:
-            job_status: the job's wait status, where the caller has just reaped it.
+            job_status: the job's wait status, if the caller has just reaped it.
         """
         if job_status is not None:
             note_exit(self.status, job_status)
@@ -167,7 +167,7 @@ class Recovery:
 
     def _change(self, **changes: object) -> None:
         self.status.update(changes)
-        # The processes come first; a status that cannot be written stops nothing.
+        # Ending the processes matters more than the status: a full disk must not stop it.
         with contextlib.suppress(OSError):
             write_status(self._run, self.status)
 
@@ -183,7 +183,7 @@ def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
         order_stop(run_dir, grace_s)
     while status is None or not has_ended(status):
         if not os.path.exists(os.path.join(run_dir.path, "supervisor.json")):
-            # Somebody has taken it away, or all of the directory: its processes are ended one by one.
+            # Somebody has removed it, or the whole directory: `_sweep` ends the processes.
             return _unknown()
         if is_lost(run_dir):
             return recover(run_dir, "neither supervisor nor sentinel was running when the run was stopped", grace_s)
@@ -200,7 +200,7 @@ def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
 
 
 def recover(run_dir: RunDir, message: str, grace_s: float = math.inf) -> Record:
-    """End a run that nobody watches, with the grace of its request or this one; its status then."""
+    """End a run without watchers within the shorter of its own grace period and `grace_s`; returns its status."""
     recovery = Recovery(run_dir, Family(run_dir.run_id), message)
     recovery.shorten(grace_s)
     while not recovery.step():

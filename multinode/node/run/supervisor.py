@@ -1,6 +1,6 @@
-"""The supervisor: starts the job, watches it, its lease and its orders, and ends all that belongs to it.
+"""The supervisor: starts the job, watches the job, its lease and its orders, and ends all of the job's processes.
 
-A single loop without threads. Needs no controller, no SSH connection and no terminal.
+A single loop without threads. It needs no controller, no SSH connection and no terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..processes import Family, adopt_orphans, find_process, fork_child, reap_ch
 from ..rundir import RunDir
 from ..sample.sampler import NodeSampler, start_gpu_sampler
 from .follow import Follower, say_hello
-from .job import Job, hold_files, prelude_trouble, prepare_job, start_job
+from .job import Job, data_nics, hold_files, prelude_trouble, prepare_job, start_job
 from .job_log import INDEX, LogIndex, LogLimit
 from .status import (
     WATCHERS_STDERR,
@@ -43,25 +43,25 @@ from .status import (
 )
 from .stop import STEP_S, Ending, Recovery, StopOrders, order_stop, recover
 
-# What is left is for KILL, and for seeing that nothing is left.
+# The rest of Slurm's time is for KILL, and for checking that no process is left.
 _GRACE_SHARE = 0.5
 _LOOK_S = 0.2
 _STOPPED_BY_TERM = 128 + signal.SIGTERM
 
-# Of this process, and of the supervisors that it forks: its runs, and the most grace that a SIGTERM leaves them.
+# State of this process, which its supervisors inherit: its runs, and the longest grace period after a SIGTERM.
 _runs: list[RunDir] = []
 _most_grace_s = math.inf
 
 
 def term_grace_s(grace_s: float) -> float:
-    """The grace of a stop that a SIGTERM has begun: what was asked for, and in a step no more than fits."""
+    """Grace period of a stop by SIGTERM: as requested, but in a Slurm step no longer than Slurm allows."""
     return min(grace_s, _most_grace_s)
 
 
 def take_signals(kill_wait: str) -> None:
-    """From now on SIGTERM stops our runs in order, and what a terminal sends means nothing.
+    """Handle SIGTERM by stopping our runs, and ignore signals of a terminal.
 
-    `kill_wait` is the number of seconds after which Slurm's SIGKILL follows it.
+    `kill_wait` is the number of seconds from Slurm's SIGTERM to its SIGKILL.
     """
     global _most_grace_s  # noqa: PLW0603 - it is the process that is in a step
     with contextlib.suppress(ValueError):
@@ -72,12 +72,12 @@ def take_signals(kill_wait: str) -> None:
 
 
 def keep_step(run: RunDir) -> None:
-    """Our step is that of this run, too: `stay_in_step` waits for its end."""
+    """Add a run for whose end `stay_in_step` waits."""
     _runs.append(run)
 
 
 def stay_in_step() -> None:
-    """Wait until our runs have ended; each has a lease, or a channel that keeps it."""
+    """Wait until our runs have ended: Slurm ends the step, and all of its processes, when we exit."""
     for run in _runs:
         while not has_ended(read_status(run)):
             if is_lost(run):
@@ -97,21 +97,21 @@ def _stop_runs(_number: int, _frame: Optional[FrameType]) -> None:
 
 _POLL_S = 0.2
 _LEFTOVER_GRACE_S = 2.0
-# Waited for instead of handled: a handler would run at any point of the loop.
+# The loop waits for these signals: a handler could run at any point of it.
 _AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 _LAST_WORD_S = 600.0
 _RETRY_S = 1.0
 
 
 def start_supervisor(run: RunDir, request: Record, job: Job, started: int) -> int:
-    """Fork the supervisor and return its pid; `started` is as start_sentinel has it."""
+    """Fork the supervisor and return its pid; `started` is the pipe of `start_sentinel`."""
     sentinel_pid = os.getpid()
 
     def supervise() -> None:
         os.setsid()
         for number in (signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        # A disposition of "ignore", inherited, would have the kernel reap the job before we can ask how it ended.
+        # If SIGCHLD were ignored, as inherited, the kernel would reap the job before we learn how it ended.
         for number in _AWAITED:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, _AWAITED)
@@ -130,24 +130,23 @@ def start_supervisor(run: RunDir, request: Record, job: Job, started: int) -> in
 
 
 class Supervisor:
-    """Watches one run. `start`, then `watch` until all is over.
+    """Watches one run. Call `start`, then `watch`, which returns when the run is over.
 
     Args:
-        sentinel_pid: our parent, which ends the run should we be killed.
+        sentinel_pid: our parent, which ends the run if we are killed.
     """
 
     def __init__(self, run: RunDir, request: Record, sentinel_pid: int) -> None:
         self._run = run
         self._request = request
         self._grace_s = float(request["grace_s"])
-        self._gpus: Optional[list[int]] = request.get("sample_gpus")
+        self._gpus: Optional[list[int]] = request["gpus"]
         self._interval_s = float(request.get("sample_interval_s", 1.0))
         self._lease = Lease(run)
         self._orders = StopOrders(run)
         self._sentinel_pid = sentinel_pid
         self._family = Family(run.run_id, root=os.getpid(), spare={sentinel_pid})
-        ifnames = request.get("sample_ifnames", [])
-        self._sampler = NodeSampler(run, ifnames, self._interval_s, self._family.spared)
+        self._sampler = NodeSampler(run, data_nics(request), self._interval_s, self._family.spared)
         self._gpu_sampler_pid: Optional[int] = None
         self._status = new_status()
         self._unsaved = False
@@ -157,17 +156,17 @@ class Supervisor:
         self._log = LogLimit(run, request.get("log_limit_bytes"))
 
     def start(self, job: Job) -> None:
-        """Sign in and start the job.
+        """Write supervisor.json and start the job.
 
         Raises:
-            AgentError: it could not be started.
+            AgentError: the job could not be started.
         """
         subreaper = adopt_orphans()
         try:
             self._sign_in(subreaper=subreaper)
             hold_files(self._run, self._request.get("files", []))
         except OSError as error:
-            # Without it nobody could find us again, so nothing may run.
+            # Without supervisor.json nobody could find this run again, so the job must not start.
             raise AgentError(f"the run directory cannot be written: {error}") from error
         self._sampler.tick()
         self._memory_kills.look()
@@ -177,7 +176,7 @@ class Supervisor:
         self._change(state="running", job_pid=pid)
 
     def watch(self) -> None:
-        """Until the job has ended and nothing of it is left."""
+        """Watch until the job has ended and none of its processes is left."""
         self._watch_gpus()
         while True:
             pause_s = STEP_S if self._ending else _POLL_S
@@ -197,7 +196,7 @@ class Supervisor:
         self.finish(processes_left=self._ending.left)
 
     def finish(self, **changes: object) -> None:
-        """Say the last word; while the disk is full, keep trying for ten minutes."""
+        """Write the final status; while the disk is full, keep trying for ten minutes."""
         if self._gpu_sampler_pid is not None:
             os.kill(self._gpu_sampler_pid, signal.SIGKILL)
         self._change(state="ended", ended_s=time.time(), **changes)
@@ -234,7 +233,7 @@ class Supervisor:
                 self._gpu_sampler_pid = None
                 self._family.spared.discard(pid)
             elif pid == self._status["job_pid"] and self._has_job:
-                # Its pid may soon belong to another orphan of ours.
+                # The kernel may reuse its pid for another orphan that we adopt.
                 self._has_job = False
                 note_exit(self._status, wait_status)
                 self._note_surroundings()
@@ -246,7 +245,7 @@ class Supervisor:
         self._end(cause, trouble, min(self._grace_s, _LEFTOVER_GRACE_S))
 
     def _note_surroundings(self) -> None:
-        """What the job itself could not tell: on a full disk, and where it was killed, its last words are lost."""
+        """Record free disk space and OOM kills: on a full disk, or if it was killed, the job cannot report them."""
         with contextlib.suppress(OSError):
             stat = os.statvfs(self._run.path)
             self._status["disk_free_bytes"] = stat.f_bavail * stat.f_frsize
@@ -254,7 +253,7 @@ class Supervisor:
         self._status["oom_kills"] = self._memory_kills.count
 
     def _note_nccl_warnings(self) -> None:
-        """Of a job that did not end well: nobody fetches NCCL's own logs."""
+        """Add NCCL's warnings to the samples of a failed job, since NCCL's own logs are not fetched."""
         if self._status.get("exit_code") == 0:
             return
         now = time.time()
@@ -280,7 +279,7 @@ class Supervisor:
         self._end("stopped", message, grace_s, order)
 
     def _end(self, cause: str, message: Optional[str], grace_s: float, order: Optional[str] = None) -> None:
-        """Begin the end, unless it has begun: the first cause is the one that counts."""
+        """Begin to end the run, unless that has begun: the first cause counts."""
         if self._ending is None:
             self._ending = Ending(self._family.find, grace_s)
             self._change(state="stopping", cause=cause, message=message, stopped_by=order)
@@ -292,7 +291,7 @@ class Supervisor:
 
     def _save(self) -> None:
         if self._unsaved:
-            # A full disk is tried again at every turn; watching and stopping do not depend on it.
+            # On a full disk, every turn of the loop tries again; watching and stopping do not depend on it.
             with contextlib.suppress(OSError):
                 write_status(self._run, self._status)
                 self._unsaved = False
@@ -304,14 +303,14 @@ def _start_ticks(pid: int) -> Optional[int]:
 
 
 _START_S = 30.0
-_HANDED_ON = frozenset({"argv", "env", "prelude", "files"})
+_HANDED_ON = frozenset({"command", "files"})
 
 
 def run(request: Record, channel: Channel) -> None:
-    """Start the job under a supervisor; then follow it on the same channel, or leave it alone (`detach`).
+    """The verb `supervise`: starts the job under a supervisor, then follows it on this channel unless `detach` is set.
 
     Raises:
-        AgentError: the run exists, the job cannot be run here, or the run directory cannot be written.
+        AgentError: the run exists, the job cannot run here, or the run directory cannot be written.
     """
     run_dir = RunDir(request["run_id"])
     if run_dir.exists():
@@ -321,7 +320,7 @@ def run(request: Record, channel: Channel) -> None:
     keep_step(run_dir)
     trouble = _start_watchers(run_dir, request, job)
     if not request.get("detach"):
-        # A job that did not start is told as a status: who follows has to know of the run's end in one way only.
+        # A job that failed to start is reported as a status, so followers see every end in the same way.
         Follower(run_dir, request, channel).follow()
         return
     if trouble:
@@ -347,7 +346,7 @@ def _make_run_dir(run_dir: RunDir, request: Record) -> None:
     try:
         _fill(run_dir, request)
     except (OSError, AgentError) as error:
-        # Nothing runs yet, so nothing is lost with it.
+        # Nothing runs yet, so the directory can go.
         shutil.rmtree(run_dir.path, ignore_errors=True)
         if isinstance(error, AgentError):
             raise
@@ -358,16 +357,16 @@ def _fill(run_dir: RunDir, request: Record) -> None:
     for name in ("samples", "tmp"):
         os.mkdir(os.path.join(run_dir.path, name), 0o700)
     os.close(os.open(run_dir.log, os.O_WRONLY | os.O_CREAT, 0o600))
-    # Values, arguments and texts may be secrets, and nobody reads them here: the job has them.
+    # Values, arguments and texts may be secrets. The job has them, and nobody reads them from here.
     kept = {name: value for name, value in request.items() if name not in _HANDED_ON}
     archive = os.path.basename(sys.argv[0])
-    run_dir.write("request.json", {**kept, "env": dict.fromkeys(request["env"]), "archive": archive})
-    # Whose run it is has to be known before anybody watches it.
+    run_dir.write("request.json", {**kept, "env": dict.fromkeys(request["command"]["env"]), "archive": archive})
+    # This first version names the run's machine before the supervisor exists.
     created_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     run_dir.write("supervisor.json", {"schema": 1, **this_machine(), "created_boot_s": created_boot_s})
     grant_lease(run_dir, request.get("lease_s"))
     write_status(run_dir, new_status())
-    # On a disk that is full by then it could not be made any more.
+    # It must exist before the disk is full: then it can only be overwritten.
     run_dir.write(INDEX, LogIndex().record())
     for file in request.get("files", []):
         if not file.get("in_memory"):
@@ -386,9 +385,9 @@ def _start_watchers(run_dir: RunDir, request: Record, job: Job) -> str:
 
 
 def start_sentinel(run: RunDir, request: Record, job: Job, started: int) -> int:
-    """Fork the sentinel and through it the supervisor, which starts the job; returns the sentinel's pid.
+    """Fork the sentinel, which forks the supervisor, which starts the job; returns the sentinel's pid.
 
-    `started` is the write end of a pipe; it is closed once the job runs, or gets the reason why it does not.
+    `started` is the write end of a pipe. It gets the reason if the job does not start, and is closed.
     """
 
     def watch() -> None:
@@ -404,7 +403,7 @@ def start_sentinel(run: RunDir, request: Record, job: Job, started: int) -> int:
 
 
 def _leave_connection(run: RunDir, keep: int) -> None:
-    """Hold nothing of the SSH connection: no terminal, no descriptor, no directory, no signal that its end sends."""
+    """Detach from the SSH connection: terminal, descriptors, working directory, and signals that its end sends."""
     os.setsid()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -416,7 +415,7 @@ def _leave_connection(run: RunDir, keep: int) -> None:
     for target, source in ((0, null), (1, null), (2, errors)):
         os.dup2(source, target)
     for name in os.listdir("/proc/self/fd"):
-        # The descriptor that listed the directory is gone by now.
+        # The listing contains its own descriptor, which is closed by now.
         with contextlib.suppress(OSError):
             if int(name) > 2 and int(name) != keep:  # noqa: PLR2004 - the three standard descriptors
                 os.close(int(name))

@@ -1,10 +1,10 @@
-"""Samples of the node itself: NICs, processors, memory, kernel log, GPUs; read in the caller's own loop.
+"""Samples of the node itself: NICs, processors, memory, kernel log, GPUs; taken in the caller's own loop.
 
-GPUs are read by a process of its own: a driver call on one that fell off the bus may never return.
+A separate process reads GPUs: a driver call on a GPU that fell off the bus may never return.
 
-Processor time is that of all cores, and of all processes of a job together, those that have ended included.
+Processor time is that of all cores, and of all processes of a job, including those that have ended.
 
-Never raises: what fails is noted once in the samples, and the job goes on.
+Nothing here raises: a failure is noted once in the samples, and the job continues.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ..rundir import RunDir, is_samples_name
 
 _GIB = 1 << 30
 _LEAST_INTERVAL_S = 0.1
-# What the NICs carry before the first worker begins, some seconds from now, is nobody's of this job.
+# Traffic before the first worker starts, a few seconds from now, does not belong to this job.
 _IDLE_INTERVAL_S, _IDLE_LOOK_S = 0.2, 2.0
-# Of all but the NICs: the kernel takes a while to write down what each of many cores did, and means need no more.
+# Everything but the NICs is sampled once a second: with many cores, the kernel takes a while to list their times.
 _SLOW_INTERVAL_S = 1.0
-# The controller knows what these mean; here they only keep the rest of a talkative log away.
+# The controller interprets these lines; here the pattern only filters the kernel's log.
 _TELLING = re.compile(
     r"NVRM: Xid|amdgpu.*(?:ring \w+ timeout|GPU reset|uncorrectable)|EDAC .*UE|Hardware Error|Machine check"
     r"|I/O error|(?:EXT4|XFS|BTRFS).*(?:error|corruption)|[Rr]emounting filesystem read-only"
 )
 _KERNEL_RECORD_BYTES = 8192
-# A disk that dies repeats itself; the first lines are the ones that count.
+# A failing disk repeats its errors; the first lines matter.
 _MOST_KERNEL_LINES = 100
 _MOST_KERNEL_CHARACTERS = 300
 
@@ -53,13 +53,13 @@ class SampleFile:
         self._noted: set[str] = set()
 
     def append(self, records: list[Record]) -> None:
-        """Write the records, each stamped with wall clock and monotonic clock, unless it is."""
+        """Append records; each gets wall clock and monotonic clock, unless it has them."""
         stamp: Record = {"schema": 1, "time_s": time.time(), "mono_ns": time.monotonic_ns()}
         data = b"".join(json.dumps({**stamp, **record}).encode() + b"\n" for record in records)
         append_lines(self._path, data)
 
     def note(self, message: str) -> None:
-        """Record a failure, once; one that cannot be recorded is let go."""
+        """Record a failure once; if that fails, it is dropped."""
         if message not in self._noted:
             self._noted.add(message)
             with contextlib.suppress(OSError):
@@ -67,10 +67,10 @@ class SampleFile:
 
 
 class KernelLog:
-    """Follows from now on what the kernel logs about failing hardware; readable for root, elsewhere often not.
+    """Follows the kernel's log from now on, for messages about failing hardware. Often only root can read it.
 
     Args:
-        path: the device that has one record a read (Documentation/ABI/testing/dev-kmsg).
+        path: device that returns one record per read (Documentation/ABI/testing/dev-kmsg).
     """
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
@@ -83,14 +83,14 @@ class KernelLog:
             self.close()
 
     def read(self) -> list[Record]:
-        """`kernel` records of what came since the last call."""
+        """New `kernel` records since the last call."""
         records: list[Record] = []
         while self._fd is not None and self._left:
             try:
                 text = os.read(self._fd, _KERNEL_RECORD_BYTES).decode(errors="replace")
             except OSError as error:
                 if error.errno == errno.EPIPE:
-                    # Overwritten before it was read: the next read goes on behind the gap.
+                    # The record was overwritten before it was read: the next read continues after the gap.
                     continue
                 if error.errno != errno.EAGAIN:
                     self.close()
@@ -104,20 +104,20 @@ class KernelLog:
         return records
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following the log."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 class NodeSampler:
-    """Samples NICs at an interval and the rest once a second, and never disturbs its caller.
+    """Samples NICs at an interval and everything else once a second; it never raises.
 
     Args:
-        run: whose samples; they go to samples/node.jsonl.
-        ifnames: the NICs to read; RDMA ports that are active are read as well.
-        interval_s: from one sample of the NICs to the next.
-        spared: children of the caller that are none of the job's.
+        run: the run; samples go to its samples/node.jsonl.
+        ifnames: NICs to read; active RDMA ports are read as well.
+        interval_s: seconds between samples of the NICs.
+        spared: children of the caller that do not belong to the job.
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class NodeSampler:
         self._memory = MemoryReader() if memory is None else memory
         self._kernel_log = KernelLog()
         self._inspector = InspectorReader(run.path)
-        self.job_pid: Optional[int] = None  # the job, once it has been started
+        self.job_pid: Optional[int] = None  # pid of the job, once it has started
 
     def due_in_s(self) -> float:
-        """Time until the next sample is due."""
+        """Seconds until the next sample is due."""
         return max(0.0, self._due - time.monotonic())
 
     def tick(self) -> None:
@@ -156,12 +156,12 @@ class NodeSampler:
             interval_s = min(_IDLE_INTERVAL_S, self._interval_s) if now < self._idle_until else self._interval_s
             self._due += interval_s
             if self._due <= now:
-                # After a pause of the node, samples that were missed are not made up for.
+                # After the node was suspended, missed samples are not made up for.
                 self._due = now + interval_s
             self._sample(is_slow_due=now >= self._slow_due)
 
     def sample_last(self) -> None:
-        """Take the last sample, of all there is, now; and say what beside it does not go home."""
+        """Take the last sample, of everything, now; note files whose names the controller does not accept."""
         self._sample(is_slow_due=True)
         with contextlib.suppress(OSError):
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".jsonl"))
@@ -173,7 +173,7 @@ class NodeSampler:
     def _sample(self, *, is_slow_due: bool) -> None:
         readers: list[Callable[[], Record]] = [partial(_read_nic, name) for name in (*self._ifnames, *self._rdma_ports)]
         if is_slow_due:
-            # Half an interval early: a sample that comes a little before the second must not make it two.
+            # Due half an interval early: otherwise a sample slightly before the full second would delay it to two.
             self._slow_due = time.monotonic() + _SLOW_INTERVAL_S - self._interval_s / 2
             readers += [self._read_processors, lambda: parse_snmp(read_text("/proc/net/snmp"))]
         records = [record for read in readers for record in self._try(read)]
@@ -207,9 +207,9 @@ class NodeSampler:
 
 
 def parse_snmp(text: str) -> Record:
-    """A `tcp` record from the text of /proc/net/snmp: a line of names, then a line of values, for each protocol.
+    """A `tcp` record of sent and retransmitted segments in our network namespace.
 
-    It tells the segments sent, and sent again, in the network namespace that we are in.
+    `text` is that of /proc/net/snmp: a line of names, then a line of values, for each protocol.
     """
     names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
     counters = dict(zip(names, values))
@@ -221,12 +221,12 @@ def parse_snmp(text: str) -> Record:
 
 
 def _read_nic(name: str) -> Record:
-    # Stamped here: rates are made of these, and other records are read before they are written.
+    # Stamped at the reading, since rates are computed from these: other readings come before the records are written.
     return {"kind": "nic", "ifname": name, "mono_ns": time.monotonic_ns(), **read_nic(name)}
 
 
 def _shares(before: Optional[Ticks], now: Ticks) -> Record:
-    """In percent of all cores' time since the sample before; the kernel's counts of idle time may go back a little."""
+    """Shares of all cores' time since the previous sample, in percent; the kernel's idle time may decrease a little."""
     total = 0 if before is None else now.all - before.all
     if before is None or total <= 0:
         return {"busy_percent": None, "iowait_percent": None, "steal_percent": None}
@@ -245,13 +245,13 @@ def _in_gib(memory: Memory) -> Record:
     return {"memory_available_gib": memory.available / _GIB, "memory_total_gib": memory.total / _GIB}
 
 
-# Columns of the first line of /proc/stat (proc(5)). Guest time, after these, is counted in the first two already.
+# Columns of the first line of /proc/stat (proc(5)). The first two already contain guest time, which follows these.
 _IDLE, _IOWAIT, _STEAL, _COLUMNS = 3, 4, 7, 8
-# Fields after the name in /proc/PID/stat (proc(5)): the parent; user and system time, then both of children waited for.
+# Fields after the name in /proc/PID/stat (proc(5)): the parent; user and system time, and both of reaped children.
 _PARENT = 1
 _TIMES = slice(11, 15)
 _LOOK_AGAIN_S = 30.0
-# Clock ticks are 10 ms: over less time than this they say little.
+# Clock ticks are 10 ms: over a shorter time, the figure would be too coarse.
 _LEAST_SPAN_S = 0.5
 
 
@@ -259,16 +259,16 @@ class Ticks(NamedTuple):
     """Clock ticks of all cores since boot."""
 
     all: int
-    idle: int  # in which nothing ran; `iowait` those of them in which a disk was waited for
-    iowait: int
+    idle: int  # nothing ran, `iowait` included
+    iowait: int  # nothing ran, and a disk was waited for
     steal: int  # taken by the hypervisor
 
 
 def read_ticks(path: str = "/proc/stat") -> Ticks:
-    """What the cores did so far.
+    """Read the clock ticks of all cores.
 
     Raises:
-        OSError, ValueError: the kernel does not tell.
+        OSError, ValueError: the file cannot be read, or has another format.
     """
     columns = [int(word) for word in read_text(path).partition("\n")[0].split()[1:]][:_COLUMNS]
     if len(columns) < _COLUMNS:
@@ -279,11 +279,11 @@ def read_ticks(path: str = "/proc/stat") -> Ticks:
 class JobClock:
     """Processor seconds of all descendants of a process that adopts its orphans.
 
-    Of strangers no more is read than their names: whose child a process is, is asked once. As its number may come to
-    mean another process, all are asked again every half minute.
+    The parent of a process is read once; after that, processes that are not descendants cost nothing. Since pids are
+    reused, all parents are read again every half minute.
 
     Args:
-        root: the process, which is the caller: it has waited for those of its children that are gone.
+        root: pid of the caller, which reaps its children.
         spared: pids that do not count, nor do their children; may change.
     """
 
@@ -296,16 +296,16 @@ class JobClock:
         self._before: Optional[tuple[float, float]] = None
 
     def read_cores(self) -> Optional[float]:
-        """Cores used since this was asked before; None at first, or where that is too short a time."""
+        """Cores used since the last call; None for the first call, or if the last one was too recent."""
         before, now = self._before, time.monotonic()
         if before is not None and now - before[0] < _LEAST_SPAN_S:
             return None
         self._before = (now, self.read_s())
-        # A process that ends between two looks may be missing for a moment.
+        # A process that ends during a reading may be missing in it, so the sum may decrease.
         return None if before is None else round(max(0.0, self._before[1] - before[1]) / (now - before[0]), 3)
 
     def read_s(self) -> float:
-        """Processor seconds so far."""
+        """Processor seconds of the job so far."""
         self._meet()
         own = os.times()
         ticks = 0
@@ -315,7 +315,7 @@ class JobClock:
         return own.children_user + own.children_system + ticks / os.sysconf("SC_CLK_TCK")
 
     def _meet(self) -> None:
-        """Tell new processes apart: ours and strangers."""
+        """Sort new processes into descendants and strangers."""
         there = list_pids()
         now = time.monotonic()
         if now >= self._look_again:
@@ -337,14 +337,14 @@ class JobClock:
 
 _KB_PER_GB = 1e6
 _LEAST_GPU_INTERVAL_S = 0.1
-# NVML counts what passes PCIe for 20 ms, each way, and the call takes as long.
+# NVML measures PCIe throughput for 20 ms per direction, and the call takes that long.
 _PCIE_INTERVAL_S = 1.0
 _PCIE_ASK_S = 0.04
-# Part of the time between two samples that may be spent on that.
+# Share of the sampling interval that may be spent on PCIe throughput.
 _PCIE_SHARE = 0.4
-# NVML counts them for the whole GPU: where MIG divides it, other parts of it count as well.
+# NVML reports these for the whole GPU: with MIG, other instances would count as well.
 _OF_ALL_PARTS = ("sm_percent", "memory_used_gib", "memory_total_gib", "power_w", "energy_j")
-# Bits of nvmlClocksThrottleReason* (nvml.h), and the names that nvidia-smi has for them.
+# Bits of nvmlClocksThrottleReason* (nvml.h) and nvidia-smi's names of them.
 _THROTTLE_REASONS = {
     0x1: "gpu_idle",
     0x2: "applications_clocks_setting",
@@ -359,7 +359,7 @@ _THROTTLE_REASONS = {
 
 
 def start_gpu_sampler(run: RunDir, indices: list[int], interval_s: float) -> int:
-    """Fork the sampler, which writes samples/gpu.jsonl until its parent is gone or kills it; its pid."""
+    """Fork the GPU sampler and return its pid; it writes samples/gpu.jsonl until its parent ends or kills it."""
     parent = os.getpid()
 
     def sample() -> None:
@@ -391,7 +391,7 @@ def _sample_until_alone(file: SampleFile, indices: list[int], interval_s: float,
 
 
 def _open(nvml: Any, index: int, file: SampleFile) -> Optional[_Gpu]:
-    """The GPU; None where there is none of this number, or it fell off the bus: the others are sampled all the same."""
+    """The GPU of this index; None if there is none, or it fell off the bus. The others are sampled anyway."""
     try:
         return _Gpu(nvml, index)
     except nvml.NVMLError as error:
@@ -400,7 +400,7 @@ def _open(nvml: Any, index: int, file: SampleFile) -> Optional[_Gpu]:
 
 
 class _Gpu:
-    """One GPU. What it has no sensor for is None."""
+    """Reads one GPU. A figure without a sensor is None."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml = nvml
@@ -412,12 +412,12 @@ class _Gpu:
             "pcie_gen_max": self._ask("MaxPcieLinkGeneration"),
             "pcie_width_max": self._ask("MaxPcieLinkWidth"),
         }
-        # The current mode, and the one after a reset; a GPU that has none does not answer.
+        # The current mode, and the one after a reset; a GPU without MIG returns an error.
         if (self._ask("MigMode") or [0])[0]:
             self._fixed["mig"] = True
 
     def read(self, *, pcie: bool) -> Record:
-        """A `gpu` record; with `pcie` after the 40 ms that it takes to count what passes."""
+        """A `gpu` record; with `pcie`, it includes PCIe throughput, which takes 40 ms."""
         nvml = self._nvml
         throughput: Record = {}
         if pcie:
@@ -451,18 +451,18 @@ class _Gpu:
         return {**record, **dict.fromkeys(_OF_ALL_PARTS)} if "mig" in record else record
 
     def _memory(self) -> Optional[Any]:
-        """As nvidia-smi has it since driver 510: the first version of the call counts the driver's reserve as used."""
+        """Memory as nvidia-smi shows it since driver 510: the older call counts the driver's reserve as used."""
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         second = None if version is None else self._ask("MemoryInfo", version)
         return self._ask("MemoryInfo") if second is None else second
 
     def _ask(self, question: str, *arguments: object, per: Optional[float] = None) -> Optional[Any]:
-        """What nvmlDeviceGet... answers; divided where NVML's unit is a smaller one than ours."""
+        """The answer of an nvmlDeviceGet... call, divided by `per`; None if the call fails or does not exist."""
         query: Optional[Callable[..., Any]] = getattr(self._nvml, f"nvmlDeviceGet{question}", None)
         try:
             answer = None if query is None else query(self._handle, *arguments)
         except self._nvml.NVMLError:
-            # A GPU that lacks one sensor, or a driver or module that lacks one call, still has the others.
+            # A GPU without one sensor, or a driver without one call, still has the others.
             return None
         return answer if per is None or answer is None else answer / per
 
@@ -472,9 +472,9 @@ class _Gpu:
 
 
 def _whose_pcie(gpus: list[_Gpu], interval_s: float) -> list[_Gpu]:
-    """Whose turn it is to have its PCIe counted: those longest not asked, as many as the time allows."""
+    """GPUs whose PCIe throughput is measured next: the least recently measured, as many as the time allows."""
     now = time.monotonic()
-    # A sampling interval that does not divide a second must not make it every other second.
+    # With a sampling interval that does not divide a second, this must not become every other second.
     due = [gpu for gpu in gpus if now - gpu.pcie_asked > _PCIE_INTERVAL_S - interval_s / 2]
     count = max(1, int(interval_s * _PCIE_SHARE / _PCIE_ASK_S))
     return sorted(due, key=lambda gpu: gpu.pcie_asked)[:count]

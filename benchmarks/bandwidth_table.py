@@ -1,19 +1,17 @@
-"""Writes docs/reference/bandwidth.md: the link that two nodes need, by model, method and strategy, as predicted.
+"""The link that two nodes need, by model, method and strategy, as `predict` says: docs/reference/bandwidth.md.
 
-It is the model of `predict`: the speed of a node is taken from the FLOPs of a step, as if it had
-been published.
-With --check, says whether the file is as it would be written.
+The speed of a node is taken from the FLOPs of a step, as if it had been published. After a change of the prediction:
+
+    .venv/bin/python benchmarks/bandwidth_table.py >docs/reference/bandwidth.md
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from reference_pages import write_or_check
 
 from multinode.levers.averaging import Averaging
 from multinode.levers.axes import LeverAxes
@@ -40,7 +38,6 @@ from multinode.traffic.algorithms import Layout
 from multinode.units import format_rate
 
 _ROOT = Path(__file__).parent.parent
-REFERENCE = _ROOT / "docs" / "reference" / "bandwidth.md"
 _PUBLISHED = _ROOT / "configs" / "figures" / "two_boxes_lora.yaml"
 
 # A node: what its GPUs compute is what sets the need for bandwidth.
@@ -92,7 +89,7 @@ _MODELS = (
 _HEADER = f"""\
 # How much bandwidth do I need
 
-<!-- Written by scripts/make_bandwidth_table.py. -->
+<!-- Written by benchmarks/bandwidth_table.py. -->
 
 Predictions for **two nodes with {_GPUS} GPUs of {_TFLOPS:.0f} TFLOP/s each** (an RTX 4090 at 40% of its peak), in bf16,
 with {_SAMPLES} sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and accumulation {_ACCUMULATION}. For
@@ -159,13 +156,8 @@ _COLUMNS = (
 )
 
 
-def main() -> int:
-    """Write what is not current, or name it."""
-    return write_or_check({REFERENCE: render_reference()}, __doc__)
-
-
-def render_reference() -> str:
-    """The whole document."""
+def main() -> None:
+    """Print the page."""
     tested = forecast_benchmarks(_PUBLISHED).back_test
     error = f"The model's error, from figures of a published training as coarse as these: {tested.sentence}."
     parts = [_HEADER.replace("{error}", error)]
@@ -175,7 +167,7 @@ def render_reference() -> str:
     parts += [_LEVERS_HEADER, _line(_COLUMNS).replace("strategy", "lever"), _line(["---"] * len(_COLUMNS))]
     models = [model for model in _MODELS if model.name in _WITH_LEVERS]
     parts += [_line(_row(model, "ddp", None, lever)) for model in models for lever in _LEVERS]
-    return "".join(parts)
+    print("".join(parts), end="")
 
 
 def _row(model: _Size, strategy: _Strategy, rank: int | None, lever: _Lever | None = None) -> Iterator[str]:
@@ -255,4 +247,4 @@ def _line(cells: Iterator[str] | list[str] | tuple[str, ...]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

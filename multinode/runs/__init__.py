@@ -1,0 +1,1 @@
+"""Runs on disk: what is stored of them, decoded once."""

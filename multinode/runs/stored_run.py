@@ -1,0 +1,218 @@
+"""StoredRun: a run on disk, and which runs there are. Decodes; judges and prints nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster
+from multinode.cluster.facts import NodeFacts
+from multinode.errors import MultinodeError, UsageError
+from multinode.levers.levers import NONE, Levers
+from multinode.model.workload import Workload
+from multinode.profile.observed import Observed, observe_run
+from multinode.profile.summary import Summary
+from multinode.records.invocation import Invocation
+from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
+from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
+from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
+from multinode.runs.document import RunDocument
+
+# Results beside a run's record and figures, each in a file of its name.
+_RESULTS = ("contrast", "nccl-test", "advice", "sweep", "bench", "tune", "tuning")
+# Consists of runs; the controller holds the directory until the end.
+_HELD = frozenset({"bench", "sweep", "tune", "tuning"})
+
+
+class StoredRun:
+    """A run on disk. Each part is decoded when it is first used, and kept; a missing part is None.
+
+    A part that cannot be decoded raises MultinodeError where it is used.
+
+    Args:
+        directory: its files.
+        say: is told of long reading.
+    """
+
+    def __init__(self, directory: RunDirectory, say: Callable[[str], None] = lambda _: None) -> None:
+        self.directory = directory
+        self._say = say
+
+    @classmethod
+    def open(cls, root: Path, run_id: str, say: Callable[[str], None] = lambda _: None) -> StoredRun:
+        """One run, by a unique beginning of its id; `last` is the newest.
+
+        Raises:
+            UsageError: there is none of this name, or several match.
+        """
+        return cls(RunDirectory.open(root, run_id), say)
+
+    @property
+    def run_id(self) -> str:
+        """Its name."""
+        return self.directory.run_id
+
+    @cached_property
+    def run(self) -> Run:
+        """Its record; a run of runs that says `running` though nobody is at it was stopped.
+
+        Raises:
+            UsageError: the directory is no run.
+        """
+        run = self.directory.read_run()
+        if run is None:
+            raise UsageError(f"{self.directory.path} is not a run: it has no run.json")
+        held = run.has_parts and (run.kind in _HELD or bool(run.attempts))
+        if run.status == "running" and held and not self.directory.is_locked:
+            return msgspec.structs.replace(run, status="stopped")
+        return run
+
+    @cached_property
+    def plan(self) -> LaunchPlan | None:
+        """What was launched; None for a run of runs and an import."""
+        return self.directory.read("plan.json", LaunchPlan)
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """Its figures; None if it ended too early."""
+        return self.directory.read("summary.json", Summary)
+
+    @cached_property
+    def workload(self) -> Workload | None:
+        """The training; None for benchmarks."""
+        return self.directory.read("workload.json", Workload)
+
+    @cached_property
+    def facts(self) -> dict[str, NodeFacts]:
+        """Facts of each probed node, by its name, in node-rank order."""
+        return {fact.node: fact for fact in self.directory.read("facts.json", list[NodeFacts]) or ()}
+
+    @cached_property
+    def cluster(self) -> Cluster | None:
+        """The nodes of its hostfile, in node-rank order."""
+        return self.directory.read("cluster.json", Cluster)
+
+    @cached_property
+    def verdict(self) -> EarlyVerdict | None:
+        """Whether one node was found to be faster while it ran."""
+        return self.directory.read(VERDICT_FILE, EarlyVerdict)
+
+    @cached_property
+    def observed(self) -> Observed:
+        """The samples of its nodes, as far as they were fetched.
+
+        Raises:
+            UsageError: it launched nothing itself.
+        """
+        return observe_run(self.directory, self.require_plan(), self._say)
+
+    @property
+    def levers(self) -> Levers:
+        """What changed its training."""
+        return self.plan.levers if self.plan is not None else NONE
+
+    @property
+    def link_gbit_per_s(self) -> float | None:
+        """Rate of the slowest NIC, as in LaunchPlan."""
+        return self.plan.link_gbit_per_s if self.plan is not None else None
+
+    @property
+    def model(self) -> dict[str, Any] | None:
+        """The config.json of its model, as node 0 has it."""
+        return next((facts.model for facts in self.facts.values()), None)
+
+    @property
+    def command(self) -> Invocation | None:
+        """The command line that started it; None if none did."""
+        return self.run.command
+
+    @property
+    def part_of(self) -> str | None:
+        """The id of the run that it is a part of; None for a run by itself."""
+        return self.run.part_of
+
+    def require_plan(self) -> LaunchPlan:
+        """The plan.
+
+        Raises:
+            UsageError: it launched nothing itself.
+        """
+        if self.plan is None:
+            raise UsageError(f"run {self.run_id} consists of other runs", hint="list them: multinode runs --all")
+        return self.plan
+
+    def document(self, run: Run | None = None, *, results: bool = True) -> RunDocument:
+        """The run as JSON, with its results.
+
+        Args:
+            run: its record, if that is newer than the one on disk.
+            results: whether to include the results of verbs beside the figures.
+        """
+        record = run or self.run
+        fields: dict[str, Any] = {name: getattr(record, name) for name in Run.__struct_fields__ if name != "schema"}
+        for name in _RESULTS if results else ():
+            fields[name.replace("-", "_")] = self.directory.read(f"{name}.json", dict[str, Any])
+        return RunDocument(
+            **fields,
+            directory=str(self.directory),
+            code=self.directory.read(CODE_FILE, CodeCopy),
+            summary=self.summary,
+            early_verdict=self.verdict,
+        )
+
+
+def load_run(root: Path, run_id: str) -> StoredRun:
+    """One run, with its record.
+
+    Raises:
+        UsageError: there is none of this name.
+        MultinodeError: its record cannot be read.
+    """
+    stored = StoredRun.open(root, run_id)
+    _ = stored.run
+    return stored
+
+
+def load_runs(root: Path, tell: Callable[[str], None] = lambda _: None) -> list[StoredRun]:
+    """All runs, oldest first; `tell` is called with those that cannot be read."""
+    folders = scan_runs(root)
+    for ignored in folders.ignored.values():
+        tell(ignored)
+    runs = []
+    for path in folders.ours:
+        stored = StoredRun(RunDirectory(path))
+        try:
+            _ = stored.run, stored.summary
+        except MultinodeError as error:
+            tell(error.message)
+        else:
+            runs.append(stored)
+    return runs
+
+
+def load_parts(root: Path, whole: Run) -> list[StoredRun]:
+    """The runs of a bench, sweep, contrast, try or launch with restarts, in the order in which they ended."""
+    parts = []
+    for path in list_runs(root):
+        stored = StoredRun(RunDirectory(path))
+        # A record that cannot be read is of no part that could be shown.
+        with contextlib.suppress(MultinodeError):
+            if stored.part_of == whole.run_id:
+                parts.append(stored)
+    return parts
+
+
+def launched_runs(root: Path, stored: StoredRun) -> list[StoredRun]:
+    """The run itself if it started processes, otherwise its parts; nothing for an import."""
+    return [stored] if stored.run.nodes and not stored.run.has_parts else load_parts(root, stored.run)
+
+
+def whole_runs(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Those that are no part of another one of them: of a bench, sweep, contrast or tune, or an attempt."""
+    names = {stored.run_id for stored in runs}
+    return [stored for stored in runs if stored.part_of not in names]

@@ -1,0 +1,106 @@
+"""StoredRun: each part of a run is decoded once, and what belongs together is said by the records, not by names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from multinode.api import document
+from multinode.cli.main import build_app
+from multinode.contrast.side import load_side_run
+from multinode.errors import MultinodeError, UsageError
+from multinode.launch.context import Launched
+from multinode.predict.request import read_record
+from multinode.profile.summary import Summary
+from multinode.records.plan import LaunchPlan
+from multinode.records.run import Run, new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun, launched_runs, load_parts, load_runs, whole_runs
+from tests.launch.scripted import make_plan
+
+
+def plan_with_links(*rates: float | None) -> LaunchPlan:
+    plan = make_plan(*(f"n{number}" for number in range(len(rates))))
+    nodes = []
+    for node, rate in zip(plan.nodes, rates, strict=True):
+        endpoint = msgspec.structs.replace(node.place.endpoint, link_gbit_per_s=rate)
+        nodes.append(msgspec.structs.replace(node, place=msgspec.structs.replace(node.place, endpoint=endpoint)))
+    return msgspec.structs.replace(plan, nodes=tuple(nodes))
+
+
+def store(root: Path, run_id: str, *, part_of: str | None = None, has_parts: bool = False) -> Run:
+    plan = msgspec.structs.replace(plan_with_links(10.0, 25.0), run_id=run_id)
+    directory = RunDirectory.create(root, run_id)
+    run = msgspec.structs.replace(new_run(plan, 1.0, part_of), has_parts=has_parts, status="succeeded")
+    if not has_parts:
+        directory.write("plan.json", plan)
+    directory.write("run.json", run)
+    return run
+
+
+def test_a_part_is_decoded_when_it_is_used_and_kept(tmp_path: Path) -> None:
+    store(tmp_path, "r")
+    (tmp_path / "r/summary.json").write_text("no JSON")
+    stored = StoredRun.open(tmp_path, "r")
+    plan = stored.plan
+    assert plan is not None
+    with pytest.raises(MultinodeError, match=r"summary\.json cannot be read"):
+        _ = stored.summary
+    (tmp_path / "r/plan.json").unlink()
+    assert stored.plan is plan
+    assert (stored.workload, stored.cluster, stored.facts, stored.model) == (None, None, {}, None)
+
+
+def test_parts_are_those_that_say_so_whatever_they_are_called(tmp_path: Path) -> None:
+    whole = store(tmp_path, "w", has_parts=True)
+    store(tmp_path, "w-1")
+    store(tmp_path, "other", part_of="w")
+    store(tmp_path, "orphan", part_of="removed")
+    assert [part.run_id for part in load_parts(tmp_path, whole)] == ["other"]
+    assert [part.run_id for part in launched_runs(tmp_path, StoredRun.open(tmp_path, "w"))] == ["other"]
+    assert [part.run_id for part in launched_runs(tmp_path, StoredRun.open(tmp_path, "w-1"))] == ["w-1"]
+    assert {stored.run_id for stored in whole_runs(load_runs(tmp_path))} == {"w", "w-1", "orphan"}
+    with pytest.raises(UsageError, match="run w consists of other runs"):
+        StoredRun.open(tmp_path, "w").require_plan()
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ((10.0, 25.0), 10.0),
+        ((10.0, None), None),
+        ((10.0,), None),
+        # A virtual NIC that reports 4294967295 Mbit/s.
+        ((10.0, 4294967.295), None),
+    ],
+)
+def test_contrast_and_predict_take_a_run_for_the_same_link(
+    tmp_path: Path, rates: tuple[float | None, ...], expected: float | None
+) -> None:
+    directory = RunDirectory.create(tmp_path, "r")
+    directory.write("plan.json", plan_with_links(*rates))
+    directory.write("summary.json", Summary(run_id="r", steps=0, steady_steps=0, rule=""))
+    record = read_record(directory)
+    assert record is not None
+    assert (load_side_run(directory).link_gbit_per_s, record.link_gbit_per_s) == (expected, expected)
+
+
+def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = store(tmp_path, "r", part_of="w")
+    summary = Summary(run_id="r", steps=3, steady_steps=2, rule="", missing={"samples_per_s": "no steps"})
+    RunDirectory(tmp_path / "r").write("summary.json", summary)
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
+    printed = [CliRunner().invoke(build_app(), [*words, "--json"]).stdout for words in (["show", "r"], ["runs"])]
+    shown, (listed,) = json.loads(printed[0]), json.loads(printed[1])["runs"]
+    assert shown == listed
+    launched = Launched(
+        run=run, summary=summary, plan=plan_with_links(10.0, 25.0), directory=RunDirectory(tmp_path / "r")
+    )
+    assert document(launched) == shown
+    assert (shown["run_id"], shown["status"], shown["part_of"]) == ("r", "succeeded", "w")
+    assert (shown["summary"]["steps"], shown["summary"]["missing"]) == (3, {"samples_per_s": "no steps"})
+    assert [node["name"] for node in shown["nodes"]] == ["n0", "n1"]
