@@ -334,7 +334,9 @@ _ENDED = re.compile("|".join(map(re.escape, _END_TEXTS)), re.IGNORECASE)
 # That a training, and not the script around it, has ended: the last such line counts, whatever the language.
 _TRAINED = re.compile(
     r"\btraining (?:(?:is|has|was|been|successfully) ){0,3}(?:completed?|finished|done|ended)\b"
-    r"|\b(?:finished|done|completed)(?: with)? training\b|\u8bad\u7ec3(?:\u5df2|\u5168\u90e8)?(?:\u7ed3\u675f|\u5b8c\u6210|\u5b8c\u6bd5)",
+    r"|\b(?:finished|done|completed)(?: with)? training\b"
+    # "Training", "already" or "all", and "ended", "completed" or "over", in Chinese.
+    r"|\u8bad\u7ec3(?:\u5df2|\u5168\u90e8)?(?:\u7ed3\u675f|\u5b8c\u6210|\u5b8c\u6bd5)",
     re.IGNORECASE,
 )
 # What an experiment tracker prints of a run, also of one that failed: neither progress nor an end.
