@@ -704,7 +704,9 @@ class _Reader:
         for word in words:
             # NCCL may warn of what a training hangs by.
             is_outlived = has_trained or (len(plain) >= _END_LINES and not word.is_nccl)
-            yield replace(word, went_on=True) if is_outlived and word.line > last else word
+            # A scheduler tells how the job ended.
+            is_message = word.line > last and not (word.error is not None and word.error.project == "Slurm")
+            yield replace(word, went_on=True) if is_outlived and is_message else word
 
     @property
     def _quiet_after(self) -> int:

@@ -195,3 +195,9 @@ def test_arguments_that_a_later_program_lacks_end_a_script() -> None:
     lacks = "evaluate: error: the following arguments are required: --output-dir"
     assert lacks.partition(": ")[2] in told(*STEPS, "Training completed.", *QUIET[:150], lacks).message
     assert first(*STEPS, "Training completed.", lacks) is None
+
+
+def test_what_a_scheduler_and_a_tracing_shell_print_at_the_end_hides_nothing() -> None:
+    assert told(*STEPS, "State: TIMEOUT (exit code 0)", *QUIET[:20]).error_id == "slurm-time-limit"
+    refused = "inference.py: error: unrecognized arguments: --tensor_parallel_size 8"
+    assert "unrecognized arguments" in told(*QUIET[:20], refused, "+ OUTPUT='WARNING no ray'").message
