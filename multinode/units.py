@@ -31,6 +31,10 @@ _DURATION = re.compile(
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,6}):)?(?P<m>\d{1,6}):(?P<s>\d{2}(?:\.\d{1,6})?)", re.ASCII)
 _MOST_NICS = 64
 _SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
+UNKNOWN = "-"
+"""A figure that is unknown, in a table."""
+# Rounded to three digits, 0.9995 is 1.00; below the least, decimals would fill a table.
+_ONE, _LEAST = 0.9995, 1e-6
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DURATION_S = {"d": 86400, "h": _HOUR_S, "m": _MINUTE_S, "s": 1}
@@ -129,6 +133,29 @@ def format_figure(value: float, digits: int = 3) -> str:
     # Adding 0.0 removes the sign of a zero.
     text = f"{round(rounded, _MOST_DECIMALS) + 0.0:,.{_MOST_DECIMALS}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def format_sig(value: float | None) -> str:
+    """A figure in a table, with three or four significant digits and their last zeros, or a dash.
+
+    In a sentence it is `format_figure`.
+    """
+    if value is None or value == 0:
+        return UNKNOWN if value is None else "0"
+    for digits, below in ((2, 9.995), (1, 999.95)):
+        if _ONE <= abs(value) < below:
+            return f"{value:.{digits}f}"
+    if _LEAST < abs(value) < _ONE:
+        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
+    return format_figure(value)
+
+
+def times(factor: float) -> str:
+    """A ratio of speeds: `1.78x`, `6.7x`, `12x`."""
+    for digits, below in ((2, 1.995), (1, 9.95)):
+        if factor < below:
+            return f"{factor:.{digits}f}x"
+    return f"{factor:,.0f}x"
 
 
 def format_ms(time_ms: float) -> str:

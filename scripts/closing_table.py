@@ -17,9 +17,9 @@ from multinode.contrast.side import SideRun, load_side_run, make_side
 from multinode.predict.screen import link_words
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
-from multinode.render.sheet import percent, plus_minus, range_of_times, times
+from multinode.render.sheet import percent
 from multinode.render.table import make_table
-from multinode.stats.estimate import Estimate, inverse
+from multinode.stats.estimate import Estimate
 from multinode.units import format_rate
 
 
@@ -77,16 +77,15 @@ def _print_table(contrasts: Mapping[float, Contrast]) -> None:
 
 
 def _figures(side: Side) -> Iterator[str]:
-    yield plus_minus(side.samples_per_s)
+    yield side.samples_per_s.text()
     yield percent(side.exposed_share, ".0f")
 
 
 def _against(speedup: Estimate) -> str:
     """How many times faster, or slower, with the interval; both where the interval holds 1."""
     if speedup.low <= 1 <= speedup.high:
-        return f"inconclusive ({range_of_times(speedup)})"
-    how, factor = ("faster", speedup) if speedup.value > 1 else ("slower", inverse(speedup))
-    return f"{times(factor.value)} {how} ({range_of_times(factor)})"
+        return f"inconclusive ({speedup.text('times_range')})"
+    return speedup.text("faster")
 
 
 def _break_even(contrast: Contrast) -> str:

@@ -11,6 +11,7 @@ from multinode.units import (
     format_figure,
     format_ms,
     format_rate,
+    format_sig,
     format_size,
     goodput_gb_per_s,
     parse_clock,
@@ -18,6 +19,7 @@ from multinode.units import (
     parse_nics,
     parse_rate,
     parse_size,
+    times,
 )
 
 
@@ -228,3 +230,31 @@ def test_what_no_clock_shows_is_told_what_one_does(text: str) -> None:
 @given(st.integers(0, 99), st.integers(0, 59), st.integers(0, 59))
 def test_a_clock_is_read_as_it_was_printed(hours: int, minutes: int, seconds: int) -> None:
     assert parse_clock(f"{hours}:{minutes:02d}:{seconds:02d}") == hours * 3600 + minutes * 60 + seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (0.0724, "0.0724"),
+        (0.00001234, "0.0000123"),
+        (0.02, "0.0200"),
+        (0.99951, "1.00"),
+        (2.984, "2.98"),
+        (24.13, "24.1"),
+        (999.96, "1,000"),
+        (13420.4, "13,420"),
+        (1e300, "over 1,000,000,000,000,000"),
+        (-0.5, "-0.500"),
+    ],
+)
+def test_a_figure_has_three_or_four_digits(value: float | None, told: str) -> None:
+    assert format_sig(value) == told
+
+
+@pytest.mark.parametrize(
+    ("factor", "told"), [(0.04, "0.04x"), (1.776, "1.78x"), (1.996, "2.0x"), (6.71, "6.7x"), (1234.4, "1,234x")]
+)
+def test_a_ratio_of_speeds_has_as_many_digits_as_matter(factor: float, told: str) -> None:
+    assert times(factor) == told

@@ -11,7 +11,7 @@ from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse
 from multinode.records.benchmark import DEVICE_DTYPES
 from multinode.records.samples import SpeedSample
-from multinode.stats.estimate import Bounds
+from multinode.stats.estimate import Bounds, Estimate, of_bounds
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +28,11 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     launch_bound: bool = False
     clock_mhz: float | None = None  # of the GPU while it was timed, median of its samples; likewise `power_w`
     power_w: float | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The value with its interval."""
+        return of_bounds(self.value, self.interval)
 
 
 class BenchTest(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> 
     by_cause: dict[str, list[tuple[_Placed, float, tuple[LikelyCause, ...]]]] = {}
     for each in placed:
         pairs = [(test.together, test.alone) for test in each.worker.tests]
-        ratios = [ratio(_estimate(late), _estimate(early)) for late, early in pairs if late and early]
+        ratios = [ratio(late.estimate, early.estimate) for late, early in pairs if late and early]
         if ratios and _is_slow(ratios):
             causes = _drop_causes(each, write_hint, alone=len(placed) == 1)
             share = statistics.median(ratio.value for ratio in ratios)
@@ -133,20 +133,15 @@ def _against(mine: DeviceSpeed | None, others: Iterable[DeviceSpeed | None]) -> 
     theirs = [other for other in others if other is not None]
     if mine is None or not theirs:
         return mine
-    peers = [_estimate(other) for other in theirs]
+    peers = [other.estimate for other in theirs]
     middle = {name: statistics.median(getattr(peer, name) for peer in peers) for name in ("value", "low", "high")}
-    compared = ratio(_estimate(mine), Estimate(**middle))
+    compared = ratio(mine.estimate, Estimate(**middle))
     return msgspec.structs.replace(mine, of_peers=compared.value, slow=_is_slow([compared]))
 
 
 def _is_slow(ratios: Sequence[Estimate]) -> bool:
     certain = sum(ratio.high < 1 for ratio in ratios)
     return statistics.median(ratio.value for ratio in ratios) < SLOW_BELOW and 2 * certain >= len(ratios)
-
-
-def _estimate(speed: DeviceSpeed) -> Estimate:
-    low, high = speed.interval or (speed.value, speed.value)
-    return Estimate(value=speed.value, low=low, high=high)
 
 
 def _slow_ratios(worker: BenchWorker) -> _Ratios:

@@ -10,9 +10,10 @@ import msgspec
 from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, DeviceSpeed
 from multinode.bench.judge import because, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent, plus_minus
+from multinode.render.sheet import Column, Sheet, figure, percent
 from multinode.render.table import BAD, Part, footer, labelled, paragraph, sheet_table
-from multinode.stats.estimate import Estimate, known_median
+from multinode.stats.estimate import known_median
+from multinode.units import UNKNOWN, format_sig
 
 # Above this number, only the slowest rows are shown.
 _MOST_ROWS = 32
@@ -137,8 +138,7 @@ def _small_sheet(report: BenchReport) -> Sheet:
 def _measured(speed: DeviceSpeed | None) -> str:
     if speed is None:
         return UNKNOWN
-    low, high = speed.interval or (speed.value, speed.value)
-    return f"{plus_minus(Estimate(value=speed.value, low=low, high=high))}{'!' if speed.slow else ''}"
+    return f"{speed.estimate.text()}{'!' if speed.slow else ''}"
 
 
 def bench_lines(report: BenchReport) -> list[str]:

@@ -31,8 +31,7 @@ from multinode.errors import UsageError
 from multinode.levers.levers import TYPES
 from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
-from multinode.render.sheet import range_of_times, times
-from multinode.stats.estimate import Estimate, UnknownError, inverse, ratio
+from multinode.stats.estimate import UnknownError, ratio
 from multinode.units import format_count, format_figure, format_ms, format_rate
 
 _LEVERS = {lever.column: lever.title for lever in TYPES.values()}
@@ -305,12 +304,12 @@ def _verdict(contrast: Contrast) -> str:
         if contrast.candidate.world_size == contrast.baseline.world_size:
             few += f" with the same {format_count(contrast.baseline.world_size, 'worker')}"
         elif outcome in {"equal", "slower"}:
-            slower = "no faster" if outcome == "equal" else _slower(contrast)
+            slower = "no faster" if outcome == "equal" else contrast.speedup.text("faster")
             return f"Do not use {many} for this job: they are {slower} than {few}; {_culprit(contrast)}."
     if outcome == "inconclusive":
         is_script = contrast.baseline.settings is not None and contrast.baseline.settings.command is not None
         longer = "a script that trains longer" if is_script else "--steps"
-        span = range_of_times(contrast.speedup)
+        span = contrast.speedup.text("times_range")
         spread = f"within the noise (speed-up {span}); measure with more --repeats or {longer}"
         return f"Inconclusive: the difference between {many} and {few} is {spread}."
     return f"{capitalised(many)} {are} {_relation(contrast, outcome, few)}"
@@ -322,21 +321,12 @@ def _relation(contrast: Contrast, outcome: Outcome, few: str) -> str:
     if outcome == "equal":
         return f"as fast as {few}{': no network bottleneck' if is_same and contrast.loss.cause == 'none' else ''}."
     if outcome == "slower":
-        return f"{_slower(contrast)} than {few}: {_culprit(contrast)}."
-    text = f"{times(contrast.speedup.value)} faster{_range(contrast.speedup)} than {few}"
+        return f"{contrast.speedup.text('faster')} than {few}: {_culprit(contrast)}."
+    text = f"{contrast.speedup.text('faster')} than {few}"
     if contrast.mode == "compare" or is_same:
         return f"{text}."
     is_lost = is_noticeable(1 - contrast.efficiency, 1.0) and contrast.loss.cause in {"node", "network"}
     return f"{text} ({contrast.efficiency:.0%} scaling efficiency){f': {_culprit(contrast)}' if is_lost else ''}."
-
-
-def _slower(contrast: Contrast) -> str:
-    slower = inverse(contrast.speedup)
-    return f"{times(slower.value)} slower{_range(slower)}"
-
-
-def _range(measured: Estimate) -> str:
-    return f" ({range_of_times(measured)})" if measured.high > measured.low else ""
 
 
 def prefers_one_node(contrast: Contrast) -> bool:

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.slowdown_attribution import is_noticeable
-from multinode.render.sheet import (
-    PLUS_MINUS,
-    RANGES,
-    UNKNOWN,
-    Column,
-    Sheet,
-    figure,
-    format_sig,
-    megabytes,
-    percent,
-    plus_minus,
-)
-from multinode.stats.estimate import Estimate
-from multinode.units import format_count, format_duration, format_placement
+from multinode.render.sheet import RANGES, Column, Sheet, figure, megabytes, percent
+from multinode.stats.estimate import PLUS_MINUS, Estimate
+from multinode.units import UNKNOWN, format_count, format_duration, format_placement, format_sig
 
 # Mark of settings that differ between the sides.
 _MARK = "!"
@@ -51,8 +41,8 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
     has_other = any(side.split and is_noticeable(_other_ms(side, noticed) or 0, side.split.step_ms) for side in sides)
     rows: list[_Row] = [("workers", tuple(workers))] if len(set(workers)) > 1 else []
     rows += [
-        _row(sides, "samples/s", lambda side: plus_minus(side.samples_per_s)),
-        _row(sides, "step time (ms)", lambda side: plus_minus(side.step_time_ms)),
+        _row(sides, "samples/s", lambda side: side.samples_per_s.text()),
+        _row(sides, "step time (ms)", lambda side: side.step_time_ms.text()),
         _row(sides, "  compute", lambda side: _part(side, "compute_ms")),
         _row(sides, "  exposed comm", lambda side: _part(side, "exposed_ms")),
         *(
@@ -102,18 +92,18 @@ def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
 
 def _part(side: Side, field: str) -> str:
     if field == "exposed_ms" and side.exposed_ms is not None and side.exposed_ms.value > 0:
-        return plus_minus(side.exposed_ms)
+        return side.exposed_ms.text()
     return format_sig(getattr(side.split, field, None))
 
 
 def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
     if contrast.mode == "compare":
-        return "speed-up", _speedups(sides, plus_minus)
+        return "speed-up", _speedups(sides, Estimate.text)
     is_same = len({side.world_size for side in sides}) == 1
     return "speed against 1 node" if is_same and sides[0].nodes == 1 else "scaling efficiency", tuple(
         UNKNOWN
         if side.role == "baseline"
-        else plus_minus(side.speedup * (100 * side.efficiency / side.speedup.value), 1, "%")
+        else (side.speedup * (100 * side.efficiency / side.speedup.value)).text("percent")
         for side in sides
     )
 
@@ -147,11 +137,6 @@ def cost_sheet(contrast: Contrast) -> Sheet:
     return Sheet(title="time, cost and energy", columns=_side_columns(contrast, sides), rows=rows)
 
 
-def range_text(measured: Estimate) -> str:
-    """Its confidence interval."""
-    return f"{format_sig(measured.low)}-{format_sig(measured.high)}"
-
-
 def marked_cells(name: str, cells: tuple[str, ...]) -> tuple[str, ...]:
     """A row of settings, marked if the sides differ."""
     return (f"{name} {_MARK}" if len(set(cells)) > 1 else name, *cells)
@@ -179,18 +164,18 @@ def _asked_rows(sides: Sequence[Side]) -> Iterator[_Row]:
 
 def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "samples/s", lambda side: format_sig(side.samples_per_s.value))
-    yield _row(sides, "samples/s, range", lambda side: range_text(side.samples_per_s))
+    yield _row(sides, "samples/s, range", lambda side: side.samples_per_s.text("range"))
     yield _row(sides, "tokens/s", lambda side: _value(side.tokens_per_s))
     yield _row(sides, "TGS (tokens/s per worker)", lambda side: _value(side.tgs))
     yield _row(sides, "step time (ms)", lambda side: format_sig(side.step_time_ms.value))
-    yield _row(sides, "step time, range (ms)", lambda side: range_text(side.step_time_ms))
+    yield _row(sides, "step time, range (ms)", lambda side: side.step_time_ms.text("range"))
     yield _row(sides, "step time, p95 (ms)", lambda side: format_sig(side.step_spread.p95))
     yield _row(sides, "exposed communication (ms)", lambda side: _value(side.exposed_ms))
     yield _row(sides, "exposed, share of the step", lambda side: percent(side.exposed_share))
     yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
     yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(side.bytes_per_step.nic))
     yield "speed-up", _speedups(sides, lambda speedup: format_sig(speedup.value))
-    yield "speed-up, range", _speedups(sides, range_text)
+    yield "speed-up, range", _speedups(sides, partial(Estimate.text, form="range"))
     shares = (None if side.role == "baseline" else side.efficiency for side in sides)
     yield f"efficiency ({contrast.scaling})", tuple(percent(share, ".0f") for share in shares)
     yield _row(sides, "measured steps", lambda side: f"{side.steady_steps:,}")
@@ -274,7 +259,7 @@ def each_node_sheet(contrast: Contrast) -> Sheet:
             (
                 side.node_names[0],
                 format_sig(side.samples_per_s.value),
-                range_text(side.samples_per_s),
+                side.samples_per_s.text("range"),
                 format_sig(side.step_time_ms.value),
                 percent(side.relative, ".0f"),
             )

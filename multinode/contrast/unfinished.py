@@ -12,9 +12,9 @@ from multinode.launch.ending import RESUME
 from multinode.launch.grid import CellRecord, GridRecord
 from multinode.launch.series import GRID_FILE
 from multinode.records.run_directory import RunDirectory
-from multinode.render.sheet import UNKNOWN, Block, Column, Prose, Sheet, format_sig, plus_minus
+from multinode.render.sheet import Block, Column, Prose, Sheet
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
-from multinode.units import format_list, format_placement
+from multinode.units import UNKNOWN, format_list, format_placement, format_sig
 
 
 class SideState(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def _row(state: SideState, repeats: int | None) -> tuple[str, ...]:
     if side is None:
         return (*head, state.record.state, UNKNOWN, UNKNOWN)
     exposed_ms = UNKNOWN if side.exposed_ms is None else format_sig(side.exposed_ms.value)
-    return (*head, plus_minus(side.samples_per_s), plus_minus(side.step_time_ms), exposed_ms)
+    return (*head, side.samples_per_s.text(), side.step_time_ms.text(), exposed_ms)
 
 
 def _disturbed_rows(unfinished: UnfinishedContrast) -> Iterator[tuple[str, str]]:

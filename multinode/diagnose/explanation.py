@@ -457,7 +457,8 @@ _GIVES_UP = re.compile(
     re.IGNORECASE,
 )
 _BESIDE = re.compile(
-    r"Try .{1,100} --help|srun: (?!error: )|slurmstepd: (?!error: )|Sending process \d{1,9} closing signal"
+    # The last is what a shell prints of its own script under `set -x`.
+    r"Try .{1,100} --help|srun: (?!error: )|slurmstepd: (?!error: )|Sending process \d{1,9} closing signal|\+{1,9} "
 )
 
 

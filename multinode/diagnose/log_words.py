@@ -334,7 +334,9 @@ _ENDED = re.compile("|".join(map(re.escape, _END_TEXTS)), re.IGNORECASE)
 # That a training, and not the script around it, has ended: the last such line counts, whatever the language.
 _TRAINED = re.compile(
     r"\btraining (?:(?:is|has|was|been|successfully) ){0,3}(?:completed?|finished|done|ended)\b"
-    r"|\b(?:finished|done|completed)(?: with)? training\b|训练(?:已|全部)?(?:结束|完成|完毕)",
+    r"|\b(?:finished|done|completed)(?: with)? training\b"
+    # "Training", "already" or "all", and "ended", "completed" or "over", in Chinese.
+    r"|\u8bad\u7ec3(?:\u5df2|\u5168\u90e8)?(?:\u7ed3\u675f|\u5b8c\u6210|\u5b8c\u6bd5)",
     re.IGNORECASE,
 )
 # What an experiment tracker prints of a run, also of one that failed: neither progress nor an end.
@@ -702,7 +704,9 @@ class _Reader:
         for word in words:
             # NCCL may warn of what a training hangs by.
             is_outlived = has_trained or (len(plain) >= _END_LINES and not word.is_nccl)
-            yield replace(word, went_on=True) if is_outlived and word.line > last else word
+            # A scheduler tells how the job ended.
+            is_message = word.line > last and not (word.error is not None and word.error.project == "Slurm")
+            yield replace(word, went_on=True) if is_outlived and is_message else word
 
     @property
     def _quiet_after(self) -> int:

@@ -24,8 +24,9 @@ from multinode.experiment.cells import CellRow, CellTable, value_of
 from multinode.experiment.columns import BOUGHT_WITH, MONEY
 from multinode.render.charts import GREY, PALETTE, Bar, Figure, Scatter, error_bars, line_style, with_axes
 from multinode.render.page import page, section
-from multinode.render.sheet import UNKNOWN, Chart, Prose, html_text, sanitize
+from multinode.render.sheet import Chart, Prose, html_text, sanitize
 from multinode.stats.estimate import Estimate
+from multinode.units import UNKNOWN
 
 MOST_BARS = 60
 _LINE_CHARS, _LEGEND_CHARS, _MOST_LINES = 24, 26, 3

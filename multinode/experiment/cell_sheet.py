@@ -38,22 +38,19 @@ from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
 from multinode.experiment.row_shortfall import SHORTFALL
 from multinode.predict.shortfall import shortfall_words
 from multinode.profile.export import harmless
-from multinode.render.sheet import (
-    RANGES,
-    UNKNOWN,
-    Block,
-    Column,
-    Prose,
-    Sheet,
-    Tiles,
-    format_sig,
-    percent,
-    plus_minus,
-    sanitize,
-)
+from multinode.render.sheet import RANGES, Block, Column, Prose, Sheet, Tiles, percent, sanitize
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate, ratio
-from multinode.units import format_count, format_duration, format_figure, format_list, format_placement, format_rate
+from multinode.units import (
+    UNKNOWN,
+    format_count,
+    format_duration,
+    format_figure,
+    format_list,
+    format_placement,
+    format_rate,
+    format_sig,
+)
 
 _STATES = ("out_of_memory", "skipped", "failed", "waiting")
 # Keys of a job whose value another column has.
@@ -620,7 +617,7 @@ def _short(column: CellColumn, row: CellRow) -> str:
     """The text of `tell`; samples/s of repeated runs has its interval."""
     speed = row.samples_per_s
     if column.name == "samples_per_s" and speed is not None and speed.repeats > 1:
-        return plus_minus(speed)
+        return speed.text()
     return tell(column, row)
 
 

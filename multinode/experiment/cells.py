@@ -13,17 +13,17 @@ from multinode.errors import UsageError
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.imported_columns import IMPORTED, column_name
 from multinode.model.workload import BATCH_NAMES, SETTINGS, JobSettings
-from multinode.predict.rounded import Rounded, exactly, product
+from multinode.predict.rounded import product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps
 from multinode.records.finding import Finding
-from multinode.stats.estimate import Estimate
+from multinode.stats.estimate import Estimate, exactly
 from multinode.units import format_figure, format_list
 
 # Tolerance between two ways to one figure, beyond the rounding of published digits.
 _TOLERANCE = 0.02
 
-Figures = Mapping[str, Rounded]
+Figures = Mapping[str, Estimate]
 
 
 class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class _Way(NamedTuple):
     words: str
     names: tuple[str, ...]
     under: tuple[str, ...] = ()
-    compute: Callable[[Figures], Rounded] | None = None
+    compute: Callable[[Figures], Estimate] | None = None
     computed: str = ""
 
     @property
@@ -49,7 +49,7 @@ class _Way(NamedTuple):
         """Its name."""
         return self.computed or "/".join("*".join(names) for names in (self.names, self.under) if names)
 
-    def of(self, figures: Figures) -> Rounded:
+    def of(self, figures: Figures) -> Estimate:
         """The figure."""
         if self.compute is not None:
             return self.compute(figures)
@@ -83,15 +83,15 @@ def _number(value: float) -> str:
     return format_figure(value, digits=6)
 
 
-def _steps_for_samples(figures: Figures) -> Rounded:
+def _steps_for_samples(figures: Figures) -> Estimate:
     """The last step of an epoch may be partial, or its samples may be dropped."""
     whole = figures["dataset_samples"] / figures["global_batch"]
     epochs = figures["epochs"]
     least, most = max(1, math.floor(whole.low)) * epochs.low, max(1, math.ceil(whole.high)) * epochs.high
-    return Rounded(value=(whole * epochs).value, low=max(1, math.floor(least)), high=max(1, math.ceil(most)))
+    return Estimate(value=(whole * epochs).value, low=max(1, math.floor(least)), high=max(1, math.ceil(most)))
 
 
-def _samples_of_step(figures: Figures) -> Rounded:
+def _samples_of_step(figures: Figures) -> Estimate:
     batch = figures["global_batch"]
     if not {"dataset_samples", "epochs", "steps"} <= figures.keys():
         return batch
@@ -99,7 +99,7 @@ def _samples_of_step(figures: Figures) -> Rounded:
     expected = _steps_for_samples(figures)
     if not expected.low <= figures["steps"].value <= expected.high:
         return batch
-    return Rounded(value=batch.value, low=min(batch.low, average.low), high=max(batch.high, average.high))
+    return Estimate(value=batch.value, low=min(batch.low, average.low), high=max(batch.high, average.high))
 
 
 _GLOBAL_BATCH = _Way("the global batch", ("global_batch",))

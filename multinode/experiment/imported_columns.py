@@ -19,7 +19,8 @@ from multinode.predict.published import (
     parse_published,
     plain_text,
 )
-from multinode.predict.rounded import Rounded, exactly, parse_count
+from multinode.predict.rounded import parse_count
+from multinode.stats.estimate import Estimate, exactly
 from multinode.units import parse_clock
 
 OF_DEVICE = {"tokens_per_s": "tgs", "samples_per_s": "samples_per_s_per_gpu"}
@@ -176,7 +177,7 @@ class OutOfMemory(NamedTuple):
     out_of: str
 
 
-Value = str | Rounded | OutOfMemory | PublishedLink | None
+Value = str | Estimate | OutOfMemory | PublishedLink | None
 
 _NONE = frozenset({"-", "null", "none", "n/a", "na"})
 _LONGEST_WORDS = 200
@@ -239,11 +240,11 @@ class ImportedColumn(NamedTuple):
         if self.is_measured and (out_of := _out_of_memory(text)) is not None:
             return out_of
         value = _PARSERS[self.column.kind or "measured"](text, self)
-        if isinstance(value, Rounded):
+        if isinstance(value, Estimate):
             self._refuse_implausible(value)
         return value
 
-    def _refuse_implausible(self, value: Rounded) -> None:
+    def _refuse_implausible(self, value: Estimate) -> None:
         if self.column.name == "peak_memory_gib" and value.value > _MOST_GIB:
             raise ImplausibleError(f"{value.value:,.0f} GiB is more than a worker can have; did you mean MiB?")
         if self.column.name == "per_device_batch" and value.value > _MOST_SAMPLES:
@@ -280,7 +281,7 @@ def _out_of_memory(text: str) -> OutOfMemory | None:
     return OutOfMemory("node" if _OF_NODE.search(text) and not _OF_GPU.search(text) else "gpu")
 
 
-def _count(text: str, column: ImportedColumn) -> Rounded:
+def _count(text: str, column: ImportedColumn) -> Estimate:
     text = _TIMES_SIGN.sub("", text)
     noun = _COUNTED.search(text)
     if noun is not None and (unit := parse_unit(noun["noun"])) is not None and fits(unit, column.column):
@@ -300,7 +301,7 @@ def _is_grouped(text: str) -> bool:
     return re.fullmatch(r"[1-9][0-9]{0,2}(,[0-9]{3})+", text) is not None
 
 
-def _epochs(text: str, _: ImportedColumn) -> Rounded:
+def _epochs(text: str, _: ImportedColumn) -> Estimate:
     number = parse_published(text)
     if number.unit not in {"", *WORDS.counted["epochs"]}:
         raise ValueError(text)
@@ -308,7 +309,7 @@ def _epochs(text: str, _: ImportedColumn) -> Rounded:
     return number.figure if "." in text else exactly(number.figure.value)
 
 
-def _measured(text: str, column: ImportedColumn) -> Rounded:
+def _measured(text: str, column: ImportedColumn) -> Estimate:
     number = parse_published(text)
     if not number.unit:
         if column.scale is None:
@@ -320,7 +321,7 @@ def _measured(text: str, column: ImportedColumn) -> Rounded:
     return number.figure * exactly(unit.scale)
 
 
-def _clock(text: str, column: ImportedColumn) -> Rounded:
+def _clock(text: str, column: ImportedColumn) -> Estimate:
     if (days := _DAYS.fullmatch(text)) is not None:
         seconds = int(days["days"]) * _DAY_S + parse_clock(days["clock"])
     elif ":" in text:
@@ -333,10 +334,10 @@ def _clock(text: str, column: ImportedColumn) -> Rounded:
     if not seconds:
         raise ValueError(text)
     half = 0.5 if "." not in text else 0.0
-    return Rounded(value=seconds, low=seconds - half, high=seconds + half)
+    return Estimate(value=seconds, low=seconds - half, high=seconds + half)
 
 
-def _share(text: str, column: ImportedColumn) -> Rounded:
+def _share(text: str, column: ImportedColumn) -> Estimate:
     value = _measured(text, column)
     if value.value > 1:
         # 45 without a percent sign may be a percentage, and is refused.
@@ -344,7 +345,7 @@ def _share(text: str, column: ImportedColumn) -> Rounded:
     return value
 
 
-def _price(text: str, _: ImportedColumn) -> Rounded:
+def _price(text: str, _: ImportedColumn) -> Estimate:
     number = parse_published(text)
     if number.unit:
         raise ValueError(text)
@@ -367,7 +368,7 @@ _EXPECTED: dict[ColumnKind, str] = {
     "price": "a positive price, without a currency",
     "link": "a rate in bits per second, such as 10GbE, 100G, 25 Gbit/s or 8x400G InfiniBand",
 }
-_PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded | PublishedLink]] = {
+_PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Estimate | PublishedLink]] = {
     "count": _count,
     "number": _measured,
     "epochs": _epochs,

@@ -27,7 +27,7 @@ from multinode.experiment.imported_table import Extras, ImportedRow, parse_table
 from multinode.experiment.row_shortfall import with_shortfalls
 from multinode.experiment.sweep import TABLE_FILE
 from multinode.model.workload import JobSettings
-from multinode.predict.rounded import Rounded, product
+from multinode.predict.rounded import product
 from multinode.records.files import read_text
 from multinode.records.prices import load_prices
 from multinode.records.run import Run, make_run_id
@@ -87,7 +87,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
     )
 
 
-def _state(row: ImportedRow, figures: Mapping[str, Rounded]) -> tuple[str, str]:
+def _state(row: ImportedRow, figures: Mapping[str, Estimate]) -> tuple[str, str]:
     if row.out_of is not None:
         return "out_of_memory", _OUT_OF[row.out_of]
     return ("skipped", "the table has no figures for it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
@@ -104,7 +104,7 @@ def _contradictions(row: ImportedRow) -> dict[str, Contradiction]:
     return contradictions
 
 
-def _value(name: str, figure: Rounded) -> Any:
+def _value(name: str, figure: Estimate) -> Any:
     if COLUMNS[name].kind == "count" or name == "nics":
         return plausible_count(round(figure.value))
     return Estimate(value=figure.value, low=figure.low, high=figure.high) if name in RANGED else figure.value
@@ -242,7 +242,7 @@ _RULES = (
 )
 
 
-def with_derived(figures: Mapping[str, Rounded]) -> dict[str, Rounded]:
+def with_derived(figures: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """The figures with all that follow from them, with the bounds that rounding leaves.
 
     Args:
@@ -257,7 +257,7 @@ def with_derived(figures: Mapping[str, Rounded]) -> dict[str, Rounded]:
     return all_figures
 
 
-def _apply(rule: _Rule, figures: Mapping[str, Rounded]) -> dict[str, Rounded] | None:
+def _apply(rule: _Rule, figures: Mapping[str, Estimate]) -> dict[str, Estimate] | None:
     if rule.name in figures or not all(name in figures for name in (*rule.over, *rule.under)):
         return None
     value = product((figures[name] for name in rule.over), (figures[name] for name in rule.under), rule.scale)

@@ -36,7 +36,7 @@ from multinode.experiment.imported_forms import (
     settings_of,
 )
 from multinode.predict.published import PublishedLink
-from multinode.predict.rounded import Rounded, exactly
+from multinode.stats.estimate import Estimate, exactly
 from multinode.strict_yaml import YamlError
 
 _MOST_ROWS = 20_000
@@ -67,7 +67,7 @@ class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     line: int  # its line in the file, counted from 1
     words: dict[str, str] = {}  # text cells, by the name of their column
-    figures: dict[str, Rounded] = {}  # numeric cells, likewise, in the column's unit
+    figures: dict[str, Estimate] = {}  # numeric cells, likewise, in the column's unit
     out_of: str | None = None  # whose memory ran out, `gpu` or `node`, if the row says so
 
 
@@ -150,7 +150,7 @@ def _row(line: int, values: Mapping[str, Value]) -> ImportedRow:
     return ImportedRow(
         line=line,
         words={name: value for name, value in values.items() if isinstance(value, str)},
-        figures={name: value for name, value in values.items() if isinstance(value, Rounded)},
+        figures={name: value for name, value in values.items() if isinstance(value, Estimate)},
         out_of=next((value.out_of for value in values.values() if isinstance(value, OutOfMemory)), None),
     )
 

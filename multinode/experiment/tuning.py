@@ -23,7 +23,6 @@ from multinode.experiment.trial import (
     points_of,
     samples_to,
 )
-from multinode.render.sheet import times
 from multinode.stats.estimate import Estimate, of_repeats, ratio
 from multinode.units import format_count
 
@@ -277,17 +276,12 @@ def _sooner(row: TunedRow) -> str:
     if gain is None:
         return ""
     loss = "that loss" if reference != "one node" else "the loss of the unchanged training"
-    return f"it reaches {loss} {times(gain.value)} faster than {reference}{_range(gain)}"
-
-
-def _range(estimate: Estimate) -> str:
-    low, high = times(estimate.low), times(estimate.high)
-    return "" if estimate.repeats == 1 or low == high else f" ({low} to {high})"
+    return f"it reaches {loss} {gain.text('faster')} than {reference}"
 
 
 def _one_node(tuning: Tuning) -> str:
     gain = tuning.rows[1].sooner_than_baseline
-    faster = f"{times(gain.value)} faster{_range(gain)}" if gain is not None else "faster"
+    faster = gain.text("faster") if gain is not None else "faster"
     return f"Train on one node: it reaches the loss of the unchanged training {faster}, and {_no_change(tuning)}."
 
 

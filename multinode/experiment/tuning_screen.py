@@ -7,19 +7,10 @@ from collections.abc import Iterator, Sequence
 from multinode.experiment.trial import LeftOut
 from multinode.experiment.tuning import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.launch.grid import about
-from multinode.render.sheet import (
-    PLUS_MINUS,
-    UNKNOWN,
-    Column,
-    Sheet,
-    format_sig,
-    plus_minus,
-    span_of_times,
-    times,
-)
+from multinode.render.sheet import Column, Sheet
 from multinode.render.table import DOUBTFUL, GOOD, CommandLine, Part, labelled_parts, paragraph, sheet_table
-from multinode.stats.estimate import Estimate
-from multinode.units import format_count, format_duration
+from multinode.stats.estimate import PLUS_MINUS, of_bounds, text_of
+from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
 
 _LEFT_OUT = {
     "memory": "does not fit the GPUs",
@@ -90,7 +81,7 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
                 _predicted(row),
                 UNKNOWN
                 if row.candidate.against_one_node is None
-                else span_of_times(row.candidate.against_one_node, row.candidate.against_one_node_interval),
+                else of_bounds(row.candidate.against_one_node, row.candidate.against_one_node_interval).text("times"),
                 UNKNOWN if row.candidate.expected_s is None else format_duration(row.candidate.expected_s),
             )
             for row in tuning.rows
@@ -139,27 +130,18 @@ def _row(row: TunedRow, *, has_rates: bool) -> tuple[str, ...]:
     return (
         row.candidate.name,
         *rate,
-        _plus_minus(row.samples_per_s),
-        " ".join(filter(None, (_plus_minus(row.loss), _MARKS.get(row.loss_verdict or "")))),
+        text_of(row.samples_per_s),
+        " ".join(filter(None, (text_of(row.loss), _MARKS.get(row.loss_verdict or "")))),
         _time(row),
-        UNKNOWN if row.sooner is None or row.candidate.nodes == 1 else _times(row.sooner),
+        UNKNOWN if row.sooner is None or row.candidate.nodes == 1 else row.sooner.text("times"),
     )
 
 
 def _time(row: TunedRow) -> str:
     if row.time_to_loss_s is not None:
-        return f"{_plus_minus(row.time_to_loss_s)} s"
+        return f"{text_of(row.time_to_loss_s)} s"
     seeds = len(row.run_ids)
     return f"reached by {row.reached} of {seeds}" if row.reached else "not reached"
-
-
-def _plus_minus(estimate: Estimate | None) -> str:
-    return UNKNOWN if estimate is None else plus_minus(estimate)
-
-
-def _times(estimate: Estimate) -> str:
-    low, high = estimate.low, estimate.high
-    return times(estimate.value) if times(low) == times(high) else span_of_times(estimate.value, (low, high))
 
 
 def _predicted(row: TunedRow) -> str:

@@ -189,7 +189,7 @@ class RunContext:
         self.part_of: str | None = None
 
     def with_part_of(self, run_id: str | None) -> RunContext:
-        """The same, for parts of this run."""
+        """Copy of the context for parts of this run."""
         other = copy.copy(self)
         other.part_of = run_id
         return other

@@ -18,12 +18,12 @@ from multinode.cluster.facts import NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.launch.context import RunContext
 from multinode.launch.copy_chain import CopyProgress, CopyRound, Participant, find_failures, make_credentials
-from multinode.render.sheet import UNKNOWN, Column, Sheet
+from multinode.render.sheet import Column, Sheet
 from multinode.render.table import Part, labelled, sheet_table
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport, gather
 from multinode.transport.local import LocalTransport
-from multinode.units import format_count, format_duration, format_list, format_size
+from multinode.units import UNKNOWN, format_count, format_duration, format_list, format_size
 
 CONTROLLER = "controller"
 """What `--from` calls this machine."""

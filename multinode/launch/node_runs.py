@@ -16,13 +16,13 @@ from multinode.levers.balance import Balance
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.render.sheet import format_sig, sanitize
+from multinode.render.sheet import sanitize
 from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
 from multinode.runs.document import RunDocument
 from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
-from multinode.units import format_duration, format_placement
+from multinode.units import format_duration, format_placement, format_sig
 
 ANSWER_S = 30.0
 """How long a node may take to say what it knows of runs."""

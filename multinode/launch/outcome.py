@@ -10,9 +10,9 @@ from multinode.cluster.quoting import hosts_option
 from multinode.profile.step_split import INSIDE, PARTS
 from multinode.profile.summary import Summary, unused_gpus
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
-from multinode.render.sheet import PLUS_MINUS, Column, Sheet, percent, plus_minus
+from multinode.render.sheet import Column, Sheet, percent
 from multinode.render.table import BAD, DOUBTFUL, GOOD, WIDE, Part, footer, labelled, paragraph, sheet_table
-from multinode.stats.estimate import Estimate
+from multinode.stats.estimate import PLUS_MINUS, of_bounds
 from multinode.units import format_count, format_duration, format_figure
 
 
@@ -96,8 +96,7 @@ def step_sheet(summary: Summary) -> Sheet:
 
 def measured(summary: Summary, name: str, value: float) -> str:
     """A figure of the summary with its confidence interval, if it has one."""
-    low, high = summary.intervals.get(name, (value, value))
-    return plus_minus(Estimate(value=value, low=low, high=high))
+    return of_bounds(value, summary.intervals.get(name)).text()
 
 
 _STOP_REASONS = {SLOWER_THAN_ONE_NODE: " because one node is faster"}

@@ -13,10 +13,10 @@ import msgspec
 
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
-from multinode.render.sheet import UNKNOWN, Column, Sheet, plus_minus, range_of_times, span_of_times, times
+from multinode.render.sheet import Column, Sheet
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
-from multinode.stats.estimate import Estimate, of_repeats, ratio
-from multinode.units import MIB, format_count, format_list, format_rate, goodput_gb_per_s
+from multinode.stats.estimate import Estimate, of_repeats, ratio, text_of
+from multinode.units import MIB, format_count, format_list, format_rate, goodput_gb_per_s, times
 
 AXES = {
     "sockets": ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
@@ -196,11 +196,11 @@ def _verdict(report: TuneReport) -> str:
     if not together.is_faster:
         return (
             f"Inconclusive: {together.text}, measured again, is within noise of NCCL's default (speed-up "
-            f"{range_of_times(together.gain)}); keep the default."
+            f"{together.gain.text('times_range')}); keep the default."
         )
     return (
         f"{together.text} is {times(together.gain.value)} faster than NCCL's default "
-        f"({range_of_times(together.gain)}), measured again in {format_count(together.gain.repeats, 'round')}."
+        f"({together.gain.text('times_range')}), measured again in {format_count(together.gain.repeats, 'round')}."
     )
 
 
@@ -216,11 +216,7 @@ def _sheet(report: TuneReport, *, details: bool) -> Sheet:
             (
                 setting.text,
                 _ms(setting.time_us),
-                (
-                    UNKNOWN
-                    if setting.gain is None
-                    else span_of_times(setting.gain.value, (setting.gain.low, setting.gain.high))
-                ),
+                text_of(setting.gain, "times"),
                 setting.reason,
             )
             for setting in (*tried, *together)
@@ -241,9 +237,7 @@ def _sheet(report: TuneReport, *, details: bool) -> Sheet:
 
 
 def _ms(time_us: Estimate | None) -> str:
-    if time_us is None:
-        return UNKNOWN
-    return plus_minus(Estimate(value=time_us.value / 1000, low=time_us.low / 1000, high=time_us.high / 1000))
+    return text_of(time_us * 1e-3 if time_us is not None else None)
 
 
 def _notes(report: TuneReport, *, details: bool) -> Iterator[tuple[str, str]]:

@@ -15,10 +15,19 @@ from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport, time_us
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
-from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
+from multinode.render.sheet import Column, Sheet, percent
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
-from multinode.units import BITS_PER_BYTE, format_count, format_duration, format_figure, format_rate, format_size
+from multinode.units import (
+    BITS_PER_BYTE,
+    UNKNOWN,
+    format_count,
+    format_duration,
+    format_figure,
+    format_rate,
+    format_sig,
+    format_size,
+)
 
 _COLUMNS = (
     Column("size", "B"),
@@ -306,7 +315,7 @@ def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
     cells = (
         (
             format_size(row.size_bytes),
-            plus_minus(time_us(row) * (1 / units)),
+            (time_us(row) * (1 / units)).text(),
             format_sig(row.busbw_gb_per_s),
             percent(row.share_of_ceiling, ".0f"),
             percent(row.share_of_tcp, ".0f"),

@@ -27,7 +27,7 @@ from multinode.records.samples import (
     Sample,
     StreamSample,
 )
-from multinode.stats.estimate import Estimate, ratio, spread_of
+from multinode.stats.estimate import Estimate, of_bounds, ratio, spread_of
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import (
     NetworkFinding,
@@ -141,8 +141,7 @@ class StepEstimate(StepMessages, frozen=True, kw_only=True):
 
 def time_us(row: CollectiveRow) -> Estimate:
     """The time of a message with its confidence interval."""
-    low, high = row.interval_us
-    return Estimate(value=row.time_us, low=low, high=high)
+    return of_bounds(row.time_us, row.interval_us)
 
 
 class ScanReport(ScanCurves, frozen=True, kw_only=True):

@@ -14,11 +14,12 @@ from multinode.errors import UsageError
 from multinode.job.job_files import Change
 from multinode.levers.levers import Levers
 from multinode.model.workload import JobSettings
-from multinode.predict.break_even import Gain, gain
+from multinode.predict.break_even import gain
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
+from multinode.stats.estimate import Estimate, exactly
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_figure
 
@@ -253,25 +254,25 @@ def _exposed(outlook: PredictedScenario) -> float:
     return outlook.parts.exposed_ms / outlook.step_time_ms
 
 
-def _gain(today: TrainingState, option: TuningOption) -> Gain:
+def _gain(today: TrainingState, option: TuningOption) -> Estimate:
     then, now = option.after.prediction(), today.prediction()
     ratio = gain(then, now, measured=today.measured_samples_per_s, doubt=option.doubt)
     if not today.measured_samples_per_s:
         return ratio
     if _is_measured(today, option) and today.single_samples_per_s:
         if (seen := today.single_gain) is not None:
-            return Gain(seen.value, seen.low, seen.high)
+            return seen
         value, off = today.single_samples_per_s / today.measured_samples_per_s, 1 + max(then.error, now.error)
-        return Gain(value, value / off, value * off)
+        return Estimate(value=value, low=value / off, high=value * off)
     off = today.prediction().samples_per_s / today.measured_samples_per_s
-    return Gain(ratio.value, min(ratio.low, ratio.value * off), max(ratio.high, ratio.value * off))
+    return Estimate(value=ratio.value, low=min(ratio.low, ratio.value * off), high=max(ratio.high, ratio.value * off))
 
 
-def _beside_one_node(today: TrainingState, option: TuningOption) -> Gain | None:
+def _beside_one_node(today: TrainingState, option: TuningOption) -> Estimate | None:
     if today.scenario.layout.nodes == 1:
         return None
     if _is_one_node(option):
-        return Gain(1.0, 1.0, 1.0)
+        return exactly(1.0)
     alone = next(option for option in cluster_options(today) if _is_one_node(option))
     then, now = option.after.prediction(), alone.after.prediction()
     measured = now.samples_per_s if _is_measured(today, alone) else None

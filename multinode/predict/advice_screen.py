@@ -11,9 +11,10 @@ from multinode.predict.screen import launch_command
 from multinode.predict.training_state import TrainingState
 from multinode.predict.tuning_options import per_step, script_ms
 from multinode.profile.summary_sheets import SMALLER
-from multinode.render.sheet import UNKNOWN, Column, Sheet, span_of_times, times
+from multinode.render.sheet import Column, Sheet
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, next_lines, paragraph, sheet_table
-from multinode.units import format_count, format_figure, format_ms, format_rate
+from multinode.stats.estimate import of_bounds
+from multinode.units import UNKNOWN, format_count, format_figure, format_ms, format_rate, times
 
 _SOME_GIB = 0.005
 
@@ -67,7 +68,7 @@ def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today
             (
                 str(number),
                 row.name,
-                f"{span_of_times(row.gain, row.interval)}{' measured' if row.measured else ''}",
+                f"{of_bounds(row.gain, row.interval).text('times')}{' measured' if row.measured else ''}",
                 *((_against_one_node(row),) if has_one_node else ()),
                 *(_tried(row.tried) if tried else ()),
                 _memory_sheet(row.memory_gib),
@@ -86,7 +87,7 @@ def is_one_node(advice: Advice) -> bool:
 def _against_one_node(advice: Advice) -> str:
     if advice.against_one_node is None or is_one_node(advice):
         return UNKNOWN
-    return span_of_times(advice.against_one_node, advice.against_one_node_interval)
+    return of_bounds(advice.against_one_node, advice.against_one_node_interval).text("times")
 
 
 def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
@@ -99,10 +100,7 @@ def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
 
 def gain_words(advice: Advice) -> str:
     """`2.9x faster (2.8x to 3.1x)`; `1.20x slower (1.10x to 1.30x)`."""
-    (low, high), gain, word = advice.interval, advice.gain, "faster"
-    if gain < 1:
-        gain, low, high, word = 1 / gain, 1 / high, 1 / low, "slower"
-    return f"{times(gain)} {word} ({times(low)} to {times(high)})"
+    return of_bounds(advice.gain, advice.interval).text("faster")
 
 
 def meaning_words(advice: Advice) -> str:
@@ -196,7 +194,7 @@ def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
         if row.against_one_node is not None and span is not None and not is_one_node(row) and span[1] > 1:
             is_known = span[0] > 1
             verdict = "faster" if is_known else "inconclusive whether this is faster"
-            figure = span_of_times(row.against_one_node, span, in_table=False)
+            figure = of_bounds(row.against_one_node, span).text("times_in_words")
             yield f"With {row.name}, {recommendations.today.nodes} nodes reach {figure} the speed of 1 node: {verdict}."
             return
 

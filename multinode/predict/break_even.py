@@ -11,7 +11,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -19,20 +19,13 @@ from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario
 from multinode.predict.draws import HIGH, LOW, MIDDLE, interval, quantile
 from multinode.predict.predict import Prediction
+from multinode.stats.estimate import Estimate
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import passing_bytes
 from multinode.units import format_figure
 
 
-class Gain(NamedTuple):
-    """A ratio of speeds, and its range."""
-
-    value: float
-    low: float
-    high: float
-
-
-def gain(then: Prediction, now: Prediction, *, measured: float | None = None, doubt: float = 0.0) -> Gain:
+def gain(then: Prediction, now: Prediction, *, measured: float | None = None, doubt: float = 0.0) -> Estimate:
     """Samples/s of one prediction over those of another, in each draw.
 
     If the back-test has an interval for predictions on several nodes, it applies to the ratio too, as each of its
@@ -59,7 +52,7 @@ def gain(then: Prediction, now: Prediction, *, measured: float | None = None, do
         least, most = then.interval
         low = min(value, max(low, least / measured / (1 + doubt)))
         high = max(value, min(high, most / measured * (1 + doubt)))
-    return Gain(value, low, high)
+    return Estimate(value=value, low=low, high=high)
 
 
 SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e4
@@ -271,7 +264,7 @@ def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
     now = Prediction(calibration, scenario)
     faster, alone = gain(Prediction(calibration, more), now), Prediction(calibration, alike).samples_per_s
     gained = (faster.value - 1) * now.samples_per_s
-    worth, low, high = ((ratio - 1) * now.samples_per_s / alone for ratio in faster)
+    worth, low, high = ((end - 1) * now.samples_per_s / alone for end in (faster.value, *faster.bounds))
     length = calibration.tokens_per_sample
     share = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     return NodeGain(

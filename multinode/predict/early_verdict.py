@@ -30,9 +30,8 @@ from multinode.records.run import (
     unknown_verdict,
 )
 from multinode.records.run_directory import RunDirectory
-from multinode.render.sheet import times
 from multinode.traffic.step_calls import Strategy, passing_bytes
-from multinode.units import format_count, format_duration, format_figure, format_ms
+from multinode.units import format_count, format_duration, format_figure, format_ms, times
 
 
 def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:

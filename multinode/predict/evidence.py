@@ -36,7 +36,7 @@ from multinode.predict.variants import Subject, vary
 from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
-from multinode.stats.estimate import Estimate, of_repeats, ratio
+from multinode.stats.estimate import Estimate, exactly, of_repeats, ratio
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
 from multinode.units import BITS_PER_BYTE, format_figure, format_rate, is_link_rate
@@ -336,8 +336,7 @@ class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     calibration: Calibration  # made without it
     scenario: Scenario  # of the run
-    samples_per_s: float  # measured
-    samples_per_s_range: tuple[float, float] | None = None  # that its rounding leaves; None if it is exact
+    samples_per_s: Estimate  # measured; of a published one, with its rounding
 
 
 def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
@@ -389,7 +388,7 @@ def _hold(
         name=f"{record.run_id}, {record.layout.nodes} nodes at {format_rate(scenario.link.gbit_per_s)}",
         calibration=calibration,
         scenario=scenario,
-        samples_per_s=record.samples_per_s,
+        samples_per_s=exactly(record.samples_per_s),
     )
 
 

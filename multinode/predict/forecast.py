@@ -328,8 +328,8 @@ def back_tested(evidence: Evidence) -> BackTest:
                 interval=row.interval,
                 link_gbit_per_s=row.link_gbit_per_s,
                 nodes=row.nodes,
-                measured=held.samples_per_s,
-                measured_range=held.samples_per_s_range,
+                measured=held.samples_per_s.value,
+                measured_range=None if held.samples_per_s.is_exact else held.samples_per_s.bounds,
                 shortfall=judge_holdout(held),
             )
         )

@@ -11,7 +11,8 @@ from importlib.resources import files
 
 import msgspec
 
-from multinode.predict.rounded import Rounded, parse_rounded
+from multinode.predict.rounded import parse_rounded
+from multinode.stats.estimate import Estimate
 from multinode.units import parse_rate
 
 
@@ -94,7 +95,7 @@ def any_of(words: Iterable[str]) -> str:
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """A figure and its lower-case unit, if any."""
 
-    figure: Rounded
+    figure: Estimate
     unit: str = ""
 
 
@@ -164,7 +165,7 @@ def parse_published(text: str, *, kilo: int = 1000) -> Published:
         low, high = (_scaled(match[name], match["times"], kilo).value for name in ("least", "most"))
         if not low <= value.value <= high:
             raise ValueError(f"{text!r} is outside its own range")
-        value = Rounded(value=value.value, low=low, high=high)
+        value = Estimate(value=value.value, low=low, high=high)
     elif match["about"] or behind:
         value = _about(match, value, kilo)
     units = {unit.strip().lower() for name in ("first", "last", "low_unit", "unit") if (unit := match[name])}
@@ -173,11 +174,11 @@ def parse_published(text: str, *, kilo: int = 1000) -> Published:
     return Published(figure=value, unit=units.pop() if units else "")
 
 
-def _number(match: re.Match[str], name: str, times: str, kilo: int) -> Rounded:
+def _number(match: re.Match[str], name: str, times: str, kilo: int) -> Estimate:
     return _scaled(match[name], match[times], kilo)
 
 
-def _scaled(text: str, times: str | None, kilo: int) -> Rounded:
+def _scaled(text: str, times: str | None, kilo: int) -> Estimate:
     scale = WORDS.thousands[times.lower()] if times else 1
     if times and times.lower() == "k":
         scale = kilo
@@ -189,27 +190,27 @@ def _digits(text: str) -> str:
     return re.sub(r"[, '\u2009\u202f]", "", text)
 
 
-def _with_spread(match: re.Match[str], value: Rounded, kilo: int) -> Rounded:
+def _with_spread(match: re.Match[str], value: Estimate, kilo: int) -> Estimate:
     spread = _scaled(match["spread"], match["spread_times"] or match["times"], kilo).value
     if match["percent"]:
         spread *= value.value / 100
     if spread >= value.value:
         raise ValueError(f"{match[0]!r} may be zero")
-    return Rounded(value=value.value, low=value.value - spread, high=value.value + spread)
+    return Estimate(value=value.value, low=value.value - spread, high=value.value + spread)
 
 
-def _between(low: Rounded, match: re.Match[str], kilo: int) -> Rounded:
+def _between(low: Estimate, match: re.Match[str], kilo: int) -> Estimate:
     high = _number(match, "high", "high_times", kilo)
     if not low.value <= high.value:
         raise ValueError(f"{match[0]!r} ends before it begins")
-    return Rounded(value=(low.value + high.value) / 2, low=low.value, high=high.value)
+    return Estimate(value=(low.value + high.value) / 2, low=low.value, high=high.value)
 
 
-def _about(match: re.Match[str], value: Rounded, kilo: int) -> Rounded:
+def _about(match: re.Match[str], value: Estimate, kilo: int) -> Estimate:
     """One unit of the last non-zero digit in both directions: about 900 is 800 to 1000."""
     digits = Decimal(_digits(match["value"])).normalize()
     unit = _scaled(f"{Decimal(1).scaleb(int(digits.as_tuple().exponent)):f}", match["times"], kilo).value
-    return Rounded(value=value.value, low=max(value.value - unit, value.value / 2), high=value.value + unit)
+    return Estimate(value=value.value, low=max(value.value - unit, value.value / 2), high=value.value + unit)
 
 
 _PERIOD = re.compile(
@@ -221,7 +222,7 @@ _PERIOD = re.compile(
 )
 
 
-def parse_period(text: str) -> Rounded:
+def parse_period(text: str) -> Estimate:
     """A time in seconds, in English or Chinese: `2h05m`, `20 min 10 s`, `7.3 hours`.
 
     Raises:
@@ -235,7 +236,7 @@ def parse_period(text: str) -> Rounded:
         raise ValueError(f"{text!r} is not a time")
     number, size = parts[-1]
     half = float(Decimal(1).scaleb(int(Decimal(number).as_tuple().exponent)) * size / 2)
-    return Rounded(value=total, low=max(total - half, total / 2), high=total + half)
+    return Estimate(value=total, low=max(total - half, total / 2), high=total + half)
 
 
 class PublishedLink(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,11 +20,11 @@ from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.network_model import Link, UncertaintySource, stated_network
 from multinode.predict.predict import LEAST_DOUBT, with_base
 from multinode.predict.published import PublishedLink, parse_link, parse_published
-from multinode.predict.rounded import Rounded, exactly, product, round_number
+from multinode.predict.rounded import product, round_number
 from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Summary
-from multinode.stats.estimate import Spread
+from multinode.stats.estimate import Estimate, Spread, exactly
 from multinode.strict_yaml import WrongValue
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
@@ -232,7 +232,7 @@ class _Point(NamedTuple):
     layout: Layout
     per_device_batch: float
     accumulation: int
-    rate: Rounded  # samples/s of all workers
+    rate: Estimate  # samples/s of all workers
 
     @property
     def samples(self) -> float:
@@ -446,15 +446,14 @@ def _batches(benchmarks: PublishedBenchmarks, speed: Speed, workers: int, where:
     return batch, round(whole)
 
 
-def _held(calibration: Calibration, today: Scenario, rate: Rounded) -> HoldoutRun:
+def _held(calibration: Calibration, today: Scenario, rate: Estimate) -> HoldoutRun:
     layout = today.layout
     name = f"the published figure of {layout.workers} workers on {layout.nodes} nodes"
     return HoldoutRun(
         name=name,
         calibration=calibration,
         scenario=today,
-        samples_per_s=rate.value,
-        samples_per_s_range=(rate.low, rate.high),
+        samples_per_s=rate,
     )
 
 
@@ -550,7 +549,7 @@ def _run(benchmarks: PublishedBenchmarks, point: _Point) -> CalibrationRun:
     return CalibrationRun(summary=summary, layout=alone)
 
 
-def _samples_per_s(benchmarks: PublishedBenchmarks, speed: Speed, samples: float, where: str) -> Rounded:
+def _samples_per_s(benchmarks: PublishedBenchmarks, speed: Speed, samples: float, where: str) -> Estimate:
     given = [name for name in SPEEDS if getattr(speed, name) is not None]
     if len(given) != 1:
         raise UsageError(f"{where}: needs exactly one of {', '.join(SPEEDS)}")
@@ -587,7 +586,7 @@ def _tflops_per_token(benchmarks: PublishedBenchmarks, where: str) -> float:
     return _FLOPS_PER_PARAMETER * parameters / _TFLOP
 
 
-def _rounded(value: float | str) -> Rounded:
+def _rounded(value: float | str) -> Estimate:
     """A figure of the file; its digits are its bounds."""
     if not isinstance(value, str):
         return round_number(value)

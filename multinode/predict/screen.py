@@ -13,9 +13,10 @@ from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
 from multinode.predict.forecast import Forecast, PredictedScenario
 from multinode.predict.leave_one_out import LEAST_RUNS
 from multinode.predict.shortfall import shortfall_words
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times, times
+from multinode.render.sheet import Column, Sheet, figure
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
-from multinode.units import format_count, format_figure, format_range, format_rate
+from multinode.stats.estimate import of_bounds
+from multinode.units import UNKNOWN, format_count, format_figure, format_range, format_rate, format_sig, times
 
 # A narrower range is one figure.
 _ONE_FIGURE = 1.05
@@ -163,7 +164,7 @@ _NARROW: tuple[tuple[Column, _Told], ...] = (
     ),
     (
         Column("against", "1 node"),
-        lambda row: span_of_times(row.speedup, None if row.measured else row.speedup_interval),
+        lambda row: of_bounds(row.speedup, None if row.measured else row.speedup_interval).text("times"),
     ),
     (Column("scaling", "efficiency"), lambda row: f"{row.efficiency:.0%}"),
 )

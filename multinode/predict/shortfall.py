@@ -15,8 +15,7 @@ from multinode.predict.evidence import HoldoutRun
 from multinode.predict.network_model import NetworkCase, NetworkModel
 from multinode.predict.predict import Prediction
 from multinode.records.finding import Finding
-from multinode.render.sheet import times
-from multinode.units import format_rate
+from multinode.units import format_rate, times
 
 _MS_PER_S = 1e3
 # A rate may be off by as much before its link is suspected, as a nominal one is.
@@ -84,9 +83,8 @@ def judge_holdout(held: HoldoutRun) -> Finding | None:
     """
     if held.calibration.network.is_measured:
         return None
-    most = held.samples_per_s_range[1] if held.samples_per_s_range is not None else None
     sent = sent_as(held.calibration, held.scenario)
-    return judge_speed(held.calibration, sent, held.samples_per_s, most)
+    return judge_speed(held.calibration, sent, held.samples_per_s.value, held.samples_per_s.high)
 
 
 def shortfall_words(finding: Finding) -> str:

@@ -11,10 +11,10 @@ from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import INSIDE, PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary, unused_gpus
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
+from multinode.render.sheet import Column, Sheet, figure, megabytes, percent
 from multinode.stats.estimate import known_max
 from multinode.traffic.step_calls import SMALL_BYTES
-from multinode.units import format_figure
+from multinode.units import UNKNOWN, format_figure, format_sig
 
 _NODE = Column("node", words=True)
 

@@ -17,7 +17,7 @@ from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.benchmark import BenchedPeak, Benchmark
 from multinode.records.samples import ModelSample, Sample, StepSample, TokenWork
-from multinode.stats.estimate import Bounds, UnknownError, attempt, estimate_rate
+from multinode.stats.estimate import Bounds, Estimate, UnknownError, attempt, estimate_rate
 from multinode.units import format_count
 
 if TYPE_CHECKING:
@@ -64,11 +64,10 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of all workers, and per second with its confidence interval."""
+    """Work of all workers, and per second."""
 
     total: int
-    per_s: float
-    interval: Bounds
+    per_s: Estimate
 
 
 _SAMPLES = _Work(field="samples", meaning="the number of samples per step")
@@ -105,10 +104,9 @@ def measure_throughput(observed: Observed) -> Throughput:
     micro_steps = [record.micro_steps for record in records if record.micro_steps]
     batches = [record.samples / record.micro_steps for record in records if record.samples and record.micro_steps]
     missing = {name: reasons[field] for name, field in _COUNTED if field in reasons}
-    intervals = {"samples_per_s": samples.interval} if samples else {}
+    intervals = {"samples_per_s": samples.per_s.bounds} if samples else {}
     if tokens:
-        low, high = tokens.interval
-        intervals |= {"tokens_per_s": tokens.interval, "tgs": (low / world, high / world)}
+        intervals |= {"tokens_per_s": tokens.per_s.bounds, "tgs": (tokens.per_s * (1 / world)).bounds}
     if not micro_steps:
         missing["micro_steps"] = "no forward pass with gradients was seen"
     if not batches:
@@ -117,12 +115,12 @@ def measure_throughput(observed: Observed) -> Throughput:
     if attention_length is None:
         missing.setdefault("attention_length", "the training does not report its sequence length")
     return Throughput(
-        samples_per_s=samples.per_s if samples else None,
-        tokens_per_s=tokens.per_s if tokens else None,
-        effective_tokens_per_s=effective.per_s if effective else None,
+        samples_per_s=samples.per_s.value if samples else None,
+        tokens_per_s=tokens.per_s.value if tokens else None,
+        effective_tokens_per_s=effective.per_s.value if effective else None,
         counted_masks=_counted_masks(records) if effective else None,
-        tgs=tokens.per_s / world if tokens else None,
-        effective_tgs=effective.per_s / world if effective else None,
+        tgs=tokens.per_s.value / world if tokens else None,
+        effective_tgs=effective.per_s.value / world if effective else None,
         tokens_per_sample=tokens.total / samples.total if tokens and samples else None,
         attention_length=attention_length,
         per_device_batch=statistics.median(batches) if batches else None,
@@ -153,10 +151,10 @@ def all_steps_samples_per_s(observed: Observed) -> float | None:
     rate = attempt({}, "", lambda: _rate(observed, list(observed.steps.values()), _SAMPLES))
     measured = attempt({}, "", lambda: _rate(observed, observed.counted_steps, _SAMPLES))
     if rate is None or measured is None:
-        return rate.per_s if rate is not None else None
+        return rate.per_s.value if rate is not None else None
     # Steps that were not read contain no warm-up.
     more = (observed.recorded - len(observed.steps)) * measured.total / len(observed.counted)
-    return (rate.total + more) / (rate.total / rate.per_s + more / measured.per_s)
+    return (rate.total + more) / (rate.total / rate.per_s.value + more / measured.per_s.value)
 
 
 def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Work) -> _Rate:
@@ -180,10 +178,10 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
         per_s += sum(numbers) / sum(record.step_time_us or 0.0 for record in records) * 1e6
     if not total:
         raise UnknownError(f"the training does not report {work.meaning}: it counted none")
-    return _Rate(total=total, per_s=per_s, interval=_interval(steps, work, per_s, observed.syncs))
+    return _Rate(total=total, per_s=_estimate(steps, work, per_s, observed.syncs))
 
 
-def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float, syncs: Collection[int]) -> Bounds:
+def _estimate(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float, syncs: Collection[int]) -> Estimate:
     timed = [
         [record for step in part for record in step.values() if record.step_time_us is not None]
         for part in _parts(steps, syncs)
@@ -192,8 +190,7 @@ def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float,
         [statistics.fmean(getattr(record, work.field) or 0 for record in workers) for workers in timed if workers],
         [statistics.fmean(record.step_time_us or 0.0 for record in workers) for workers in timed if workers],
     )
-    scaled = estimate * (per_s / estimate.value)
-    return scaled.low, scaled.high
+    return estimate * (per_s / estimate.value)
 
 
 def _parts(steps: Sequence[dict[int, StepSample]], syncs: Collection[int]) -> Iterator[list[dict[int, StepSample]]]:

@@ -8,7 +8,6 @@ Foreign text (output and names of nodes) is harmless in each: it never becomes m
 from __future__ import annotations
 
 import html
-import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -16,18 +15,12 @@ from typing import Any
 
 import msgspec
 
-from multinode.stats.estimate import Estimate
-from multinode.units import format_figure
+from multinode.stats.estimate import PLUS_MINUS
+from multinode.units import UNKNOWN
 
-UNKNOWN = "-"
-PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 RANGES = f"ranges and {PLUS_MINUS} are 95% confidence intervals over the repeats; with one run, over its steps"
 """Note below tables with ranges."""
 _BYTES_PER_MB = 1e6
-# Rounded to three digits, 0.9995 is 1.00; below the least, decimals would fill a table.
-_ONE, _LEAST = 0.9995, 1e-6
-# A wider or narrower interval is not shown as plus-minus.
-_WIDE, _NARROW = 0.25, 0.0005
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -80,58 +73,6 @@ Block = Sheet | Prose | Tiles | Chart
 def figure(value: float | None, form: str = ".1f") -> str:
     """A figure, or a dash."""
     return UNKNOWN if value is None else format(value, form)
-
-
-def format_sig(value: float | None) -> str:
-    """A figure in a table, with three or four significant digits and their last zeros, or a dash.
-
-    In a sentence it is `format_figure`.
-    """
-    if value is None or value == 0:
-        return UNKNOWN if value is None else "0"
-    for digits, below in ((2, 9.995), (1, 999.95)):
-        if _ONE <= abs(value) < below:
-            return f"{value:.{digits}f}"
-    if _LEAST < abs(value) < _ONE:
-        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
-    return format_figure(value)
-
-
-def plus_minus(measured: Estimate, most: int = 9, unit: str = "") -> str:
-    """A figure and half of its confidence interval, `19.4 +- 0.9`; for a wide one its ends, `19.4 (15.1-27)`."""
-    value = measured.value
-    off = max(measured.high - value, value - measured.low)
-    if off <= _NARROW * value:
-        return format_sig(value) + unit
-    if off > _WIDE * value:
-        return f"{format_sig(value)}{unit} ({format_sig(measured.low)}-{format_sig(measured.high)})"
-    # One uncertain digit, two if the first is a 1.
-    digits = -math.floor(math.log10(off))
-    digits = min(most, max(0, digits + (off * 10.0**digits < 2)))  # noqa: PLR2004 - two and more need no second digit
-    if round(off, digits) == 0:
-        return f"{value:,.{digits}f}{unit}"
-    return f"{value:,.{digits}f} {PLUS_MINUS} {off:,.{digits}f}{unit}"
-
-
-def times(factor: float) -> str:
-    """A ratio of speeds: `1.78x`, `6.7x`, `12x`."""
-    for digits, below in ((2, 1.995), (1, 9.95)):
-        if factor < below:
-            return f"{factor:.{digits}f}x"
-    return f"{factor:,.0f}x"
-
-
-def range_of_times(measured: Estimate) -> str:
-    """Its confidence interval: `6.5x to 6.9x`."""
-    return f"{times(measured.low)} to {times(measured.high)}"
-
-
-def span_of_times(factor: float, interval: tuple[float, float] | None, *, in_table: bool = True) -> str:
-    """A ratio of speeds with its range: `6.7x (5.0-9.0)` in a table, `6.7x (5.0x to 9.0x)` in a sentence."""
-    if interval is None or interval[0] == interval[1]:
-        return times(factor)
-    low, high = map(times, interval)
-    return f"{times(factor)} ({f'{low[:-1]}-{high[:-1]}' if in_table else f'{low} to {high}'})"
 
 
 def percent(share: float | None, form: str = ".1f") -> str:

@@ -30,21 +30,9 @@ from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.files import choose_form, write_text
 from multinode.records.run import Attempt, Run
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.render.sheet import (
-    UNKNOWN,
-    Block,
-    Chart,
-    Column,
-    Prose,
-    Sheet,
-    Tiles,
-    blocks_markdown,
-    figure,
-    format_sig,
-    percent,
-)
+from multinode.render.sheet import Block, Chart, Column, Prose, Sheet, Tiles, blocks_markdown, figure, percent
 from multinode.runs.stored_run import StoredRun, load_run
-from multinode.units import format_duration
+from multinode.units import UNKNOWN, format_duration, format_sig
 
 
 class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):

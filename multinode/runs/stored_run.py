@@ -213,6 +213,6 @@ def launched_runs(root: Path, stored: StoredRun) -> list[StoredRun]:
 
 
 def whole_runs(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Those that are no part of another one of them: of a bench, sweep, contrast or tune, or an attempt."""
+    """Runs that are no part of another one of them: of a bench, sweep, contrast or tune, or an attempt."""
     names = {stored.run_id for stored in runs}
     return [stored for stored in runs if stored.part_of not in names]

@@ -11,9 +11,11 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
+
+from multinode.units import UNKNOWN, format_sig, times
 
 Bounds = tuple[float, float]
 """Low and high."""
@@ -34,8 +36,19 @@ _STUDENT = (
 _WIDEST = 10.0
 
 
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+# A wider or narrower interval is not shown as plus-minus.
+_WIDE, _NARROW = 0.25, 0.0005
+Form = Literal["figure", "percent", "range", "times", "times_in_words", "times_range", "faster"]
+"""How an estimate is worded: `Estimate.text`."""
+
+
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure with its 95% confidence interval; for a published figure, the interval of its rounding."""
+    """A figure with its interval.
+
+    It is the 95% confidence interval of a measured figure, the 90% interval of a predicted one, and the rounding of a
+    published one.
+    """
 
     value: float  # the mean of the repeats
     low: float  # lower end of the interval
@@ -43,10 +56,88 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 1  # number of repeats
     values: tuple[float, ...] = ()  # one per repeat, in order of measurement; empty for a single one, or if unknown
 
-    def __mul__(self, factor: float) -> Estimate:
-        """Scaled by a positive factor."""
+    def __mul__(self, factor: float | Estimate) -> Estimate:
+        """Scaled by a positive factor; by an uncertain one, the product of the ends."""
+        if isinstance(factor, Estimate):
+            return Estimate(value=self.value * factor.value, low=self.low * factor.low, high=self.high * factor.high)
         value, low, high, *values = (value * factor for value in (self.value, self.low, self.high, *self.values))
         return Estimate(value=value, low=low, high=high, repeats=self.repeats, values=tuple(values))
+
+    def __truediv__(self, divisor: Estimate) -> Estimate:
+        """Over another positive figure, at the ends of both: if they are independent, `ratio` is narrower."""
+        return Estimate(value=self.value / divisor.value, low=self.low / divisor.high, high=self.high / divisor.low)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Low and high."""
+        return self.low, self.high
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the interval is empty."""
+        return self.low == self.high
+
+    def text(self, form: Form = "figure", unit: str = "") -> str:
+        """The figure and its interval in words.
+
+        Args:
+            form: `figure`: `19.4 +- 0.9`, with a wide interval `19.4 (15.1-27)`; `percent`: likewise, of a figure in
+                percent; `range`: `15.1-27`; of a ratio of speeds `times`: `6.7x (5.0-9.0)`, `times_in_words`: `6.7x
+                (5.0x to 9.0x)`, `times_range`: `5.0x to 9.0x`, `faster`: `6.7x faster (5.0x to 9.0x)` or `slower`. Ends
+                that read the same are left out.
+            unit: behind a `figure`.
+        """
+        match form:
+            case "figure":
+                words = self._plus_minus(unit)
+            case "percent":
+                words = self._plus_minus("%", most=1)
+            case "range":
+                words = f"{format_sig(self.low)}-{format_sig(self.high)}"
+            case "times_range":
+                words = f"{times(self.low)} to {times(self.high)}"
+            case "times":
+                words = times(self.value) + _ends(self, "{}-{}", unit="")
+            case "times_in_words":
+                words = times(self.value) + _ends(self)
+            case "faster":
+                more, how = (inverse(self), "slower") if self.value < 1 else (self, "faster")
+                words = f"{times(more.value)} {how}{_ends(more)}"
+        return words
+
+    def _plus_minus(self, unit: str, most: int = 9) -> str:
+        value, off = self.value, max(self.high - self.value, self.value - self.low)
+        if off <= _NARROW * value:
+            return format_sig(value) + unit
+        if off > _WIDE * value:
+            return f"{format_sig(value)}{unit} ({self.text('range')})"
+        # One uncertain digit, two if the first is a 1.
+        digits = -math.floor(math.log10(off))
+        digits = min(most, max(0, digits + (off * 10.0**digits < 2)))  # noqa: PLR2004 - two and more need no second one
+        if round(off, digits) == 0:
+            return f"{value:,.{digits}f}{unit}"
+        return f"{value:,.{digits}f} {PLUS_MINUS} {off:,.{digits}f}{unit}"
+
+
+def _ends(factor: Estimate, form: str = "{} to {}", unit: str = "x") -> str:
+    low, high = (times(end).removesuffix("x") + unit for end in factor.bounds)
+    return f" ({form.format(low, high)})" if low != high else ""
+
+
+def exactly(value: float) -> Estimate:
+    """A figure without uncertainty, such as a count."""
+    return Estimate(value=value, low=value, high=value)
+
+
+def of_bounds(value: float, bounds: Bounds | None) -> Estimate:
+    """A figure whose interval is known; without one, it is exact."""
+    low, high = bounds or (value, value)
+    return Estimate(value=value, low=low, high=high)
+
+
+def text_of(estimate: Estimate | None, form: Form = "figure") -> str:
+    """The figure with its interval; a dash without one."""
+    return UNKNOWN if estimate is None else estimate.text(form)
 
 
 def of_repeats(values: Sequence[float]) -> Estimate:

@@ -1,7 +1,7 @@
-"""What DDP's reducer sends, and how long it takes: it is C++, and calls nothing of torch.distributed.
+"""Traffic and timing of DDP's reducer, which is C++ and bypasses torch.distributed.
 
-Its own timers say how long (`_get_ddp_logging_data`); its buckets say what it sends. Buffers and Python comm hooks call
-torch.distributed and are `traffic`'s.
+Its own timers (`_get_ddp_logging_data`) give times, and its buckets give sizes. Buffers and Python communication hooks
+call torch.distributed, so `traffic` counts them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .collectives import CudaStream
 from .guard import Guard, Hooks
 from .steps import Steps
 
-# While these run, torch collects whatever rate it is told.
+# In the first iterations, torch uses its timers at any sample rate.
 _ALWAYS_COLLECTED = 10
-# Of a loop that the device never catches up with, one iteration of so many is read all the same: waiting for it costs
-# one bubble.
+# If the device always lags behind the host, one iteration of this many is read all the same: waiting for the device
+# then costs one bubble.
 _READ_EVERY = 64
 _INT32_BYTES = 4
-# Python hooks that have the reducer's C++ send the bucket, as torch names them: that call is not seen either.
+# Torch's names of Python hooks that let the reducer's C++ send the bucket, so that `traffic` does not see the call.
 _OPTIMIZER_IN_BACKWARD = "_apply_optim_in_backward_hook.<locals>.apply_optim_in_backward_hook"
 _MIXED_PRECISION = "_reducer_allreduce_and_upcast_hook"
 _FP16 = "BuiltinCommHookType.FP16_COMPRESS"
@@ -30,12 +30,12 @@ _AS_IT_IS = ("", "BuiltinCommHookType.ALLREDUCE", _OPTIMIZER_IN_BACKWARD)
 
 
 def hooks(steps: Steps, guard: Guard, traffic: Any) -> Hooks:
-    """Follow the reducers of all DDP modules, and tell `traffic` what they send.
+    """Follow the reducers of all DDP modules, and report what they send to `traffic`.
 
-    It is told by `add(op, group, size_bytes, count=1, source="ddp")`.
+    It calls `traffic.add(op, group, size_bytes, count=1, source="ddp")`.
     """
     reductions = _Reductions(steps, guard, traffic)
-    # First of the meters: the one that takes the step's traffic has to find the last reduction in it.
+    # This meter comes first, so that the meter of traffic includes the step's last reduction.
     steps.meters.insert(0, reductions.end_step)
     before, after = guard.quietly(reductions.before_forward), guard.quietly(reductions.after_preparation)
     return [("torch.nn.parallel.distributed", functools.partial(around_preparation, before=before, after=after))]
@@ -44,14 +44,14 @@ def hooks(steps: Steps, guard: Guard, traffic: Any) -> Hooks:
 def around_preparation(
     module: Any, before: Callable[[Any], None], after: Optional[Callable[[Any], None]] = None
 ) -> None:
-    """Have ours called before, and after, a DDP module prepares itself for a forward pass; neither may raise.
+    """Call functions before and after a DDP module prepares itself for a forward pass; neither may raise.
 
     Args:
         module: torch.nn.parallel.distributed.
-        before: given the DDP module.
-        after: likewise.
+        before: called with the DDP module before.
+        after: called with the DDP module after.
     """
-    # The class is wrapped and no hook is registered on the module: that would be saved with it by torch.save.
+    # The class is wrapped, because torch.save would save a hook on the module together with the module.
     prepare = module.DistributedDataParallel._pre_forward  # noqa: SLF001 - nothing public lies between the timers
 
     @functools.wraps(prepare)
@@ -71,23 +71,23 @@ def sends_gradients(module: Any) -> bool:
 
 
 class _Reduced:
-    """One module's reductions. An iteration is a synchronised forward pass and the backward pass it announces."""
+    """One module's reductions. An iteration is a synchronised forward pass and its backward pass."""
 
     def __init__(self) -> None:
-        self.iterations = 0  # begun, as DDP counts them
-        self.is_open = False  # whether what the last one sends has yet to be added
+        self.iterations = 0  # iterations begun, as DDP counts them
+        self.is_open = False  # whether the traffic of the last iteration has yet to be added
         self.is_rebuilt = False
-        self.ended = 0  # iterations that had begun when a step ended, and the last such step in which there was one
+        self.ended = 0  # iterations begun by the end of the last step that had any; `step` is its number
         self.step = 0
         self.samples: List[Dict[str, Any]] = []
-        self.started = 0  # when the last iteration that was measured had begun, by torch's clock
-        self.done: Any = None  # CUDA event after an iteration's backward pass, and that iteration
+        self.started = 0  # start of the last measured iteration, by torch's clock
+        self.done: Any = None  # CUDA event after the backward pass of iteration `done_iteration`
         self.done_iteration = 0
         self.is_awaited = False  # whether the host waits for that iteration in order to read it
 
 
 class _Reductions:
-    """Follows all DDP modules of this worker, which it does not keep alive."""
+    """Follows all DDP modules of this worker, by weak references."""
 
     def __init__(self, steps: Steps, guard: Guard, traffic: Any) -> None:
         self._steps = steps
@@ -98,7 +98,7 @@ class _Reductions:
         self._modules: weakref.WeakKeyDictionary[Any, _Reduced] = weakref.WeakKeyDictionary()
 
     def before_forward(self, module: Any) -> None:
-        """A forward pass begins; torch is about to read its timers of the last iteration."""
+        """A forward pass begins, and torch is about to read the timers of the last iteration."""
         if not _is_synchronised(module):
             return
         reduced = self._modules.get(module)
@@ -110,7 +110,7 @@ class _Reductions:
             module._set_ddp_runtime_logging_sample_rate(rate)  # noqa: SLF001 - torch has no other
 
     def after_preparation(self, module: Any) -> None:
-        """Torch has read the timers of the last iteration, where it does, and the next has begun."""
+        """The next iteration has begun, and torch has read the timers of the last one if the sample rate says so."""
         reduced = self._modules.get(module)
         if reduced is None or not _is_synchronised(module):
             return
@@ -131,7 +131,7 @@ class _Reductions:
             optimizers.register_optimizer_step_pre_hook(self._guard.quietly(self._mark))
 
     def _mark(self, *_: Any) -> None:
-        """An optimizer is about to step: the backward passes before it have been issued."""
+        """An optimizer is about to step, so the backward passes before it have been launched."""
         cuda = sys.modules["torch"].cuda
         if cuda.is_current_stream_capturing():
             return
@@ -142,7 +142,7 @@ class _Reductions:
                 reduced.done_iteration = reduced.iterations
 
     def end_step(self, step: int) -> Dict[str, Any]:
-        """A meter: what was reduced since the last step is of this one."""
+        """A meter: assigns the reductions since the last step to this one."""
         for module, reduced in list(self._modules.items()):
             if reduced.is_open:
                 self._add_sent(module, reduced, module._get_ddp_logging_data())  # noqa: SLF001 - torch has no other
@@ -163,10 +163,10 @@ class _Reductions:
             reduced.samples.append(sample)
 
     def _add_sent(self, module: Any, reduced: _Reduced, data: Dict[str, Any]) -> None:
-        """Add what an iteration sends, once.
+        """Add the traffic of an iteration, once.
 
-        In the iteration after the buckets were rebuilt torch does not tell their sizes yet: those before are taken,
-        whose sum is the same.
+        In the iteration after buckets were rebuilt, torch does not report their sizes yet. The old sizes are used,
+        whose sum is equal.
         """
         if not reduced.is_open:
             return
@@ -179,9 +179,9 @@ class _Reductions:
             self._add(module, "all_reduce", _INT32_BYTES * data["num_parameter_tensors"])
 
     def _add_rebuilding(self, module: Any, reduced: _Reduced, data: Dict[str, Any]) -> None:
-        """Add the agreement on rebuilt buckets: the parameters' order and a count, then a size for each bucket.
+        """Add the agreement on rebuilt buckets: the order of the parameters and a count, then a size per bucket.
 
-        How many buckets there are torch tells later: one is taken.
+        Torch reports the number of buckets only later, so one is assumed.
         """
         if module._has_rebuilt_buckets and not reduced.is_rebuilt:  # noqa: SLF001 - torch has no other
             self._add(module, "broadcast", _INT32_BYTES * (data["num_parameter_tensors"] + 1))
@@ -193,14 +193,14 @@ class _Reductions:
 
 
 class _Timing(NamedTuple):
-    """What torch measured of one iteration."""
+    """Torch's timing of one iteration."""
 
-    is_reduced: bool  # whether it had a backward pass; what torch says of one that had not is of an earlier one
+    is_reduced: bool  # whether it had a backward pass; otherwise the fields are those of an earlier iteration
     fields: Dict[str, Any]
 
 
 def _read_timing(data: Dict[str, Any], reduced: _Reduced) -> Optional[_Timing]:
-    """The timing of the last iteration; None where torch has not measured that one."""
+    """The timing of the last iteration; None if torch has not measured it."""
     iteration, started = reduced.iterations, data.get("forward_compute_time_start", 0)
     if iteration == 0 or data.get("iteration") != iteration or started <= reduced.started:
         return None
@@ -218,21 +218,21 @@ def _read_timing(data: Dict[str, Any], reduced: _Reduced) -> Optional[_Timing]:
 
 
 def _is_synchronised(module: Any) -> bool:
-    """Whether DDP counts this forward pass as an iteration: the reducer will send its gradients."""
-    # Both of the former leave the reducer alone; the second calls torch.distributed itself.
+    """Whether DDP counts this forward pass as an iteration, because the reducer will send its gradients."""
+    # Both options bypass the reducer; the second calls torch.distributed itself.
     if module._use_python_reducer or module._delay_all_reduce_all_params:  # noqa: SLF001 - torch has no other
         return False
     return sends_gradients(module)
 
 
 def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
-    """Every how many iterations torch shall use its timers from now on; None leaves it as it is (100).
+    """The sample rate of torch's timers from now on, in iterations; None keeps the current one (100 by default).
 
-    Torch reads the timers of iteration i, and starts those of i + 1, where the rate divides that number. On a CPU both
-    cost nothing. On a GPU starting is an event, and reading first waits for the last event of iteration i
-    (reducer_cuda.cpp): the host could no longer run ahead of the device. So every iteration is timed there, and it is
-    read if the device is past it already, as it is where a loop looks at its loss, and else once in a while. Whatever
-    was captured in a CUDA graph cannot be read at all.
+    Torch reads the timers of iteration i if the rate divides i, and starts the timers of iteration i + 1 likewise. On a
+    CPU both cost nothing. On a GPU, starting records an event, but reading waits for the last event of the iteration
+    (reducer_cuda.cpp), so the host could no longer run ahead of the device. So on a GPU every iteration is timed, and
+    it is read if the device is past it already, as in a loop that reads its loss, or else once in a while. An iteration
+    that was captured in a CUDA graph cannot be read at all.
     """
     begun = reduced.iterations
     if module.device_type == "cpu":
@@ -256,7 +256,7 @@ def _bucket_sizes(data: Dict[str, Any]) -> List[int]:
 
 
 def _sent_part(module: Any, data: Dict[str, Any]) -> Optional[float]:
-    """What the reducer sends of a bucket's bytes; None where a comm hook sends it through torch.distributed."""
+    """Fraction of a bucket's bytes that the reducer sends; None if a hook sends it through torch.distributed."""
     name = data.get("comm_hook", "")
     if name in _AS_IT_IS:
         return 1.0
@@ -266,7 +266,7 @@ def _sent_part(module: Any, data: Dict[str, Any]) -> Optional[float]:
         item_bytes = module.mixed_precision.reduce_dtype.itemsize
     else:
         return None
-    # Buckets hold one dtype each, and torch does not say which: with several the sum is right.
+    # A bucket has one dtype, but torch does not say which. With several dtypes, the sum over all buckets is right.
     ignored: Set[str] = module.parameters_to_ignore
     sent = [each for name, each in module.module.named_parameters() if each.requires_grad and name not in ignored]
     sent_bytes = sum(each.numel() * each.element_size() for each in sent)
@@ -274,7 +274,7 @@ def _sent_part(module: Any, data: Dict[str, Any]) -> Optional[float]:
 
 
 def _finds_unused(module: Any, reduced: _Reduced) -> bool:
-    """Whether the workers tell each other which parameters had gradients, an int32 for each."""
+    """Whether workers exchange which parameters had gradients, as one int32 per parameter."""
     if module.static_graph:
         return reduced.iterations == 1
     return bool(module.find_unused_parameters)

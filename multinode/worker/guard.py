@@ -1,7 +1,7 @@
-"""Guard and AfterImport: how hooks are put into a training so that nothing of ours stops it.
+"""Guard and AfterImport: put hooks into a training so that errors of ours do not stop it.
 
-Whatever fails is told once, on stderr and in the samples. Hooks wait until the user's code has imported what they hook,
-and import nothing themselves: importing torch early would precede the environment that user code sets.
+A failure is reported once, on stderr and in the samples. Hooks wait until the user's code imports the modules that they
+hook, and import nothing themselves: importing torch early would precede environment variables that user code sets.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .recorder import Recorder
 _MOST_WORDS = 500
 
 Hooks = List[Tuple[str, Callable[[Any], None]]]
-"""Modules to wait for, and what is then done with each."""
+"""Modules to wait for, and what to do with each."""
 
 
 class Guard:
-    """Wraps functions so that nothing that is ours gets out of them."""
+    """Wraps functions so that no exception of ours reaches the training."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._told: Set[str] = set()
 
     def quietly(self, function: Callable[..., None]) -> Callable[..., None]:
-        """The function, with whatever it raises swallowed after it was told."""
+        """Wrap a function so that exceptions are reported and swallowed."""
 
         @functools.wraps(function, assigned=("__name__",), updated=())
         def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -41,7 +41,7 @@ class Guard:
         return compiler.never_compiled(wrapped)
 
     def followed(self, function: Callable[..., Any], after: Callable[..., None]) -> Callable[..., Any]:
-        """A function of the user's libraries, after which ours is called with the same arguments."""
+        """Wrap a function of the user's libraries so that `after` is called after it with its arguments."""
         quietly = self.quietly(after)
 
         @functools.wraps(function)
@@ -55,10 +55,10 @@ class Guard:
     def around(
         self, function: Callable[..., Any], before: Callable[..., bool], after: Callable[[], Any]
     ) -> Callable[..., Any]:
-        """A function of the user's libraries, with ours around it; it gets and gives what it ever did.
+        """Wrap a function of the user's libraries with calls of ours; its arguments and result stay unchanged.
 
-        `before` is called with the same arguments; where it says False, `after` is not called. Else that is called
-        however theirs ends.
+        `before` is called with its arguments. If it returns True, `after` is called at the end, even if the function
+        raises.
         """
 
         @functools.wraps(function)
@@ -79,7 +79,7 @@ class Guard:
         return watched
 
     def tell(self, part: str, error: Exception) -> None:
-        """Say that something of ours failed; only the first failure of each is told."""
+        """Report that `part` of our code failed; only the first failure of each part is reported."""
         if part in self._told:
             return
         self._told.add(part)
@@ -98,10 +98,10 @@ class Guard:
 
 
 class AfterImport(MetaPathFinder):
-    """Calls functions with a module once it has been imported.
+    """Calls functions with a module after it has been imported.
 
     Args:
-        actions: module's name and function; a function must not raise. Several of one module are called in order.
+        actions: name of a module and a function, which must not raise. Functions of one module are called in order.
     """
 
     def __init__(self, actions: Iterable[Tuple[str, Callable[[Any], None]]]) -> None:
@@ -110,7 +110,7 @@ class AfterImport(MetaPathFinder):
             self._actions.setdefault(name, []).append(action)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Find the module as ever, and have its loader call us afterwards."""
+        """Find the module as usual, and make its loader call the functions afterwards."""
         actions = self._actions.pop(fullname, None)
         if actions is None:
             return None
@@ -129,9 +129,9 @@ class AfterImport(MetaPathFinder):
 
 
 def add_trainer_callback(guard: Guard, module: Any, handlers: Dict[str, Callable[..., None]]) -> None:
-    """Have each Trainer that is made call us, once transformers.trainer, the module, has been imported.
+    """Add a callback to each Trainer that is created; `module` is transformers.trainer.
 
-    The handlers are named by the callback's method, and called with the Trainer's arguments, its state and its logs.
+    The handlers are named by the callback's methods, and called with the Trainer's arguments, its state and its logs.
     """
     methods = {name: _method(guard.quietly(handler)) for name, handler in handlers.items()}
     callback = type("MultinodeCallback", (module.TrainerCallback,), methods)

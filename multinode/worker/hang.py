@@ -1,9 +1,9 @@
-"""What a diagnosis of a hang finds in the run directory: this worker's Python stacks, and its count of collectives.
+"""Data for a diagnosis of a hang in the run directory: this worker's Python stacks, and its number of collectives.
 
-Stacks of all threads are written on one real-time signal: a worker that hangs in a C call, as those that wait for a
-peer do, could not be asked otherwise where it stands. On a GPU the host runs ahead of its collectives, and its stack
-does not say which of them it is at. Only groups of all workers are counted: of the others, ranks do not have the same
-number. A thread of its own reads what the process groups count anyway.
+A real-time signal makes faulthandler write the stacks of all threads, which works even if a worker hangs in a C call,
+as when it waits for a peer. On a GPU the host runs ahead of its collectives, so a stack does not tell which collective
+hangs; a thread records the sequence numbers of the process groups. Only groups of all workers count, since the numbers
+of other groups differ between ranks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Optional
 from ..node.files import replace_file
 from ..node.processes import find_process
 
-# SIGUSR1 and SIGUSR2 belong to the user's code (job schedulers announce a preemption by them), which may claim them at
-# any later time; of the real-time signals the C library takes the first two, and hardly anybody takes one.
+# SIGUSR1 and SIGUSR2 belong to the user's code, which may claim them at any time: job schedulers announce a preemption
+# by them. The C library uses the first two real-time signals; hardly any program uses others.
 _OFFSET = 12
 
 
 def register(run_dir: str, rank: int) -> None:
-    """Register the signal, and leave a mark that says so; whoever signals reads the mark first.
+    """Register the signal, and write a mark, which `diagnose` reads before it sends the signal.
 
-    Nothing is done where the signal is taken already.
+    If the signal is already in use, nothing is registered.
     """
     number = _free_signal()
     if number is None:
@@ -38,7 +38,7 @@ def register(run_dir: str, rank: int) -> None:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     name = "rank-%d" % rank
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    # Kept open for as long as the worker lives: a handler may not open files.
+    # The file stays open as long as the worker lives: a signal handler cannot open files.
     descriptor = os.open(os.path.join(folder, name + ".txt"), flags, 0o600)
     faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
     ourselves = find_process(os.getpid())
@@ -69,7 +69,7 @@ def start_counting(run_dir: str, rank: int) -> None:
     thread.start()
 
     def end() -> None:
-        # torch takes Python's lock again in a C++ destructor; in an interpreter that is being finalized, that aborts.
+        # The thread must end first: torch takes the GIL in a C++ destructor, which aborts while Python is finalized.
         stop.set()
         thread.join(_JOIN_DEADLINE_S)
 
@@ -78,19 +78,19 @@ def start_counting(run_dir: str, rank: int) -> None:
 
 def _keep_count(descriptor: int, stop: threading.Event) -> None:
     last: Optional[int] = None
-    # A backend that does not count, or a disk that is full: there is no count.
+    # If a backend does not count, or the disk is full, there is no count.
     with contextlib.suppress(Exception):
         while not stop.wait(_INTERVAL_S):
             count = _count()
             if count is not None and count != last:
-                # Of one length, so that a reader never sees the end of an older number.
+                # All lines have one length, so a reader never sees the rest of an older number.
                 os.pwrite(descriptor, b"%10d %20d\n" % (os.getpid(), count), 0)
                 last = count
 
 
 def _count() -> Optional[int]:
-    """Collectives of all groups that hold all workers; None before there is a group."""
-    # Before the training itself has imported it, there is none; importing it here would change when that happens.
+    """Number of collectives of all groups that contain all workers; None before there is a group."""
+    # Only look at a module that the training has imported: importing it here would change when that happens.
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not getattr(c10d, "is_initialized", bool)():
         return None

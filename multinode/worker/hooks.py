@@ -1,7 +1,7 @@
-"""Hooks that see a training's steps: the Trainer's callback, DeepSpeed's step counter, else the optimizer's step.
+"""Hooks that see a training's steps: the Trainer's callback, DeepSpeed's step counter, or the optimizer's step.
 
-They wait for the user's own import of these libraries (AfterImport). The first of the three that knows better
-silences the ones after it (`steps`).
+They wait until the user's code imports these libraries (AfterImport). A better source replaces the ones after it in
+this order (`steps`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .traffic import Traffic
 
 
 def install() -> None:
-    """Put the hooks in place, to act when their libraries are imported."""
+    """Install the hooks, which act when their libraries are imported."""
     rank = int(os.environ.get("RANK", "0"))
     recorder = Recorder(os.environ["MULTINODE_SAMPLES"], rank)
     record_exceptions(recorder)
@@ -58,7 +58,7 @@ def install() -> None:
         ("torch.optim.optimizer", functools.partial(_hook_optimizer, steps, guard)),
     ]
     quiet = [[(name, guard.quietly(action)) for name, action in each] for each in (before, after)]
-    # In the optimizer's phase no more, and not yet in the next step.
+    # Unguarded hooks run between the two: after the optimizer's phase has ended, and before the step is recorded.
     sys.meta_path.insert(0, AfterImport([*quiet[0], *unguarded_hooks(steps, nic_meter), *quiet[1]]))
 
 
@@ -72,14 +72,14 @@ def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
         steps.step("trainer", step=state.global_step, total_steps=state.max_steps, samples=samples)
 
     def end_evaluation(*_: Any) -> None:
-        # Which is in no step's time.
+        # The time of an evaluation belongs to no step.
         steps.restart()
 
     def log(_args: Any, state: Any, logs: Dict[str, Any]) -> None:
-        """The losses, and at the end the Trainer's own figures."""
+        """Record losses, and at the end the Trainer's own figures."""
         for kind, name in (("loss", "loss"), ("evaluation", "eval_loss")):
             if name in logs:
-                # JSON has no NaN: null says that the training has diverged.
+                # JSON has no NaN: null means that the training has diverged.
                 loss = float(logs[name])
                 steps.note(kind, step=state.global_step, loss=loss if math.isfinite(loss) else None)
         if "train_runtime" in logs:
@@ -98,7 +98,7 @@ def _hook_deepspeed(steps: Steps, guard: Guard, module: Any) -> None:
     step = module.DeepSpeedEngine.step
 
     def begin(_: Any) -> None:
-        # Its own optimizer's step is not the first one of a training without DeepSpeed.
+        # Otherwise the step of its inner optimizer would count as that of a training without DeepSpeed.
         steps.begin("deepspeed")
 
     def record(engine: Any) -> None:
@@ -120,16 +120,16 @@ def _hook_deepspeed(steps: Steps, guard: Guard, module: Any) -> None:
 
 
 def _hook_serialization(module: Any) -> None:
-    """Have torch.load take `cpu:0` for the CPU, as the rest of torch does.
+    """Make torch.load accept `cpu:0` as the CPU, as the rest of torch does.
 
-    It is where accelerate puts a worker without a GPU, and where transformers has the optimizer's state loaded to when
-    a training of several workers goes on from a checkpoint (5.6: Trainer._load_optimizer_and_scheduler).
+    accelerate uses this device for a worker without a GPU, and transformers loads the optimizer's state to it when a
+    training of several workers resumes from a checkpoint (5.6: Trainer._load_optimizer_and_scheduler).
     """
 
     def take_cpu(storage: Any, location: str) -> Any:
         return storage if location.startswith("cpu:") else None
 
-    # After the CPU's own, which is 10, and before any other.
+    # Priority 11 is after torch's own for the CPU, which is 10, and before any other.
     module.register_package(11, lambda _storage: None, take_cpu)
 
 
@@ -144,9 +144,9 @@ def _hook_optimizer(steps: Steps, guard: Guard, module: Any) -> None:
 
 
 class _OneOptimizer:
-    """Chooses the optimizer to count steps by: the first that steps, until it is gone or others step without it.
+    """Chooses the optimizer whose steps are counted: the first that steps, until it is gone or only others step.
 
-    A training with two optimizers steps both; one of them is enough.
+    A training with two optimizers steps both, so one of them is enough.
     """
 
     _PATIENCE = 50

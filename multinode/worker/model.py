@@ -1,6 +1,6 @@
-"""What is trained, and how it is spread over the workers: one record a worker, and another only when it has changed.
+"""The trained model, and how it is distributed over the workers: one record per worker, and another after a change.
 
-Models are noticed where they are wrapped (DDP, DeepSpeed, FSDP) and held weakly. What each step then sends is not ours.
+Models are found by their wrappers (DDP, DeepSpeed, FSDP), and held by weak references.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .steps import Steps
 from .token_work import Weight, full_shape, token_work, weights_of
 
 _MIB = 2**20
-# As accelerate and the GPU peaks name them.
+# Short names of data types, as in accelerate and in the table of GPU peaks.
 _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
-# Endless data sets say that they have as many as can be counted.
+# Data sets without end may report a huge length.
 _MOST_SAMPLES = 2**60
-# Settings as DeepSpeed's JSON names them, and the engine's methods that say what they came to.
+# Settings by their names in DeepSpeed's JSON, and the engine's methods that return their values.
 _DEEPSPEED_SETTINGS = {
     "overlap_comm": "zero_overlap_comm",
     "reduce_bucket_size": "zero_reduce_bucket_size",
@@ -37,7 +37,7 @@ _DEEPSPEED_SETTINGS = {
 
 
 def hooks(steps: Steps, guard: Guard) -> Hooks:
-    """What to do once which module has been imported."""
+    """Modules to wait for, and what to do with each."""
     seen = _Seen()
     steps.meters.append(_Teller(steps, seen).end_step)
 
@@ -49,7 +49,7 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
         ("torch.nn.parallel.distributed", made("DistributedDataParallel", seen.ddp.setdefault)),
         ("deepspeed.runtime.engine", made("DeepSpeedEngine", seen.engines.setdefault)),
         ("torch.distributed.fsdp.fully_sharded_data_parallel", made("FullyShardedDataParallel", seen.fsdp.setdefault)),
-        # Where the function is made: whoever imports it from elsewhere gets it from here. The second is torch 2.4's.
+        # These modules define fully_shard, and all others import it from here. The second is that of torch 2.4.
         ("torch.distributed.fsdp._fully_shard._fully_shard", sharding),
         ("torch.distributed._composable.fsdp.fully_shard", sharding),
         ("torch.amp.autocast_mode", made("autocast", seen.note_autocast)),
@@ -59,23 +59,23 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
 
 
 class _Seen:
-    """Who may say what is trained, in the order in which they were made; none of them is kept alive."""
+    """Objects that know the trained model, in order of creation, by weak references."""
 
     def __init__(self) -> None:
         self.ddp: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self.engines: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         # FullyShardedDataParallel modules, the inner ones too
         self.fsdp: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-        # modules given to `fully_shard`, the first given first, and with what arguments
+        # modules given to `fully_shard`, in order, and the settings of each call
         self.sharded: weakref.WeakKeyDictionary[Any, Dict[str, Any]] = weakref.WeakKeyDictionary()
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.trainers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-        self.autocast: Dict[str, str] = {}  # the last one that was enabled, by its device (`cuda`)
+        self.autocast: Dict[str, str] = {}  # data type of the last enabled autocast by device (`cuda`)
 
     def note_autocast(self, made: Any) -> None:
-        """Take the data type of an autocast; disabled ones, as in rotary embeddings, do not count."""
+        """Store the data type of an autocast; disabled ones, as in rotary embeddings, do not count."""
         name = _AUTOCAST.get(_dtype_name(made.fast_dtype) or "")
-        # Without gradients it is an evaluation's.
+        # An autocast without gradients is that of an evaluation.
         if name is not None and sys.modules["torch"].is_grad_enabled() and made._enabled:  # noqa: SLF001 - torch tells it nowhere else before it is entered
             self.autocast[made.device] = name
 
@@ -104,7 +104,7 @@ def _notice_optimizers(guard: Guard, seen: _Seen, module: Any) -> None:
 
 
 class _Teller:
-    """Writes the record when a step has ended, and again when it has become another."""
+    """Writes the record after a step, and again if it has changed."""
 
     def __init__(self, steps: Steps, seen: _Seen) -> None:
         self._steps = steps
@@ -113,7 +113,7 @@ class _Teller:
         self._told: Optional[Dict[str, Any]] = None
 
     def end_step(self, _step: int) -> Dict[str, Any]:
-        """A meter: looks at all parameters after steps 1, 2, 4, 8 and so on, for what is frozen or made later."""
+        """A meter: looks at all parameters after steps 1, 2, 4, 8 and so on, as some may be frozen or added later."""
         self._asked += 1
         if self._asked & (self._asked - 1) == 0:
             fields = _describe(self._seen)
@@ -124,7 +124,7 @@ class _Teller:
 
 
 class _Parameter(NamedTuple):
-    """One parameter of the whole model, however it is stored."""
+    """One parameter of the whole model, before sharding and packing."""
 
     elements: int
     dtype: str
@@ -133,20 +133,20 @@ class _Parameter(NamedTuple):
 
 
 class _Spread(NamedTuple):
-    """A wrapper's account of the model; as ModelSample has it (records/samples.py)."""
+    """The model as a wrapper knows it; for the fields see ModelSample (records/samples.py)."""
 
     wrapper: str
     parameters: List[_Parameter]
     settings: Dict[str, Any]
     zero_stage: Optional[int] = None
     accumulation: Optional[int] = None
-    modules: Tuple[Any, ...] = ()  # that hold the model, as far as they are known
-    weights: Tuple[Weight, ...] = ()  # of it, where its modules do not have them as they are; else empty
+    modules: Tuple[Any, ...] = ()  # modules that hold the model, as far as they are known
+    weights: Tuple[Weight, ...] = ()  # weights of the model, if its modules hold them only in flattened form
 
 
 def _describe(seen: _Seen) -> Optional[Dict[str, Any]]:
-    """The record's fields; None where nothing that is trained has been seen."""
-    # What wraps the others first: an engine may hold a DDP module, and every one of them has an optimizer.
+    """The record's fields; None if no trained model has been seen."""
+    # The outermost wrapper comes first: an engine may contain a DDP module, and each of them has an optimizer.
     for spread_of in (_spread_of_deepspeed, _spread_of_fsdp, _spread_of_fully_shard, _spread_of_ddp, _spread_of_none):
         spread = spread_of(seen)
         if spread is not None and spread.parameters:
@@ -179,7 +179,7 @@ def _fields(spread: _Spread, autocast: Mapping[str, str]) -> Dict[str, Any]:
 
 
 def _device_uuid(device: Any) -> Optional[str]:
-    """CUDA's name of the GPU, which workers that share it tell alike; None of a torch before 2.4."""
+    """CUDA's UUID of the GPU, equal for workers that share it; None before torch 2.4."""
     uuid = getattr(sys.modules["torch"].cuda.get_device_properties(device), "uuid", None)
     return None if uuid is None else str(uuid)
 
@@ -201,16 +201,16 @@ def _by_dtype(parameters: Iterable[_Parameter]) -> Dict[str, int]:
 
 
 def _mixed_precision() -> Optional[str]:
-    """Accelerate's; None where it has none, or leaves it to the training."""
+    """Accelerate's mixed precision; None if it has none."""
     state = sys.modules.get("accelerate.state")
-    # Making an AcceleratorState would start accelerate where it was imported and is not used.
+    # Creating an AcceleratorState would initialize accelerate even if it is imported but unused.
     precision = None if state is None else state.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001 - see above
     name = None if precision is None else str(getattr(precision, "value", precision))
     return None if name == "no" else name
 
 
 def _tf32() -> bool:
-    """Torch 2.9 refuses to read the older flag where the newer one was set, and shows what the older one set."""
+    """Whether TF32 is used. Torch 2.9 cannot read the older flag once the newer is set; the newer one reflects both."""
     matmul = sys.modules["torch"].backends.cuda.matmul
     newer = getattr(matmul, "fp32_precision", None)
     is_on = matmul.allow_tf32 if newer is None else newer == "tf32"
@@ -218,19 +218,19 @@ def _tf32() -> bool:
 
 
 def _accumulation(seen: _Seen) -> Optional[int]:
-    """Micro-batches per step, as the Trainer or accelerate was told; None where it was neither."""
+    """Micro-batches per step, by the Trainer or accelerate; None if neither is used."""
     for trainer in reversed(list(seen.trainers)):
         return int(trainer.args.gradient_accumulation_steps)
     state = sys.modules.get("accelerate.state")
     if state is None:
         return None
-    # Making a GradientState would start accelerate where it was imported and is not used.
+    # Creating a GradientState would initialize accelerate even if it is imported but unused.
     steps = state.GradientState._shared_state.get("plugin_kwargs", {}).get("num_steps")  # noqa: SLF001 - see above
     return None if steps is None else int(steps)
 
 
 def _dataset_samples(seen: _Seen) -> Optional[int]:
-    """Samples of the training's data set, on all workers together; None where that has no length, or nobody tells."""
+    """Samples of the training's data set, on all workers together; None if its length is unknown."""
     for trainer in reversed(list(seen.trainers)):
         try:
             samples = len(trainer.callback_handler.train_dataloader.dataset)
@@ -242,21 +242,21 @@ def _dataset_samples(seen: _Seen) -> Optional[int]:
 
 def _spread_of_deepspeed(seen: _Seen) -> Optional[_Spread]:
     engines = list(seen.engines)
-    # A model that another is compared with has an engine as well, which never steps.
+    # A reference model has an engine, too, which never steps.
     engine = _largest([each for each in engines if each.global_steps] or engines)
     if engine is None:
         return None
     settings = {
         name: getattr(engine, method)() for name, method in _DEEPSPEED_SETTINGS.items() if hasattr(engine, method)
     }
-    # With DeepSpeed's own autocast the buckets' dtypes are what travels, whatever the configuration says.
+    # With DeepSpeed's own autocast, the buckets' dtypes are sent, whatever the configuration says.
     dtypes = getattr(engine.optimizer, "ipg_buckets", None) or [engine.communication_data_type]
     settings["communication_dtype"] = ", ".join(sorted(_dtype_name(each) or "" for each in dtypes))
     settings["offload_optimizer"] = _offload_device(engine.zero_offload_optimizer())
     settings["offload_param"] = _offload_device(engine.zero_offload_param())
     return _Spread(
         wrapper="deepspeed",
-        # Parameters that are partitioned or swapped out stand elsewhere than where they are computed with.
+        # Partitioned or offloaded parameters may be on another device than the one that computes.
         parameters=[each._replace(device=engine.device) for each in _parameters(engine.module)],
         settings=settings,
         zero_stage=int(engine.zero_optimization_stage()),
@@ -291,7 +291,7 @@ def _spread_of_fsdp(seen: _Seen) -> Optional[_Spread]:
 def _spread_of_fully_shard(seen: _Seen) -> Optional[_Spread]:
     if not seen.sharded:
         return None
-    # The first to be sharded is a layer, the last the root, which keeps its parameters after the forward pass.
+    # Settings are those of the first sharded module, a layer: the root, the last, keeps parameters after the forward.
     settings = next(iter(seen.sharded.values()))
     modules = tuple(reversed(list(seen.sharded)))
     return _Spread(wrapper="fsdp2", parameters=_parameters(*modules), settings=settings, modules=modules)
@@ -309,7 +309,7 @@ def _spread_of_ddp(seen: _Seen) -> Optional[_Spread]:
             "find_unused_parameters": module.find_unused_parameters,
             "static_graph": module.static_graph,
             "gradient_as_bucket_view": module.gradient_as_bucket_view,
-            # The one place where a hook that torch has built in is named, too.
+            # Only this names torch's built-in hooks, too.
             "comm_hooks": module._get_ddp_logging_data().get("comm_hook", ""),  # noqa: SLF001 - see above
         },
         modules=tuple(seen.ddp),
@@ -318,14 +318,14 @@ def _spread_of_ddp(seen: _Seen) -> Optional[_Spread]:
 
 def _spread_of_none(seen: _Seen) -> Optional[_Spread]:
     models = [trainer.model for trainer in list(seen.trainers) if getattr(trainer, "model", None) is not None]
-    # An optimizer knows nothing of what is frozen; it is asked where there is no more to be had.
+    # An optimizer does not know frozen parameters, so it is only used without a Trainer.
     groups = (group for optimizer in list(seen.optimizers) for group in optimizer.param_groups)
     parameters = _parameters(*models) or list(_counted(each for group in groups for each in group["params"]))
     return _Spread(wrapper="none", parameters=parameters, settings={}, modules=tuple(models))
 
 
 def _largest(modules: Iterable[Any]) -> Optional[Any]:
-    """The module with most parameters that are trained; of equals the one that was made last."""
+    """The module with the most trainable parameters; of equal modules the one that was created last."""
     return max(reversed(list(modules)), key=lambda module: _trainable_elements(_parameters(module)), default=None)
 
 
@@ -346,12 +346,12 @@ def _counted(parameters: Iterable[Any]) -> Iterator[_Parameter]:
 
 
 def _full_size(parameter: Any) -> int:
-    """Elements of a parameter before it was partitioned or packed; a DTensor's own count is that already."""
+    """Number of elements of a parameter before it was partitioned or packed."""
     return math.prod(full_shape(parameter))
 
 
 def _flat_parameters(unit: Any) -> Iterator[_Parameter]:
-    """The original parameters that an FSDP module has flattened into one of its own."""
+    """Original parameters that an FSDP module has flattened into one of its own."""
     if unit._handle is None:  # noqa: SLF001 - torch says it nowhere else
         return
     flat = unit._handle.flat_param  # noqa: SLF001 - see above
@@ -362,7 +362,7 @@ def _flat_parameters(unit: Any) -> Iterator[_Parameter]:
 
 
 def _flat_weights(unit: Any) -> Iterator[Weight]:
-    """The same, in the modules that use them."""
+    """Weights that an FSDP module has flattened, with the modules that use them; a shared one appears for each use."""
     if unit._handle is None:  # noqa: SLF001 - torch says it nowhere else
         return
     flat = unit._handle.flat_param  # noqa: SLF001 - see above

@@ -1,6 +1,6 @@
-"""Meter of NICs: what had passed the node's NICs and RDMA ports when a step ended, by the kernel's counters.
+"""Meter of NICs: the kernel's counters of the node's NICs and RDMA ports at the end of steps.
 
-Of the node's first worker alone. Which NICs there are to look at is told by $MULTINODE_IFNAMES.
+Only the node's first worker reads them. $MULTINODE_IFNAMES lists the NICs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_NUMBER = 32
 
 
 def meter(guard: Guard, environ: Mapping[str, str]) -> Optional[NicMeter]:
-    """The meter of `nics`, to be added to the meters of Steps; None where this worker has no NICs to look at."""
+    """The meter of the field `nics`, to add to the meters of Steps; None if this worker reads no NICs."""
     names = [name for name in environ.get("MULTINODE_IFNAMES", "").split(",") if name]
     if not names or environ.get("LOCAL_RANK") != "0":
         return None
@@ -28,10 +28,10 @@ class NicMeter:
     """Reads counters through descriptors that stay open.
 
     Args:
-        guard: tells of a NIC that has gone.
-        names: interfaces; RDMA ports, which no interface counts, are looked for here.
-        classes: where the kernel lists its devices by class.
-        interval_s: counters are not read more often than this.
+        guard: reports a NIC that is gone.
+        names: interfaces to read. RDMA ports, whose traffic no interface counts, are found here.
+        classes: directory where the kernel lists its devices by class.
+        interval_s: shortest time between two readings.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class NicMeter:
             self._open(name, classes, is_named=False)
 
     def __call__(self, _step: int) -> Dict[str, Any]:
-        """The field `nics`, where it is time for it."""
+        """The field `nics`, if the interval has passed."""
         now_s = time.monotonic()
         if now_s < self._due_s or not self._counters:
             return {}
@@ -60,7 +60,7 @@ class NicMeter:
         return {"nics": {name: counters for name, counters in nics.items() if counters is not None}}
 
     def read_soon(self) -> None:
-        """Read them at the end of this step, however short it is: nodes have averaged in it."""
+        """Read the counters at the end of this step, however short it is: nodes have averaged in it."""
         self._due_s = 0.0
 
     def _open(self, name: str, classes: str, *, is_named: bool) -> None:

@@ -1,7 +1,7 @@
-"""Phases of a step: host time by what it is spent on, at the entry points of torch, transformers and deepspeed.
+"""Phases of a step: host time by phase, measured at entry points of torch, transformers and deepspeed.
 
-On a GPU, work that was only queued is paid for by whoever waits for it. Nested phases count to the innermost alone.
-Only the thread that trains is timed: what other threads do, it does not wait for.
+On a GPU, the phase that waits for queued work gets its time. Time in nested phases counts only for the innermost one.
+Only the training thread is timed, since it does not wait for other threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from . import forward
 from .guard import Guard, Hooks
 
-# Module, class (none: the module's own function), function, phase. What some release does not have is passed over.
+# Module, class (empty for the module's own function), function, phase. Names that a release lacks are skipped.
 _ENTRY_POINTS = (
     ("torch.utils.data.dataloader", "DataLoader", "__iter__", "data"),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__", "data"),
@@ -25,17 +25,17 @@ _ENTRY_POINTS = (
     ("deepspeed.runtime.engine", "DeepSpeedEngine", "backward", "backward"),
     ("deepspeed.runtime.engine", "DeepSpeedEngine", "step", "optimizer"),
 )
-# A forward pass inside a forward pass is a part of it; one inside a backward pass recomputes what was not kept.
+# A forward pass inside another is part of it; one inside a backward pass recomputes activations.
 _NO_FORWARD_IN = ("forward", "backward")
 
 
 class CoreWait:
-    """What the thread that runs the user's script could have run, had others not had its core: the kernel counts it.
+    """The time that the script's thread was runnable but waited for a core, which the kernel counts.
 
-    A kernel without CONFIG_SCHED_INFO has no such file, or one of zeros.
+    Without CONFIG_SCHED_INFO, the kernel has no such file, or one of zeros.
 
     Args:
-        path: the thread's schedstat: ns on a core, ns waiting for one, and its turns.
+        path: the thread's schedstat: nanoseconds on a core, nanoseconds waiting for one, and number of time slices.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -45,7 +45,7 @@ class CoreWait:
             self._file = -1
 
     def read_ns(self) -> Optional[int]:
-        """So far; None where the kernel does not tell."""
+        """Nanoseconds waited so far; None if unknown."""
         try:
             ran_ns, waited_ns, *_ = os.pread(self._file, 64, 0).split(None, 2)
             return int(waited_ns) if ran_ns != b"0" else None
@@ -54,7 +54,7 @@ class CoreWait:
 
 
 class PhaseClock:
-    """Adds up the time between `enter` and `leave`, by phase, and what of it was waited for a core."""
+    """Adds up the time between `enter` and `leave` by phase, and the part of it spent waiting for a core."""
 
     def __init__(self, guard: Guard, core_wait: Optional[CoreWait] = None) -> None:
         self._guard = guard
@@ -64,7 +64,7 @@ class PhaseClock:
         self._totals_ns: Dict[str, int] = {}
         self._stack: List[str] = []
         self._since_ns = 0
-        # That which runs the user's script. Backward passes on a GPU run in threads of autograd's own.
+        # The thread that runs the user's script; backward passes on a GPU run in autograd's threads.
         self._thread = threading.get_ident()
 
     @property
@@ -73,7 +73,7 @@ class PhaseClock:
         return len(self._stack)
 
     def enter(self, phase: str) -> bool:
-        """A phase begins; False where this thread is not timed, and then there is nothing to leave."""
+        """A phase begins; False if this thread is not timed, and then `leave` must not be called."""
         if threading.get_ident() != self._thread:
             return False
         self._charge()
@@ -85,16 +85,16 @@ class PhaseClock:
         self.unwind(len(self._stack) - 1)
 
     def unwind(self, depth: int) -> None:
-        """All phases but the outermost `depth` end: some of them may have missed theirs."""
+        """End all phases but the outermost `depth`; some may have missed their own ends."""
         self._charge()
         del self._stack[max(depth, 0) :]
 
     def within(self, *phases: str) -> bool:
-        """Whether this is inside one of these phases; of a thread that is not timed nobody knows: True."""
+        """Whether the thread is inside one of these phases; True for a thread that is not timed."""
         return threading.get_ident() != self._thread or any(phase in self._stack for phase in phases)
 
     def timed(self, phase: str, function: Callable[..., Any], unless: Tuple[str, ...] = ()) -> Callable[..., Any]:
-        """The function, timed as a phase; left as it is inside the phases `unless`."""
+        """Wrap a function to be timed as a phase, except inside the phases `unless`."""
 
         def enter(*_: Any, **__: Any) -> bool:
             return not (unless and self.within(*unless)) and self.enter(phase)
@@ -102,14 +102,14 @@ class PhaseClock:
         return self._guard.around(function, enter, self.leave)
 
     def take_us(self) -> Dict[str, float]:
-        """Microseconds by phase since the last call; what is open goes on in the next."""
+        """Microseconds by phase since the last call; open phases continue in the next one."""
         self._charge()
         taken = {phase: total / 1000 for phase, total in self._totals_ns.items()}
         self._totals_ns = {}
         return taken
 
     def take_core_wait_us(self) -> Optional[Dict[str, float]]:
-        """Microseconds waited for a core since the last call, by phase, `host` outside of all; None is not known."""
+        """Microseconds waited for a core since the last call, by phase; `host` is outside of all. None is unknown."""
         taken, self._waits_ns = self._waits_ns, {}
         return None if taken is None else {phase: total / 1000 for phase, total in taken.items() if total}
 
@@ -132,7 +132,7 @@ class PhaseClock:
 
 
 def hooks(clock: PhaseClock, guard: Guard) -> Hooks:
-    """Time data, forward, backward and optimizer."""
+    """Hooks that time the phases data, forward, backward and optimizer."""
     return [
         *((entry[0], functools.partial(_time_entry_point, clock, entry)) for entry in _ENTRY_POINTS),
         *forward.hooks(functools.partial(clock.timed, "forward", unless=_NO_FORWARD_IN)),
@@ -156,14 +156,14 @@ def _time_optimizers(clock: PhaseClock, guard: Guard, module: Any) -> None:
 
 
 class _OptimizerPhase:
-    """The phase between torch's two hooks of an optimizer's step. Optimizers may step inside one another."""
+    """The phase between torch's two hooks of an optimizer's step. Optimizers may be nested."""
 
     def __init__(self, clock: PhaseClock) -> None:
         self._clock = clock
         self._depths: Dict[int, int] = {}
 
     def before(self, optimizer: Any, *_: Any) -> None:
-        # A step that raised has not told its end.
+        # A previous step that raised has not ended its phase.
         self.after(optimizer)
         depth = self._clock.depth
         if self._clock.enter("optimizer"):

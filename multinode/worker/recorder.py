@@ -1,6 +1,6 @@
-"""Recorder: JSON lines from a training worker to its file in the run directory, by a background thread.
+"""Recorder: writes a training worker's JSON lines to its file in the run directory, in a background thread.
 
-It never blocks the training and never raises into it; a full disk loses records and nothing else, and is told once.
+It never blocks the training, and never raises into it. A full disk only loses records, and is reported once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..node.files import open_lines, write_lines
 SCHEMA = 1
 _MAX_TRACEBACK = 16384
 _FLUSH_DEADLINE_S = 2.0
-# A worker whose disk hangs goes on training; its memory shall not grow by what it cannot write down.
+# If the disk hangs, the worker continues to train, and its queue must not grow without bound.
 _MOST_QUEUED = 10_000
 _MOST_AT_ONCE = 256
 
-# What is queued is a record, or an event to set once all before it has been written.
+# An item is a record, or an event to set after all records before it have been written.
 _Item = Union[Dict[str, Any], threading.Event]
 
 
@@ -33,8 +33,8 @@ class Recorder:
     """Writes records of this worker; `rank` is added to each.
 
     Args:
-        folder: the run directory's `samples`; need not be there yet.
-        most_queued: records that wait to be written; what comes beyond is dropped, and counted in a note.
+        folder: the run directory's `samples`, which may not exist yet.
+        most_queued: limit of the queue; records beyond it are dropped, and counted in a note.
     """
 
     def __init__(self, folder: str, rank: int, most_queued: int = _MOST_QUEUED) -> None:
@@ -47,8 +47,8 @@ class Recorder:
         self._thread: Optional[threading.Thread] = None
 
     def write(self, kind: str, fields: Dict[str, Any]) -> None:
-        """Record one thing that happened."""
-        # A fork (a DataLoader's worker) has the queue and not the thread; it has nothing to say either.
+        """Queue one record."""
+        # A fork, such as a DataLoader's worker, has no writer thread, and nothing to record.
         if os.getpid() != self._pid:
             return
         if self._queue.qsize() >= self._most_queued:
@@ -61,7 +61,7 @@ class Recorder:
         self._put(kind, fields)
 
     def flush(self) -> None:
-        """Write what is queued; called at exit, waits a moment at most."""
+        """Wait until the queue is written, at most two seconds; called at exit."""
         if self._thread is not None and os.getpid() == self._pid:
             written = threading.Event()
             self._queue.put(written)
@@ -86,7 +86,7 @@ class Recorder:
 
 
 class _Lines:
-    """The file: whole lines or none. What cannot be written is lost and told once."""
+    """Appends whole lines to a file. Records that cannot be written are lost, which is reported once."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -115,7 +115,7 @@ class _Lines:
     def _tell(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
-            # stderr may be closed, and then there is nobody left to tell.
+            # stderr may be closed.
             with contextlib.suppress(Exception):
                 sys.stderr.write("multinode: %s\n" % message)
 
@@ -127,7 +127,7 @@ class _Lines:
 
 
 def record_exceptions(recorder: Recorder) -> None:
-    """Note the exception that ends this worker, then let Python print it as ever."""
+    """Record the exception that ends this worker, then let Python print it as usual."""
     before = sys.excepthook
 
     def hook(kind: Any, value: Any, trace: Any) -> None:

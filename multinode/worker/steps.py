@@ -1,6 +1,6 @@
-"""Steps: counts the optimizer steps of this worker and records them, with what the meters have to say of each.
+"""Steps: counts the optimizer steps of this worker, and records each with the fields of all meters.
 
-Who sees the steps is `hooks`' business. The meter of memory is here; others are with what they measure.
+`hooks` finds the steps. The meter of memory is here; the others are in the modules that measure.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _MAXRSS_BYTES = 1024
 _MOST_RATIOS = 64
 
 Meter = Callable[[int], Dict[str, Any]]
-"""Called with its number at the end of each step; returns fields of the step's record (records/samples.py)."""
+"""Called with the step's number at the end of each step; returns fields of its record (records/samples.py)."""
 
 
 class Steps:
-    """Listens to the best source that has spoken."""
+    """Counts by the best source of steps so far."""
 
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self.phases = PhaseClock(guard)  # the clock whose phases are recorded with each step
-        self.meters: List[Meter] = [self._phases_us]  # asked at each step; one that raises is told and dropped
+        self.meters: List[Meter] = [self._phases_us]  # called at each step; one that raises is reported and dropped
         self.count = 0
         self._recorder = recorder
         self._guard = guard
         self._source: Optional[str] = None
         self._last_ns: Optional[int] = None
-        # how often the batches of a step had so many rows for each of its samples
+        # number of steps by rows in the batches per sample of the step
         self._rows_per_sample: Counter[float] = Counter()
-        # Recorded with the first step: a thread that writes shall not run before the user's code does.
+        # Recorded with the first step: the writer's thread must not start before the user's code.
         self._begun_ns = time.monotonic_ns()
 
     def begin(self, source: str) -> bool:
-        """A source starts to count; False where a better one does already."""
+        """A source starts to count; False if a better one already does."""
         if self._source is not None and _SOURCES.index(source) > _SOURCES.index(self._source):
             return False
         if source != self._source:
@@ -56,10 +56,10 @@ class Steps:
         return True
 
     def step(self, source: str, **fields: Any) -> None:
-        """One optimizer step has ended; `fields` of its record that the source knows go before those of meters.
+        """One optimizer step has ended; `fields` of the source override those of meters.
 
-        A step that was only captured in a CUDA graph is not counted: nothing was trained, and meters that ask events
-        would end the capture. `samples` are those of a whole step; an epoch's last, which is smaller, gets fewer.
+        A step that was only captured in a CUDA graph does not count: nothing was trained, and meters that query events
+        would end the capture. `samples` is the number of a full step; the last step of an epoch may have fewer.
         """
         if is_capturing() or not self.begin(source):
             return
@@ -77,17 +77,17 @@ class Steps:
         self._recorder.write("step", record)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Record something beside the steps."""
+        """Write a record of another kind."""
         self._recorder.write(kind, fields)
 
     def restart(self) -> None:
-        """The next step is measured from now; what was metered before belongs to none."""
+        """Measure the next step from now on; phases before it belong to no step."""
         self._last_ns = time.monotonic_ns()
         self.phases.take_us()
         self.phases.take_core_wait_us()
 
     def _had(self, whole: int, rows: Optional[int]) -> int:
-        """The samples of a step whose batches had so many rows, None if unknown; a sample may consist of several."""
+        """Samples of a step by the rows of its batches, None if unknown; a sample may have several rows."""
         if not rows or not whole:
             return whole
         ratio = rows / whole
@@ -109,11 +109,11 @@ class Steps:
 
 
 def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:
-    """The meter of `peak_memory_bytes`: the most that this worker's GPU had allocated, or that the worker had resident.
+    """The meter of `peak_memory_bytes`: peak allocated memory of the worker's GPU, or its peak resident memory.
 
-    On a GPU `peak_reserved_bytes` too: what torch's allocator took from the driver, which is what runs out.
+    On a GPU it adds `peak_reserved_bytes`, which torch's allocator took from the driver, and which runs out.
 
-    It answers once a second at most: torch takes a while to add up its statistics.
+    It returns fields at most once a second, since torch takes a while to add up its statistics.
     """
     due_s = 0.0
 
@@ -129,7 +129,7 @@ def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:
 
 
 def is_capturing() -> bool:
-    """Whether what is called now goes into a CUDA graph; asking an event would end that."""
+    """Whether a CUDA graph is being captured; querying an event would end the capture."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
 

@@ -1,7 +1,7 @@
-"""The weights that one token is multiplied with, by what is trained: from them, FLOPs per token follow for any module.
+"""Counts the weights that one token is multiplied with, by whether they are trained, for the FLOPs per token.
 
-Only shapes are read; nothing is run. A matrix that is only looked up in (an embedding) costs nothing, one of several
-experts costs its share, and an encoder of images or sound sees no tokens.
+Only shapes are read, and nothing runs. An embedding costs nothing, an expert costs its share, and an encoder of images
+or sound sees no tokens.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-# Beginnings of the names of modules that work on patches and samples of sound.
+# Prefixes of modules that process patches of images or samples of sound.
 _ENCODERS = ("vision", "visual", "image", "audio", "speech", "multi_modal", "mm_projector")
-# Of a module that was replaced as a whole, PEFT keeps the original.
+# PEFT keeps the original of a module that it replaces.
 _UNUSED = "original_module"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
@@ -24,11 +24,11 @@ class Weight(NamedTuple):
     owner: Any  # the module
     shape: Tuple[int, ...]  # of the whole parameter, before it was partitioned or packed
     is_trainable: bool
-    key: int  # the same for one that is used in two places
+    key: int  # equal for all uses of one parameter
 
 
 def weights_of(*modules: Any) -> Iterator[Weight]:
-    """The parameters of modules but biases, in their order, which is that of the forward pass in most."""
+    """Parameters of modules without biases, in order, which in most models is that of the forward pass."""
     for module in modules:
         for path, owner in module.named_modules():
             for name, parameter in owner._parameters.items():  # noqa: SLF001 - `parameters` leaves out a second use
@@ -37,19 +37,19 @@ def weights_of(*modules: Any) -> Iterator[Weight]:
 
 
 def full_shape(parameter: Any) -> Tuple[int, ...]:
-    """Of a parameter before it was partitioned or packed; a DTensor's own shape is that already."""
+    """Shape of a parameter before it was partitioned or packed; a DTensor already has the full shape."""
     partitioned = getattr(parameter, "ds_shape", None)
-    # bitsandbytes packs two weights of 4 bits into one byte.
+    # bitsandbytes packs two 4-bit weights into one byte.
     packed = getattr(getattr(parameter, "quant_state", None), "shape", None)
     return tuple(int(size) for size in partitioned or packed or parameter.shape)
 
 
 def token_work(weights: Iterable[Weight], modules: Iterable[Any]) -> Dict[str, Any]:
-    """As TokenWork has it (records/samples.py).
+    """The fields of TokenWork (records/samples.py).
 
     Args:
-        weights: of the whole model, in order.
-        modules: that hold it; their configuration tells of attention and experts.
+        weights: weights of the whole model, in order.
+        modules: modules that hold it; their configuration describes attention and experts.
     """
     weights, inside = list(weights), [each for module in modules for each in module.modules()]
     config = _text_config(inside)
@@ -65,7 +65,7 @@ def token_work(weights: Iterable[Weight], modules: Iterable[Any]) -> Dict[str, A
             met.add(each.key)
             left_out += math.prod(each.shape)
             continue
-        # What stands behind the first trained one hands a gradient on.
+        # Weights after the first trained one pass on a gradient.
         has_gradient = has_gradient or each.is_trainable
         if len(each.shape) == 1 or hasattr(each.owner, "num_embeddings"):
             continue
@@ -75,7 +75,7 @@ def token_work(weights: Iterable[Weight], modules: Iterable[Any]) -> Dict[str, A
             experts += 1
             size *= _share_of_experts(config)
         counts["trained" if each.is_trainable else "passed" if has_gradient else "frozen"] += size
-        # Layers are numbered; what stands outside of them is not repeated.
+        # Layers have numbers; gradient checkpointing only recomputes layers.
         if repeats and any(map(str.isdigit, parts)):
             counts["recomputed"] += size
     if not all(math.isfinite(count) for count in counts.values()):
@@ -89,7 +89,7 @@ def token_work(weights: Iterable[Weight], modules: Iterable[Any]) -> Dict[str, A
 
 
 def _text_config(inside: List[Any]) -> Any:
-    """A transformers configuration; of a model that also sees or hears, that of its language model."""
+    """The transformers configuration; for a multimodal model, that of its language model."""
     for each in inside:
         get = getattr(getattr(each, "config", None), "get_text_config", None)
         if get is not None:
@@ -98,7 +98,7 @@ def _text_config(inside: List[Any]) -> Any:
 
 
 def _experts(config: Any) -> Tuple[int, int]:
-    """Of a token, and all; zeros where they are unknown."""
+    """Experts per token, and all experts; 0 if unknown."""
     counts = (
         next((value for name in names for value in [getattr(config, name, None)] if isinstance(value, int)), 0)
         for names in (_EXPERTS_PER_TOKEN, _EXPERTS)
@@ -113,7 +113,7 @@ def _share_of_experts(config: Any) -> float:
 
 
 def _attention(config: Any) -> Dict[str, Any]:
-    """Widths of the queries, all layers together; empty where they are unknown."""
+    """Sums of the query widths over all layers, and the window; empty if unknown."""
     layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
     if not isinstance(layers, int) or not isinstance(heads, int):
         return {}

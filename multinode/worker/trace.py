@@ -1,7 +1,7 @@
-"""Tracer: one window of torch.profiler in this worker, on request, exported into the run directory.
+"""Tracer: records one window of torch.profiler in this worker, on request, and exports it into the run directory.
 
-The profiler starts a step before the window and stops after it: what that costs is in none of its steps.
-Reading a trace is the controller's business.
+The profiler starts one step before the window and stops after it, so that none of its steps includes that cost. The
+controller reads the trace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, Optional
 from .guard import Guard, Hooks, add_trainer_callback
 from .steps import Steps
 
-# The marks that the controller cuts a trace into steps by (profile/trace_events.py).
+# The controller cuts a trace into steps at these marks (profile/trace_events.py).
 _MARK = "multinode step %d ends"
 _LARGEST_CHUNK = 1 << 20
 _EXPORT_DEADLINE_S = 120.0
@@ -30,13 +30,13 @@ _LEAST_STEPS = 2
 
 
 class _NoTrace(Exception):
-    """Why there will be no trace, in words."""
+    """There will be no trace; the message is the reason."""
 
 
 def hooks(steps: Steps, guard: Guard) -> Hooks:
-    """What to do once the training has imported something; nothing where this worker is not to be traced.
+    """Modules to wait for, and what to do with each; empty if this worker is not traced.
 
-    `$MULTINODE_TRACE` asks for it: steps of the window, steps before it, and the ranks that are traced.
+    `$MULTINODE_TRACE` has the steps of the window, the steps before it, and the ranks to trace.
     """
     setting = os.environ.get("MULTINODE_TRACE")
     if not setting:
@@ -50,17 +50,17 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
     except (KeyError, TypeError, ValueError) as error:
         guard.tell("tracing", error)
         return []
-    # Kineto, torch's profiler, announces each start and stop on stderr, which is the job's log; it reads this once.
+    # Without this, Kineto, torch's profiler, would print each start and stop to the job's log. It reads it once.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     steps.meters.append(tracer.meter)
     return [("transformers.trainer", tracer.hook_trainer)]
 
 
 class Tracer:
-    """Starts and stops the profiler as the steps go by.
+    """Starts and stops the profiler by the steps.
 
     Args:
-        window: of so many `steps`, `after` so many; fewer where the training is known to be short.
+        window: `steps`, the length of the window, and `after`, the steps before it; both shrink for a short training.
     """
 
     def __init__(self, steps: Steps, guard: Guard, window: Dict[str, Any], run_dir: str, rank: int) -> None:
@@ -82,7 +82,7 @@ class Tracer:
         self._owner = (os.getpid(), 0)
 
     def meter(self, number: int) -> Dict[str, Any]:
-        """A step has ended."""
+        """A meter: a step has ended."""
         self._ended = self._ended + 1 if number > self._number else 1
         self._number = number
         if not self._over:
@@ -90,10 +90,10 @@ class Tracer:
         return {}
 
     def hook_trainer(self, module: Any) -> None:
-        """Learn from the Trainer how many steps there will be, and when it is done."""
+        """Learn from the Trainer how many steps there will be, and when the training ends."""
 
         def begin(_args: Any, state: Any, _logs: Any) -> None:
-            # A training that is resumed has fewer steps left than it has.
+            # A resumed training has fewer steps left than `max_steps`.
             self._left = int(state.max_steps) - int(state.global_step)
 
         def end(*_: Any) -> None:
@@ -102,7 +102,7 @@ class Tracer:
         add_trainer_callback(self._guard, module, {"on_train_begin": begin, "on_train_end": end})
 
     def finish(self) -> None:
-        """The training is over: the whole steps that were recorded are exported."""
+        """The training is over: export the complete steps that were recorded."""
         if self._profiler is not None and self._owner == (os.getpid(), threading.get_ident()):
             self._or_no_trace(self._export)
 
@@ -135,17 +135,17 @@ class Tracer:
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         if cuda:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        # NCCL tells its kernels' sizes itself; gloo's are known by the shapes alone.
+        # NCCL reports the sizes of its kernels itself; sizes of gloo are only known from shapes.
         profiler = torch.profiler.profile(activities=activities, record_shapes=not cuda)
         with warnings.catch_warnings():
-            # Of torch 2.11 at every start; there is one cycle here, and nobody asks for its events.
+            # Torch 2.11 warns at every start, but there is only one cycle here, whose events nobody reads.
             warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
             profiler.start()
         self._profiler = profiler
         self._owner = (os.getpid(), threading.get_ident())
         self._give_way(torch.autograd.profiler.profile)
         atexit.register(self._guard.quietly(self._at_exit))
-        # The first mark takes a millisecond.
+        # The first mark takes a millisecond, so it is made outside the window.
         with torch.profiler.record_function("multinode begins to trace"):
             pass
 
@@ -156,7 +156,7 @@ class Tracer:
         return torch
 
     def _give_way(self, kind: Any) -> None:
-        """Have the profiler of the user's own code, should one start now, end ours first."""
+        """If the user's own profiler starts, end ours first."""
         prepare = kind._prepare_trace  # noqa: SLF001 - the one entry point of with-statement and start()
         own = self._or_no_trace
 
@@ -177,9 +177,9 @@ class Tracer:
             raise _NoTrace("the training started its own profiler")
 
     def _export(self) -> None:
-        """Stop, and write what there is beside the training.
+        """Stop the profiler, and write the trace while the training continues.
 
-        Where there is a GPU, torch synchronises it here, once.
+        Torch synchronizes a GPU here, once.
         """
         profiler, self._profiler, self._over = self._profiler, None, True
         self._restore()
@@ -193,13 +193,13 @@ class Tracer:
 
     def _write(self, profiler: Any) -> None:
         with contextlib.suppress(OSError, AttributeError):
-            # Of this thread alone, as Linux has it: the training goes first.
+            # On Linux this only affects this thread: the training has priority.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         name = "rank-%d.json.gz" % self._rank
         plain, partial = (os.path.join(self._folder, ".rank-%d.%s" % (self._rank, end)) for end in ("json", "gz"))
         try:
-            # Made first, so that it is ours alone from its first byte.
+            # The file is created first, so that nobody else can ever read it.
             os.close(os.open(plain, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
             profiler.export_chrome_trace(plain)
             _compress(plain, partial)
@@ -208,7 +208,7 @@ class Tracer:
             for path in (plain, partial):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-        # The steps that ran beside the profiler, or beside this, are longer than they would be.
+        # Steps that ran during profiling or export are slower than usual.
         self._steps.note(
             "trace", first_step=self._first, last_step=self._last, file=name, disturbed_to=self._number + 1
         )
@@ -221,7 +221,7 @@ class Tracer:
             self._exporting.join(_EXPORT_DEADLINE_S)
 
     def _or_no_trace(self, action: Callable[[], None]) -> None:
-        """Do it, or end the profiler and say why there is no trace; never raises."""
+        """Run an action; if it fails, end the profiler and record why there is no trace. Never raises."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
@@ -239,6 +239,6 @@ class Tracer:
 
 def _compress(source: str, target: str) -> None:
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    # Chunks of this size are compressed without Python's lock, beside the training.
+    # Compressing a chunk releases the GIL, so the training can continue.
     with open(source, "rb") as plain, open(descriptor, "wb") as raw, gzip.GzipFile("", "wb", 6, raw) as packed:
         shutil.copyfileobj(plain, packed, _LARGEST_CHUNK)

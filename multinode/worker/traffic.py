@@ -1,7 +1,7 @@
 """Traffic: bytes and calls of torch.distributed's collectives, by optimizer step.
 
-Collectives count to the step in which they fall, those before the first one and those of an evaluation too. Unseen is
-what no Python passes: compiled graphs, backward passes of functional collectives, and DDP's reducer, which others add.
+A collective counts for the step in which it is called, even before the first step and in an evaluation. Calls outside
+Python are not seen: compiled graphs, backward passes of functional collectives, and DDP's reducer, which `ddp` adds.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .collectives import CollectiveHooks, CudaStream, DeviceWaits
 from .guard import Guard, Hooks
 from .steps import Steps
 
-# Rows of one record; a step that calls more sizes is told by their means.
+# Rows of one record; a step with more sizes is recorded by mean sizes.
 _MOST_ROWS = 64
 _MOST_SIZES = 1024
-# Steps of different calls that are remembered; a training with ever new sizes shall not fill the memory.
+# Different sets of calls that are remembered; a training with ever new sizes must not fill the memory.
 _MOST_REMEMBERED = 256
 
 _Row = Tuple[str, str, float, str]
@@ -27,10 +27,10 @@ _Counts = Dict[_Row, int]
 
 
 class Traffic:
-    """Counts what this worker calls.
+    """Counts the collectives of this worker.
 
     Args:
-        device: times waits on a GPU; by default with CUDA's events.
+        device: times waits on a GPU; by default with CUDA events.
     """
 
     def __init__(self, steps: Steps, guard: Guard, device: Optional[DeviceWaits] = None) -> None:
@@ -40,7 +40,7 @@ class Traffic:
         self._lock = threading.Lock()
         self._counts: _Counts = {}
         self._groups: Set[str] = set()
-        # Asking for its name makes a text each time.
+        # Caches the name of the last group: reading it creates a string each time.
         self._last_group: Callable[[], Any] = lambda: None
         self._last_name = ""
         self._numbers: "collections.OrderedDict[FrozenSet[Tuple[_Row, int]], int]" = collections.OrderedDict()
@@ -48,18 +48,18 @@ class Traffic:
         steps.meters.append(self.close)
 
     def hooks(self) -> Hooks:
-        """Count what torch.distributed is asked for."""
+        """Hooks that count the calls of torch.distributed."""
         return CollectiveHooks(self._steps, self._guard, self.add, self._device).hooks()
 
     def add(self, op: str, group: Any, size_bytes: float, count: int = 1, source: str = "call") -> None:
-        """Count calls, from any thread; `size_bytes` is S of one, other fields are as CallCount has them.
+        """Count calls, from any thread; `size_bytes` is S of one call, and other fields are those of CallCount.
 
-        The group None is the default one. Where this worker is not in the group, nothing is counted.
+        The group None is the default one. If this worker is not in the group, nothing is counted.
         """
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         if group is None:
             group = c10d.GroupMember.WORLD
-        # For a group that this worker is not in stands a number.
+        # A group without this worker is represented by a number.
         if not isinstance(group, c10d.ProcessGroup):
             return
         if group is not self._last_group():
@@ -75,7 +75,7 @@ class Traffic:
                 self._counts = _means(self._counts)
 
     def close(self, _step: int) -> Dict[str, Any]:
-        """A step ends: the number of what it called, which is told the first time."""
+        """A meter: the number of the step's set of calls, which is recorded when it is new."""
         with self._lock:
             counts, self._counts = self._counts, {}
         return {"traffic": self._number(counts if len(counts) <= _MOST_ROWS else _means(counts))}
@@ -98,14 +98,14 @@ class Traffic:
 
     def _meet(self, name: str, group: Any, c10d: Any) -> None:
         ranks = list(c10d.get_process_group_ranks(group))
-        # `gloo`, or by device where they differ: `cpu:gloo,cuda:nccl`.
+        # `gloo`, or by device if they differ: `cpu:gloo,cuda:nccl`.
         config = str(c10d.get_backend_config(group))
         backends = {part.rpartition(":")[2] for part in config.split(",")}
         self._steps.note("group", group=name, ranks=ranks, backend=backends.pop() if len(backends) == 1 else config)
 
 
 def _means(counts: _Counts) -> _Counts:
-    """One row for all sizes of an op in a group, with their mean."""
+    """Merge all sizes of a collective in a group into one row with the mean size."""
     totals: Dict[Tuple[str, str, str], Tuple[float, int]] = {}
     for (op, group, size_bytes, source), count in counts.items():
         bytes_before, count_before = totals.get((op, group, source), (0.0, 0))

@@ -495,9 +495,11 @@ LINES = {
         "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.",
         "slurmstepd: error: Detected 1 oom-kill event(s) in step 4711.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.",
         "srun: error: gpu-b: task 1: Out Of Memory",
+        "State: OUT_OF_MEMORY (exit code 0)",
     ],
     "slurm-time-limit": [
-        "slurmstepd: error: *** JOB 4711 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 DUE TO TIME LIMIT ***"
+        "slurmstepd: error: *** JOB 4711 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 DUE TO TIME LIMIT ***",
+        "State: TIMEOUT (exit code 0)",
     ],
     "slurm-preempted": [
         "slurmstepd: error: *** JOB 4711 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 DUE TO PREEMPTION ***"

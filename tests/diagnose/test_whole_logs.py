@@ -157,7 +157,7 @@ FRAMES = [f"frame #{number}: <unknown function> + 0x9caa4 (0x7f4bdd961aa4 in lib
     "end",
     [
         "[after training is done] datetime: 2024-08-26 15:18:23",
-        "训练结束 | 2000 步 | 386.4 min",
+        "\u8bad\u7ec3\u7ed3\u675f | 2000 \u6b65 | 386.4 min",
         "Training has been successfully completed.",
     ],
 )
@@ -195,3 +195,9 @@ def test_arguments_that_a_later_program_lacks_end_a_script() -> None:
     lacks = "evaluate: error: the following arguments are required: --output-dir"
     assert lacks.partition(": ")[2] in told(*STEPS, "Training completed.", *QUIET[:150], lacks).message
     assert first(*STEPS, "Training completed.", lacks) is None
+
+
+def test_what_a_scheduler_and_a_tracing_shell_print_at_the_end_hides_nothing() -> None:
+    assert told(*STEPS, "State: TIMEOUT (exit code 0)", *QUIET[:20]).error_id == "slurm-time-limit"
+    refused = "inference.py: error: unrecognized arguments: --tensor_parallel_size 8"
+    assert "unrecognized arguments" in told(*QUIET[:20], refused, "+ OUTPUT='WARNING no ray'").message

@@ -5,15 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.experiment.cells import find_contradictions
-from multinode.predict.rounded import Rounded, exactly, parse_rounded
+from multinode.predict.rounded import parse_rounded
+from multinode.stats.estimate import Estimate, exactly
 
 
-def figures(**texts: str | int) -> dict[str, Rounded]:
+def figures(**texts: str | int) -> dict[str, Estimate]:
     """Texts as they are published, rounded; numbers of things as they are."""
     return {name: exactly(text) if isinstance(text, int) else parse_rounded(text) for name, text in texts.items()}
 
 
-def sentences(row: dict[str, Rounded]) -> tuple[str, ...]:
+def sentences(row: dict[str, Estimate]) -> tuple[str, ...]:
     return tuple(find_contradictions(row))
 
 
@@ -116,5 +117,5 @@ def test_what_is_not_told_contradicts_nothing(left_out: set[str]) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(sorted(WHOLE)), st.floats(1e-12, 1e15).map(exactly)))
-def test_any_figures_get_sentences_and_no_error(row: dict[str, Rounded]) -> None:
+def test_any_figures_get_sentences_and_no_error(row: dict[str, Estimate]) -> None:
     assert all(sentence.endswith((" more", " less")) for sentence in sentences(row))

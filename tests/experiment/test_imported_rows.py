@@ -11,7 +11,8 @@ from multinode.experiment.imported_columns import IMPORTED
 from multinode.experiment.imported_forms import Cell, Form, Line, TableError
 from multinode.experiment.imported_rows import imported_rows, label_rows, with_derived
 from multinode.experiment.imported_table import Extras, ImportedRow, make_table, parse_table
-from multinode.predict.rounded import Rounded, exactly, parse_rounded
+from multinode.predict.rounded import parse_rounded
+from multinode.stats.estimate import Estimate, exactly
 
 
 def rows(text: str) -> tuple[CellRow, ...]:
@@ -231,7 +232,7 @@ _NAMES = [
 
 
 @given(st.dictionaries(st.sampled_from(_NAMES), st.floats(1e-9, 1e15).map(exactly)))
-def test_any_figures_are_completed_and_none_is_changed(told: dict[str, Rounded]) -> None:
+def test_any_figures_are_completed_and_none_is_changed(told: dict[str, Estimate]) -> None:
     found = with_derived(told)
     assert {name: found[name] for name in told} == told
     assert all(0 < figure.low <= figure.high < float("inf") for figure in found.values())

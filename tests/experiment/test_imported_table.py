@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from multinode.errors import UsageError
 from multinode.experiment.imported_columns import IMPORTED
 from multinode.experiment.imported_table import Extras, ImportedTable, parse_table
-from multinode.predict.rounded import exactly, parse_rounded
+from multinode.predict.rounded import parse_rounded
+from multinode.stats.estimate import exactly
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference/imported-columns.md"
 PLAIN = "gpu,gpus,batch,samples/s\nRTX 4090,2,4,0.909\nRTX 3090,2,4,0.722\n"

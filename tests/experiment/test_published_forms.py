@@ -10,7 +10,7 @@ import pytest
 from multinode.errors import UsageError
 from multinode.experiment.imported_forms import nearest_columns, read_title
 from multinode.experiment.imported_table import Extras, ImportedRow, ImportedTable, parse_table
-from multinode.predict.rounded import Rounded
+from multinode.stats.estimate import Estimate
 
 TABLES = Path(__file__).parent / "tables"
 CASES = json.loads((TABLES / "cases.json").read_text())
@@ -41,8 +41,8 @@ def test_a_table_in_chinese_has_the_values_that_it_shows() -> None:
     assert figures(one) == pytest.approx(
         {**settings, "samples_per_s": 14.2, "tgs": 1850, "whole_s": 7500, "peak_memory_gib": 21.3e9 / 2**30}
     )
-    assert two.figures["samples_per_s"] == Rounded(value=13, low=12, high=14)
-    assert two.figures["tgs"] == Rounded(value=900, low=800, high=1000)
+    assert two.figures["samples_per_s"] == Estimate(value=13, low=12, high=14)
+    assert two.figures["tgs"] == Estimate(value=900, low=800, high=1000)
     assert two.figures["whole_s"].value == 9600
     assert full.words["method"].endswith("ZeRO-3")
     assert (full.out_of, full.figures.keys() & {"samples_per_s", "tgs"}) == ("gpu", set())

@@ -221,7 +221,7 @@ def test_several_nodes_may_have_another_batch_and_another_accumulation() -> None
     assert (evidence.calibration.per_device_batch, evidence.calibration.accumulation) == (2, 8)
     assert (evidence.today.per_device_batch, evidence.today.accumulation) == (1, 4)
     (held,) = evidence.holdouts
-    assert held.samples_per_s == pytest.approx(4 * 1 * 4 / 0.5)
+    assert held.samples_per_s.value == pytest.approx(4 * 1 * 4 / 0.5)
     found = make_forecast(evidence, ForecastRequest(links=(1.0,))).scenarios[0]
     # Half the batch computes half as long, four times of eight: 166 ms were eight micro-batches of two samples.
     assert found.parts.compute_ms == pytest.approx(166 / 4)
@@ -276,8 +276,8 @@ def test_the_digits_of_a_figure_are_its_bounds() -> None:
     told = {"nodes": 2, "workers_per_node": 2, "step_time_s": 0.2}
     evidence = evidence_of_benchmarks(figures(several_nodes=told, single_node=SINGLE | {"step_time_s": 0.9}))
     (held,) = evidence.holdouts
-    assert held.samples_per_s == pytest.approx(8 / 0.2)
-    assert held.samples_per_s_range == pytest.approx((8 / 0.25, 8 / 0.15))
+    assert held.samples_per_s.value == pytest.approx(8 / 0.2)
+    assert held.samples_per_s.bounds == pytest.approx((8 / 0.25, 8 / 0.15))
     assert any("it may be 6% off" in doubt.why for doubt in evidence.calibration.doubts)
     exact = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_s": "0.900"}))
     assert exact.calibration.doubts == ()

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.predict.rounded import Rounded, exactly, parse_count, parse_rounded, round_number
+from multinode.predict.rounded import parse_count, parse_rounded, round_number
+from multinode.stats.estimate import Estimate, exactly
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_zeros_at_the_end_of_a_whole_number_are_no_digits(number: float, low: fl
 
 
 def test_a_unit_scales_a_figure_and_its_bounds() -> None:
-    assert parse_rounded("1.5", scale=60.0) == Rounded(value=90.0, low=87.0, high=93.0)
+    assert parse_rounded("1.5", scale=60.0) == Estimate(value=90.0, low=87.0, high=93.0)
 
 
 def test_products_and_quotients_carry_the_bounds_along() -> None:

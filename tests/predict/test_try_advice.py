@@ -90,7 +90,7 @@ class Elsewhere:
         self.launches: list[Launch] = []
 
     def run(self, what: Launch, context: RunContext) -> Launched:
-        assert context is self.context
+        assert context.agent is self.context.agent
         self.launches.append(what)
         rate = self.rates(what)
         if isinstance(rate, Exception):

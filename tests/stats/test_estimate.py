@@ -13,12 +13,16 @@ import pytest
 from multinode.records.run import CERTAIN_STEPS
 from multinode.stats.estimate import (
     Estimate,
+    Form,
     estimate_median,
     estimate_rate,
+    exactly,
     inverse,
+    of_bounds,
     of_repeats,
     of_scatter,
     ratio,
+    text_of,
 )
 
 _Steps = Callable[[random.Random, int], list[float]]
@@ -193,3 +197,42 @@ def test_times_a_factor_all_of_it_grows() -> None:
     assert turned == Estimate(
         value=1 / 20, low=1 / grown.high, high=1 / grown.low, repeats=3, values=(1 / 10, 1 / 20, 1 / 30)
     )
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ("figure", "6.7 \N{PLUS-MINUS SIGN} 0.2"),
+        ("percent", "6.7 \N{PLUS-MINUS SIGN} 0.2%"),
+        ("range", "6.50-6.90"),
+        ("times", "6.7x (6.5-6.9)"),
+        ("times_in_words", "6.7x (6.5x to 6.9x)"),
+        ("times_range", "6.5x to 6.9x"),
+        ("faster", "6.7x faster (6.5x to 6.9x)"),
+    ],
+)
+def test_an_estimate_has_one_wording_of_each_form(form: Form, told: str) -> None:
+    assert Estimate(value=6.7, low=6.5, high=6.9).text(form) == told
+
+
+def test_a_wide_interval_is_told_by_its_ends_and_a_narrow_one_not_at_all() -> None:
+    assert Estimate(value=19.4, low=15.1, high=27.0).text(unit=" ms") == "19.4 ms (15.1-27.0)"
+    assert exactly(19.4).text() == "19.4"
+    assert Estimate(value=86.04, low=86.02, high=86.06).text("percent") == "86.0%"
+
+
+def test_what_is_slower_is_told_by_the_inverse_of_its_interval() -> None:
+    assert Estimate(value=0.5, low=0.4, high=0.8).text("faster") == "2.0x slower (1.25x to 2.5x)"
+
+
+@pytest.mark.parametrize("form", ["times", "times_in_words"])
+def test_ends_that_read_the_same_are_left_out(form: Form) -> None:
+    assert Estimate(value=1.5, low=1.4999, high=1.5001).text(form) == "1.50x"
+    assert exactly(1.5).text("faster") == "1.50x faster"
+
+
+def test_a_figure_without_bounds_is_exact_and_one_that_is_unknown_a_dash() -> None:
+    assert of_bounds(3.0, None) == exactly(3.0)
+    assert of_bounds(3.0, (2.0, 5.0)).bounds == (2.0, 5.0)
+    assert text_of(None, "times") == "-"
+    assert text_of(of_bounds(3.0, (2.0, 5.0)), "times") == "3.0x (2.0-5.0)"

@@ -28,7 +28,7 @@ _WARM_S = 0.2
 # all of them or none.
 _LEAST_TIMING_S = {"cpu": 0.2, "cuda": 0.005}
 _LEAST_TIMINGS, _MOST_TIMINGS = 3, 1000
-# A shorter call may be over before Python has launched the next one. In a CUDA graph the GPU launches the calls.
+# A shorter call may be over before Python has launched the next one. In a CUDA graph, the GPU launches them itself.
 _LAUNCH_BOUND_S = 1e-4
 # Matrix products that would take more than this share of the time are left out. A product whose size was requested may
 # take all of the time, and at least some seconds.

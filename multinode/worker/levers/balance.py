@@ -1,12 +1,13 @@
 """Balance: under DistributedDataParallel a faster worker gets more samples of each step, and a slower one fewer.
 
-A step trains on the samples that it would train on anyway, dealt out anew: torch's sampler, and accelerate's, give each
-worker its part of the same global batch, so that steps and epochs stay as they are. A loss that is a mean is a mean of
-unequally many then, and DDP would give each worker's the same weight. So its gradient is weighted by what the worker
-took the mean of, over what all did (ADR 0041). A loss that is divided by what all workers have needs no weight.
+A step trains on the same samples as without balance, but they are dealt out differently: torch's and accelerate's
+samplers give each worker another part of the same global batch, so steps and epochs stay the same. A mean loss is then
+a mean of different numbers of samples, but DDP would weight all workers equally. So the gradient of a mean is weighted
+by the worker's count over the count of all workers (ADR 0041). A loss that is divided by the count of all workers needs
+no weight.
 
-Nothing here is under the guard: gradients that are not weighted as they should be are another training, so what fails
-in here ends the worker. What cannot be balanced is refused by all workers in the first backward pass.
+Nothing here is under the guard: with wrong weights it would be another training, so a failure ends the worker. All
+workers refuse a training that cannot be balanced in its first backward pass.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..guard import Hooks
 from ..steps import Steps
 
 VARIABLE = "MULTINODE_BALANCE"
-"""Environment variable with the fields of BalanceSettings, as JSON."""
+"""Environment variable with the fields of BalanceSettings in JSON."""
 
 _MOST_WORDS = 500
 _NO_LOADER = "no DataLoader over a DistributedSampler, and none of accelerate, was read before it"
@@ -40,21 +41,21 @@ class BalanceError(RuntimeError):
 
 
 class BalanceSettings(NamedTuple):
-    """How fast the workers are."""
+    """Speeds of the workers, and how to deal by them."""
 
     speeds: Tuple[float, ...]  # of each rank, in any unit
-    accumulation: int = 1  # micro-batches of a step, over which shares are rounded; a Trainer says so itself
+    accumulation: int = 1  # micro-batches of a step, over which shares are rounded; a Trainer's own number wins
     option: str = "--balance"  # as the user typed it
 
 
 def read_settings(text: str) -> BalanceSettings:
-    """The value of VARIABLE."""
+    """Parse the value of VARIABLE."""
     fields = json.loads(text)
     return BalanceSettings(**{**fields, "speeds": tuple(fields["speeds"])})
 
 
 def hooks(steps: Steps) -> Hooks:
-    """Put the balance in place, where it was asked for; none of them may be swallowed by the guard."""
+    """Hooks of the balance, if requested; the guard must not swallow their exceptions."""
     text = os.environ.get(VARIABLE)
     if not text:
         return []
@@ -71,12 +72,12 @@ def hooks(steps: Steps) -> Hooks:
 
 
 def deal(samples: int, speeds: Sequence[float], dealt: Sequence[int]) -> List[int]:
-    """Samples of each worker in a micro-batch, at least one: each goes to whoever is done with it first.
+    """Samples of each worker in a micro-batch, at least one; each goes to the worker that would finish it first.
 
     Args:
-        samples: of all workers, at least one each.
-        speeds: of the workers.
-        dealt: to each in the micro-batches of the step before.
+        samples: samples of all workers, at least one per worker.
+        speeds: speed of each worker.
+        dealt: samples of each worker in earlier micro-batches of the step.
     """
     sizes = [1] * len(speeds)
     due = [((dealt[rank] + 2) / speed, rank) for rank, speed in enumerate(speeds)]
@@ -89,44 +90,44 @@ def deal(samples: int, speeds: Sequence[float], dealt: Sequence[int]) -> List[in
 
 
 class BatchBalance:
-    """What this worker does otherwise."""
+    """Changes the samples and gradients of this worker."""
 
     def __init__(self, settings: BalanceSettings, steps: Steps) -> None:
-        self.settings = settings  # of it
-        self.rank = int(os.environ.get("RANK", "0"))  # of this worker
+        self.settings = settings
+        self.rank = int(os.environ.get("RANK", "0"))  # global rank of this worker
         self._steps = steps
         self._accumulation = settings.accumulation
         self._has_dealt = False
         self._has_told = False
-        # Why the loader that was read last is left as it is, and why a loss cannot be weighted.
+        # Why the last loader is left unchanged, and why a loss cannot be weighted.
         self._why_no_loader = _NO_LOADER
         self._why_no_weight = ""
         self._of_trainer: weakref.WeakSet[Any] = weakref.WeakSet()
         self._makes_training_loader = False
-        # What the Trainer divides its losses by: "all" is what all workers have, a number what this one has.
+        # The Trainer's divisor of losses: "all" is the count of all workers, a number is that of this worker.
         self._divisor: Any = None
-        # DDP modules whose forward passes the next backward pass is of, and the means that were called since.
+        # DDP modules whose forward passes came since the last backward pass, and the number of mean losses since.
         self._forward: List[Any] = []
         self._means = 0
-        # By the last of these modules and all of them: a training may have several, or follow another one.
+        # Expected number of mean losses, by the last of these modules and the set of them: a training may have several.
         self._expected: weakref.WeakKeyDictionary[Any, Dict[FrozenSet[int], int]] = weakref.WeakKeyDictionary()
 
-    # What each worker is given.
+    # Samples of each worker.
 
     def hook_loaders(self, module: Any) -> None:
-        """A DataLoader over torch's DistributedSampler that shuffles; others may be of an evaluation."""
+        """Deal out the batches of a DataLoader with a shuffling DistributedSampler; others may be for evaluation."""
         init, iterate = module.DataLoader.__init__, module.DataLoader.__iter__
 
         @functools.wraps(init)
         def initialised(loader: Any, *args: Any, **kwargs: Any) -> None:
             init(loader, *args, **kwargs)
             if self._why_no_loading(loader) is None:
-                # DataLoader's own __setattr__ refuses; its length and its iterator look it up anew.
+                # DataLoader's own __setattr__ refuses this. Its length and its iterator read the new attribute.
                 object.__setattr__(loader, "batch_sampler", _Dealt(self, loader.batch_sampler))
 
         @functools.wraps(iterate)
         def iterated(loader: Any) -> Any:
-            # Those of accelerate say so themselves.
+            # `hook_shards` handles accelerate's loaders.
             if not hasattr(loader.batch_sampler, "batch_sampler"):
                 self._why_no_loader = self._why_no_loading(loader) or _NO_LOADER
             return iterate(loader)
@@ -134,7 +135,7 @@ class BatchBalance:
         module.DataLoader.__init__, module.DataLoader.__iter__ = initialised, iterated
 
     def hook_shards(self, module: Any) -> None:
-        """Those of accelerate: of a Trainer's training, or of a loader that shuffles."""
+        """Deal out the batches of accelerate's loaders that shuffle or belong to a Trainer's training."""
         shard_type = module.BatchSamplerShard
         init, iterate = shard_type.__init__, shard_type.__iter__
 
@@ -158,7 +159,7 @@ class BatchBalance:
         shard_type.__init__, shard_type.__iter__ = initialised, dealt
 
     def hook_trainer(self, module: Any) -> None:
-        """The Trainer says which loader it trains with, and what it divides a loss by."""
+        """Learn from the Trainer which loader it trains with, and its divisor of losses."""
         trainer_type = module.Trainer
         make_loader, train_step = trainer_type.get_train_dataloader, trainer_type.training_step
 
@@ -180,7 +181,7 @@ class BatchBalance:
         trainer_type.get_train_dataloader, trainer_type.training_step = made, stepped
 
     def deal_out(self, batches: Iterator[List[int]]) -> Iterator[List[int]]:
-        """This worker's part of each micro-batch of all workers; begins anew with each step."""
+        """This worker's part of each micro-batch of all workers; shares are rounded over each step."""
         self._has_dealt = True
         speeds, dealt = self.settings.speeds, [0] * len(self.settings.speeds)
         for place, batch in enumerate(batches):
@@ -195,16 +196,16 @@ class BatchBalance:
             first = sum(sizes[: self.rank])
             yield batch[first : first + sizes[self.rank]]
 
-    # How their gradients are weighted.
+    # Weights of gradients.
 
     def hook_losses(self, module: Any) -> None:
-        """Each loss of torch that is a mean."""
+        """Weight the gradients of torch's mean losses."""
         for name, count in _COUNTS.items():
             function = getattr(module, name)
             setattr(module, name, self._weighted(name, function, count))
 
     def hook_ddp(self, module: Any) -> None:
-        """A forward pass of a DDP module that trains: what comes until its backward pass is its loss."""
+        """Watch forward passes of DDP modules: losses between a forward and its backward pass belong to it."""
         around_preparation(module, self._before_forward)
 
         def refused(*_: Any, **__: Any) -> Any:
@@ -213,7 +214,7 @@ class BatchBalance:
         module.DistributedDataParallel.join = refused
 
     def hook_backward(self, module: Any) -> None:
-        """The first backward pass is where all workers agree that they can be balanced."""
+        """Check each backward pass; in the first one, all workers agree whether they can be balanced."""
         backward = module.backward
 
         @functools.wraps(backward)
@@ -225,7 +226,7 @@ class BatchBalance:
         module.backward = checked
 
     def hook_optimizers(self, module: Any) -> None:
-        """A step without DDP is one of another strategy."""
+        """Refuse a step without DDP, which belongs to another strategy."""
 
         def before(*_: Any) -> None:
             if not self._expected:
@@ -236,7 +237,7 @@ class BatchBalance:
         module.register_optimizer_step_pre_hook(compiler.never_compiled(before))
 
     def refusal(self, why: str) -> BalanceError:
-        """The error of what cannot be balanced."""
+        """The error for a training that cannot be balanced."""
         message = "multinode: %s: %s; leave the option out" % (self.settings.option, why)
         return BalanceError(message[:_MOST_WORDS])
 
@@ -245,7 +246,7 @@ class BatchBalance:
             self._forward.append(module)
 
     def _before_backward(self) -> None:
-        """Every worker comes by here once in each micro-batch."""
+        """Check the losses of a micro-batch; every worker calls this once per micro-batch."""
         (*_, last), together = self._forward, frozenset(map(id, self._forward))
         means, self._means, self._forward = self._means, 0, []
         expected = self._expected.setdefault(last, {})
@@ -255,12 +256,12 @@ class BatchBalance:
         elif self._why_no_weight:
             raise self.refusal(self._why_no_weight)
         elif means != expected[together]:
-            # Its peers wait in the sum of a mean that it does not have.
+            # The other workers would wait in an all-reduce that this one does not call.
             message = "losses are called %d times, and were %d times in the first step"
             raise self.refusal(message % (means, expected[together]))
 
     def _agree(self, module: Any, means: int) -> None:
-        """Refuse on all workers what one of them cannot do: it is in the same place in each."""
+        """Refuse on all workers if one of them cannot be balanced; all of them call this at the same point."""
         torch = sys.modules["torch"]
         why = self._why_no_weight
         if not why and not self._has_dealt:
@@ -289,7 +290,7 @@ class BatchBalance:
         return weighted
 
     def _weigh(self, name: str, loss: Any, arguments: Dict[str, Any], count: Callable[..., Any]) -> None:
-        """Scale the gradient of a loss: DDP takes the mean over workers, whose parts of the whole mean are unequal."""
+        """Scale the gradient of a loss: DDP averages over workers, whose parts of the global mean are unequal."""
         torch = sys.modules["torch"]
         reduction = arguments.get("reduction")
         if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
@@ -341,7 +342,7 @@ class BatchBalance:
 
     @staticmethod
     def _is_torchs(value: Any, module: str, name: str) -> bool:
-        """Whether it is of just this class: what a class of one's own yields is unknown."""
+        """Whether the value has exactly torch's class: a subclass may yield anything."""
         return type(value) is getattr(sys.modules.get(module), name, None)
 
     def _tell_equal(self, samples: int) -> None:
@@ -360,7 +361,7 @@ class BatchBalance:
 
 
 class _Dealt:
-    """A batch sampler in the place of torch's over a DistributedSampler: as many batches, of this worker's share."""
+    """Replaces torch's batch sampler over a DistributedSampler; as many batches, with this worker's share of each."""
 
     def __init__(self, balance: BatchBalance, batches: Any) -> None:
         self._balance = balance
@@ -371,7 +372,7 @@ class _Dealt:
         return samples // size if self.drop_last else -(-samples // size)
 
     def __iter__(self) -> Iterator[List[int]]:
-        # The order of all workers, filled up or cut as the sampler has it; its epoch is the user's to set.
+        # The order of all workers' samples, padded or truncated by the sampler itself, in the epoch that the user set.
         whole = copy.copy(self.sampler)
         whole.num_replicas, whole.rank, whole.num_samples = 1, 0, whole.total_size
         size = self.batch_size * self.sampler.num_replicas
@@ -387,7 +388,7 @@ def _chunks(samples: Iterator[int], size: int, *, drop_last: bool) -> Iterator[L
 
 
 def _shard_batches(shard: Any) -> Iterator[List[int]]:
-    """Each micro-batch of all workers; the last is filled up from the first, as accelerate does."""
+    """Each micro-batch of all workers; the last one is padded from the first, as in accelerate."""
     size = shard.batch_size * (1 if shard.split_batches else shard.num_processes)
     first: List[int] = []
     samples: List[int] = []
@@ -402,9 +403,9 @@ def _shard_batches(shard: Any) -> Iterator[List[int]]:
 
 
 def _divisor(trainer: Any, num_items: Any) -> Any:
-    """What the Trainer has a loss divided by: "all", or what this worker has; None where each batch is its own mean.
+    """The Trainer's divisor of a loss: "all", or this worker's items; None if each batch has its own mean.
 
-    It multiplies what it has divided by all workers' items by their number (transformers 5.6, Trainer.compute_loss).
+    A loss divided by all workers' items is then multiplied by their number (transformers 5.6, Trainer.compute_loss).
     """
     takes = trainer.model_accepts_loss_kwargs or getattr(trainer, "compute_loss_func", None) is not None
     if num_items is None or not takes or trainer.label_smoother is not None:
@@ -413,7 +414,7 @@ def _divisor(trainer: Any, num_items: Any) -> Any:
 
 
 def _targets(torch: Any, arguments: Dict[str, Any]) -> Any:
-    """Of a cross entropy: targets that are not ignored, by the weights of their classes; of probabilities, rows."""
+    """Divisor of a mean cross entropy: the class weights of targets that are not ignored; rows for probabilities."""
     target, weight, inputs = arguments["target"], arguments.get("weight"), arguments["input"]
     if target.is_floating_point():
         return inputs.numel() / inputs.shape[1 if inputs.ndim > 1 else 0]
@@ -422,7 +423,7 @@ def _targets(torch: Any, arguments: Dict[str, Any]) -> Any:
 
 
 def _elements(torch: Any, arguments: Dict[str, Any]) -> Any:
-    # A weight of these is part of the mean: sum(w l) / sum(w).
+    # With a weight, these losses take the mean sum(w l) / sum(w), whose divisor is unknown here.
     if arguments.get("weight") is not None:
         return None
     return torch.broadcast_shapes(arguments["input"].shape, arguments["target"].shape).numel()

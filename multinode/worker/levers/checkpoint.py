@@ -1,7 +1,7 @@
-"""The Trainer's checkpoints: what a rank keeps beside what the Trainer saves, and takes up again.
+"""State of a lever in the Trainer's checkpoints: each rank saves a file beside those of the Trainer, and loads it.
 
-A file is written before `trainer_state.json`, the last one of a complete checkpoint, and is there on all ranks that
-write one, or on none: a checkpoint of a training without us is one to go on from, a part of one is not.
+The file is written before `trainer_state.json`, which completes a checkpoint. It must exist on all ranks that write
+one, or on none: a training can resume from a checkpoint without these files, but not from one with some of them.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import sys
 from typing import Any, Callable, Dict, List, Optional
 
 _FOLDER = "checkpoint-"
-# The last one, and the one before that, which is the newest complete one while the last one is written.
+# The last checkpoint, and the previous one, which is the newest complete one while the last is being written.
 _LEAST_KEPT = 2
 
 _Act = Callable[[Any, str], None]
 
 
 def around_checkpoints(module: Any, save: _Act, load: _Act, begin: Callable[[], None] = lambda: None) -> None:
-    """Have ours called where the Trainer saves and loads its optimizer; what it raises ends the training.
+    """Call functions when the Trainer saves and loads its optimizer; an exception in them ends the training.
 
     Args:
         module: transformers.trainer.
-        save: given the Trainer and the checkpoint's directory, which need not be there yet.
-        load: likewise, after the Trainer's own.
-        begin: called before the Trainer saves anything, a model alone too.
+        save: called with the Trainer and the checkpoint's directory, which may not exist yet.
+        load: called with the Trainer and the checkpoint's directory, after the Trainer has loaded its own state.
+        begin: called before the Trainer saves anything, even if it only saves a model.
     """
     trainer = module.Trainer
     saving, loading = trainer._save_checkpoint, trainer._load_optimizer_and_scheduler  # noqa: SLF001 - no other
@@ -48,9 +48,9 @@ def around_checkpoints(module: Any, save: _Act, load: _Act, begin: Callable[[], 
 
 
 def write_state(trainer: Any, folder: str, name: str, state: Dict[str, Any]) -> None:
-    """Write a file of this rank, and remove it from checkpoints that the Trainer no longer keeps.
+    """Write a file of this rank, and remove this rank's files from checkpoints that the Trainer no longer keeps.
 
-    Rank 0 removes whole directories, on its own node.
+    The Trainer's rank 0 only removes directories on its own node.
     """
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, name)
@@ -65,10 +65,10 @@ def write_state(trainer: Any, folder: str, name: str, state: Dict[str, Any]) -> 
 
 
 def read_state(folder: str, name: str, device: Any) -> Optional[Dict[str, Any]]:
-    """What `write_state` wrote; None where no rank finds its file. Every rank has to call this.
+    """Read the state of `write_state`; None if no rank has its file. Every rank must call this.
 
     Raises:
-        RuntimeError: on all ranks, where some find theirs and some do not.
+        RuntimeError: on all ranks, if only some ranks have their files.
     """
     torch = sys.modules["torch"]
     path = os.path.join(folder, name)
@@ -86,6 +86,6 @@ def read_state(folder: str, name: str, device: Any) -> Optional[Dict[str, Any]]:
 
 
 def _numbered(root: str) -> List[str]:
-    """The checkpoints below a directory, oldest first."""
+    """Paths of the checkpoints below a directory, oldest first."""
     numbers = [name[len(_FOLDER) :] for name in os.listdir(root) if name.startswith(_FOLDER)]
     return [os.path.join(root, _FOLDER + number) for number in sorted(filter(str.isdecimal, numbers), key=int)]

@@ -1,7 +1,7 @@
-"""Compression: DDP sends its gradients in fp16 or bf16, half of what fp32 ones take on the wire, or by PowerSGD.
+"""Compression: DDP sends its gradients in fp16 or bf16, which halves the traffic of fp32, or by PowerSGD.
 
-It asks DDP to: a communication hook, registered as late as torch allows, so that one of the user's own finds the place
-free. Whatever stands against it is told, and the training goes on with its gradients as they are.
+It registers a DDP communication hook, as late as torch allows, so that the user's own hook finds the place free. If it
+cannot compress, it reports the reason, and the training continues with uncompressed gradients.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..steps import Steps
 from .checkpoint import around_checkpoints, read_state, write_state
 
 _NAME = "powersgd"
-# torch's: what does not become half as large stays as it is.
+# torch's default of min_compression_rate: a gradient that would not become half as large is not compressed.
 _LEAST_RATE = 2
 
 
 class Choice(NamedTuple):
-    """`powersgd[:RANK[:START]]`."""
+    """Parameters of `powersgd[:RANK[:START]]`."""
 
-    rank: int = 4  # columns of the thin matrices
-    start: int = 10  # iterations before it begins, in which gradients travel as they are
+    rank: int = 4  # columns of the low-rank factors
+    start: int = 10  # iterations with uncompressed gradients before it begins
 
 
 def read_choice(kind: str) -> Optional[Choice]:
-    """What follows `--grad-compress`; None where it is no PowerSGD."""
+    """Parse the value of `--grad-compress`; None if it is not PowerSGD."""
     name, *numbers = kind.split(":")
     return Choice(*map(int, numbers)) if name == _NAME else None
 
@@ -47,12 +47,12 @@ def is_worth_it(parameter: Any, rank: int) -> bool:
 
 
 class PowerSgd:
-    """What one DDP module's gradients become.
+    """Compresses the gradients of one DDP module by PowerSGD.
 
     Args:
-        module: the DDP module, which is not kept.
+        module: the DDP module; no reference to it is kept.
         choice: rank and start.
-        count: told what is sent, by `count(op, group, size_bytes, source="ddp")`.
+        count: called for each all-reduce as `count(op, group, size_bytes, source="ddp")`.
     """
 
     def __init__(self, module: Any, choice: Choice, count: Callable[..., None]) -> None:
@@ -64,10 +64,10 @@ class PowerSgd:
         self._thread: Optional[concurrent.futures.ThreadPoolExecutor] = None
         self._errors: Dict[int, Any] = {}
         self._queries: Dict[int, Any] = {}
-        self.iteration = 0  # backward passes that were reduced
+        self.iteration = 0  # number of reduced backward passes
 
     def send(self, bucket: Any) -> Any:
-        """A communication hook's part: a future of the bucket's mean over the workers, as far as it is sent."""
+        """The communication hook: returns a future of the bucket's approximate mean over the workers."""
         futures = sys.modules["torch"].futures
         buffer, gradients = bucket.buffer(), bucket.gradients()
         numbers = [self._numbers[id(each)] for each in bucket.parameters()]
@@ -75,7 +75,7 @@ class PowerSgd:
         self.iteration += bucket.is_last()
         future = futures.Future() if self._is_cpu else futures.Future(devices=[buffer.device])
         if not self._is_cpu:
-            # NCCL has the stream wait, and not the host.
+            # With NCCL, waits do not block the host: the stream waits.
             future.set_result(self._reduce(buffer, gradients, numbers, compresses=compresses))
             return future
         if self._thread is None:
@@ -84,11 +84,11 @@ class PowerSgd:
         return future
 
     def state(self) -> Dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """State for a checkpoint."""
         return {"iteration": self.iteration, "errors": dict(self._errors), "queries": dict(self._queries)}
 
     def load(self, state: Dict[str, Any], device: Any) -> None:
-        """Take up what `state` gave."""
+        """Restore the state of `state`."""
         self.iteration = state["iteration"]
         self._errors = {number: each.to(device) for number, each in state["errors"].items()}
         self._queries = {number: each.to(device) for number, each in state["queries"].items()}
@@ -111,7 +111,7 @@ class PowerSgd:
             return buffer
 
     def _approximate(self, thin: List[Tuple[int, Any]]) -> None:
-        """Replace gradients by the mean of their approximations; what is lost is kept for the next step."""
+        """Replace gradients by the mean of their approximations; the error is added in the next step."""
         torch = sys.modules["torch"]
         wholes = []
         for number, gradient in thin:
@@ -132,7 +132,7 @@ class PowerSgd:
             gradient.copy_(mean.view(gradient.shape))
 
     def _query(self, number: int, whole: Any) -> Any:
-        """The right factor of the step before; at first the same random one on all workers."""
+        """The right factor of the previous step; initially a random one that is equal on all workers."""
         torch = sys.modules["torch"]
         if number not in self._queries:
             generator = torch.Generator().manual_seed(number)
@@ -140,7 +140,7 @@ class PowerSgd:
         return torch.linalg.qr(self._queries[number])[0]
 
     def _mean_of(self, tensors: List[Any]) -> None:
-        """Replace each by its mean over the workers, all in one call; of nothing there is none."""
+        """Replace each tensor by its mean over the workers, all in one call; no call if there is nothing to send."""
         torch = sys.modules["torch"]
         if sum(each.numel() for each in tensors):
             flat = self._mean(torch.cat([each.reshape(-1) for each in tensors]))
@@ -155,13 +155,13 @@ class PowerSgd:
 
 
 def _own_group(group: Any) -> Any:
-    """Another group of the same workers, which make it together."""
+    """Create another group of the same workers; all of them must call this."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     return c10d.new_group(c10d.get_process_group_ranks(group), use_local_synchronization=True)
 
 
 VARIABLE = "MULTINODE_GRAD_COMPRESS"
-"""Environment variable that says how: `fp16`, `bf16` or `powersgd[:RANK[:START]]`."""
+"""Environment variable with the kind of compression: `fp16`, `bf16` or `powersgd[:RANK[:START]]`."""
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _HALF_BYTES = 2
@@ -170,12 +170,12 @@ _NO_DDP = (
     "the first step had no DistributedDataParallel; DeepSpeed and FSDP set their dtypes in their own configurations"
 )
 _MOST_WORDS = 300
-# In a checkpoint's directory, by the global rank: what PowerSGD lost is another thing on each.
+# File in a checkpoint's directory, by the global rank: PowerSGD's errors differ between ranks.
 _STATE_FILE = "multinode_powersgd_%d.pt"
 
 
 def hooks(steps: Steps, guard: Guard, traffic: Any, kind: str) -> Hooks:
-    """Have DDP compress to `kind`; `traffic` is told by `add(op, group, size_bytes, source="ddp")` what is sent."""
+    """Hooks that make DDP compress to `kind`; they call `traffic.add(op, group, size_bytes, source="ddp")`."""
     compression = _Compression(steps, guard.quietly(traffic.add), kind)
     if kind not in _DTYPES and compression.choice is None:
         compression.tell("%r is neither of %s" % (kind, ", ".join(_DTYPES)))
@@ -204,7 +204,7 @@ def _hook_ddp(compression: _Compression, guard: Guard, module: Any) -> None:
 def _giving_way(
     compression: _Compression, register: Callable[..., Any], give_way: Callable[..., None]
 ) -> Callable[..., Any]:
-    """DDP's function that registers a hook, which would raise where ours stands: the user's takes its place."""
+    """Wrap DDP's function that registers a hook: instead of raising, the user's hook replaces ours."""
 
     @functools.wraps(register)
     def registered(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -216,20 +216,20 @@ def _giving_way(
 
 
 class _Sender:
-    """What the reducer of one DDP module is given: it keeps no module alive, and none of them keeps it when saved."""
+    """State of one DDP module's communication hook. Neither keeps the other alive, nor is it saved with the module."""
 
     def __init__(self, group: Any, dtype: Any, count: Callable[..., None]) -> None:
         self.group = group
-        self.dtype = dtype  # in which they travel; None leaves them as they are
-        self.count = count  # told what is sent, as `hooks` has it
-        # the user's own hook with its state, once that has taken the place
+        self.dtype = dtype  # type in which gradients are sent; None sends them unchanged
+        self.count = count  # called for each all-reduce, see `hooks`
+        # the user's own hook and its state, if it has replaced ours
         self.other: Optional[Tuple[Callable[..., Any], Any]] = None
-        self.is_ours = True  # whether the user's code has not asked for another one
-        self.low_rank: Optional[PowerSgd] = None  # PowerSGD's state, where that was asked for
+        self.is_ours = True  # whether the user's code has not registered another hook
+        self.low_rank: Optional[PowerSgd] = None  # set if PowerSGD was requested
 
 
 class _Compression:
-    """Follows all DDP modules of this worker, which it does not keep alive."""
+    """Compresses the gradients of all DDP modules of this worker, to which it keeps weak references."""
 
     def __init__(self, steps: Steps, count: Callable[..., None], kind: str) -> None:
         self._steps = steps
@@ -243,7 +243,7 @@ class _Compression:
         self._told: Set[str] = set()
 
     def before_forward(self, module: Any) -> None:
-        """A forward pass begins. Before the first one whose gradients will be sent is the last moment for a hook."""
+        """A forward pass begins. Just before the first one that sends gradients, the hook is registered."""
         if module in self._met or not sends_gradients(module):
             return
         self._met.add(module)
@@ -257,51 +257,51 @@ class _Compression:
             self.tell(why)
 
     def end_step(self, _step: int) -> Dict[str, Any]:
-        """A meter: after the first step, tells where nothing was there to be compressed."""
+        """A meter: after the first step, reports if there was nothing to compress."""
         if self._is_first_step and not self._met:
             self.tell(_ALONE if os.environ.get("WORLD_SIZE", "1") == "1" else _NO_DDP)
         self._is_first_step = False
         return {}
 
     def save(self, trainer: Any, folder: str) -> None:
-        """Write what PowerSGD keeps of this rank beside a checkpoint."""
+        """Write PowerSGD's state of this rank into a checkpoint."""
         states = [sender.low_rank.state() for sender in self._senders.values() if sender.low_rank is not None]
         if states:
             write_state(trainer, folder, _STATE_FILE % int(os.environ.get("RANK", "0")), states[0])
 
     def load(self, trainer: Any, folder: str) -> None:
-        """Take that up, once DDP has been given its hook."""
+        """Read PowerSGD's state of this rank; it is restored when DDP gets its hook."""
         device = next(trainer.model.parameters()).device
         self._loaded = read_state(folder, _STATE_FILE % int(os.environ.get("RANK", "0")), device)
 
     def has_place_of(self, module: Any) -> bool:
-        """Whether our hook stands where the user's code is about to register one."""
+        """Whether our hook is in the place where the user's code is about to register one."""
         sender = self._senders.get(module)
         return sender is not None and sender.is_ours
 
     def give_way(self, module: Any, state: Any, hook: Callable[..., Any]) -> None:
-        """As `register_comm_hook`: from now on the user's hook is called in place of ours."""
+        """Replaces DDP's `register_comm_hook`: from now on the user's hook is called instead of ours."""
         module._check_comm_hook(hook)  # noqa: SLF001 - what torch itself asks of a hook
         sender = self._senders[module]
         sender.other = (hook, state)
         self._lose(module, sender, hook.__qualname__)
 
     def give_way_to_builtin(self, module: Any, comm_hook_type: Any) -> None:
-        """As `_register_builtin_comm_hook`; those are two, and ours can do both."""
+        """Replaces DDP's `_register_builtin_comm_hook`; our hook can do what both built-in hooks do."""
         sender = self._senders[module]
         halves = comm_hook_type.name == "FP16_COMPRESS"
         sender.dtype = sys.modules["torch"].float16 if halves else None
-        # Not torch's name for it, by which its C++ would be taken to send the buckets.
+        # With torch's own name, `ddp` would assume that the reducer's C++ sends the buckets, and count them twice.
         self._lose(module, sender, "multinode_fp16" if halves else "allreduce")
 
     def tell(self, why: str) -> None:
-        """Say, once for each reason, that gradients travel as they are."""
+        """Report, once for each reason, that gradients are not compressed."""
         if why in self._told:
             return
         self._told.add(why)
         message = "gradients were NOT compressed to %s: %s" % (self._kind, why[:_MOST_WORDS])
         self._steps.note("note", message=message)
-        # stderr may be closed; the note says it all the same.
+        # stderr may be closed; the note has the message, too.
         with contextlib.suppress(Exception):
             sys.stderr.write("multinode: %s\n" % message)
 
@@ -313,9 +313,9 @@ class _Compression:
             sender.low_rank = PowerSgd(module, self.choice, self._count)
             if self._loaded is not None:
                 sender.low_rank.load(self._loaded, module.device)
-        # A backend that cannot add up this dtype says so here, where DDP can still do without: later it is too late.
+        # If the backend cannot sum this dtype, this raises now, while DDP can still do without the hook.
         sender.group.allreduce([torch.zeros(1, dtype=dtype, device=module.device)]).wait()
-        # Not by the module's own method: that keeps hook and state in the module, with which they would be saved.
+        # The module's own method would store hook and state in the module, and they would be saved with it.
         torch.distributed._register_comm_hook(module.reducer, sender, _send)  # noqa: SLF001 - see above
         module.logger._set_comm_hook_name("multinode_%s" % self._kind.partition(":")[0])  # noqa: SLF001 - see above
         return sender
@@ -329,9 +329,9 @@ class _Compression:
 def _send(sender: _Sender, bucket: Any) -> Any:
     """DDP's communication hook: returns a future of the bucket's mean over the workers.
 
-    It divides before it casts: of parts that fit into the narrow dtype the sum then fits as well. What fails in here
-    fails the training, as a failed reduction of DDP's own does: a worker that turned back alone would send another size
-    than its peers.
+    It divides before it casts: if the parts fit into the narrow dtype, their sum fits as well. An exception ends the
+    training, as in a reduction of DDP itself: a worker that alone fell back to uncompressed gradients would send
+    another size than its peers.
     """
     if sender.other is not None:
         hook, state = sender.other
@@ -342,7 +342,7 @@ def _send(sender: _Sender, bucket: Any) -> Any:
     gradients.div_(sender.group.size())
     is_narrowed = sender.dtype is not None and _is_wide(gradients)
     sent = gradients.to(sender.dtype) if is_narrowed else gradients
-    # Past torch.distributed, as DDP's reducer does: there the call would be timed, and DDP's timers have it already.
+    # Bypass torch.distributed, as DDP's reducer does: it would time the call again, which DDP's timers already include.
     work = sender.group.allreduce([sent])
     sender.count("all_reduce", sender.group, sent.nbytes, source="ddp")
 
@@ -354,12 +354,12 @@ def _send(sender: _Sender, bucket: Any) -> Any:
 
 
 def _is_wide(tensor: Any) -> bool:
-    """Whether half the bytes would do; a sparse gradient is sent by its indices and stays as it is."""
+    """Whether a tensor is wider than 16 bits; a sparse gradient is never narrowed."""
     return bool(tensor.is_floating_point() and tensor.element_size() > _HALF_BYTES and not tensor.is_sparse)
 
 
 def _why_not(module: Any, choice: Any) -> Optional[str]:
-    """Why the gradients of this module cannot be compressed, or need not be; None where they can."""
+    """Why the gradients of this module cannot be compressed, or need not be; None if they can."""
     if module.process_group.size() == 1:
         return _ALONE
     if module._use_python_reducer or module._delay_all_reduce_all_params:  # noqa: SLF001 - torch has no other

@@ -1,4 +1,4 @@
-"""Which hooks the levers put into this worker, as its variables ask for."""
+"""The hooks of the levers that this worker's environment variables select."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from . import balance, compress, sync, sync_trainer
 
 
 def guarded_hooks(steps: Steps, guard: Guard, traffic: Any) -> Hooks:
-    """Those that leave the training as it is if they fail.
+    """Hooks that leave the training unchanged if they fail.
 
     Args:
-        steps: of the training.
-        guard: around them.
-        traffic: told what compressed gradients send, by its `add`.
+        steps: steps of the training.
+        guard: reports and swallows their failures.
+        traffic: its `add` is called with the traffic of compressed gradients.
     """
     kind = os.environ.get(compress.VARIABLE)
     return compress.hooks(steps, guard, traffic, kind) if kind else []
 
 
 def unguarded_hooks(steps: Steps, nic_meter: Optional[NicMeter]) -> Hooks:
-    """Those that end the worker if they fail: a training that is not changed where it should be is another one.
+    """Hooks that end the worker if they fail, since without the lever it would be another training.
 
     Args:
-        steps: of the training.
-        nic_meter: read at the end of a round of averaging; None where there is none.
+        steps: steps of the training.
+        nic_meter: meter to read at the end of a round of averaging, if any.
     """
     return [*_averaging_hooks(steps, nic_meter), *balance.hooks(steps)]
 
 
 def deals_samples() -> bool:
-    """Whether samples are dealt out, so that they have to be counted in each batch."""
+    """Whether `balance` deals out samples, so that each batch's samples must be counted."""
     return balance.VARIABLE in os.environ
 
 
@@ -44,6 +44,6 @@ def _averaging_hooks(steps: Steps, nic_meter: Optional[NicMeter]) -> Hooks:
         return []
     averaging = sync.ParameterAveraging(sync.read_settings(text), steps)
     if nic_meter is not None:
-        # Between two averages the counters tell what a round sends.
+        # NIC counters at the ends of rounds tell the traffic of a round.
         averaging.listeners.append(nic_meter.read_soon)
     return [*sync.hooks(steps, averaging), *sync_trainer.hooks(averaging)]

@@ -1,11 +1,11 @@
 """Averaging between nodes: local SGD and DiLoCo for a script that trains under DistributedDataParallel.
 
-DDP gets the process group of its node, so that gradients are averaged inside the node at each step; after every H-th
-step of an optimizer its parameters are averaged between nodes, by one worker of each, in a group of their own. With an
-outer optimizer (DiLoCo, arXiv:2311.08105) the mean change of a round is its pseudo-gradient.
+DDP gets the process group of its node, so gradients are averaged inside the node at each step. After every H-th step of
+an optimizer, the first workers of all nodes average its parameters in a group of their own. With an outer optimizer
+(DiLoCo, arXiv:2311.08105), the mean change of a round is its pseudo-gradient.
 
-Nothing here is under the guard: a training that is not averaged where it should be is two trainings, so what fails in
-here ends the worker. What cannot be averaged is refused before the first step. The Trainer is `sync_trainer`'s.
+Nothing here is under the guard: without the averages, each node would train its own model, so a failure ends the
+worker. A training that cannot be averaged is refused before its first step. `sync_trainer` handles the Trainer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..guard import Hooks
 from ..steps import Steps
 
 VARIABLE = "MULTINODE_SYNC"
-"""Environment variable with the fields of AveragingSettings, as JSON."""
+"""Environment variable with the fields of AveragingSettings in JSON."""
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-# Of fp16's largest number, 65504, a power of two that a sum stays below.
+# A power of two below fp16's largest number, 65504: scaled sums stay below it.
 _FP16_ROOM = 32768.0
 _LEAST = 1e-30
 _BUCKET_BYTES = 64 << 20
@@ -41,13 +41,13 @@ class AveragingError(RuntimeError):
 
 
 class AveragingSettings(NamedTuple):
-    """What is averaged, and when."""
+    """When and how parameters are averaged."""
 
     every: int  # optimizer steps of a round
-    workers: Tuple[int, ...]  # ranks of each node, which follow one another
-    # `fp16` or `bf16`, in which changes travel between nodes; None sends the parameters as they are
+    workers: Tuple[int, ...]  # number of workers of each node; ranks of a node are consecutive
+    # `fp16` or `bf16`, in which changes are sent between nodes; None sends the parameters unchanged
     dtype: Optional[str] = None
-    outer_lr: Optional[float] = None  # of the outer optimizer, SGD with Nesterov momentum; None averages alone
+    outer_lr: Optional[float] = None  # of the outer optimizer, SGD with Nesterov momentum; None only averages
     momentum: float = 0.0  # of the outer optimizer
     option: str = "--sync-every"  # as the user typed it
 
@@ -58,18 +58,18 @@ class AveragingSettings(NamedTuple):
 
     @property
     def keeps_anchor(self) -> bool:
-        """Whether the parameters of the last round are kept, of which the changes are sent."""
+        """Whether the parameters after the last round are kept, so that changes can be sent."""
         return self.dtype is not None or self.outer_lr is not None
 
 
 def read_settings(text: str) -> AveragingSettings:
-    """The value of VARIABLE."""
+    """Parse the value of VARIABLE."""
     fields = json.loads(text)
     return AveragingSettings(**{**fields, "workers": tuple(fields["workers"])})
 
 
 def hooks(steps: Steps, averaging: ParameterAveraging) -> Hooks:
-    """Put the averaging in place; none of them may be swallowed by the guard."""
+    """Hooks of the averaging; the guard must not swallow their exceptions."""
     steps.meters.append(averaging.end_step)
     return [
         ("torch.nn.parallel.distributed", averaging.hook_ddp),
@@ -85,12 +85,12 @@ def hooks(steps: Steps, averaging: ParameterAveraging) -> Hooks:
 class _Groups(NamedTuple):
     """Process groups of this worker."""
 
-    world: Any  # the default group that they were made in
-    node: Any  # of this node's workers; `leader` the global rank of its first
-    leader: int
-    leaders: Any  # of each node's first worker; None where this one is not among them
-    size: int  # nodes
-    share: float  # of all workers, those of this node: its weight in the average
+    world: Any  # the default group at their creation
+    node: Any  # group of this node's workers
+    leader: int  # global rank of this node's first worker
+    leaders: Any  # group of all nodes' first workers; None if this worker is not the first of its node
+    size: int  # number of nodes
+    share: float  # fraction of all workers that are on this node: its weight in the average
 
 
 class _Bucket:
@@ -98,12 +98,13 @@ class _Bucket:
 
     def __init__(self, parameters: List[Any], anchor: Any) -> None:
         self.parameters = parameters
-        self.anchor = anchor  # what they were after the last round, flat; of a node's first worker, where it is kept
-        self.momentum: Any = None  # of the outer optimizer, likewise; None before its first step
+        # the parameters after the last round, flat; on a node's first worker only, and None if they are not kept
+        self.anchor = anchor
+        self.momentum: Any = None  # of the outer optimizer, flat; None before its first step
 
 
 class Round:
-    """One optimizer's parameters, and how far its round has come."""
+    """One optimizer's parameters, and the progress of its round."""
 
     def __init__(self) -> None:
         self.position = 0  # optimizer steps since all workers' parameters were equal
@@ -111,14 +112,14 @@ class Round:
         self.known = 0
 
     def outer_state(self) -> List[Dict[str, Any]]:
-        """What a checkpoint keeps of it."""
+        """State of the outer optimizer for a checkpoint."""
         return [{name: getattr(bucket, name) for name in _OUTER_NAMES} for bucket in self.buckets]
 
     def load_outer_state(self, state: List[Dict[str, Any]]) -> None:
-        """Take up what `outer_state` gave.
+        """Restore the state of `outer_state`.
 
         Raises:
-            AveragingError: it is of other parameters.
+            AveragingError: the state belongs to other parameters.
         """
         sizes = [sum(each.numel() for each in bucket.parameters) for bucket in self.buckets]
         kept = [
@@ -129,32 +130,32 @@ class Round:
             raise AveragingError("the checkpoint's outer state belongs to other parameters")
         for bucket, count in zip(self.buckets, state):
             for name in _OUTER_NAMES:
-                # Without an anchor there, all has been sent as it is so far: what was loaded is the anchor.
+                # If the checkpoint has no anchor, the parameters themselves were sent: the loaded ones are the anchor.
                 if count[name] is not None and (name != "anchor" or bucket.anchor is not None):
                     setattr(bucket, name, count[name].to(bucket.parameters[0].device))
 
 
 class ParameterAveraging:
-    """All rounds of this worker."""
+    """Averages the parameters of this worker's optimizers, each in its own rounds."""
 
     def __init__(self, settings: AveragingSettings, steps: Steps) -> None:
         self.settings = settings
         self.rank = int(os.environ.get("RANK", "0"))
         self.stepped = False  # whether an optimizer has stepped since this was last set to False
-        self.listeners: List[Callable[[], None]] = []  # called when a round has ended
+        self.listeners: List[Callable[[], None]] = []  # called after each round
         self._steps = steps
         self._step = 0
         self._pending: List[Dict[str, Any]] = []
         self._groups: Optional[_Groups] = None
-        # In the order in which all workers made them; a set would have another order in each.
+        # DDP modules in the order of their creation, which is equal on all workers; that of a set would differ.
         self._made: List[Callable[[], Any]] = []
-        # By name, what each of them averages the gradients of: DDP does not look again when it is frozen.
+        # Names of the parameters whose gradients each module averages: DDP ignores whether they are frozen later.
         self._trained: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
         self._rounds: weakref.WeakKeyDictionary[Any, Round] = weakref.WeakKeyDictionary()
         self._has_warned = False
 
     def hook_ddp(self, module: Any) -> None:
-        """DDP trains inside its node, from parameters that are rank 0's on all nodes."""
+        """Restrict DDP to the workers of its node; all nodes start with the parameters of rank 0."""
         ddp = module.DistributedDataParallel
         init, signature = ddp.__init__, inspect.signature(ddp.__init__)
 
@@ -179,7 +180,7 @@ class ParameterAveraging:
         ddp.join = self._refusing("DistributedDataParallel.join lets workers make different numbers of steps")
 
     def hook_optimizers(self, module: Any) -> None:
-        """Each optimizer's steps are counted; the H-th ends a round."""
+        """Count the steps of each optimizer; the H-th ends a round."""
 
         def before(optimizer: Any, *_: Any) -> None:
             self._before_step(optimizer)
@@ -191,7 +192,7 @@ class ParameterAveraging:
         module.register_optimizer_step_post_hook(never_compiled(after))
 
     def hook_grad_scaler(self, module: Any) -> None:
-        """A scaler leaves out a step where gradients overflow, and a node would leave it out alone."""
+        """Refuse a GradScaler: it skips a step if gradients overflow, and one node would skip it alone."""
         scaler = module.GradScaler
         step = vars(scaler).get("step")
         if step is None:
@@ -206,13 +207,13 @@ class ParameterAveraging:
         scaler.step = refused
 
     def hook_zero_redundancy(self, module: Any) -> None:
-        """Its workers step a part of the parameters each, and send it to all others."""
+        """Refuse ZeroRedundancyOptimizer, whose workers each update a part of the parameters for all others."""
         module.ZeroRedundancyOptimizer.__init__ = self._refusing(
             "ZeroRedundancyOptimizer shards its state over all nodes"
         )
 
     def hook_saving(self, module: Any, name: str) -> None:
-        """What rank 0 saves inside a round is its own node's, and is told once."""
+        """Warn once if rank 0 saves inside a round, when it only has its own node's parameters."""
         save = getattr(module, name)
 
         @functools.wraps(save)
@@ -223,7 +224,7 @@ class ParameterAveraging:
         setattr(module, name, saved)
 
     def round_of(self, optimizer: Any) -> Round:
-        """The round of an optimizer, which begins with its first step.
+        """The round of an optimizer; creates it before its first step.
 
         Raises:
             AveragingError: its parameters cannot be averaged.
@@ -232,7 +233,7 @@ class ParameterAveraging:
         if round_ is None:
             round_ = self._rounds[optimizer] = Round()
         listed = [each for group in optimizer.param_groups for each in group["params"]]
-        # An optimizer may be given more later, as layers are unfrozen; until then these are equal everywhere.
+        # An optimizer may get more parameters later, as layers are unfrozen; until then these are equal on all workers.
         if len(listed) > round_.known:
             new, round_.known = listed[round_.known :], len(listed)
             trained = {
@@ -250,29 +251,29 @@ class ParameterAveraging:
         return round_
 
     def close(self, reason: str) -> None:
-        """End the rounds that are open, so that all workers' parameters are equal; every worker has to call this."""
+        """End open rounds, so that all workers' parameters are equal; every worker must call this."""
         for round_ in list(self._rounds.values()):
             if round_.position:
                 self._average(round_, reason)
 
     def end_step(self, step: int) -> Dict[str, Any]:
-        """A meter: rounds that ended since the last step are of this one."""
+        """A meter: assigns the rounds that ended since the last step to this one."""
         self._step = step
         self.flush(step)
         return {}
 
     def flush(self, step: Optional[int] = None) -> None:
-        """Record the rounds that ended since the last step, as of the next one without a number."""
+        """Record the rounds that ended since the last step as those of `step`; None is the next step."""
         for fields in self._pending:
             self._steps.note("sync", step=self._step + 1 if step is None else step, **fields)
         self._pending = []
 
     def refusal(self, why: str, instead: str = "remove the option") -> AveragingError:
-        """The error of what cannot be averaged."""
+        """The error for a training that cannot be averaged."""
         return AveragingError(("multinode: %s: %s; %s" % (self.settings.option, why, instead))[:_MOST_WORDS])
 
     def tell(self, message: str) -> None:
-        """Say something that does not end the training."""
+        """Report something that does not end the training."""
         self._steps.note("note", message=message[:_MOST_WORDS])
         sys.stderr.write("multinode: %s\n" % message[:_MOST_WORDS])
 
@@ -293,7 +294,7 @@ class ParameterAveraging:
         return refused
 
     def _meet(self) -> _Groups:
-        """The groups, made by all workers when the first DDP module is."""
+        """The process groups; all workers create them together with the first DDP module."""
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         world = c10d._get_default_group()  # noqa: SLF001 - DDP asks so
         if self._groups is None or self._groups.world is not world:
@@ -344,7 +345,7 @@ class ParameterAveraging:
 
     def _average(self, round_: Round, reason: str) -> None:
         torch, groups = sys.modules["torch"], self._meet()
-        # What a GPU has yet to compute is none of the round's time, and what it has yet to send is.
+        # The time of a round does not include earlier computation on a GPU, but includes the transfers of the round.
         _wait_for_devices(round_)
         began, sent_bytes, squares = time.monotonic(), 0, []
         with torch.no_grad():
@@ -377,7 +378,7 @@ class ParameterAveraging:
             listener()
 
     def _average_bucket(self, groups: _Groups, bucket: _Bucket, flat: Any) -> Any:
-        """Of a node's first worker: the new parameters, bytes of the all-reduce, the square of the drift."""
+        """On a node's first worker: the new parameters, bytes of the all-reduce, and the squared drift."""
         torch = sys.modules["torch"]
         own = flat if bucket.anchor is None else flat.to(bucket.anchor.dtype) - bucket.anchor
         scale, sent = 1.0, own * groups.share
@@ -394,13 +395,13 @@ class ParameterAveraging:
         return self._step_outer(bucket, mean), sent.nbytes, drift
 
     def _step_outer(self, bucket: _Bucket, mean: Any) -> Any:
-        """The parameters after the round, of the mean of parameters or of their change."""
+        """The parameters after the round, given the mean of the parameters or of their changes."""
         if bucket.anchor is None:
             return mean
         if self.settings.outer_lr is None:
             bucket.anchor += mean
         else:
-            # torch.optim.SGD with nesterov, of the pseudo-gradient -mean.
+            # torch.optim.SGD with Nesterov momentum and the pseudo-gradient -mean.
             bucket.momentum = mean if bucket.momentum is None else bucket.momentum * self.settings.momentum + mean
             bucket.anchor += self.settings.outer_lr * (mean + self.settings.momentum * bucket.momentum)
         return bucket.anchor
@@ -409,7 +410,7 @@ class ParameterAveraging:
         return [module for module in (made() for made in self._made) if module is not None]
 
     def _buffers(self) -> Iterator[List[Any]]:
-        """Of each module the buffers that DDP would have sent from rank 0 before each forward pass."""
+        """Buffers of each module that DDP would broadcast from rank 0 before each forward pass."""
         for module in self._modules():
             ignored = module.parameters_to_ignore
             buffers = [each for name, each in module.module.named_buffers() if name not in ignored]
@@ -429,7 +430,7 @@ class ParameterAveraging:
 def _wait_for_devices(round_: Round) -> None:
     torch = sys.modules["torch"]
     for device in {bucket.parameters[0].device for bucket in round_.buckets}:
-        # torch.cuda, and likewise of every other kind, torch.cpu too.
+        # torch.cuda, torch.cpu and the modules of other devices all have `synchronize`.
         getattr(torch, device.type).synchronize(device)
 
 
@@ -440,7 +441,7 @@ def _as_recorded(settings: AveragingSettings) -> Dict[str, Any]:
 
 
 def _broadcast_from_first(arguments: Dict[str, Any], world: Any) -> None:
-    """All workers of all nodes take the parameters and buffers of rank 0, as DDP's own `__init__` has it."""
+    """Broadcast the parameters and buffers of rank 0 to all workers of all nodes, as DDP's `__init__` does."""
     module = arguments["module"]
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     sends_buffers = arguments.get("broadcast_buffers", arguments.get("forward_sync_buffers")) is not False
@@ -450,7 +451,7 @@ def _broadcast_from_first(arguments: Dict[str, Any], world: Any) -> None:
 
 
 def _trained_names(module: Any) -> List[str]:
-    """The parameters whose gradients DDP averages."""
+    """Names of the parameters whose gradients DDP averages."""
     ignored = module.parameters_to_ignore
     return [name for name, each in module.module.named_parameters() if each.requires_grad and name not in ignored]
 
@@ -475,7 +476,7 @@ def _flat(parameters: List[Any]) -> Any:
 
 
 def _unflatten(flat: Any, parameters: List[Any]) -> None:
-    """Copy in place: optimizers, and whoever else holds a parameter, hold it still."""
+    """Copy into the parameters in place, since optimizers and others hold references to them."""
     at = 0
     for each in parameters:
         each.detach().copy_(flat[at : at + each.numel()].view(each.shape))
@@ -483,12 +484,12 @@ def _unflatten(flat: Any, parameters: List[Any]) -> None:
 
 
 def _wide(flat: Any) -> Any:
-    """In at least fp32: what is added to it, round by round, may be less than its last bit."""
+    """The tensor in at least fp32: changes of a round may be smaller than the last bit of a narrower type."""
     return flat.float() if flat.element_size() < 4 else flat  # noqa: PLR2004 - bytes of fp32
 
 
 def _fp16_scale(own: Any, leaders: Any) -> Any:
-    """A power of two, equal on all nodes, that brings changes as small as 1e-8 to where fp16 has all of its digits."""
+    """A power of two, equal on all nodes, that scales the changes to where fp16 has its full precision."""
     torch = sys.modules["torch"]
     most = own.abs().max()
     torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=leaders)
@@ -496,7 +497,7 @@ def _fp16_scale(own: Any, leaders: Any) -> Any:
 
 
 def _timeout(group: Any) -> Any:
-    """That of the default group, which new ones do not take over; None where this torch does not tell."""
+    """Timeout of the default group, which new groups do not inherit; None if unknown."""
     torch = sys.modules["torch"]
     for device in ("cuda", "cpu"):
         with contextlib.suppress(AttributeError, RuntimeError):

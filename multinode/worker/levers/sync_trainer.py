@@ -1,7 +1,7 @@
-"""The Trainer's seams of averaging between nodes: where it evaluates, saves, loads and ends, all workers are equal.
+"""Averaging between nodes with the Trainer: closes rounds where the Trainer evaluates, saves, loads and ends.
 
-Every rank ends its round there. A checkpoint keeps, beside what the Trainer saves of rank 0, what differs between
-nodes: each node's inner optimizer, and its outer state.
+Every rank closes its round there, so that all workers have equal parameters. The Trainer saves the state of rank 0; a
+checkpoint also needs the state that differs between nodes: each node's inner optimizer and outer state.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ..guard import Hooks
 from .checkpoint import around_checkpoints, read_state, write_state
 from .sync import ParameterAveraging
 
-# A node's state in a checkpoint's directory, by the global rank of its first worker.
+# File of a node's state in a checkpoint's directory, by the global rank of the node's first worker.
 _STATE_FILE = "multinode_sync_%d.pt"
 _SEAMS = {"evaluate": "evaluation", "predict": "evaluation", "_load_best_model": "best model"}
 _NO_STEP = "the Trainer took a step without a torch.optim.Optimizer step: %s updates parameters in the backward pass"
 
 
 def hooks(averaging: ParameterAveraging) -> Hooks:
-    """Put the seams in place; none of them may be swallowed by the guard."""
+    """Hooks for the Trainer; the guard must not swallow their exceptions."""
     return [
         ("transformers.trainer_callback", functools.partial(_hook_callbacks, averaging)),
         ("transformers.trainer", functools.partial(_hook_trainer, averaging)),
@@ -40,7 +40,7 @@ def _hook_callbacks(averaging: ParameterAveraging, module: Any) -> None:
 
     @functools.wraps(train_end)
     def ended(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Before any callback: one of them may save. After a best model was loaded no round is open.
+        # Close the round before any callback, since one of them may save. If a best model was loaded, none is open.
         averaging.close("end")
         averaging.flush()
         return train_end(self, *args, **kwargs)
@@ -69,13 +69,13 @@ def _closing(averaging: ParameterAveraging, function: Callable[..., Any], reason
 
 
 def _save(averaging: ParameterAveraging, trainer: Any, folder: str) -> None:
-    """Write this node's state; its workers' are equal, and one of them writes."""
+    """Write this node's state; its workers have equal states, so only the first one writes."""
     if not averaging.leads:
         return
     round_ = averaging.round_of(_inner(trainer.optimizer))
     state: Dict[str, Any] = {"every": averaging.settings.every, "position": round_.position}
     state["outer"] = round_.outer_state()
-    # The Trainer saves rank 0's itself.
+    # The Trainer itself saves rank 0's optimizer.
     if averaging.rank:
         state["optimizer"] = trainer.optimizer.state_dict()
         state["scheduler"] = trainer.lr_scheduler.state_dict()
@@ -83,7 +83,7 @@ def _save(averaging: ParameterAveraging, trainer: Any, folder: str) -> None:
 
 
 def _load(averaging: ParameterAveraging, trainer: Any, folder: str) -> None:
-    """Take up this node's state, where every node has one; where none has, the checkpoint is one of plain DDP."""
+    """Load this node's state. If no node has one, the checkpoint is that of plain DDP."""
     round_ = averaging.round_of(_inner(trainer.optimizer))
     state = read_state(folder, _STATE_FILE % averaging.leader, round_.buckets[0].parameters[0].device)
     if state is None:
@@ -98,7 +98,7 @@ def _load(averaging: ParameterAveraging, trainer: Any, folder: str) -> None:
 
 
 def _inner(optimizer: Any) -> Any:
-    """The optimizer that accelerate wraps."""
+    """The optimizer inside accelerate's wrappers."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer

@@ -1,6 +1,6 @@
-"""Python imports this at start-up: its folder, which holds nothing else, stands first on PYTHONPATH.
+"""Python imports this at start-up, since its folder, which contains nothing else, is first on PYTHONPATH.
 
-It acts in training workers only. Whatever fails here is swallowed: a training never stops because it is being watched.
+It only acts in training workers. Errors are reported and swallowed: a training never stops because it is being watched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _chain() -> None:
-    """Run the sitecustomize that ours stands in front of, if there is one."""
+    """Run the sitecustomize that ours hides, if there is one."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -23,7 +23,7 @@ def _chain() -> None:
 
 
 def _install() -> None:
-    """Import our package from its place, which is on no path: nothing of ours stands in the way of the training's."""
+    """Import our package by its location, which is not on sys.path, so that it hides no package of the training."""
     root, name = os.path.split(os.path.dirname(os.path.dirname(_HERE)))
     spec = importlib.machinery.PathFinder.find_spec(name, [root])
     if spec is None or spec.loader is None:
@@ -34,7 +34,7 @@ def _install() -> None:
 
 
 def _is_worker() -> bool:
-    # torchrun's own agent loads this file too, and so does whatever a worker starts: neither trains.
+    # torchrun's agent and child processes of workers load this file, too, but do not train.
     if "LOCAL_RANK" not in os.environ or "MULTINODE_SAMPLES" not in os.environ:
         return False
     return os.environ.setdefault("MULTINODE_WORKER_PID", str(os.getpid())) == str(os.getpid())
@@ -45,6 +45,6 @@ try:
         _install()
 except Exception as error:  # noqa: BLE001 - see above
     sys.stderr.write("multinode: not recording this worker: %r\n" % (error,))
-# Every import of the training would look into the archive first, which costs a start-up of torch a third of a second.
+# Otherwise every import would search the archive first, which adds a third of a second to importing torch.
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 _chain()
