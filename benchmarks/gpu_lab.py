@@ -254,14 +254,20 @@ class Lab:
 
     def train(self, rate: str, *words: str, name: str, options: Sequence[str] = ()) -> Run:
         """A training of known truth at this rate."""
-        if REHEARSES and "zero" in " ".join(words):
-            # Each node would compile it.
-            self._check([sys.executable, str(ROOT / "scripts" / "compile_deepspeed.py")], may_fail=True)
+        if "zero" in " ".join(words):
+            self.compile_deepspeed()
         self.set_rate(rate)
         traced = ("--trace", "3") if "--trace" in options else ()
         # A window comes after the warm-up, and needs steps around it.
         steps = "25" if traced else _STEPS
         return self.launch(KNOWN_TRUTH, *words, "--steps", steps, name=name, options=traced)
+
+    def compile_deepspeed(self) -> None:
+        """Compile what DeepSpeed needs on CPUs, in a folder of this checkout; each node would do it anew."""
+        if REHEARSES:
+            command = [sys.executable, str(ROOT / "scripts" / "compile_deepspeed.py")]
+            environ = os.environ | dict(self._variables())
+            subprocess.run(command, cwd=ROOT, env=environ, timeout=_COMMAND_S, check=False)
 
     def set_rate(self, rate: str) -> None:
         """Give each node's link this rate; on a machine that cannot shape it stays as fast as it is."""
@@ -383,7 +389,8 @@ class Lab:
             raise Skipped(f"a context on {node} is no client of CUDA MPS, so that contexts would be time-sliced")
 
     def _variables(self) -> list[tuple[str, str]]:
-        return list({"OMP_NUM_THREADS": "1", **self.sharing.variables}.items())
+        compiled = {"TORCH_EXTENSIONS_DIR": str(ROOT / "assets" / "torch_extensions")} if REHEARSES else {}
+        return list({"OMP_NUM_THREADS": "1", **compiled, **self.sharing.variables}.items())
 
     def _job(self, node_rank: int | None = None) -> tuple[str, ...]:
         """Options of what runs a job on all nodes, or on one."""

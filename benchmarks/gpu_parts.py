@@ -193,6 +193,7 @@ def _main_job(home: Path) -> tuple[str, bool]:
     job = fine_tunings.main_job(home, fine_tunings.assets(shape))
     with gpu_lab.Lab(home) as lab:
         limited = fine_tunings.with_settings(*job, max_steps=steps)
+        lab.compile_deepspeed()
         alone = lab.both_alone(*limited)
         together = lab.fine_tune("none", *limited, name="together")
         predicted = {rate: lab.predict(rate, (*alone, together)) for rate in rates}
@@ -336,6 +337,7 @@ def _llamafactory(home: Path) -> tuple[str, bool]:
     shape, steps, width = ("tiny", 14, 256) if gpu_lab.REHEARSES else ("h100", 24, 2048)
     traced = ("--trace", "3")
     with gpu_lab.Lab(home, shaped=False, honest=False) as lab:
+        lab.compile_deepspeed()
         runs = [
             (name, lab.fine_tune("none", *traced, *job, name=name))
             for name, job in fine_tunings.h100_rows(home, fine_tunings.assets(shape), steps, bf16=not gpu_lab.REHEARSES)
