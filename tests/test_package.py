@@ -151,8 +151,8 @@ def test_a_launch_imports_neither_the_lab_nor_comparisons_nor_without_checks_the
     assert "multinode.job.restrictions" not in checked
     assert not [each for each in plan_of_yaml if each.startswith("multinode.profile")]
     # Of which the reading of commands is 840.
-    assert count_lines(run) <= 22_500
-    assert count_lines(checked) <= 27_300
+    assert count_lines(run) <= 22_600
+    assert count_lines(checked) <= 27_400
 
 
 # The word behind a command that installs or runs a package, or one with extras.

@@ -158,5 +158,5 @@ class NodeEvidence(msgspec.Struct, kw_only=True):
         from multinode.diagnose.log_words import read_log
 
         if self.reading is None:
-            self.reading = read_log(self.log)
+            self.reading = read_log(self.log, has_failed=True)
         return self.reading

@@ -62,7 +62,7 @@ def classify(
 
     `run` is how the job ended on that node, `log` its log, `nccl_warnings` are those of NCCL's own log.
     """
-    reading = log if isinstance(log, LogReading) else read_log(log or failure.log_tail)
+    reading = log if isinstance(log, LogReading) else read_log(log or failure.log_tail, has_failed=True)
     kind, error, text = _find_kind(failure, run.oom_kills if run is not None else None, reading)
     if failure.signal is None and not isinstance(log, LogReading):
         # The sentence of an exception on record has it.
@@ -94,7 +94,7 @@ def _says_more(one: KnownError | None, other: KnownError | None) -> bool:
 
 def told_by_nccl(warnings: Sequence[str]) -> LogWord | None:
     """The warning of NCCL that names a cause best; None where the catalogue knows none of them."""
-    return read_log("\n".join(warning.partition(_WARN)[2] for warning in warnings)).cause()
+    return read_log("\n".join(warning.partition(_WARN)[2] for warning in warnings), has_failed=True).cause()
 
 
 def _find_kind(

@@ -182,14 +182,17 @@ def is_of_tracker(text: str) -> bool:
     return _TRACKER.search(text.encode(errors="replace")) is not None
 
 
-def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
+def read_log(
+    log: BinaryIO | bytes | str, *, has_failed: bool = False, progress: Callable[[int], object] | None = None
+) -> LogReading:
     """What a log says of failures.
 
+    `has_failed` is of a job that is known to have failed: plain lines at its end do not say that it ended well.
     `progress` is called with the bytes that were read, a block at a time.
     """
     if isinstance(log, str):
         log = log.encode(errors="replace")
-    reader = _Reader()
+    reader = _Reader(has_failed=has_failed)
     file = io.BytesIO(log) if isinstance(log, bytes) else log
     rest = b""
     is_first = True
@@ -584,7 +587,8 @@ class _Attempt(msgspec.Struct, frozen=True):
 class _Reader:
     """Takes a log a block at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_failed: bool) -> None:
+        self._has_failed = has_failed
         self._silent: set[bytes] = set()
         # None is the form of a row of figures, of which each one counts by itself.
         self._steps: dict[bytes, bool | None] = {}
@@ -652,7 +656,7 @@ class _Reader:
                 (word if word.line < ended else self._told(word) for word in words.values()), key=lambda word: word.line
             )
         )
-        if not reports:
+        if not (reports or self._has_failed):
             told = tuple(self._without_messages(told))
         return LogReading(
             words=told,
@@ -711,6 +715,8 @@ class _Reader:
     @property
     def _quiet_after(self) -> int:
         """The last line that spoke of a failure before many that did not."""
+        if self._has_failed:
+            return self._quiet
         return self._spoke if self._line - self._spoke > _QUIET_LINES else self._quiet
 
     def _speak(self, number: int) -> None:

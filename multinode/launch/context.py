@@ -85,10 +85,10 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
     }
     # The plan is sent to node 0, so that another machine with the hostfile can follow the run.
     plan_file = PlanFile(path="plan.json", text=msgspec.json.encode(redacted(plan)).decode())
-    keeper = msgspec.structs.replace(plan.nodes[0], files=(*plan.nodes[0].files, plan_file))
+    keepers = [msgspec.structs.replace(node, files=(*node.files, plan_file)) for node in plan.nodes[:1]]
     return [
         common | msgspec.to_builtins(node) | {"run_id": node_run_id(plan.run_id, node.place.node_rank)}
-        for node in (keeper, *plan.nodes[1:])
+        for node in (*keepers, *plan.nodes[1:])
     ]
 
 

@@ -115,12 +115,12 @@ class KeptFiles:
         from multinode.diagnose.log_words import LogReading, read_log
 
         if self._tail:
-            return read_log(self._tail)
+            return read_log(self._tail, has_failed=True)
         size = self._sizes.get(_LOG, 0)
         if self._reading is None or self._reading[0] != size:
             try:
                 with self._directory.log_path(self._place.node_rank).open("rb") as file:
-                    self._reading = size, read_log(file)
+                    self._reading = size, read_log(file, has_failed=True)
             except OSError:
                 return LogReading()
         return self._reading[1]

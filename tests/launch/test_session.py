@@ -112,7 +112,7 @@ LOST = NodeEvidence(
         ),
         (
             NodeEvidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log="ProcessGroupNCCL\nAborted"),
-            "the job was killed by SIGABRT",
+            "a worker was killed by SIGABRT",
         ),
         (NodeEvidence(run=ended(0, exit_code=1)), "the job exited with code 1"),
         # By a clock that is a minute slow, and of a moment before the last word as far as clocks can tell.
