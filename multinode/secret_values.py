@@ -189,6 +189,8 @@ def redact_text(text: str) -> str:
     return text
 
 
+# Nodes mostly get the files of one job, and a plan is made, shown and written.
+@functools.lru_cache(maxsize=32)
 def redact_file(text: str) -> str:
     """The text of a file without secrets. A YAML or JSON mapping is parsed, so that no layout of it keeps a secret."""
     if not is_secret(text):
