@@ -24,7 +24,8 @@ from multinode.launch.grid import CellRecord
 from multinode.levers.levers import NONE
 from multinode.model.workload import FullRun, JobSettings, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
-from multinode.stats.estimate import UnknownError, attempt
+from multinode.stats.estimate import attempt
+from multinode.stats.unknown import UnknownError
 
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
 

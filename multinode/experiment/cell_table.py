@@ -32,7 +32,8 @@ from multinode.experiment.cells import (
 from multinode.model.workload import FullRun
 from multinode.profile.measured import with_costs
 from multinode.profile.summary import Summary
-from multinode.stats.estimate import Estimate, UnknownError, attempt, ratio
+from multinode.stats.estimate import Estimate, attempt, ratio
+from multinode.stats.unknown import UnknownError
 from multinode.units import format_duration, format_figure
 
 # What each price of a row is called in a prices file, and in the hostfile (read by `profile.measured.hostfile_price`).

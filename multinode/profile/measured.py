@@ -17,7 +17,8 @@ from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.likely_causes import Disturbance
 from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan
-from multinode.stats.estimate import Estimate, Spread, UnknownError, attempt, inverse, known_sum
+from multinode.stats.estimate import Estimate, Spread, attempt, inverse, known_sum
+from multinode.stats.unknown import UnknownError
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
