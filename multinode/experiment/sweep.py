@@ -63,6 +63,7 @@ from multinode.profile.summary import Summary
 from multinode.records.progress import RunProgress, TrainingTime
 from multinode.records.run import Failure, new_run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from multinode.stats.estimate import value_of
 
 _S_PER_MINUTE = 60
 
@@ -269,7 +270,7 @@ class CellSeries(Series):
             return CellOutcome(state="failed", reason=str(error), unreachable=isinstance(error, NodeError))
         self._has_run = True
         outcome = judge_run(run.launched.run, in_time=run.in_time, lacks=figures_lack(run.launched))
-        return msgspec.structs.replace(outcome, value=run.launched.summary.samples_per_s)
+        return msgspec.structs.replace(outcome, value=value_of(run.launched.summary.samples_per_s))
 
     def _hits_all(self, cell: int, error: MultinodeError) -> bool:
         if isinstance(error, NodeError) or self._has_run:

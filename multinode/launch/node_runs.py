@@ -20,6 +20,7 @@ from multinode.render.sheet import sanitize
 from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
 from multinode.runs.document import RunDocument
 from multinode.runs.stored_run import StoredRun
+from multinode.stats.estimate import value_of
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
 from multinode.units import format_duration, format_placement, format_sig
@@ -234,7 +235,7 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
     table.add_column("job", no_wrap=True)
     for stored in runs:
         run = stored.run
-        speed = stored.summary.samples_per_s if stored.summary else None
+        speed = value_of(stored.summary.samples_per_s) if stored.summary else None
         table.add_row(
             run.run_id,
             run.kind,

@@ -192,9 +192,9 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         return None
     levers = today.settings.levers
     is_ddp = today.scenario.strategy is Strategy.DDP and levers.beside(Levers(balance=balance.balance)) == levers
-    if not is_ddp or levers.balance is not None or balance.gain < 1 + _WORTH_A_LINE:
+    if not is_ddp or levers.balance is not None or balance.gain.value < 1 + _WORTH_A_LINE:
         return None
-    low, high = balance.interval
+    gain, (low, high) = balance.gain.value, balance.gain.bounds
     change = Change(levers=Levers(balance=balance.balance))
     option = TuningOption(
         name="samples by speed",
@@ -208,8 +208,8 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
     beside = _beside_one_node(today, option)
     then = msgspec.structs.replace(
         now,
-        step_time_ms=now.step_time_ms / balance.gain,
-        samples_per_s=now.samples_per_s * balance.gain,
+        step_time_ms=now.step_time_ms / gain,
+        samples_per_s=now.samples_per_s * gain,
         interval=(now.interval[0] * low, now.interval[1] * high),
     )
     paces = (
@@ -220,9 +220,9 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
     advice = Advice(
         name=option.name,
         kind=option.kind,
-        gain=balance.gain,
-        interval=balance.interval,
-        against_one_node=beside.value * balance.gain if beside is not None else None,
+        gain=gain,
+        interval=(low, high),
+        against_one_node=beside.value * gain if beside is not None else None,
         against_one_node_interval=(beside.low * low, beside.high * high) if beside is not None else None,
         outlook=then,
         fits=option.fits,

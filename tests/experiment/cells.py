@@ -21,10 +21,11 @@ from multinode.launch.grid import CellRecord, GridCell
 from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.profile.throughput import Utilisation
 from multinode.records.run import NodeRun, Run
-from multinode.stats.estimate import Estimate, Spread
+from multinode.stats.estimate import Estimate
+from tests.contrast.made_up_sides import measured
 
 __all__ = ["PRICES", "PUBLISHED", "SWEEP", "SWEEP_RUN", "measured_cell", "swept"]
 
@@ -62,10 +63,11 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
         steps=35,
         steady_steps=30,
         rule=_RULE,
-        step_time_ms=Spread(median=step_ms, p95=step_ms * 1.05, cv=0.02),
-        samples_per_s=rate,
-        tokens_per_s=rate * _TOKENS_A_SAMPLE,
-        tgs=tgs,
+        step_time_ms=StepTimes(median=measured(step_ms, 0.02, 30), p95=step_ms * 1.05, cv=0.02),
+        samples_per_s=measured(rate, 0.02, 30),
+        tokens_per_s=measured(rate * _TOKENS_A_SAMPLE, 0.02, 30),
+        tgs=measured(tgs, 0.02, 30),
+        comm=Comm(exposed_ms=measured(exposed_ms, 0.02, 30)),
         tokens_per_sample=float(_TOKENS_A_SAMPLE),
         dataset_samples=1100,
         split=StepSplit(source="ddp", mean=split),

@@ -57,7 +57,8 @@ def disagreement(command: Command) -> str:
     fast, slow = after["balance"]["nodes"]
     assert fast["samples"] > slow["samples"]
     assert fast["samples"] + slow["samples"] == pytest.approx(768)
-    (low, high), gain = advice["interval"], after["samples_per_s"] / before["samples_per_s"]
+    rates = [summary["samples_per_s"]["value"] for summary in (after, before)]
+    (low, high), gain = advice["interval"], rates[0] / rates[1]
     return "" if low <= gain <= high and advice["gain"] > NOTICEABLE else f"{gain}, and {low} to {high} was advised"
 
 

@@ -20,6 +20,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts, load_runs, whole_runs
+from multinode.stats.unknown import Unknown
 from tests.launch.scripted import make_plan
 
 
@@ -91,7 +92,7 @@ def test_contrast_and_predict_take_a_run_for_the_same_link(
 
 def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = store(tmp_path, "r", part_of="w")
-    summary = Summary(run_id="r", steps=3, steady_steps=2, rule="", missing={"samples_per_s": "no steps"})
+    summary = Summary(run_id="r", steps=3, steady_steps=2, rule="", samples_per_s=Unknown("no steps"))
     RunDirectory(tmp_path / "r").write("summary.json", summary)
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
     printed = [CliRunner().invoke(build_app(), [*words, "--json"]).stdout for words in (["show", "r"], ["runs"])]
@@ -102,5 +103,6 @@ def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch:
     )
     assert document(launched) == shown
     assert (shown["run_id"], shown["status"], shown["part_of"]) == ("r", "succeeded", "w")
-    assert (shown["summary"]["steps"], shown["summary"]["missing"]) == (3, {"samples_per_s": "no steps"})
+    assert shown["summary"]["steps"] == 3
+    assert shown["summary"]["samples_per_s"] == {"is": "unknown", "reason": "no steps"}
     assert [node["name"] for node in shown["nodes"]] == ["n0", "n1"]
