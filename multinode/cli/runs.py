@@ -149,16 +149,17 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs, most recently changed last; a bench, contrast, sweep or tune is one row."""
-    from multinode.launch.node_runs import runs_document, runs_table
+    from multinode.runs.listing import RunsDocument, run_row, runs_table
     from multinode.runs.stored_run import load_runs, whole_runs
 
     stored = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if not (every or as_json):
         stored = whole_runs(stored)
+    rows = tuple(map(run_row, stored))
     if as_json:
-        print_document(runs_document(stored))
-    elif stored:
-        print_table(runs_table(stored))
+        print_document(RunsDocument(runs=rows))
+    elif rows:
+        print_table(runs_table(rows))
     else:
         typer.echo(f"there are no runs in {runs_root()} yet")
 

@@ -146,16 +146,15 @@ class StoredRun:
             raise UsageError(f"run {self.run_id} consists of other runs", hint="list them: multinode runs --all")
         return self.plan
 
-    def document(self, run: Run | None = None, *, results: bool = True) -> RunDocument:
+    def document(self, run: Run | None = None) -> RunDocument:
         """The run as JSON, with its results.
 
         Args:
             run: its record, if that is newer than the one on disk.
-            results: whether to include the results of verbs beside the figures.
         """
         record = run or self.run
         fields: dict[str, Any] = {name: getattr(record, name) for name in Run.__struct_fields__ if name != "schema"}
-        for name in _RESULTS if results else ():
+        for name in _RESULTS:
             fields[name.replace("-", "_")] = self.directory.read(f"{name}.json", dict[str, Any])
         return RunDocument(
             **fields,
