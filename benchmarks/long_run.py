@@ -34,6 +34,7 @@ from multinode.launch.launch import launch
 from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from multinode.records.status import Status
 from multinode.transport.local import LocalTransport
 
 RUN = "20260102-030405-abcd"
@@ -82,7 +83,8 @@ def make_run(root: Path, steps: int, per_node: int, nodes: int, log_bytes: int) 
         job="train.py",
         nodes=planned,
     )
-    ended = tuple(NodeRun(name=name, node_rank=node, state="ended", exit_code=0) for node, name in enumerate(names))
+    status = Status(state="ended", exit_code=0)
+    ended = tuple(NodeRun(name=name, node_rank=node, state="ended", status=status) for node, name in enumerate(names))
     run = Run(
         run_id=RUN, job="train.py", engine="torchrun", status="succeeded", started_s=0.0, ended_s=steps * STEP_S,
         world_size=world, nodes=ended,

@@ -63,6 +63,7 @@ from multinode.profile.summary import Summary
 from multinode.records.progress import RunProgress, TrainingTime
 from multinode.records.run import Failure, new_run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from multinode.records.status import Status
 
 _S_PER_MINUTE = 60
 
@@ -148,7 +149,8 @@ def _cut(job: Job, training: CellTraining) -> Job:
 def _refuse(prepared: Prepared, held: CheckFinding, part_of: str | None) -> Launched:
     plan, now_s = prepared.plan, time.time()
     run = new_run(plan, now_s, part_of)
-    nodes = tuple(msgspec.structs.replace(node, state="ended", cause="not_started") for node in run.nodes)
+    not_started = Status(cause="not_started")
+    nodes = tuple(msgspec.structs.replace(node, state="ended", status=not_started) for node in run.nodes)
     where = next((node for node in nodes if node.name == held.node), nodes[0])
     run = msgspec.structs.replace(
         run,

@@ -16,11 +16,12 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch.context import STOP_FILE, ExecuteOptions, Launched, RunContext, StopOrder, StopRequest
 from multinode.launch.launch import follow_run
-from multinode.launch.node_runs import ANSWER_S, NodeEnd, runs_of_node, stop_on_node
+from multinode.launch.node_runs import ANSWER_S, runs_of_node, stop_on_node
 from multinode.profile.summary import summarise_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
@@ -162,19 +163,19 @@ def has_ended(recorded: RecordedRun) -> bool:
 
 
 def _is_unclear(node: NodeRun) -> bool:
-    return node.state != "ended" or node.cause == "not_started" or bool(node.processes_left)
+    return node.state != "ended" or node.status.cause == "not_started" or bool(node.status.processes_left)
 
 
 def _ask_to_stop(
     ranks: Mapping[str, int], recorded: RecordedRun, context: RunContext, grace_s: float
-) -> Outcomes[NodeEnd]:
-    def ask(node: Node) -> NodeEnd:
+) -> Outcomes[Status]:
+    def ask(node: Node) -> Status:
         run_id = node_run_id(recorded.directory.run_id, ranks[node.name])
         try:
             return stop_on_node(context.agent, node, run_id, grace_s)
         except NodeGone:
             # Slurm has ended everything in its allocation.
-            return NodeEnd(cause="unknown", processes_left=0)
+            return Status(cause="unknown", processes_left=0)
 
     reachable = [node for node in recorded.cluster.nodes if node.name in ranks]
     return gather(reachable, ask, deadline_s=grace_s + 2 * ANSWER_S)
@@ -213,13 +214,13 @@ def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, g
     return msgspec.structs.replace(launched, run=run)
 
 
-def _with_answer(node: NodeRun, answer: NodeEnd | None) -> NodeRun:
+def _with_answer(node: NodeRun, answer: Status | None) -> NodeRun:
     if answer is None:
         return node
     if answer.cause == "unknown":
         # Without a run directory, its processes were found by their environment.
-        answer = NodeEnd(cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
-    return msgspec.structs.replace(node, state="ended", **msgspec.structs.asdict(answer))
+        answer = Status(state="ended", cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
+    return msgspec.structs.replace(node, state="ended", status=answer)
 
 
 def _wait_ended(recorded: RecordedRun, directory: RunDirectory, within_s: float) -> Launched:
@@ -379,7 +380,7 @@ class _LogFollower:
             return
         if run.status == "lost":
             raise ContactLost(failure.message, node=failure.node, hint=failure.hint)
-        if any(node.cause == "not_started" for node in run.nodes):
+        if any(node.status.cause == "not_started" for node in run.nodes):
             raise NodeFailed(failure.message, node=failure.node, hint=failure.hint)
 
     def _follow(self) -> None:

@@ -14,6 +14,7 @@ from multinode.levers.balance import Balance
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
@@ -46,16 +47,6 @@ class NodeRuns(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
 
 
-class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run that was told to stop has ended on a node."""
-
-    cause: str | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    ended_s: float | None = None
-    processes_left: int
-
-
 def runs_of_node(agent: AgentTransport, node: Node, run_id: str | None = None) -> NodeRuns:
     """The runs of a node, or the one of this name there."""
     return agent.call(node, "runs", {"schema": 1, "run_id": run_id}, NodeRuns, deadline_s=ANSWER_S)
@@ -75,10 +66,10 @@ def runs_of_nodes(agent: AgentTransport, cluster: Cluster) -> Outcomes[NodeRuns]
 
 def stop_on_node(
     agent: AgentTransport, node: Node, run_id: str, grace_s: float, *, answer_s: float = ANSWER_S
-) -> NodeEnd:
-    """Stop the run of this name there."""
+) -> Status:
+    """Stop the run of this name there; its last status, of cause `unknown` if the node has no directory of it."""
     order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
-    return agent.call(node, "stop", order, NodeEnd, deadline_s=grace_s + answer_s)
+    return agent.call(node, "stop", order, Status, deadline_s=grace_s + answer_s)
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +188,7 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
         names = tuple(
             sorted(name for name in looks.found[node.name].names if _is_part(parse_node_run_id(name), matching[0]))
         )
-        left = sum(stop_on_node(agent, node, name, grace_s).processes_left for name in names)
+        left = sum(stop_on_node(agent, node, name, grace_s).processes_left or 0 for name in names)
         return NodeStop(node=node.name, runs=names, processes_left=left)
 
     holders = [node for node in cluster.nodes if node.name in looks.found]

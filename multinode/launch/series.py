@@ -412,8 +412,8 @@ def _short_of(launched: Launched, limit_s: float) -> str | None:
     if run.status != "stopped":
         return f"without its controller it ended as {run.status}"
     for node in run.nodes:
-        if node.cause not in _FROM_OUTSIDE:
-            return f"{node.name}: it was not stopped there ({(node.cause or node.state).replace('_', ' ')})"
+        if node.status.cause not in _FROM_OUTSIDE:
+            return f"{node.name}: it was not stopped there ({(node.status.cause or node.state).replace('_', ' ')})"
         time_s = trained_s(parse_samples(launched.directory.sample_lines(node.node_rank)))
         if time_s is None:
             return f"{node.name}: too few steps are stored to know how long it trained"

@@ -18,6 +18,7 @@ import msgspec
 
 from multinode.cluster.cluster import Node
 from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
+from multinode.records.status import Status
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.base import time_left
 
@@ -94,29 +95,19 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gon
     size_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="status"):
-    """The node's status.json, as far as it is read here."""
+class StatusReport(Status, frozen=True, kw_only=True, tag_field="kind", tag="status"):
+    """The node's status has changed."""
 
     state: Literal["starting", "running", "stopping", "ended"]
-    exit_code: int | None = None
-    signal: str | None = None
-    cause: str | None = None
-    message: str | None = None
-    ended_s: float | None = None
-    processes_left: int | None = None
-    oom_kills: int | None = None
-    disk_free_bytes: int | None = None
-    # The order that stopped it.
-    stopped_by: str | None = None
 
 
-class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):
+class Ended(StatusReport, frozen=True, kw_only=True, tag_field="kind", tag="end"):
     """The last status; nothing follows it."""
 
     state: Literal["ended"]
 
 
-Message = Hello | Chunk | Gone | Status | Ended
+Message = Hello | Chunk | Gone | StatusReport | Ended
 
 
 _BEGAN_S = time.time() - time.monotonic()

@@ -14,12 +14,19 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.launch.ending import MOST_LINES
 from multinode.records.run import NodeRun, Run, StallRecord
 from multinode.records.run_directory import RunDirectory
+from multinode.records.status import Status
 from tests.launch.scripted import make_plan
 from tests.launch.test_ending import HUNG, KEY_ERROR, RUN, STALL, failed
 
 WORDS = "stopped by you; it had hung for 16.0 s: rank 3 on node1 at train.py:24"
 NODES = tuple(
-    NodeRun(name=f"node{rank}", node_rank=rank, state="ended", cause="stopped", processes_left=0) for rank in (0, 1)
+    NodeRun(
+        name=f"node{rank}",
+        node_rank=rank,
+        state="ended",
+        status=Status(state="ended", cause="stopped", processes_left=0),
+    )
+    for rank in (0, 1)
 )
 
 

@@ -21,6 +21,7 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run import NodeRun, Run
+from multinode.records.status import Status
 from multinode.stats.estimate import Estimate, Spread, of_repeats
 from tests.levers.compressed import compressed
 
@@ -309,7 +310,7 @@ CONTRAST_RUN = Run(
     ended_s=1_800_000_240.0,
     world_size=2,
     nodes=tuple(
-        NodeRun(name=name, node_rank=rank, state="ended", exit_code=0, cause="exited")
+        NodeRun(name=name, node_rank=rank, state="ended", status=Status(state="ended", exit_code=0, cause="exited"))
         for rank, name in enumerate(("box1", "box2"))
     ),
     kind="contrast",

@@ -18,6 +18,7 @@ from multinode.launch.context import RunContext
 from multinode.launch.node_runs import stop_by_id
 from multinode.records.run import NodeRun, Run, new_run
 from multinode.records.run_directory import RunDirectory
+from multinode.records.status import Status
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
@@ -89,7 +90,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
 
 def over(name: str, node_rank: int, **fields: Any) -> NodeRun:
     whole = {"state": "ended", "cause": "stopped", "processes_left": 0, **fields}
-    return NodeRun(name=name, node_rank=node_rank, **whole)
+    return NodeRun(name=name, node_rank=node_rank, state=whole["state"], status=Status(**whole))
 
 
 UNCLEAR: dict[str, dict[str, Any]] = {
@@ -135,7 +136,7 @@ def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: Recor
     run = stop(known, context, 0.1).run
     assert (run.status, [node.state for node in run.nodes]) == ("lost", ["ended", "lost"])
     assert said == ["b: it may still run there: no route"]
-    assert run.nodes[0].cause == "stopped"
+    assert run.nodes[0].status.cause == "stopped"
 
 
 def test_nothing_runs_any_more_where_the_allocation_has_ended(left: RecordedRun) -> None:
