@@ -291,12 +291,12 @@ def logs(
 
 
 def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
-    from multinode.launch.attach import find_recorded, follow_logs, needs_follower
+    from multinode.launch.attach import find_recorded, follow_logs, needs_follower, nodes_of
 
     known_run = find_recorded(runs_root(), run_id)
     with contextlib.ExitStack() as stack:
         context = (
-            stack.enter_context(open_context(known_run.cluster, leaves=True, quiet=True))
+            stack.enter_context(open_context(nodes_of(known_run), leaves=True, quiet=True))
             if needs_follower(known_run)
             else None
         )
