@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
-    from multinode.experiment.cells import CellTable
-    from multinode.experiment.tune import Tuned
     from multinode.job.code_tree import CodeTree
     from multinode.job.engines.engine import Engine
     from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
@@ -60,7 +58,9 @@ if TYPE_CHECKING:
     from multinode.records.run import Run
     from multinode.results.run_page import Report
     from multinode.runs.stored_run import StoredRun
+    from multinode.sweep.cells import CellTable
     from multinode.traffic.step_calls import Strategy
+    from multinode.tune.measure import Tuned
 
 __all__ = [
     "CellTable",
@@ -156,8 +156,8 @@ _FROM = {
     "network.size_scan": ("ScanReport",),
     "predict.forecast": ("Forecast", "ForecastRequest"),
     "predict.advice": ("Recommendations",),
-    "experiment.cells": ("CellTable",),
-    "experiment.tune": ("Tuned",),
+    "sweep.cells": ("CellTable",),
+    "tune.measure": ("Tuned",),
     "network.nccl_tuning": ("TuneReport",),
     "results.run_page": ("Report",),
     "profile.summary": ("Summary",),

@@ -15,7 +15,7 @@ from multinode.launch.grid import GridRecord
 from multinode.launch.series import GRID_FILE
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
-from tests.experiment.sweeping import Elsewhere, sweep_of
+from tests.sweep.sweeping import Elsewhere, sweep_of
 
 BATCH = "per_device_train_batch_size"
 LAYOUT = ("--nodes", "1,2", "--workers-per-node", "1")

@@ -10,7 +10,6 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted
-from multinode.experiment.sweep import measure_cell
 from multinode.job.job import ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
@@ -19,6 +18,7 @@ from multinode.launch.series import find_holder, wait_for_gpus
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.sweep.sweep import measure_cell
 from multinode.transport.fake import FakeTransport
 
 CLUSTER: Cluster = parse_hostfile("a gpus=6,7 addr=10.0.0.1\nb gpus=1,6 addr=10.0.0.2\n", "hosts")
