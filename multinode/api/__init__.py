@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from multinode.cluster.cluster import Cluster, Node
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
+    from multinode.copy.chain import CopyProgress
+    from multinode.copy.paths import CopyReport, CopyRequest
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
     from multinode.job.code_tree import CodeTree
     from multinode.job.engines.engine import Engine
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
         local_nodes,
         parse_nodes,
     )
-    from multinode.launch.copy_chain import CopyProgress
-    from multinode.launch.copy_paths import CopyReport, CopyRequest
     from multinode.launch.restart import RestartOptions
     from multinode.levers.axes import LeverAxes
     from multinode.levers.levers import Levers
@@ -184,7 +184,7 @@ _FROM = {
         *("connect", "load_nodes", "local_nodes", "parse_nodes"),
     ),
     "launch.copy_chain": ("CopyProgress",),
-    "launch.copy_paths": ("CopyReport", "CopyRequest"),
+    "copy.paths": ("CopyReport", "CopyRequest"),
     "runs.stored_run": ("StoredRun",),
 }
 _MODULES = {name: f"multinode.{module}" for module, names in _FROM.items() for name in names}

@@ -22,10 +22,10 @@ from multinode.export.target import parse_targets
 from multinode.launch.context import connect
 from multinode.launch.export import export_while
 from multinode.launch.inputs import CheckInput, LaunchInput
+from multinode.launch.launch import fetch_results
 from multinode.launch.notice import tell_of
 from multinode.launch.outcome import run_parts
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
-from multinode.launch.transfer import fetch_results
 from multinode.network.inputs import NcclTestInput
 from multinode.network.screen import read_parts, scan_parts
 from multinode.predict.advice_screen import advice_parts

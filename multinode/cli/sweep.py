@@ -30,7 +30,7 @@ from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:
-    from multinode.launch.series import Resume
+    from multinode.series.series import Resume
     from multinode.sweep.sweep import GridRequest, Swept
 
 
@@ -139,8 +139,8 @@ def sweep(
 
 
 def _print_plan(grid: GridRequest, resume: Resume, *, as_json: bool) -> None:
-    from multinode.launch.grid import retry_failed as again
-    from multinode.launch.series import find_series
+    from multinode.series.grid import retry_failed as again
+    from multinode.series.series import find_series
     from multinode.sweep.grid_plan import plan_lines
     from multinode.sweep.sweep import new_record, require_plannable
 
@@ -159,7 +159,7 @@ def _print_plan(grid: GridRequest, resume: Resume, *, as_json: bool) -> None:
 
 
 def _tell_end(swept: Swept) -> NoReturn:
-    from multinode.launch.grid import end_line
+    from multinode.series.grid import end_line
 
     failed = [cell for cell in swept.record.cells if cell.state == "failed"]
     for cell in failed:

@@ -36,8 +36,8 @@ from multinode.cli.running import open_context
 from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:
-    from multinode.launch.series import Resume
     from multinode.records.invocation import Invocation
+    from multinode.series.series import Resume
     from multinode.tune.inputs import SpeedRequest
     from multinode.tune.judge import Tuning
     from multinode.tune.request import TuningRequest

@@ -18,10 +18,10 @@ import msgspec
 from multinode.contrast.figures import Side
 from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
-from multinode.launch.grid import CellRecord
 from multinode.levers.levers import NONE
 from multinode.model.workload import FullRun, JobSettings, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
+from multinode.series.grid import CellRecord
 from multinode.stats.estimate import attempt
 from multinode.stats.unknown import UnknownError
 from multinode.sweep.cells import MEASURED, CellRow, has_speed

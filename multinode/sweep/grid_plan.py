@@ -15,7 +15,8 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import quote_path
 from multinode.errors import JobError, UsageError
 from multinode.job.job import override_text
-from multinode.launch.grid import (
+from multinode.secret_values import is_secret
+from multinode.series.grid import (
     BATCH,
     Grid,
     GridCell,
@@ -26,7 +27,6 @@ from multinode.launch.grid import (
     is_batch,
     measuring_order,
 )
-from multinode.secret_values import is_secret
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.units import format_count
 

@@ -15,9 +15,9 @@ from multinode.job.job import Job, ScriptJob, override_text
 from multinode.job.job_files import load_job, load_script
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions
-from multinode.launch.grid import Grid, GridCell
 from multinode.launch.inputs import Note, OnHang, Seconds, TrainingInput, YamlAxes, read_training
-from multinode.launch.series import Resume
+from multinode.series.grid import Grid, GridCell
+from multinode.series.series import Resume
 from multinode.sweep.grid_plan import (
     cell_arguments,
     cell_overrides,

@@ -21,7 +21,20 @@ from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps
 from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
 from multinode.launch.context import Launch, Launched, Prepared, RunContext, StopRequest
-from multinode.launch.grid import (
+from multinode.launch.launch import (
+    benchmark_mode,
+    prepare,
+    probe_nodes,
+    run_prepared,
+    same_threads,
+)
+from multinode.launch.node_runs import cleanup_nodes
+from multinode.launch.offline import plan_offline
+from multinode.profile.summary import Summary
+from multinode.records.progress import RunProgress, TrainingTime
+from multinode.records.run import Failure, new_run
+from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from multinode.series.grid import (
     CellOutcome,
     CellRecord,
     Grid,
@@ -34,16 +47,7 @@ from multinode.launch.grid import (
     measuring_order,
     retry_failed,
 )
-from multinode.launch.launch import (
-    benchmark_mode,
-    prepare,
-    probe_nodes,
-    run_prepared,
-    same_threads,
-)
-from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.offline import plan_offline
-from multinode.launch.series import (
+from multinode.series.series import (
     GRID_FILE,
     PATIENCE_S,
     Resume,
@@ -55,10 +59,6 @@ from multinode.launch.series import (
     take_up,
     wait_for_gpus,
 )
-from multinode.profile.summary import Summary
-from multinode.records.progress import RunProgress, TrainingTime
-from multinode.records.run import Failure, new_run
-from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.sweep.cell_rows import MeasuredCell
 from multinode.sweep.cell_sheet import combined, with_notes, with_price_notes
 from multinode.sweep.cell_table import Look, SweptCells, look_at, table_of_sweep, with_prices

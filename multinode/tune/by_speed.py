@@ -17,7 +17,6 @@ from multinode.job.job import LlamaFactoryJob, describe_job, override_job, parse
 from multinode.job.job_files import Change
 from multinode.job.planning import with_workers
 from multinode.launch.context import Launch, Launched, RunContext
-from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import (
     benchmark_mode,
     launch,
@@ -25,13 +24,14 @@ from multinode.launch.launch import (
     same_threads,
 )
 from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.series import Resume, Series, status_of, take_up
 from multinode.levers.levers import NONE
 from multinode.model.workload import JobSettings, read_settings
 from multinode.predict.advice import Advice, Recommendations, Tried
 from multinode.predict.run_selection import CONTRAST
 from multinode.records.benchmark import Benchmark, describe_benchmark
 from multinode.records.run_directory import RunDirectory
+from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.series.series import Resume, Series, status_of, take_up
 from multinode.traffic.algorithms import Layout
 
 _FILE = "advice.json"

@@ -16,13 +16,13 @@ from multinode.job.job_files import Change
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, Training, TrainingInput, read_training
-from multinode.launch.series import Resume
 from multinode.predict.advice import Recommendations
 from multinode.predict.advise import advise_runs, measured_job
 from multinode.predict.run_selection import read_rate
 from multinode.profile.observed import steps_to_run
 from multinode.records.files import require_directory
 from multinode.records.run_directory import runs_root
+from multinode.series.series import Resume
 from multinode.tune.by_speed import Trials, changed_job
 from multinode.tune.request import TuningRequest
 from multinode.tune.trial import parse_learning_rates

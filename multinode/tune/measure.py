@@ -24,12 +24,12 @@ from multinode.job.job import (
 from multinode.job.job_files import Change, change_text
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns, measuring_order, retry_failed
 from multinode.launch.launch import benchmark_mode, probe_workers
-from multinode.launch.series import Resume, find_series, keep_status, status_of, take_up
 from multinode.model.workload import global_batch, read_settings
 from multinode.records.files import write_text
 from multinode.records.run_directory import RunDirectory, runs_root
+from multinode.series.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns, measuring_order, retry_failed
+from multinode.series.series import Resume, find_series, keep_status, status_of, take_up
 from multinode.sweep.sweep import CellSeries, Measure, measure_cell
 from multinode.traffic.algorithms import Layout
 from multinode.tune.by_speed import changed_launch

@@ -14,9 +14,7 @@ from multinode.job.job import Job, LlamaFactoryJob, describe_job
 from multinode.job.job_files import Change
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch
-from multinode.launch.grid import CellRecord, GridRecord, due_turns, fingerprint
 from multinode.launch.offline import plan_offline
-from multinode.launch.series import Resume, find_series
 from multinode.model.workload import JobSettings, global_batch, read_settings
 from multinode.predict.advice import rank_options
 from multinode.predict.advise import training_today
@@ -24,6 +22,8 @@ from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.profile.observed import observe_run
 from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.series.grid import CellRecord, GridRecord, due_turns, fingerprint
+from multinode.series.series import Resume, find_series
 from multinode.traffic.algorithms import Layout
 from multinode.tune.judge import Tuning, plan
 from multinode.tune.trial import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from multinode.launch.grid import about
 from multinode.render.sheet import Column, Sheet
 from multinode.render.table import DOUBTFUL, GOOD, CommandLine, Part, labelled_parts, paragraph, sheet_table
+from multinode.series.grid import about
 from multinode.stats.estimate import PLUS_MINUS, of_bounds, text_of
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.tune.trial import LeftOut

@@ -12,10 +12,10 @@ import msgspec
 
 from multinode.job.job import LlamaFactoryJob, LlamaFactorySettings, limit_steps, override_job
 from multinode.job.job_files import Change
-from multinode.launch.grid import GridRecord, Turn, due_turns
 from multinode.predict.advice import RankedOption, pays
 from multinode.profile.observed import Observed
 from multinode.records.samples import EvaluationSample, LossSample
+from multinode.series.grid import GridRecord, Turn, due_turns
 
 # Only settings: no purchase, no other model, no other nodes.
 _KINDS = frozenset(

@@ -13,13 +13,13 @@ import msgspec
 
 from multinode.cluster.prices import Price, Prices
 from multinode.contrast.side import SideRun
-from multinode.launch.grid import CellRecord, GridCell
 from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.profile.throughput import Utilisation
 from multinode.records.run import NodeRun, Run
+from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import Estimate, Spread
 from multinode.sweep.cell_rows import MeasuredCell
 from multinode.sweep.cell_sheet import with_notes, with_price_notes

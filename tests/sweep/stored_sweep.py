@@ -11,9 +11,9 @@ from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.quoting import Command
 from multinode.contrast.side import SideRun
-from multinode.launch.grid import Grid, GridRecord
 from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run_directory import RunDirectory
+from multinode.series.grid import Grid, GridRecord
 from multinode.sweep.cell_rows import MeasuredCell
 from tests.sweep.cells import GPU, SWEEP_RUN, measured_cell
 

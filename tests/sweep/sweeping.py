@@ -12,12 +12,12 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.job.job import Job, parse_llamafactory
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
-from multinode.launch.grid import CellRecord, Grid, GridRecord
-from multinode.launch.series import GRID_FILE, Resume
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, Rendezvous
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from multinode.series.grid import CellRecord, Grid, GridRecord
+from multinode.series.series import GRID_FILE, Resume
 from multinode.stats.estimate import spread_of
 from multinode.sweep.grid_plan import cell_overrides, plan_grid
 from multinode.sweep.sweep import CellRun, CellTraining, GridRequest, Swept, sweep

@@ -9,10 +9,10 @@ from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.quoting import Command
 from multinode.contrast.side import SideRun, devices_of
-from multinode.launch.grid import CellRecord, GridCell
 from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.throughput import Utilisation
 from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
+from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import Estimate, of_repeats
 from multinode.sweep.cell_rows import (
     MeasuredCell,

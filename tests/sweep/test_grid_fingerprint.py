@@ -11,7 +11,7 @@ from multinode.job.code_tree import CodeTree
 from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, override_job, parse_llamafactory
 from multinode.job.launch_options import LaunchOptions
-from multinode.launch.grid import Grid, fingerprint
+from multinode.series.grid import Grid, fingerprint
 from tests.levers.compressed import compressed
 
 JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")

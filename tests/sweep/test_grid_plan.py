@@ -11,7 +11,7 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import JobError, UsageError
 from multinode.job.job import override_text, parse_overrides
-from multinode.launch.grid import BATCH, Grid, GridCell, batch_of, measuring_order
+from multinode.series.grid import BATCH, Grid, GridCell, batch_of, measuring_order
 from multinode.sweep.grid_plan import (
     cell_arguments,
     cell_overrides,

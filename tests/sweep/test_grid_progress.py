@@ -5,7 +5,7 @@ import pytest
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.launch.grid import (
+from multinode.series.grid import (
     BATCH,
     CellRecord,
     Grid,

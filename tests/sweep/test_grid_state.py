@@ -7,7 +7,8 @@ import pytest
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.launch.grid import (
+from multinode.records.run import Failure, NodeRun, Run
+from multinode.series.grid import (
     BATCH,
     CellOutcome,
     CellRecord,
@@ -23,7 +24,6 @@ from multinode.launch.grid import (
     skip_larger,
     without_runs,
 )
-from multinode.records.run import Failure, NodeRun, Run
 from multinode.sweep.grid_plan import plan_grid
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")

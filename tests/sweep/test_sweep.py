@@ -13,10 +13,10 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.job.planning import workers_of_nodes
-from multinode.launch.grid import GridRecord
-from multinode.launch.series import Resume, find_series
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.series.grid import GridRecord
+from multinode.series.series import Resume, find_series
 from multinode.sweep.sweep import find_finished, require_plannable, sweep
 from tests.sweep.sweeping import BATCH, HOSTS, OUT_OF_MEMORY, Elsewhere, End, sweep_of
 

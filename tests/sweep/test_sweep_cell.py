@@ -9,13 +9,13 @@ import pytest
 
 from multinode.errors import MultinodeError
 from multinode.launch.context import RunContext, StopRequest
-from multinode.launch.grid import GridRecord, begin
 from multinode.launch.progress_table import progress_line
-from multinode.launch.series import GRID_FILE
 from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import StepSample
+from multinode.series.grid import GridRecord, begin
+from multinode.series.series import GRID_FILE
 from multinode.sweep.sweep import STEPS_WITHOUT_END, GridRequest, TimedStop, cell_launch, with_time_limit
 from multinode.transport.fake import FakeTransport
 from tests.sweep.sweeping import BATCH, OUT_OF_MEMORY, Elsewhere, End, keep_run, sweep_of

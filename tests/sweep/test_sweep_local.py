@@ -16,10 +16,10 @@ from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
-from multinode.launch.grid import Grid, GridRecord
-from multinode.launch.series import GRID_FILE, Resume
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import load_runs
+from multinode.series.grid import Grid, GridRecord
+from multinode.series.series import GRID_FILE, Resume
 from multinode.sweep.grid_plan import plan_grid
 from multinode.sweep.sweep import CellTraining, GridRequest, Swept, sweep
 from multinode.transport.local import LocalTransport

@@ -9,10 +9,10 @@ import pytest
 from multinode.cluster.prices import Price, Prices
 from multinode.contrast.unfinished import load_unfinished
 from multinode.errors import MultinodeError, UsageError
-from multinode.launch.grid import CellRecord, GridRecord
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.series.grid import CellRecord, GridRecord
 from multinode.sweep.cell_sheet import constants_line, lead
 from multinode.sweep.cell_table import Look
 from multinode.sweep.cells import CellTable

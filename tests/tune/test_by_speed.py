@@ -13,7 +13,6 @@ from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.job.job_files import Change
 from multinode.launch.context import Launch, Launched, RunContext, StopRequest
-from multinode.launch.grid import GridRecord
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import NONE, Levers
 from multinode.model.workload import JobSettings
@@ -25,6 +24,7 @@ from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, Rendezvous
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from multinode.series.grid import GridRecord
 from multinode.transport.fake import FakeTransport
 from multinode.tune.by_speed import Trials, changed_launch, try_advice
 from tests.levers.compressed import compressed

@@ -10,11 +10,11 @@ from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.job.job_files import parse_change
 from multinode.job.planning import workers_of_nodes
-from multinode.launch.grid import GridRecord
-from multinode.launch.series import Resume
 from multinode.levers.averaging import Averaging
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.series.grid import GridRecord
+from multinode.series.series import Resume
 from multinode.traffic.algorithms import Layout
 from multinode.tune.by_speed import changed_launch
 from multinode.tune.judge import Tuning

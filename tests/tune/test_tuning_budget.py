@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.launch.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns
+from multinode.series.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns
 from multinode.tune.trial import fits, spent_s, time_needed_s
 
 # Nobody knows how long the first two take before they have run.

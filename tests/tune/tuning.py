@@ -13,11 +13,11 @@ import msgspec
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory, render_job
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
-from multinode.launch.series import Resume
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, PlanFile
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from multinode.series.series import Resume
 from multinode.sweep.sweep import CellRun
 from multinode.transport.fake import FakeTransport
 from multinode.tune.measure import Tuned, tune

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from multinode.cluster.cluster import Node
+from multinode.copy.transfer import Fetched, Wanted, fetch_files
 from multinode.errors import ContactLost, MultinodeError
-from multinode.launch.transfer import Fetched, Wanted, fetch_files
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
 from multinode.transport.local import LocalTransport

@@ -15,9 +15,8 @@ from multinode.check.probe import Questions, probe
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.facts import NodeFacts
+from multinode.copy.chain import CopyProgress, CopyRound, Participant, find_failures, make_credentials
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
-from multinode.launch.context import RunContext
-from multinode.launch.copy_chain import CopyProgress, CopyRound, Participant, find_failures, make_credentials
 from multinode.render.sheet import Column, Sheet
 from multinode.render.table import Part, labelled, sheet_table
 from multinode.transport.agent import AgentTransport
@@ -103,12 +102,13 @@ class _Looked(msgspec.Struct, frozen=True):
     paths: tuple[PathLook, ...]
 
 
-def copy_paths(
-    context: RunContext,
+def copy_paths(  # noqa: PLR0913 - what is copied, and who is told
+    agent: AgentTransport,
     cluster: Cluster,
     request: CopyRequest,
     observe: Callable[[CopyProgress], None] = lambda _: None,
     *,
+    say: Callable[[str], None] = lambda _: None,
     here: Transport | None = None,
 ) -> CopyReport:
     """Make the paths equal on all nodes. A node that fails is left out, and the others get theirs.
@@ -121,14 +121,14 @@ def copy_paths(
         Interrupted: Ctrl-C; what has come is kept.
     """
     began = time.monotonic()
-    context.agent.refresh()
-    survey = _survey(context, cluster, request)
+    agent.refresh()
+    survey = _survey(agent, cluster, request, say)
     local = AgentTransport(here or LocalTransport())
     try:
         if request.source == CONTROLLER or not _complete(survey.looks):
             survey.here.extend(_look(local, Node(name=CONTROLLER), request.paths, str(Path.cwd())))
         source = choose_source(request, survey.looks, survey.here)
-        chain = _chain(survey, context.agent, cluster)
+        chain = _chain(survey, agent, cluster)
         if source == CONTROLLER:
             paths = _full_paths(survey.here)
             chain.insert(0, Participant(Node(name=CONTROLLER), local, "127.0.0.1", paths, is_here=True))
@@ -136,7 +136,7 @@ def copy_paths(
         chain.remove(first)
         if not chain:
             raise UsageError("there is no node to copy to", hint="name more nodes in the hostfile")
-        copies = _Copies(first, request, observe, context.say)
+        copies = _Copies(first, request, observe, say)
         try:
             copies.run(chain)
         except KeyboardInterrupt:
@@ -170,15 +170,15 @@ class _Survey(NamedTuple):
     here: list[PathLook]
 
 
-def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Survey:
+def _survey(agent: AgentTransport, cluster: Cluster, request: CopyRequest, say: Callable[[str], None]) -> _Survey:
     """Ask all nodes."""
-    context.say(f"probing {len(cluster.nodes)} nodes")
-    probed = probe(context.agent, cluster, Questions(controller_cwd=str(Path.cwd()), packages=False))
+    say(f"probing {len(cluster.nodes)} nodes")
+    probed = probe(agent, cluster, Questions(controller_cwd=str(Path.cwd()), packages=False))
     facts = probed.found
-    context.say("listing the files")
+    say("listing the files")
     looked = gather(
         [node for node in cluster.nodes if node.name in facts],
-        lambda node: _look(context.agent, node, request.paths, facts[node.name].cwd),
+        lambda node: _look(agent, node, request.paths, facts[node.name].cwd),
         deadline_s=_LOOK_S,
     )
     failed = probed.failed | looked.failed

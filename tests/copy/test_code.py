@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
+from multinode.copy.transfer import copy_code
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed, UsageError
 from multinode.job.code_tree import CodeTree, read_code
-from multinode.launch.context import RunContext
-from multinode.launch.transfer import copy_code
 from multinode.records.plan import SentCode
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import Transport
@@ -50,11 +49,11 @@ class Homes(Transport):
 
 
 def copy(tmp_path: Path, code: CodeTree, run_id: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    context = RunContext(Homes(tmp_path), tmp_path / "runs", say=say)
+    agent = AgentTransport(Homes(tmp_path))
     try:
-        copied = copy_code(context, CLUSTER, code, run_id)
+        copied = copy_code(agent, CLUSTER, code, run_id, say)
     finally:
-        context.agent.close()
+        agent.close()
     assert (copied.source, copied.digest, copied.files) == (code.source, code.digest, len(code.files))
     return copied.sent
 
@@ -98,9 +97,9 @@ def test_a_file_that_changed_since_it_was_read_is_not_taken_for_the_other(tmp_pa
 
 def ask(source: Path, play: Callable[[Talk], None]) -> MultinodeError:
     nodes = ScriptedNodes(play)
-    context = RunContext(AgentTransport(nodes, AgentArchive(b"")), source)
+    agent = AgentTransport(nodes, AgentArchive(b""))
     with pytest.raises(MultinodeError) as caught:
-        copy_code(context, CLUSTER.first(1), read_code(source, source), "r1")
+        copy_code(agent, CLUSTER.first(1), read_code(source, source), "r1", lambda _: None)
     nodes.check()
     return caught.value
 

@@ -22,7 +22,17 @@ from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed,
 from multinode.job.engines.engine import choose_engine
 from multinode.launch.attach import RecordedRun, find_recorded, stop
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
-from multinode.launch.grid import (
+from multinode.launch.launch import create_parent
+from multinode.launch.node_runs import cleanup_nodes
+from multinode.profile.summary import summarise_run
+from multinode.profile.throughput import trained_s
+from multinode.records.benchmark import Benchmark
+from multinode.records.plan import LaunchPlan
+from multinode.records.run import Failure, NodeRun, Run
+from multinode.records.run_directory import RunDirectory
+from multinode.records.samples import parse_samples
+from multinode.runs.stored_run import StoredRun
+from multinode.series.grid import (
     CellOutcome,
     CellRecord,
     GridRecord,
@@ -40,16 +50,6 @@ from multinode.launch.grid import (
     state_line,
     without_runs,
 )
-from multinode.launch.launch import create_parent
-from multinode.launch.node_runs import cleanup_nodes
-from multinode.profile.summary import summarise_run
-from multinode.profile.throughput import trained_s
-from multinode.records.benchmark import Benchmark
-from multinode.records.plan import LaunchPlan
-from multinode.records.run import Failure, NodeRun, Run
-from multinode.records.run_directory import RunDirectory
-from multinode.records.samples import parse_samples
-from multinode.runs.stored_run import StoredRun
 from multinode.units import format_duration
 
 GRID_FILE = "grid.json"

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
-from multinode.launch.context import Launched, RunContext
 from multinode.records.plan import CodeCopy, LaunchPlan, SentCode
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import TraceSample, parse_samples
@@ -179,40 +178,22 @@ class _Wanted(msgspec.Struct, frozen=True):
     files: tuple[Annotated[int, Meta(ge=0)], ...]
 
 
-def fetch_results(
-    context: RunContext, launched: Launched, cluster: Cluster, paths: Sequence[str], say: Callable[[str], None]
-) -> None:
-    """Copy files of `--fetch` from node 0 into the run's directory, unless the run continues.
-
-    Raises:
-        MultinodeError: a path cannot be fetched, or contact to the node was lost.
-    """
-    run, planned = launched.run, launched.plan.nodes[0]
-    if not paths or run.status == "running":
-        return
-    # A restart may have gone on without the hostfile's first node.
-    node = next(node for node in cluster.nodes if node.name == planned.place.node)
-    if run.nodes[0].state == "lost":
-        raise ContactLost("nothing was fetched: contact was lost", node=node.name)
-    wanted = Wanted(node=node, paths=tuple(paths), cwd=planned.output_cwd or planned.command.cwd)
-    fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
-    say(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")
-
-
 class _Copied(msgspec.Struct, frozen=True, tag_field="kind", tag="copied"):
     path: str
 
 
-def copy_code(context: RunContext, cluster: Cluster, code: CodeTree, run_id: str) -> CodeCopy:
+def copy_code(
+    agent: AgentTransport, cluster: Cluster, code: CodeTree, run_id: str, say: Callable[[str], None]
+) -> CodeCopy:
     """Bring the tree to every node, as the directory of this run; only what a node lacks is sent."""
     copied = code.copy()
-    context.say(f"copying {format_count(copied.files, 'file')}, {format_size(copied.size_bytes)}, of {code.source}")
+    say(f"copying {format_count(copied.files, 'file')}, {format_size(copied.size_bytes)}, of {code.source}")
     deadline_s = 2 * _CODE_ANSWER_S + code.size_bytes / _LEAST_CODE_BYTES_PER_S
     sent = gather(
-        cluster.nodes, lambda node: _send(context.agent, node, code, run_id, deadline_s), deadline_s=deadline_s
+        cluster.nodes, lambda node: _send(agent, node, code, run_id, deadline_s), deadline_s=deadline_s
     ).require()
     most = max(sent.values(), key=lambda transfer: transfer.size_bytes)
-    context.say(f"sent at most {format_count(most.files, 'file')}, {format_size(most.size_bytes)}, to a node")
+    say(f"sent at most {format_count(most.files, 'file')}, {format_size(most.size_bytes)}, to a node")
     return msgspec.structs.replace(copied, sent=sent)
 
 

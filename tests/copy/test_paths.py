@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeFailed, UsageError
-from multinode.launch.context import RunContext
-from multinode.launch.copy_chain import (
+from multinode.copy.chain import (
     Copied,
     CopyProgress,
     Member,
@@ -24,7 +22,7 @@ from multinode.launch.copy_chain import (
     find_failures,
     require_room,
 )
-from multinode.launch.copy_paths import (
+from multinode.copy.paths import (
     CONTROLLER,
     CopiedNode,
     CopyReport,
@@ -35,6 +33,7 @@ from multinode.launch.copy_paths import (
     copy_paths,
     progress_text,
 )
+from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeFailed, UsageError
 from multinode.node.copies.manifest import BLOCK_BYTES
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Stream, Transport
@@ -105,8 +104,7 @@ class Nodes:
         here = LocalTransport(self.folder / CONTROLLER)
         try:
             (self.folder / CONTROLLER).mkdir(exist_ok=True)
-            context = RunContext(agent, self.folder)
-            return copy_paths(context, cluster, CopyRequest(paths=(path,), **more), observe, here=here)
+            return copy_paths(agent, cluster, CopyRequest(paths=(path,), **more), observe, here=here)
         finally:
             agent.close()
 

@@ -14,10 +14,10 @@ from multinode.job.job import ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.launch.context import Launch, Prepared, RunContext, StopRequest
-from multinode.launch.series import find_holder, wait_for_gpus
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.series.series import find_holder, wait_for_gpus
 from multinode.sweep.sweep import measure_cell
 from multinode.transport.fake import FakeTransport
 
