@@ -28,8 +28,8 @@ from multinode.launch.launch import (
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.offline import plan_offline
 from multinode.levers.axes import LeverAxes
-from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
+from multinode.predict.recommendations import advise_runs
 from multinode.predict.request import forecast_runs
 from multinode.profile.observed import steps_to_run
 from multinode.records.benchmark import Benchmark, describe_benchmark

@@ -17,7 +17,7 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, Training, TrainingInput, read_training
 from multinode.predict.advice import Recommendations
-from multinode.predict.advise import advise_runs, measured_job
+from multinode.predict.recommendations import advise_runs, measured_job
 from multinode.predict.run_selection import read_rate
 from multinode.profile.observed import steps_to_run
 from multinode.records.files import require_directory

@@ -17,7 +17,7 @@ from multinode.launch.context import Launch
 from multinode.launch.offline import plan_offline
 from multinode.model.workload import JobSettings, global_batch, read_settings
 from multinode.predict.advice import rank_options
-from multinode.predict.advise import training_today
+from multinode.predict.recommendations import training_today
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.profile.observed import observe_run

@@ -22,7 +22,7 @@ from multinode.sweep.sweep import CellRun
 from multinode.transport.fake import FakeTransport
 from multinode.tune.measure import Tuned, tune
 from multinode.tune.request import TuningRequest
-from tests.predict.test_advise import keep
+from tests.predict.test_recommendations import keep
 
 __all__ = ["Elsewhere", "steps_of", "tuning_request"]
 

@@ -14,7 +14,7 @@ from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
 from multinode.model.workload import JobSettings, Workload
 from multinode.predict.advice import Recommendations, shortlist
-from multinode.predict.advise import advise_runs, measured_job
+from multinode.predict.recommendations import advise_runs, measured_job
 from multinode.profile.figures import Straggler
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit

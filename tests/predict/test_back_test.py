@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.predict.leave_one_out import Trial, back_test, residual_quantile
+from multinode.predict.back_test import Trial, back_test, residual_quantile
 
 
 def trial(name: str, predicted: float, measured: float, spread: float = 0.05) -> Trial:

@@ -10,7 +10,7 @@ from multinode.levers.levers import Levers
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel, UncertaintySource
-from multinode.predict.predict import Prediction
+from multinode.predict.prediction import Prediction
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 
