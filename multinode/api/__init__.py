@@ -183,7 +183,7 @@ _FROM = {
         *("ExecuteOptions", "Launch", "Launched", "Nodes", "RunContext"),
         *("connect", "load_nodes", "local_nodes", "parse_nodes"),
     ),
-    "launch.copy_chain": ("CopyProgress",),
+    "copy.chain": ("CopyProgress",),
     "copy.paths": ("CopyReport", "CopyRequest"),
     "runs.stored_run": ("StoredRun",),
 }
