@@ -225,4 +225,4 @@ def test_a_document_of_another_version_is_told_with_both(tmp_path: Path) -> None
     with pytest.raises(MultinodeError) as caught:
         directory.read_run()
     assert "run.json is a multinode.run/0 [31m; this release of multinode reads multinode.run/" in str(caught.value)
-    assert "the release that wrote it" in str(caught.value)
+    assert "the release that wrote it" in str(caught.value.hint)
