@@ -223,7 +223,7 @@ def _show_results(stored: StoredRun, *, details: bool) -> bool:
     directory, ended = stored.directory, has_ending(stored.run)
     if _show_tuning(directory, details=details):
         return True
-    contrast, unread = load_contrast(directory)
+    contrast, unread = stored.result(load_contrast)
     if contrast is not None:
         following = next_command(contrast, directory.run_id, stored_command(directory))
         following = following or (f"multinode advise {directory.run_id}" if contrast.advice else "")
@@ -231,17 +231,17 @@ def _show_results(stored: StoredRun, *, details: bool) -> bool:
         print_contrast(contrast, details=details, more=again, next_command=following)
     elif unread:
         typer.echo(unread)
-    unfinished = load_unfinished(directory) if contrast is None and not unread else None
+    unfinished = stored.result(load_unfinished) if contrast is None and not unread else None
     if unfinished is not None and (unfinished.measured or not ended):
         print_screen(unfinished_parts(unfinished, next_command="" if ended else resume_command(directory)))
-    if (table := load_table(directory)) is not None:
+    if (table := stored.result(load_table)) is not None:
         name = directory.run_id
         more = f"multinode show {name} --details" if stored.run.status == "succeeded" else ""
         print_cells(table, details=details, more=more)
         note(f"sorted, as a page: multinode show {name} --sort samples_per_s -o {name}.html")
-    if (bench := load_bench(directory)) is not None:
+    if (bench := stored.result(load_bench)) is not None:
         print_screen(bench_parts(bench, details=details))
-    if (scan := load_scan(directory)) is not None:
+    if (scan := stored.result(load_scan)) is not None:
         print_screen(scan_parts(scan, details=details))
     if (tuning := directory.read("tune.json", TuneReport)) is not None:
         print_screen(tune_parts(tuning, details=details))

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 from multinode.runs.document import RunDocument
+
+T = TypeVar("T")
 
 # Results beside a run's record and figures, each in a file of its name.
 _RESULTS = ("contrast", "nccl-test", "advice", "sweep", "bench", "tune", "tuning")
@@ -41,6 +43,7 @@ class StoredRun:
 
     def __init__(self, directory: RunDirectory, say: Callable[[str], None] = lambda _: None) -> None:
         self.directory = directory
+        self.results: dict[Callable[[RunDirectory], Any], Any] = {}  # what `result` has read, by its reader
         self._say = say
 
     @classmethod
@@ -111,6 +114,22 @@ class StoredRun:
         """
         return observe_run(self.directory, self.require_plan(), self._say)
 
+    @cached_property
+    def sampled(self) -> StoredRun | None:
+        """The run that has its samples: after restarts its last attempt, else itself; None if it launched nothing."""
+        if self.run.attempts:
+            path = self.directory.path.with_name(self.run.attempts[-1].run_id)
+            # Another user's directory may have the name of an attempt that is no more.
+            return StoredRun(RunDirectory(path), self._say) if path in list_runs(path.parent) else None
+        return self if self.plan is not None else None
+
+    def result(self, read: Callable[[RunDirectory], T]) -> T:
+        """What a verb has left in its directory, read once by that verb's reader."""
+        if read not in self.results:
+            self.results[read] = read(self.directory)
+        found: T = self.results[read]
+        return found
+
     @property
     def levers(self) -> Levers:
         """What changed its training."""
@@ -165,14 +184,14 @@ class StoredRun:
         )
 
 
-def load_run(root: Path, run_id: str) -> StoredRun:
-    """One run, with its record.
+def load_run(root: Path, run_id: str, say: Callable[[str], None] = lambda _: None) -> StoredRun:
+    """One run, with its record; `say` is told of long reading.
 
     Raises:
         UsageError: there is none of this name.
         MultinodeError: its record cannot be read.
     """
-    stored = StoredRun.open(root, run_id)
+    stored = StoredRun.open(root, run_id, say)
     _ = stored.run
     return stored
 
