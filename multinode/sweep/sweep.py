@@ -14,7 +14,7 @@ from multinode.check.rule import CheckFinding
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
-from multinode.contrast.side import CONTRAST_FILE, StoredSchema, load_side_run
+from multinode.contrast.side import CONTRAST_FILE, StoredSchema
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps
@@ -35,6 +35,7 @@ from multinode.records.progress import RunProgress, TrainingTime
 from multinode.records.run import Failure, new_run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.records.status import Status
+from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import (
     CellOutcome,
     CellRecord,
@@ -522,7 +523,7 @@ def _measured(record: CellRecord, root: Path) -> MeasuredCell:
     if record.state != MEASURED:
         return MeasuredCell(record=record)
     directories = [run for run_id in record.run_ids if (run := RunDirectory(root / run_id)).path.is_dir()]
-    return MeasuredCell(record=record, runs=tuple(load_side_run(directory) for directory in directories))
+    return MeasuredCell(record=record, runs=tuple(map(StoredRun, directories)))
 
 
 def new_record(request: GridRequest) -> GridRecord:

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from multinode.api import document
 from multinode.cli.main import build_app
-from multinode.contrast.side import load_side_run
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import Launched
 from multinode.predict.request import read_record
@@ -89,7 +88,7 @@ def test_contrast_and_predict_take_a_run_for_the_same_link(
     directory.write("summary.json", Summary(run_id="r", steps=0, steady_steps=0, rule=""))
     record = read_record(directory)
     assert record is not None
-    assert (load_side_run(directory).link_gbit_per_s, record.link_gbit_per_s) == (expected, expected)
+    assert (StoredRun(directory).link_gbit_per_s, record.link_gbit_per_s) == (expected, expected)
 
 
 def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
