@@ -39,7 +39,7 @@ class NodeRunEntry(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
 
 
-class NodeRuns(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRuns(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="runs"):
     """Runs of which a node knows."""
 
     runs: tuple[NodeRunEntry, ...]
@@ -52,7 +52,7 @@ class NodeRuns(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
 
 
-class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
+class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="stopped"):
     """How a run that was told to stop has ended on a node."""
 
     cause: str | None = None
@@ -100,7 +100,7 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class _CleanedNode(msgspec.Struct, frozen=True):
+class _CleanedNode(msgspec.Struct, frozen=True, tag_field="kind", tag="cleaned"):
     removed: tuple[NodeRunEntry, ...]
     kept: tuple[NodeRunEntry, ...]
     code_bytes: int = 0
