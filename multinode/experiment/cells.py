@@ -16,7 +16,7 @@ from multinode.model.workload import BATCH_NAMES, SETTINGS, JobSettings
 from multinode.predict.rounded import product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps
-from multinode.records.finding import Finding
+from multinode.findings.finding import Finding
 from multinode.stats.estimate import Estimate, exactly
 from multinode.units import format_figure, format_list
 

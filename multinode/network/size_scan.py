@@ -15,7 +15,7 @@ from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, p
 from multinode.network.scan_evidence import CollectiveRow, ScanEvidence, collective_rows, with_shares
 from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
-from multinode.records.finding import Finding
+from multinode.findings.finding import Finding
 from multinode.records.log import clean_log
 from multinode.records.plan import LaunchPlan, Place
 from multinode.records.samples import (

@@ -23,7 +23,7 @@ from multinode.predict.predict import Basis, Prediction
 from multinode.predict.shortfall import judge_holdout, judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
-from multinode.records.finding import Finding
+from multinode.findings.finding import Finding
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from multinode.units import MIB, format_count, format_rate
