@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.predict.network_model import UncertaintySource
-from multinode.records.finding import Finding
 from multinode.units import format_count, format_figure, format_rate
 
 _LEVEL = 0.9

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
 from multinode.levers.levers import NONE, Levers
@@ -23,7 +24,6 @@ from multinode.predict.prediction import Basis, Prediction
 from multinode.predict.shortfall import judge_holdout, judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
-from multinode.records.finding import Finding
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from multinode.units import MIB, format_count, format_rate

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from multinode.records.finding import Finding
+from multinode.findings.finding import Finding
 from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
 from multinode.records.status import Status
