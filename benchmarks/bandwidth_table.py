@@ -24,7 +24,7 @@ from multinode.predict.calibration import sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence
 from multinode.predict.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
-from multinode.predict.predict import calls_of, sent_bytes
+from multinode.predict.prediction import calls_of, sent_bytes
 from multinode.predict.published_benchmarks import (
     Lora,
     Model,
@@ -230,7 +230,7 @@ def _bytes(count: float) -> str:
 
 
 def _efficiency(one: PredictedScenario) -> str:
-    low, high = (min(1.0, rate / one.samples_per_s * one.efficiency) for rate in one.interval)
+    low, high = (min(1.0, rate / one.samples_per_s.value * one.efficiency) for rate in one.samples_per_s.bounds)
     return f"{min(1.0, one.efficiency):.0%} ({100 * low:.0f}-{100 * high:.0f})"
 
 
