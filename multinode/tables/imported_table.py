@@ -28,7 +28,14 @@ from multinode.tables.imported_columns import (
     is_told,
 )
 from multinode.tables.imported_forms import HINT, Cell, Form, Line, TableError, read_forms
-from multinode.tables.imported_titles import SpeedColumn, TitleColumn, is_derived, named_column, nearest_column, read_title
+from multinode.tables.imported_titles import (
+    SpeedColumn,
+    TitleColumn,
+    is_derived,
+    named_column,
+    nearest_column,
+    read_title,
+)
 
 _MOST_ROWS = 20_000
 _SHOWN = 60
