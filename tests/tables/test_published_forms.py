@@ -139,6 +139,9 @@ def test_unknown_columns_are_not_left_out_until_nothing_measured_is_left() -> No
     error = refused(text, skip_unknown=True)
     assert error.message == "table.csv: nothing measured is left without 'img rate', 'loss'"
     assert "--column" in (error.hint or "")
+    text_only = refused("gpus,Speed of it\n8,fast\n", skip_unknown=True)
+    assert text_only.message == "table.csv: nothing measured is left without unknown columns"
+    assert rows("gpus,samples/s\n8,OOM\n", skip_unknown=True)[0].out_of == "gpu"
 
 
 def test_a_column_that_is_named_has_to_be_there_and_its_name_to_be_known() -> None:
