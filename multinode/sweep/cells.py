@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.model.workload import BATCH_NAMES, SETTINGS, JobSettings
 from multinode.predict.rounded import product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps
-from multinode.records.finding import Finding
 from multinode.stats.estimate import Estimate, exactly
 from multinode.sweep.columns import COLUMNS, column_name
 from multinode.units import format_figure, format_list
