@@ -149,18 +149,22 @@ def link_unit(text: str) -> Unit | None:
     return Unit("network_gbit_per_s", rate) if rate is not None else None
 
 
+_POWER = re.compile(r"[x\u00d7*]?\s*(?:10\^|1e\+?|10\*\*)(?P<exponent>[1-9])|[x\u00d7*]\s*(?P<number>1[0,]*0)")
 _COUNTED_IN_THOUSANDS = frozenset({"tokens", "dataset_samples", "steps", "sequence_length"})
 
 
 def find_scale(text: str, column: CellColumn) -> float | None:
-    """The factor of a title: 1000 for `k`, a million for `M`; None for another word, and if the column has no scale.
+    """The factor of a title: 1000 for `k` or `x1000`, a million for `M`; None for another word or column.
 
     A B behind a batch, or an N behind GPUs, is the letter of a formula.
     """
     is_large = column.kind in {"number", "measured", "price"} or column.name in _COUNTED_IN_THOUSANDS
     if column.name == "step_time_ms" or not is_large:
         return None
-    return float(_kilo(column)) if text.lower() == "k" else WORDS.thousands.get(text.lower())
+    word = text.lower().removeprefix("in ").strip()
+    if (power := _POWER.fullmatch(word)) is not None:
+        return float(f"1e{power['exponent']}" if power["exponent"] else power["number"].replace(",", ""))
+    return float(_kilo(column)) if word == "k" else WORDS.thousands.get(word)
 
 
 def _kilo(column: CellColumn) -> int:

@@ -164,6 +164,12 @@ def test_a_column_that_is_named_has_to_be_there_and_its_name_to_be_known() -> No
         ("Wall (h)", "runtime", "2", "whole_s", 7200),
         ("B", "batch", "4", "per_device_batch", 4),  # a title is no scale
         ("data (k)", "samples", "50", "dataset_samples", 50_000),
+        ("Rate (x1000)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (10^3)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate [in thousands]", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (\u00d71000)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (ktok/s)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (\u4e07 tokens/s)", "tokens/s", "1.5", "tokens_per_s", 15_000),
         ("rate (m)", "tokens/s", "1.5", "tokens_per_s", 1.5e6),
         ("wall (m)", "runtime", "2", "whole_s", 120),
         ("Size (B)", "batch", "32", "per_device_batch", 32),  # B is the batch of a formula
@@ -176,9 +182,19 @@ def test_unit_and_scale_of_a_title_count_whatever_column_the_user_names(
     assert figures(row) == pytest.approx({column: value})
 
 
-def test_a_title_in_the_unit_of_another_quantity_is_refused() -> None:
-    error = refused("gpus,Speed A (tokens/s)\n8,9\n", columns={"Speed A (tokens/s)": "samples/s"})
-    assert "the title has the unit of tokens_per_s, not of samples_per_s" in error.message
+@pytest.mark.parametrize(
+    ("title", "name", "unit"),
+    [
+        ("Speed A (tokens/s)", "samples/s", "'tokens/s', a unit of tokens_per_s"),
+        ("Speed A (%)", "samples/s", "'%', a unit of share"),
+        ("Latency (ms)", "tokens/s", "'ms', a unit of time"),
+        ("it/s", "samples/s", "'it/s', a unit of steps_per_s"),
+        ("Wall (GB)", "runtime", "'GB', a unit of memory"),
+    ],
+)
+def test_a_title_in_the_unit_of_another_quantity_is_refused(title: str, name: str, unit: str) -> None:
+    error = refused(f"gpus,{title}\n8,9\n", columns={title: name})
+    assert error.message == f"table.csv: --column {title}={name}: the title has {unit}"
 
 
 def test_text_of_an_unknown_column_is_a_label() -> None:
