@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.errors import UsageError
-from multinode.sweep.cell_sheet import lead
+from multinode.sweep.cell_sheet import cells_sheet, lead
 from multinode.sweep.cell_table import relative_to
 from multinode.sweep.cells import CellRow, CellTable
 from multinode.tables.imported_rows import imported_rows
@@ -102,10 +102,13 @@ def test_labels_that_differ_hold_back_the_ratio() -> None:
 
 
 def test_labels_tell_rows_apart_and_stand_in_the_table() -> None:
-    text = "gpu,gpus,Distribution Type,tokens/s\nA100,2,ZeRO-2,1800\nA100,2,DDP,2700\n"
+    # The second has the name of a key of a job.
+    text = "gpu,gpus,Distribution Type,deepspeed,tokens/s\nA100,2,ZeRO-2,on,1800\nA100,2,DDP,off,2700\n"
     found = cells(text)
-    assert [row.label for row in found] == ["a100-x2-zero-2", "a100-x2-ddp"]
-    assert [row.varied for row in found] == [{"Distribution Type": "ZeRO-2"}, {"Distribution Type": "DDP"}]
+    assert [row.label for row in found] == ["a100-x2-zero-2-on", "a100-x2-ddp-off"]
+    shown = cells_sheet(CellTable(run_id="run", job="job", cells=found))
+    assert [column.name for column in shown.columns][1:3] == ["Distribution Type", "deepspeed"]
+    assert [row[1:3] for row in shown.rows] == [("ZeRO-2", "on"), ("DDP", "off")]
 
 
 _pieces = st.sampled_from(
