@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from multinode.cluster.cluster import Cluster, Node
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
+    from multinode.copy.chain import CopyProgress
+    from multinode.copy.paths import CopyReport, CopyRequest
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
-    from multinode.experiment.cells import CellTable
-    from multinode.experiment.tune import Tuned
     from multinode.job.code_tree import CodeTree
     from multinode.job.engines.engine import Engine
     from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
         local_nodes,
         parse_nodes,
     )
-    from multinode.launch.copy_chain import CopyProgress
-    from multinode.launch.copy_paths import CopyReport, CopyRequest
     from multinode.launch.restart import RestartOptions
     from multinode.levers.axes import LeverAxes
     from multinode.levers.levers import Levers
@@ -60,7 +58,9 @@ if TYPE_CHECKING:
     from multinode.records.run import Run
     from multinode.results.run_page import Report
     from multinode.runs.stored_run import StoredRun
+    from multinode.sweep.cells import CellTable
     from multinode.traffic.step_calls import Strategy
+    from multinode.tune.measure import Tuned
 
 __all__ = [
     "CellTable",
@@ -156,8 +156,8 @@ _FROM = {
     "network.size_scan": ("ScanReport",),
     "predict.forecast": ("Forecast", "ForecastRequest"),
     "predict.advice": ("Recommendations",),
-    "experiment.cells": ("CellTable",),
-    "experiment.tune": ("Tuned",),
+    "sweep.cells": ("CellTable",),
+    "tune.measure": ("Tuned",),
     "network.nccl_tuning": ("TuneReport",),
     "results.run_page": ("Report",),
     "profile.summary": ("Summary",),
@@ -183,8 +183,8 @@ _FROM = {
         *("ExecuteOptions", "Launch", "Launched", "Nodes", "RunContext"),
         *("connect", "load_nodes", "local_nodes", "parse_nodes"),
     ),
-    "launch.copy_chain": ("CopyProgress",),
-    "launch.copy_paths": ("CopyReport", "CopyRequest"),
+    "copy.chain": ("CopyProgress",),
+    "copy.paths": ("CopyReport", "CopyRequest"),
     "runs.stored_run": ("StoredRun",),
 }
 _MODULES = {name: f"multinode.{module}" for module, names in _FROM.items() for name in names}

@@ -58,7 +58,7 @@ def advise(
     """
     from multinode.api.result import Result
     from multinode.predict.advice_screen import advice_parts
-    from multinode.predict.advise import advise_runs
+    from multinode.predict.recommendations import advise_runs
     from multinode.predict.run_selection import read_rate
     from multinode.records.run_directory import runs_root
 

@@ -22,16 +22,16 @@ from multinode.bench.nodes import BenchPart
 from multinode.cluster.quoting import as_steps
 from multinode.errors import Interrupted, MultinodeError, NodeError, RunFailed, UsageError
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.series import Resume, Series, keep_status, take_up
 from multinode.records.benchmark import DEVICE_DTYPES, TEST_KINDS, DeviceTest, check_choice, describe_benchmark
 from multinode.records.progress import RunProgress
 from multinode.records.run import NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
 from multinode.runs.stored_run import StoredRun
+from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.series.series import Resume, Series, keep_status, take_up
 
 _FILE = "bench.json"
 # The parts without their records, for a resume.

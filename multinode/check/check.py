@@ -31,11 +31,11 @@ from multinode.job.planning import argument_names, candidate_ports, choose_maste
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
-from multinode.transport.refusals import REFUSALS
+from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
 
 # The transport's messages for unreachable nodes, for the reference.
 UNANSWERED = (
-    *(Rule("ssh", "error", refusal.catches, refusal.message, refusal.hint) for refusal in REFUSALS),
+    *(Rule("ssh", "error", refusal.catches, refusal.message, refusal.hint) for refusal in (*REFUSALS, *SLURM_REFUSALS)),
     Rule(
         "ssh",
         "error",

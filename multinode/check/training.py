@@ -26,7 +26,7 @@ from multinode.units import (
 
 if TYPE_CHECKING:
     from multinode.job.deepspeed import DeepSpeedConfig
-    from multinode.model.training import Training
+    from multinode.model.training import ShardedTraining
 
 _TRAINING = RuleGroup("training")
 _STRATEGY = RuleGroup("strategy")
@@ -332,7 +332,7 @@ def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
             return
 
 
-def _read(inspection: Inspection) -> Training | None:
+def _read(inspection: Inspection) -> ShardedTraining | None:
     facts = inspection.facts.values()
     models = (node_facts.model for node_facts in facts if node_facts.model is not None)
     versions = (fact.packages["transformers"] for fact in facts if "transformers" in fact.packages)
@@ -346,7 +346,7 @@ def _read(inspection: Inspection) -> Training | None:
         return None
 
 
-def _way_to_small(training: Training, inspection: Inspection) -> str | None:
+def _way_to_small(training: ShardedTraining, inspection: Inspection) -> str | None:
     """How a person gets to DDP with LoRA; None if that is what is trained, or a GPU cannot hold the whole model."""
     strategy = training.strategy
     sharded = strategy in _SHARDED
@@ -362,7 +362,7 @@ def _way_to_small(training: Training, inspection: Inspection) -> str | None:
     return f"if an adapter is enough: --set finetuning_type=lora{also}{memory}; otherwise use a faster link"
 
 
-def _fits(training: Training, inspection: Inspection) -> bool:
+def _fits(training: ShardedTraining, inspection: Inspection) -> bool:
     parameters = training.small.parameters or 0
     needed_mib = parameters * training.small.parameter_bytes / MIB
     gpus = [gpu for fact in inspection.facts.values() for gpu in fact.gpus]
@@ -370,7 +370,7 @@ def _fits(training: Training, inspection: Inspection) -> bool:
     return not sizes or needed_mib < _MODEL_SHARE * min(sizes)
 
 
-def _amortise(training: Training, calls: Iterable[Call]) -> str:
+def _amortise(training: ShardedTraining, calls: Iterable[Call]) -> str:
     if not any(call.per_micro_batch for call in calls):
         return (
             f"gradients are sent once per step: --set gradient_accumulation_steps={2 * training.accumulation} "

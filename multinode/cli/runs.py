@@ -213,11 +213,11 @@ def _show_results(stored: StoredRun, *, details: bool) -> bool:
     from multinode.cli.contrast import next_command, print_contrast, resume_command, stored_command
     from multinode.contrast.side import load_contrast
     from multinode.contrast.unfinished import load_unfinished, unfinished_parts
-    from multinode.experiment.sweep import load_table
     from multinode.launch.outcome import has_ending
     from multinode.network.measure import load_scan
     from multinode.network.nccl_tuning import TuneReport, tune_parts
     from multinode.network.screen import scan_parts
+    from multinode.sweep.sweep import load_table
 
     directory, ended = stored.directory, has_ending(stored.run)
     if _show_tuning(directory, details=details):
@@ -248,9 +248,9 @@ def _show_results(stored: StoredRun, *, details: bool) -> bool:
 
 
 def _show_tuning(directory: RunDirectory, *, details: bool) -> bool:
-    from multinode.experiment.tuning import Tuning
-    from multinode.experiment.tuning_request import TUNING_FILE
-    from multinode.experiment.tuning_screen import tuning_parts
+    from multinode.tune.judge import Tuning
+    from multinode.tune.request import TUNING_FILE
+    from multinode.tune.screen import tuning_parts
 
     tuning = directory.read(TUNING_FILE, Tuning)
     if tuning is None:

@@ -31,7 +31,8 @@ from multinode.errors import UsageError
 from multinode.levers.levers import TYPES
 from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
-from multinode.stats.estimate import UnknownError, ratio
+from multinode.stats.estimate import ratio
+from multinode.stats.unknown import UnknownError
 from multinode.units import format_count, format_figure, format_ms, format_rate
 
 _LEVERS = {lever.column: lever.title for lever in TYPES.values()}

@@ -18,7 +18,6 @@ from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps, override_job, with_same_threads
 from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import (
     benchmark_mode,
     launch,
@@ -28,10 +27,9 @@ from multinode.launch.launch import (
 )
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.offline import plan_offline
-from multinode.launch.series import Resume, Series, status_of, take_up
 from multinode.levers.axes import LeverAxes
-from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
+from multinode.predict.recommendations import advise_runs
 from multinode.predict.request import forecast_runs
 from multinode.profile.observed import steps_to_run
 from multinode.records.benchmark import Benchmark, describe_benchmark
@@ -39,6 +37,8 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
+from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.series.series import Resume, Series, status_of, take_up
 from multinode.units import format_count, format_list
 
 Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]

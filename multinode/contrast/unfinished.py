@@ -9,11 +9,11 @@ import msgspec
 from multinode.contrast.figures import Side
 from multinode.contrast.side import load_side_run, make_side
 from multinode.launch.ending import RESUME
-from multinode.launch.grid import CellRecord, GridRecord
-from multinode.launch.series import GRID_FILE
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Block, Column, Prose, Sheet
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.series.grid import CellRecord, GridRecord
+from multinode.series.series import GRID_FILE
 from multinode.units import UNKNOWN, format_list, format_placement, format_sig
 
 

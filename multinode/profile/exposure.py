@@ -16,7 +16,8 @@ from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, GroupSample, StepSample, TrafficSample
-from multinode.stats.estimate import UnknownError, attempt
+from multinode.stats.estimate import attempt
+from multinode.stats.unknown import UnknownError
 
 # Occasional checkpoints are not typical of a step. Events in more than one step of twenty belong to the training's
 # rhythm (a loader that refills its queue), and stay.

@@ -13,7 +13,8 @@ from multinode.profile.calls import last_models
 from multinode.profile.figures import Alone, InTraining, TraceView
 from multinode.profile.observed import Observed
 from multinode.records.samples import DdpSample, NcclOpSample
-from multinode.stats.estimate import UnknownError, attempt
+from multinode.stats.estimate import attempt
+from multinode.stats.unknown import UnknownError
 from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 from multinode.units import format_figure

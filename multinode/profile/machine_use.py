@@ -17,7 +17,8 @@ from multinode.profile.nics import NicUse, use_of_nics
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
-from multinode.stats.estimate import UnknownError, attempt, known_max, known_median
+from multinode.stats.estimate import attempt, known_max, known_median
+from multinode.stats.unknown import UnknownError
 from multinode.units import GIB
 
 _MOST_GPUS = 64

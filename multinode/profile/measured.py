@@ -1,6 +1,6 @@
 """Measured: the figures that sides of a contrast and cells of a sweep share; prices by the hostfile, and costs. Pure.
 
-`hostfile_price` has the price of a run's nodes by its hostfile. Prices from a file are in `experiment/cell_table.py`.
+`hostfile_price` has the price of a run's nodes by its hostfile. Prices from a file are in `sweep/cell_table.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.likely_causes import Disturbance
 from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan
-from multinode.stats.estimate import Estimate, Spread, UnknownError, attempt, inverse, known_sum
+from multinode.stats.estimate import Estimate, Spread, attempt, inverse, known_sum
+from multinode.stats.unknown import UnknownError
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

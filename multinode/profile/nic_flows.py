@@ -15,7 +15,7 @@ import msgspec
 from multinode.profile.calls import SeenCall, WorkerCalls
 from multinode.profile.nics import Carried
 from multinode.profile.observed import Observed
-from multinode.stats.estimate import UnknownError
+from multinode.stats.unknown import UnknownError
 from multinode.traffic.algorithms import Layout, algorithms_of, rank_flows
 
 _UNEVEN = 0.03

@@ -17,7 +17,8 @@ from multinode.profile.observed import LOOPBACK, Observed, ObservedNode
 from multinode.records.progress import NicRate, nic_rate
 from multinode.records.samples import NicBytes, NicSample, StepSample, WorkerSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
-from multinode.stats.estimate import UnknownError, attempt
+from multinode.stats.estimate import attempt
+from multinode.stats.unknown import UnknownError
 
 Counters = Sequence[tuple[int, NicBytes]]
 """Counters of one NIC by monotonic time of the node, ascending."""

@@ -15,7 +15,8 @@ from multinode.profile.nic_flows import Manner, NicFlows, Share, expect_flows
 from multinode.profile.nics import LEAST_BYTES_A_WORKER, Carried, NodeNics, find_carrier, is_rdma, read_node_nics
 from multinode.profile.observed import Observed
 from multinode.records.samples import WorkerSample
-from multinode.stats.estimate import UnknownError, attempt
+from multinode.stats.estimate import attempt
+from multinode.stats.unknown import UnknownError
 from multinode.traffic.algorithms import algorithms_of, protocols_of
 from multinode.units import format_count, format_figure, format_list
 

@@ -17,7 +17,8 @@ from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.benchmark import BenchedPeak, Benchmark
 from multinode.records.samples import ModelSample, Sample, StepSample, TokenWork
-from multinode.stats.estimate import Bounds, Estimate, UnknownError, attempt, estimate_rate
+from multinode.stats.estimate import Bounds, Estimate, attempt, estimate_rate
+from multinode.stats.unknown import UnknownError
 from multinode.units import format_count
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from multinode.profile.calls import SeenCall
 from multinode.profile.figures import TraceView, WorkerTrace
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run_directory import RunDirectory
-from multinode.stats.estimate import UnknownError, attempt
+from multinode.stats.estimate import attempt
 from multinode.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
+from multinode.stats.unknown import UnknownError
 from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 from multinode.units import format_size

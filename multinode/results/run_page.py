@@ -17,9 +17,6 @@ from multinode.contrast.screen import contrast_blocks
 from multinode.contrast.side import load_contrast
 from multinode.contrast.unfinished import UnfinishedContrast, load_unfinished, unfinished_blocks
 from multinode.errors import UsageError
-from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
-from multinode.experiment.cells import CellTable
-from multinode.experiment.sweep import load_table
 from multinode.launch.ending import failure_notes, hang_words
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
@@ -32,6 +29,9 @@ from multinode.records.run import Attempt, Run
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.render.sheet import Block, Chart, Column, Prose, Sheet, Tiles, blocks_markdown, figure, percent
 from multinode.runs.stored_run import StoredRun, load_run
+from multinode.sweep.cell_sheet import cell_blocks, cell_csv, combined
+from multinode.sweep.cells import CellTable
+from multinode.sweep.sweep import load_table
 from multinode.units import UNKNOWN, format_duration, format_sig
 
 
@@ -128,8 +128,8 @@ def _contrast_blocks(run: ReportedRun, charts: Iterable[Block]) -> Iterator[Bloc
 
 def _charts(run: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
     from multinode.contrast.charts import contrast_charts
-    from multinode.experiment.cell_page import cell_charts
     from multinode.network.charts import scan_chart
+    from multinode.sweep.cell_page import cell_charts
 
     charts: dict[str, Iterable[Block]] = {}
     if run.contrast is not None:
@@ -278,7 +278,7 @@ def write_report(report: Report, form: ReportForm, output: Path) -> tuple[Path, 
     if form == "markdown":
         text = report_markdown(report)
     elif report.cells is not None:
-        from multinode.experiment.cell_page import cell_page
+        from multinode.sweep.cell_page import cell_page
 
         text = cell_page(report.cells)
     else:

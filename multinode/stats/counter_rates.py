@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.stats.estimate import UnknownError
+from multinode.stats.unknown import UnknownError
 
 _NS_PER_S = 1e9
 _LEAST_COVERED = 0.5

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from multinode.stats.unknown import UnknownError
 from multinode.units import UNKNOWN, format_sig, times
 
 Bounds = tuple[float, float]
@@ -43,7 +44,7 @@ Form = Literal["figure", "percent", "range", "times", "times_in_words", "times_r
 """How an estimate is worded: `Estimate.text`."""
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="estimate"):
     """A figure with its interval.
 
     It is the 95% confidence interval of a measured figure, the 90% interval of a predicted one, and the rounding of a
@@ -223,10 +224,6 @@ def _around(value: float, spread: float) -> Bounds:
 
 
 _Found = TypeVar("_Found")
-
-
-class UnknownError(ValueError):
-    """A figure is unknown; the message is the reason, for people."""
 
 
 def attempt(missing: dict[str, str], name: str, find: Callable[[], _Found]) -> _Found | None:

@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from multinode.contrast.figures import Contrast
-from multinode.experiment.cells import CellTable
 from multinode.network.measure import scan_messages
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
 from multinode.results.run_page import ReportedRun, run_page
+from multinode.sweep.cells import CellTable
 from tests.browser.chromium import Chromium, View, chromium
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
-from tests.experiment.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed
+from tests.sweep.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
 
 pytestmark = pytest.mark.browser
 

@@ -14,7 +14,7 @@ from multinode.cluster.cluster import Cluster
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from tests.launch.scripted import make_plan
-from tests.predict.test_advise import JOB, keep
+from tests.predict.test_recommendations import JOB, keep
 from tests.transport.silent_sshd import silent_sshd
 
 # Each verb's own: twice what its deadlines add up to. What waits without one reaches it.

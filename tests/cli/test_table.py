@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from multinode.cli import contrast, report, runs
 from multinode.errors import UsageError
-from multinode.experiment.sweep import build_table
 from multinode.launch.node_runs import runs_table
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import load_runs
-from tests.experiment.cells import PUBLISHED, SWEEP_RUN
-from tests.experiment.stored_sweep import store_sweep
+from multinode.sweep.sweep import build_table
+from tests.sweep.cells import PUBLISHED, SWEEP_RUN
+from tests.sweep.stored_sweep import store_sweep
 
 SWEEP_ID, IMPORT_ID = SWEEP_RUN.run_id, PUBLISHED.run_id
 

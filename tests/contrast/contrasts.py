@@ -12,10 +12,10 @@ from multinode.contrast.judge import with_speeds
 from multinode.job.job_files import Change
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Tried
+from multinode.predict.back_test import Trial, back_test
 from multinode.predict.break_even import BreakEven, Needed, NodeGain
 from multinode.predict.cost_model import StepParts
 from multinode.predict.forecast import Forecast, PredictedScenario
-from multinode.predict.leave_one_out import Trial, back_test
 from multinode.predict.network_model import UncertaintySource
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep

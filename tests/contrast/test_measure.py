@@ -17,7 +17,7 @@ from multinode.levers.levers import Levers
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
 from multinode.records.plan import LaunchPlan
-from tests.predict.test_advise import keep
+from tests.predict.test_recommendations import keep
 
 EPOCHS = parse_llamafactory("model_name_or_path: m\nstage: sft\nnum_train_epochs: 3\n", "sft.yaml")
 SHORT = parse_llamafactory("model_name_or_path: m\nstage: sft\nmax_steps: 12\n", "sft.yaml")

@@ -811,9 +811,7 @@ _ENTRY = """
 project = 'System'
 texts = ['told']
 cause = 'It was told.'
-cause_zh = 'said'
 fix = 'listen'
-fix_zh = 'listen'
 source = 'errno(3)'
 """
 
@@ -821,7 +819,7 @@ source = 'errno(3)'
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [
-        ("fix_zh = ", "# ", "told: Object missing required field `fix_zh`"),
+        ("fix = ", "# ", "told: Object missing required field `fix`"),
         ("source", "is_genral = true\nsource", "told: Object contains unknown field `is_genral`"),
         ("['told']", "'told'", "told: Expected `array`, got `str` - at `$.texts`"),
         ("source", "cause = 'twice'\nsource", "Cannot overwrite a value"),

@@ -13,7 +13,7 @@ from multinode.profile.figures import TraceView
 from multinode.profile.in_training import busbw_gb_per_s, in_training, total_bytes, view_inspector
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.records.samples import DdpSample, NcclOpSample, Sample, StepSample, parse_samples
-from multinode.stats.estimate import UnknownError
+from multinode.stats.unknown import UnknownError
 
 from .inspector_records import ALL_REDUCE, REDUCE_SCATTER, line
 

@@ -10,7 +10,7 @@ from multinode.job.synthetic import with_synthetic
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.throughput import Throughput, Utilisation, measure_throughput, read_model_work, utilisation_of
 from multinode.records.samples import ModelSample, Sample
-from multinode.stats.estimate import UnknownError
+from multinode.stats.unknown import UnknownError
 from tests.model.trainings import FULL, LORA, TINY, training_job
 from tests.profile.made_up_steps import MadeUp, changed
 

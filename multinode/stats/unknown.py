@@ -1,0 +1,44 @@
+"""Unknown: a figure that is not there, with the reason; how figures that may be unknown are asked for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+
+
+class Unknown(msgspec.Struct, frozen=True, tag_field="is", tag="unknown"):
+    """A figure that is unknown, in its place: `{"is": "unknown", "reason": "..."}` in documents."""
+
+    reason: str  # for people, without a full stop
+
+
+class UnknownError(ValueError):
+    """A figure is unknown; the message is the reason, for people."""
+
+
+def found(find: Callable[[], _T]) -> _T | Unknown:
+    """The result, or why it is unknown."""
+    try:
+        return find()
+    except UnknownError as error:
+        return Unknown(str(error))
+
+
+def known(figure: _T | Unknown) -> _T:
+    """The figure itself.
+
+    Raises:
+        UnknownError: it is unknown, with its reason.
+    """
+    if isinstance(figure, Unknown):
+        raise UnknownError(figure.reason)
+    return figure
+
+
+def or_none(figure: _T | Unknown) -> _T | None:
+    """The figure, or None where only its value matters."""
+    return None if isinstance(figure, Unknown) else figure
