@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,8 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch.context import STOP_FILE, ExecuteOptions, Launched, RunContext, StopOrder, StopRequest
 from multinode.launch.launch import follow_run
-from multinode.launch.node_runs import ANSWER_S, NodeEnd, runs_of_node, stop_on_node
+from multinode.launch.node_runs import ANSWER_S, runs_of_node, stop_on_node
+from multinode.launch.session import Stopped, with_status
 from multinode.profile.summary import summarise_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
@@ -130,26 +130,22 @@ def attach(recorded: RecordedRun, context: RunContext, options: ExecuteOptions) 
 def stop(recorded: RecordedRun, context: RunContext, grace_s: float) -> Launched:
     """Stop a run on all its nodes and verify that nothing of it is left.
 
-    If another process follows it, that process records the end; this one waits for it. A process that restarts the
-    run finds a stop order: it stops the attempt and starts no other. Whatever is recorded, every node is asked that has
-    not reported the end itself; an unreachable one makes the run lost.
+    The nodes decide, and the record follows. If another process follows the run, it records what the nodes say; if it
+    restarts the run, it also finds a stop order and starts no other attempt. Otherwise this process follows the run to
+    its end. Every node is asked that has not reported the end itself; an unreachable one makes the run lost.
     """
-    if recorded.whole is not None and recorded.whole.is_locked:
-        recorded.whole.write(STOP_FILE, StopOrder(grace_s))
-        # That process stops the current attempt; if it fails to, we do.
-        with contextlib.suppress(MultinodeError):
-            launched = _wait_ended(recorded, recorded.whole, grace_s + 2 * ANSWER_S)
-            last = _restarted(recorded.whole)[1] or recorded.directory
-            return _stop_left(launched, msgspec.structs.replace(recorded, directory=last), context, grace_s)
-        return _stop_followed(recorded, recorded.whole, context, grace_s)
-    request = StopRequest()
-    request.ask("stop")
-    try:
+    followed = next((one for one in (recorded.whole, recorded.directory) if one is not None and one.is_locked), None)
+    if followed is None:
+        request = StopRequest()
+        request.ask("stop")
         launched = attach(recorded, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
-    except UsageError:
-        if not recorded.directory.is_locked:
-            raise
-        launched = _stop_followed(recorded, recorded.directory, context, grace_s)
+    else:
+        if followed is recorded.whole:
+            followed.write(STOP_FILE, StopOrder(grace_s))
+        launched = _stop_followed(recorded, followed, context, grace_s)
+        if followed is recorded.whole:
+            # An attempt may have begun meanwhile.
+            recorded = msgspec.structs.replace(recorded, directory=_restarted(followed)[1] or recorded.directory)
     return _stop_left(launched, recorded, context, grace_s)
 
 
@@ -167,14 +163,14 @@ def _is_unclear(node: NodeRun) -> bool:
 
 def _ask_to_stop(
     ranks: Mapping[str, int], recorded: RecordedRun, context: RunContext, grace_s: float
-) -> Outcomes[NodeEnd]:
-    def ask(node: Node) -> NodeEnd:
+) -> Outcomes[Stopped]:
+    def ask(node: Node) -> Stopped:
         run_id = node_run_id(recorded.directory.run_id, ranks[node.name])
         try:
             return stop_on_node(context.agent, node, run_id, grace_s)
         except NodeGone:
             # Slurm has ended everything in its allocation.
-            return NodeEnd(cause="unknown", processes_left=0)
+            return Stopped(state="ended", cause="unknown", processes_left=0)
 
     reachable = [node for node in recorded.cluster.nodes if node.name in ranks]
     return gather(reachable, ask, deadline_s=grace_s + 2 * ANSWER_S)
@@ -183,7 +179,8 @@ def _ask_to_stop(
 def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
     answers = _ask_to_stop({place.node: place.node_rank for place in recorded.plan.places}, recorded, context, grace_s)
     try:
-        return _wait_ended(recorded, directory, ANSWER_S)
+        # It may stop an attempt that has just begun.
+        return _wait_ended(recorded, directory, grace_s + ANSWER_S)
     except MultinodeError as error:
         # Stopping the first node ends the run, and with it the batch job: Slurm may then end our step on another node.
         if not any(answer.processes_left for answer in answers.require().values()):
@@ -213,13 +210,13 @@ def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, g
     return msgspec.structs.replace(launched, run=run)
 
 
-def _with_answer(node: NodeRun, answer: NodeEnd | None) -> NodeRun:
+def _with_answer(node: NodeRun, answer: Stopped | None) -> NodeRun:
     if answer is None:
         return node
     if answer.cause == "unknown":
         # Without a run directory, its processes were found by their environment.
-        answer = NodeEnd(cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
-    return msgspec.structs.replace(node, state="ended", **msgspec.structs.asdict(answer))
+        answer = msgspec.structs.replace(answer, cause="stopped", ended_s=time.time())
+    return with_status(node, answer)
 
 
 def _wait_ended(recorded: RecordedRun, directory: RunDirectory, within_s: float) -> Launched:

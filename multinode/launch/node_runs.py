@@ -12,6 +12,7 @@ from rich.text import Text
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
 from multinode.launch.context import Launched, RunContext
+from multinode.launch.session import Stopped
 from multinode.levers.balance import Balance
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
@@ -52,16 +53,6 @@ class NodeRuns(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
         return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
 
 
-class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="stopped"):
-    """How a run that was told to stop has ended on a node."""
-
-    cause: str | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    ended_s: float | None = None
-    processes_left: int
-
-
 def runs_of_node(agent: AgentTransport, node: Node, run_id: str | None = None) -> NodeRuns:
     """The runs of a node, or the one of this name there."""
     return agent.call(node, "runs", {"schema": 1, "run_id": run_id}, NodeRuns, deadline_s=ANSWER_S)
@@ -81,10 +72,10 @@ def runs_of_nodes(agent: AgentTransport, cluster: Cluster) -> Outcomes[NodeRuns]
 
 def stop_on_node(
     agent: AgentTransport, node: Node, run_id: str, grace_s: float, *, answer_s: float = ANSWER_S
-) -> NodeEnd:
+) -> Stopped:
     """Stop the run of this name there."""
     order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
-    return agent.call(node, "stop", order, NodeEnd, deadline_s=grace_s + answer_s)
+    return agent.call(node, "stop", order, Stopped, deadline_s=grace_s + answer_s)
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ import msgspec
 
 from multinode.cluster.cluster import Node
 from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
+from multinode.records.run import NodeRun
 from multinode.transport.agent import AgentStream, AgentTransport, Record
 from multinode.transport.base import time_left
 
@@ -111,6 +112,20 @@ class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):
     """The last status; nothing follows it."""
 
     state: Literal["ended"]
+
+
+class Stopped(Ended, frozen=True, kw_only=True, tag_field="kind", tag="stopped"):
+    """The last status of a run that the node was told to stop, with the processes that are left now."""
+
+    processes_left: int
+
+
+_RECORDED = tuple(name for name in Status.__struct_fields__ if name in NodeRun.__struct_fields__)
+
+
+def with_status(run: NodeRun, status: Status) -> NodeRun:
+    """The node's part of the run as its status has it."""
+    return msgspec.structs.replace(run, **{name: getattr(status, name) for name in _RECORDED})
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="alive"):

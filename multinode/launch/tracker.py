@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from multinode.diagnose.evidence import FaultWatch, NodeEvidence
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
-from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s
+from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s, with_status
 from multinode.records.log import next_stage
 from multinode.records.plan import LaunchPlan, Place
 from multinode.records.progress import NodeProgress, RunProgress, start_progress
@@ -180,13 +180,6 @@ class KeptFiles:
             with contextlib.suppress(MultinodeError):
                 self._directory.append_samples(self._place.node_rank, _OUR_NOTES, msgspec.json.encode(record) + b"\n")
                 self._is_noted = True
-
-
-# The part of a node's status that says how the job ended there.
-_OF_STATUS = (
-    *("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes"),
-    "stopped_by",
-)
 
 
 # The first failure is among the first exceptions, and a node has fewer workers.
@@ -388,8 +381,7 @@ def _take_log(track: _NodeTrack, log: str) -> None:
 
 
 def _take_status(track: _NodeTrack, status: Status) -> None:
-    fields = {name: getattr(status, name) for name in _OF_STATUS}
-    track.run = replace(track.run, **fields)
+    track.run = with_status(track.run, status)
     if status.state == "ended" and track.ended_heard_s is None:
         track.ended_heard_s = steady_s()
     if status.cause == "not_started" and status.message:
