@@ -107,7 +107,7 @@ def report(
         write_report(loaded, chosen, into)
     return Result(
         value=loaded,
-        directory=loaded.directories[0],
+        directory=loaded.runs[0].directory.path,
         screen=lambda: report_markdown(loaded).splitlines(),
         blocks=lambda: report_blocks(loaded),
     )

@@ -12,7 +12,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import ASKED, Contrast, enough_words, named_words, too_few_words, uneven_words
 from multinode.contrast.judge import compare
-from multinode.contrast.side import CONTRAST_FILE, load_side_run, make_side
+from multinode.contrast.side import CONTRAST_FILE, make_side
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps, override_job, with_same_threads
@@ -359,14 +359,14 @@ class _SideSeries(Series):
         launched = launch(_side_launch(self._launch, side, run_id), self.context)
         require_success(launched, self.context)
         cleanup_nodes(launched, side.cluster, self.context)
-        measured = make_side(side.role, [load_side_run(launched.directory)])
+        measured = make_side(side.role, [StoredRun(launched.directory)])
         return CellOutcome(state="measured", value=measured.samples_per_s.value)
 
     def conclude(self) -> Contrasted:
         """Compare and store what is measured, of each side once or more."""
         runs = [[self._stored(run_id) for run_id in cell.run_ids] for cell in self.record.cells]
         sides = [
-            make_side(side.role, [load_side_run(run) for run in of_side])
+            make_side(side.role, [StoredRun(run) for run in of_side])
             for side, of_side in zip(self._sides.sides, runs, strict=True)
         ]
         last = runs[1][-1]
@@ -376,7 +376,7 @@ class _SideSeries(Series):
             mode=self._sides.mode,
             why=self._sides.why,
             job=plan.job if plan is not None else self.record.command,
-            rule=load_side_run(last).summary.rule,
+            rule=StoredRun(last).require_summary().rule,
         )
         self.directory.write(CONTRAST_FILE, compared)
         compared = with_outlook(compared, self.context.runs)

@@ -154,7 +154,8 @@ def run_table(run: Run) -> Table:
     for number, attempt in enumerate(run.attempts, 1):
         table.add_row(f"attempt {number}", Text(sanitize(attempt_words(attempt))))
     for node in run.nodes:
-        ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
+        status = node.status
+        ended = status.signal or (f"exit code {status.exit_code}" if status.exit_code is not None else node.state)
         table.add_row(f"node {node.node_rank}", Text(sanitize(f"{node.name}: {ended}")))
     return table
 

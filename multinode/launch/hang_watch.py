@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.launch.session import Chunk, Event, Hello, Status
+from multinode.launch.session import Chunk, Event, Hello, StatusReport
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeDiagnosis, Stall, StallRecord, node_run_id
 from multinode.records.run_directory import RunDirectory
@@ -47,7 +47,7 @@ class StallClock:
             if message.file == "log" or message.file.startswith(_WORKER_SAMPLES):
                 self.generation += 1
                 self._since = now
-        elif isinstance(message, Status):
+        elif isinstance(message, StatusReport):
             self._running[event.node_rank] = message.state == "running"
             if self._since is None and all(self._running):
                 self._since = now

@@ -18,7 +18,7 @@ import msgspec
 
 from multinode.cluster.cluster import Node
 from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
-from multinode.records.run import NodeRun
+from multinode.records.status import Status
 from multinode.transport.agent import AgentStream, AgentTransport, Record
 from multinode.transport.base import time_left
 
@@ -92,40 +92,16 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gon
     size_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="status"):
-    """The node's status.json, as far as it is read here."""
+class StatusReport(Status, frozen=True, kw_only=True, tag_field="kind", tag="status"):
+    """The node's status has changed."""
 
     state: Literal["starting", "running", "stopping", "ended"]
-    exit_code: int | None = None
-    signal: str | None = None
-    cause: str | None = None
-    message: str | None = None
-    ended_s: float | None = None
-    processes_left: int | None = None
-    oom_kills: int | None = None
-    disk_free_bytes: int | None = None
-    # The order that stopped it.
-    stopped_by: str | None = None
 
 
-class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):
+class Ended(StatusReport, frozen=True, kw_only=True, tag_field="kind", tag="end"):
     """The last status; nothing follows it."""
 
     state: Literal["ended"]
-
-
-class Stopped(Ended, frozen=True, kw_only=True, tag_field="kind", tag="stopped"):
-    """The last status of a run that the node was told to stop, with the processes that are left now."""
-
-    processes_left: int
-
-
-_RECORDED = tuple(name for name in Status.__struct_fields__ if name in NodeRun.__struct_fields__)
-
-
-def with_status(run: NodeRun, status: Status) -> NodeRun:
-    """The node's part of the run as its status has it."""
-    return msgspec.structs.replace(run, **{name: getattr(status, name) for name in _RECORDED})
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="alive"):
@@ -138,7 +114,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="not
     message: str
 
 
-Message = Hello | Chunk | Gone | Status | Ended
+Message = Hello | Chunk | Gone | StatusReport | Ended
 FollowedRecord = Message | Alive | Note
 """What a node sends of a run that is followed."""
 

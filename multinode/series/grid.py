@@ -434,7 +434,7 @@ def judge_run(run: Run, *, in_time: bool, lacks: str | None) -> CellOutcome:
 
 
 def _killed_by_kernel(run: Run) -> NodeRun | None:
-    return next((node for node in run.nodes if node.oom_kills), None)
+    return next((node for node in run.nodes if node.status.oom_kills), None)
 
 
 def _may_be_killed(failure: Failure | None) -> bool:
@@ -448,7 +448,7 @@ def _may_be_killed(failure: Failure | None) -> bool:
 
 
 def _processes(node: NodeRun) -> str:
-    return "a process" if node.oom_kills == 1 else f"{node.oom_kills} processes"
+    return "a process" if node.status.oom_kills == 1 else f"{node.status.oom_kills} processes"
 
 
 def _sentence(failure: Failure) -> str:

@@ -20,7 +20,7 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.engines.engine import choose_engine
-from multinode.launch.attach import RecordedRun, find_recorded, stop
+from multinode.launch.attach import find_recorded, nodes_of, stop
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import create_parent
 from multinode.launch.node_runs import cleanup_nodes
@@ -373,7 +373,7 @@ def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) 
         outcome = _STOPPED
     if limit_s is not None and outcome.state == "stopped":
         outcome = _judge_by_time(launched, limit_s, context)
-    cleanup_nodes(launched, recorded.cluster, context)
+    cleanup_nodes(launched, nodes_of(recorded), context)
     if outcome.unreachable:
         return _STOPPED
     return msgspec.structs.replace(outcome, value=launched.summary.samples_per_s)
@@ -388,13 +388,13 @@ def figures_lack(launched: Launched) -> str | None:
     return next((reason for reason in reasons if reason), "it recorded no measured step")
 
 
-def _end(recorded: RecordedRun, context: RunContext) -> Launched:
-    if recorded.run.status == "running":
-        context.say(f"run {recorded.run.run_id} was interrupted: making sure that nothing of it is still running")
-        return stop(recorded, context, _GRACE_S)
-    directory = recorded.directory
-    summary = StoredRun(directory).summary or summarise_run(directory, recorded.plan)
-    return Launched(run=recorded.run, summary=summary, plan=recorded.plan, directory=recorded.directory)
+def _end(stored: StoredRun, context: RunContext) -> Launched:
+    if stored.run.status == "running":
+        context.say(f"run {stored.run_id} was interrupted: making sure that nothing of it is still running")
+        return stop(stored, context, _GRACE_S)
+    plan, directory = stored.require_plan(), stored.directory
+    summary = stored.summary or summarise_run(directory, plan)
+    return Launched(run=stored.run, summary=summary, plan=plan, directory=directory)
 
 
 def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> CellOutcome:
@@ -412,8 +412,8 @@ def _short_of(launched: Launched, limit_s: float) -> str | None:
     if run.status != "stopped":
         return f"without its controller it ended as {run.status}"
     for node in run.nodes:
-        if node.cause not in _FROM_OUTSIDE:
-            return f"{node.name}: it was not stopped there ({(node.cause or node.state).replace('_', ' ')})"
+        if node.status.cause not in _FROM_OUTSIDE:
+            return f"{node.name}: it was not stopped there ({(node.status.cause or node.state).replace('_', ' ')})"
         time_s = trained_s(parse_samples(launched.directory.sample_lines(node.node_rank)))
         if time_s is None:
             return f"{node.name}: too few steps are stored to know how long it trained"

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from multinode.contrast.figures import Side
-from multinode.contrast.side import SideRun, make_side
+from multinode.contrast.side import make_side
 from multinode.errors import UsageError
 from multinode.levers.levers import NONE
 from multinode.model.workload import FullRun, JobSettings, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
+from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord
 from multinode.stats.estimate import attempt
 from multinode.stats.unknown import UnknownError
@@ -35,7 +36,7 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
 
     record: CellRecord
     # that ended well, in the order in which they were measured; none of a cell that has no figures
-    runs: tuple[SideRun, ...] = ()
+    runs: tuple[StoredRun, ...] = ()
 
     @property
     def whole(self) -> FullRun:
@@ -72,8 +73,8 @@ def make_row(measured: MeasuredCell) -> CellRow:
     return msgspec.structs.replace(row, state="failed", reason=row.reason or reason)
 
 
-def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
-    used = [run.summary.utilisation for run in runs]
+def _measured(row: CellRow, side: Side, runs: Sequence[StoredRun]) -> CellRow:
+    used = [run.require_summary().utilisation for run in runs]
     row = msgspec.structs.replace(
         row,
         **{
@@ -84,15 +85,15 @@ def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
         network_share=side.exposed_share,
         exposed_steps=side.exposed_steps,
         peak_memory_gib=_peak_memory_gib(runs),
-        tokens_per_sample=_median([run.summary.tokens_per_sample for run in runs]),
+        tokens_per_sample=_median([run.require_summary().tokens_per_sample for run in runs]),
         **{name: _median([getattr(side, name, None) for side in used]) for name in _UTILISATION},
     )
     return msgspec.structs.replace(row, missing=_missing(row, side, runs[-1]))
 
 
-def _peak_memory_gib(runs: Sequence[SideRun]) -> float | None:
-    peaks = (gib for run in runs for node in run.summary.nodes for gib in node.peak_worker_memory_gib.values())
-    return max(peaks, default=None)
+def _peak_memory_gib(runs: Sequence[StoredRun]) -> float | None:
+    nodes = [node for run in runs for node in run.require_summary().nodes]
+    return max((gib for node in nodes for gib in node.peak_worker_memory_gib.values()), default=None)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -100,8 +101,8 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(counts) if counts and len(counts) == len(values) else None
 
 
-def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
-    summary = last.summary
+def _missing(row: CellRow, side: Side, last: StoredRun) -> dict[str, str]:
+    summary = last.require_summary()
     no_peak = summary.missing.get("utilisation", "") if summary.utilisation is None else summary.utilisation.denominator
     missing = side.missing | {
         "network_share": side.missing.get("exposed_share", ""),

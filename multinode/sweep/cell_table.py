@@ -246,7 +246,7 @@ def table_of_sweep(sweep: SweptCells) -> CellTable:
     table = CellTable(
         run_id=sweep.run_id,
         job=sweep.job,
-        rule=_rule([run.summary for cell in sweep.cells for run in cell.runs]),
+        rule=_rule([run.summary for cell in sweep.cells for run in cell.runs if run.summary is not None]),
         cells=rows,
         notes=(trains,) if trains else (),
     )

@@ -14,7 +14,7 @@ from multinode.check.rule import CheckFinding
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
-from multinode.contrast.side import CONTRAST_FILE, StoredSchema, load_side_run
+from multinode.contrast.side import CONTRAST_FILE, StoredSchema
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps
@@ -34,6 +34,8 @@ from multinode.profile.summary import Summary
 from multinode.records.progress import RunProgress, TrainingTime
 from multinode.records.run import Failure, new_run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from multinode.records.status import Status
+from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import (
     CellOutcome,
     CellRecord,
@@ -148,7 +150,8 @@ def _cut(job: Job, training: CellTraining) -> Job:
 def _refuse(prepared: Prepared, held: CheckFinding, part_of: str | None) -> Launched:
     plan, now_s = prepared.plan, time.time()
     run = new_run(plan, now_s, part_of)
-    nodes = tuple(msgspec.structs.replace(node, state="ended", cause="not_started") for node in run.nodes)
+    not_started = Status(cause="not_started")
+    nodes = tuple(msgspec.structs.replace(node, state="ended", status=not_started) for node in run.nodes)
     where = next((node for node in nodes if node.name == held.node), nodes[0])
     run = msgspec.structs.replace(
         run,
@@ -520,7 +523,7 @@ def _measured(record: CellRecord, root: Path) -> MeasuredCell:
     if record.state != MEASURED:
         return MeasuredCell(record=record)
     directories = [run for run_id in record.run_ids if (run := RunDirectory(root / run_id)).path.is_dir()]
-    return MeasuredCell(record=record, runs=tuple(load_side_run(directory) for directory in directories))
+    return MeasuredCell(record=record, runs=tuple(map(StoredRun, directories)))
 
 
 def new_record(request: GridRequest) -> GridRecord:

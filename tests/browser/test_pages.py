@@ -11,16 +11,19 @@ import msgspec
 import pytest
 
 from multinode.contrast.figures import Contrast
-from multinode.network.measure import scan_messages
+from multinode.contrast.side import load_contrast
+from multinode.network.measure import load_scan, scan_messages
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
-from multinode.results.run_page import ReportedRun, run_page
+from multinode.results.run_page import run_page
 from multinode.sweep.cells import CellTable
+from multinode.sweep.sweep import load_table
 from tests.browser.chromium import Chromium, View, chromium
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed
+from tests.stored import made_run
 from tests.sweep.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
 
 pytestmark = pytest.mark.browser
@@ -39,14 +42,14 @@ _SWEEP = ScanReport(
 _HOSTILE = "<b>x</b><script>console.error(1)</script><img src=http://127.0.0.1:9/y><a href='http://z'>" + "w" * 90
 _PAGES = {
     "contrast": [
-        ReportedRun(run=CONTRAST_RUN, contrast=CONTRAST),
-        ReportedRun(run=msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), contrast=CURVE),
+        made_run(CONTRAST_RUN, {load_contrast: (CONTRAST, "")}),
+        made_run(msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), {load_contrast: (CURVE, "")}),
     ],
-    "run": [ReportedRun(run=RUN, summary=SUMMARY, observed=observed())],
-    "sweep": [ReportedRun(run=RUN, scan=_SWEEP)],
-    "cells": [ReportedRun(run=SWEEP_RUN, cells=SWEEP)],
-    "published": [ReportedRun(run=SWEEP_RUN, cells=PUBLISHED)],
-    "hostile": [ReportedRun(run=SWEEP_RUN, cells=renamed(SWEEP, _HOSTILE))],
+    "run": [made_run(RUN, summary=SUMMARY, observed=observed())],
+    "sweep": [made_run(RUN, {load_scan: _SWEEP})],
+    "cells": [made_run(SWEEP_RUN, {load_table: SWEEP})],
+    "published": [made_run(SWEEP_RUN, {load_table: PUBLISHED})],
+    "hostile": [made_run(SWEEP_RUN, {load_table: renamed(SWEEP, _HOSTILE)})],
 }
 _CHARTS = {
     "contrast": ["run-1-sides", "run-1-links", "run-2-sides", "run-2-scaling"],
@@ -173,8 +176,8 @@ def test_a_chart_holds_what_was_predicted_and_what_was_measured(browser: Chromiu
         [one.link_gbit_per_s for one in wanted],
         [pytest.approx(one.samples_per_s) for one in wanted],
     ]
-    assert drawn["interval"][1] == [pytest.approx(one.interval[0]) for one in wanted]
-    assert drawn["high"][1] == [pytest.approx(one.interval[1]) for one in wanted]
+    assert drawn["interval"][1] == [pytest.approx(one.samples_per_s.low) for one in wanted]
+    assert drawn["high"][1] == [pytest.approx(one.samples_per_s.high) for one in wanted]
     assert drawn["2 x 1, measured"] == [[0.1], [CONTRAST.candidate.samples_per_s.value]]
     break_even = drawn["faster than 1 x 1: 710 Mbit/s (610 to 840 Mbit/s)"]
     assert break_even[0] == pytest.approx([0.6118] * 2 + [0.8391] * 2)

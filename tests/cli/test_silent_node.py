@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.cluster.cluster import Cluster
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from tests.launch.scripted import make_plan
@@ -116,7 +116,7 @@ def store(runs: Path, hostfile: str) -> None:
             nodes=tuple(NodeRun(name=name, node_rank=rank) for rank, name in enumerate(("box", "jump"))),
             lease_s=1.0,
         )
-        directory.write_cluster(Cluster(nodes=(), source="hosts"), hostfile)
+        directory.write_cluster(parse_hostfile(hostfile, "hosts"), hostfile)
         directory.write("plan.json", make_plan("box", "jump"))
         directory.write("run.json", running)
     keep(runs, MEASURED, 2, 800)

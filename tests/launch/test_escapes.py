@@ -13,7 +13,7 @@ from rich.console import Console
 from multinode.launch.outcome import run_parts
 from multinode.launch.progress_lines import ProgressLines
 from multinode.launch.progress_table import ProgressTable
-from multinode.launch.session import Ended, Gone, Hello, Status
+from multinode.launch.session import Ended, Gone, Hello, StatusReport
 from multinode.profile.summary import summarise_run
 from multinode.render.table import screen_text
 from tests.escapes import ESCAPES, RECORDS, fill, lines_of, unprintable
@@ -31,7 +31,7 @@ def test_what_a_node_says_of_a_run_leaves_terminal_json_and_records_printable(
     def play(talk: Talk) -> None:
         talk.say(fill(inspect.type_info(Hello)), RUNNING)
         talk.say({"kind": "alive", "time_s": 0.0}, {"kind": "note", "message": ESCAPES})
-        talk.say({**fill(inspect.type_info(Status)), "state": "running"})
+        talk.say({**fill(inspect.type_info(StatusReport)), "state": "running"})
         talk.chunk(ESCAPES, 0, b"x\n")
         talk.chunk("samples/rank-0.jsonl", 0, samples)
         talk.chunk("log", 0, ESCAPES.encode() + b"\n")

@@ -12,19 +12,22 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.prices import Price, Prices
-from multinode.contrast.side import SideRun
 from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.profile.throughput import Utilisation
 from multinode.records.run import NodeRun, Run
+from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import Estimate, Spread
 from multinode.sweep.cell_rows import MeasuredCell
 from multinode.sweep.cell_sheet import with_notes, with_price_notes
 from multinode.sweep.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
 from multinode.sweep.cells import CellRow, CellTable
+from tests.launch.scripted import make_plan
+from tests.profile.observing import RUN
+from tests.stored import made_run
 
 __all__ = ["PRICES", "PUBLISHED", "SWEEP", "SWEEP_RUN", "measured_cell", "swept"]
 
@@ -45,11 +48,11 @@ def measured_cell(nodes: int, method: str, batch: int, **record: Any) -> Measure
     if record:
         return MeasuredCell(record=CellRecord(cell=cell, **record))
     runs = tuple(_run(f"20260301-ab-{label}-{turn}", nodes, method, batch, turn) for turn in (1, 2))
-    known = CellRecord(cell=cell, state="measured", run_ids=tuple(run.summary.run_id for run in runs))
+    known = CellRecord(cell=cell, state="measured", run_ids=tuple(run.run_id for run in runs))
     return MeasuredCell(record=known, runs=runs)
 
 
-def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun:
+def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> StoredRun:
     names = ("box1", "box2")[:nodes]
     exposed_ms = _GRADIENTS_MS[method] if nodes > 1 else 1.5
     step_ms = (_FIXED_MS + _SAMPLE_MS * batch) * _SLOWER[method] + exposed_ms + turn
@@ -103,8 +106,10 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
         recompute=True,
         overlap=False,
     )
-    return SideRun(
+    return made_run(
+        msgspec.structs.replace(RUN, run_id=run_id),
         summary=summary,
+        plan=make_plan(*names),
         node_names=names,
         workers=(2,) * nodes,
         workload=Workload(settings=settings, whole=FullRun(epochs=3.0)),

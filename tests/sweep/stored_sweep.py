@@ -10,9 +10,9 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.quoting import Command
-from multinode.contrast.side import SideRun
 from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import Grid, GridRecord
 from multinode.sweep.cell_rows import MeasuredCell
 from tests.sweep.cells import GPU, SWEEP_RUN, measured_cell
@@ -32,7 +32,7 @@ _NODE = Node(name="box", price=0.8, price_purchase_gpu=1600.0)
 def store_sweep(root: Path, run_id: str = SWEEP_RUN.run_id, cells: tuple[MeasuredCell, ...] = CELLS) -> RunDirectory:
     """The sweep without its table; its runs lie beside it, with nodes that have a price and two GPUs."""
     for run in (run for cell in cells for run in cell.runs):
-        if not (root / run.summary.run_id).exists():
+        if not (root / run.run_id).exists():
             _store_run(root, run)
     directory = RunDirectory.create(root, run_id)
     record = GridRecord(
@@ -46,8 +46,8 @@ def store_sweep(root: Path, run_id: str = SWEEP_RUN.run_id, cells: tuple[Measure
     return directory
 
 
-def _store_run(root: Path, run: SideRun) -> None:
-    run_id = run.summary.run_id
+def _store_run(root: Path, run: StoredRun) -> None:
+    run_id = run.run_id
     nodes = [msgspec.structs.replace(_NODE, name=name) for name in run.node_names]
     workers = run.workers[0]
     plan = LaunchPlan(

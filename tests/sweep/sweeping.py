@@ -132,7 +132,7 @@ def keep_run(runs: Path, what: Launch, end: float | str | None, *, is_stopped: b
         nodes=(),
     )
     directory = RunDirectory.create(runs, run.run_id)
-    directory.write_bytes("hostfile.txt", HOSTS.encode())
+    directory.write_cluster(parse_hostfile(HOSTS, "hosts"), HOSTS)
     directory.write("plan.json", plan)
     directory.write("summary.json", summary)
     directory.write("run.json", run)

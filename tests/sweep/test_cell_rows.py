@@ -8,10 +8,11 @@ import pytest
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.quoting import Command
-from multinode.contrast.side import SideRun, devices_of
 from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.throughput import Utilisation
 from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
+from multinode.runs.devices import devices_of
+from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import Estimate, of_repeats
 from multinode.sweep.cell_rows import (
@@ -27,8 +28,8 @@ from tests.contrast.made_up_sides import node_use, run_of, split_summary, summar
 CELL = GridCell(label="1x2-lora-batch2", settings={"finetuning_type": "lora"}, nodes=1)
 
 
-def row_of(*runs: SideRun) -> CellRow:
-    record = CellRecord(cell=CELL, state="measured", run_ids=tuple(run.summary.run_id for run in runs))
+def row_of(*runs: StoredRun) -> CellRow:
+    record = CellRecord(cell=CELL, state="measured", run_ids=tuple(run.require_summary().run_id for run in runs))
     return make_row(MeasuredCell(record=record, runs=runs))
 
 
@@ -51,7 +52,7 @@ def test_a_row_has_the_mean_of_its_repeats_and_their_interval() -> None:
 
 def test_unequal_nodes_have_workers_in_all_and_no_number_on_each() -> None:
     cell = msgspec.structs.replace(CELL, nodes=2)
-    run = msgspec.structs.replace(run_of(), node_names=("a", "b"), workers=(2, 1))
+    run = run_of(node_names=("a", "b"), workers=(2, 1))
     measured = make_row(MeasuredCell(record=CellRecord(cell=cell, state="measured", run_ids=("r",)), runs=(run,)))
     assert (measured.nodes, measured.workers_per_node, measured.world_size, measured.global_batch) == (2, None, 3, 6)
     assert measured.missing["workers_per_node"] == "the nodes have unequal numbers of workers"

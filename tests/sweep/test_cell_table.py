@@ -12,6 +12,7 @@ from multinode.stats.estimate import Estimate
 from multinode.sweep.cell_sheet import combined, with_notes
 from multinode.sweep.cell_table import Look, combine, look_at, relative_to
 from multinode.sweep.cells import VALUES, CellRow, CellTable, value_names, value_of
+from tests.contrast.made_up_sides import run_of
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, swept
 
 
@@ -45,8 +46,9 @@ def test_of_runs_with_other_numbers_of_steps_one_rule_tells_them_all() -> None:
         cell = measured_cell(1, "lora", batch)
         (first, second) = cell.runs
         rule = f"the first {steps - steady_steps} of {steps} steps are warm-up, excluded"
-        summary = msgspec.structs.replace(first.summary, steps=steps, steady_steps=steady_steps, rule=rule)
-        run = msgspec.structs.replace(first, summary=summary)
+        whole = first.require_summary()
+        summary = msgspec.structs.replace(whole, steps=steps, steady_steps=steady_steps, rule=rule)
+        run = run_of(summary)
         cells.append(msgspec.structs.replace(cell, runs=(run, second)))
     assert swept(*cells).rule == "the first steps of each run are warm-up, excluded: 5 to 6 of 28 to 66"
 

@@ -8,6 +8,7 @@ import pytest
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.records.run import Failure, NodeRun, Run
+from multinode.records.status import Status
 from multinode.series.grid import (
     BATCH,
     CellOutcome,
@@ -155,7 +156,7 @@ def run_of(status: str, oom_kills: int | None = None, message: str = "it broke",
         status=status,
         started_s=1.0,
         world_size=2,
-        nodes=(NodeRun(name="a", node_rank=0), NodeRun(name="b", node_rank=1, oom_kills=oom_kills)),
+        nodes=(NodeRun(name="a", node_rank=0), NodeRun(name="b", node_rank=1, status=Status(oom_kills=oom_kills))),
         first_failure=failed if status in {"failed", "lost"} else None,
     )
 

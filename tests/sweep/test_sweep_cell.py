@@ -14,6 +14,7 @@ from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import StepSample
+from multinode.records.status import Status
 from multinode.series.grid import GridRecord, begin
 from multinode.series.series import GRID_FILE
 from multinode.sweep.sweep import STEPS_WITHOUT_END, GridRequest, TimedStop, cell_launch, with_time_limit
@@ -68,7 +69,7 @@ def leave_stopped(nodes: Elsewhere, trained_s: int, cause: str = "stopped", end:
     directory = RunDirectory(nodes.runs / run_id)
     run = directory.read("run.json", Run)
     assert run is not None
-    ended = tuple(msgspec.structs.replace(node, state="ended", cause=cause) for node in run.nodes)
+    ended = tuple(msgspec.structs.replace(node, state="ended", status=Status(cause=cause)) for node in run.nodes)
     directory.write("run.json", msgspec.structs.replace(run, status="stopped", nodes=ended))
     for number in range(1, trained_s + 1):
         step = StepSample(rank=0, step=number, time_s=0.0, mono_ns=number * 1_000_000_000)

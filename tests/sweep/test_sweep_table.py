@@ -66,7 +66,7 @@ def test_a_sweep_s_table_is_made_of_its_grid_and_its_runs_and_is_kept(tmp_path: 
 )
 def test_a_cell_without_gpus_says_on_which_processors_it_ran(tmp_path: Path, told: dict[str, str], device: str) -> None:
     directory = store_sweep(tmp_path, cells=CELLS[:1])
-    for run in (RunDirectory(tmp_path / run.summary.run_id) for run in CELLS[0].runs):
+    for run in (RunDirectory(tmp_path / run.run_id) for run in CELLS[0].runs):
         plan = run.read("plan.json", LaunchPlan)
         assert plan is not None
         nodes = tuple(msgspec.structs.replace(node, gpus=None) for node in plan.nodes)
