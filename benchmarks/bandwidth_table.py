@@ -230,7 +230,7 @@ def _bytes(count: float) -> str:
 
 
 def _efficiency(one: PredictedScenario) -> str:
-    low, high = (min(1.0, rate / one.samples_per_s * one.efficiency) for rate in one.interval)
+    low, high = (min(1.0, rate / one.samples_per_s.value * one.efficiency) for rate in one.samples_per_s.bounds)
     return f"{min(1.0, one.efficiency):.0%} ({100 * low:.0f}-{100 * high:.0f})"
 
 

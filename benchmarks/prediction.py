@@ -52,6 +52,7 @@ from typing import Any, NamedTuple
 from multinode.predict.back_test import LEAST_RUNS, Trial, residual_quantile
 from multinode.predict.forecast import ForecastRequest, PredictedScenario
 from multinode.predict.request import forecast_runs
+from multinode.stats.estimate import Estimate, exactly
 from multinode.units import goodput_gb_per_s
 
 MULTINODE = str(Path(sys.executable).parent / "multinode")
@@ -419,8 +420,8 @@ def cell(bench: Bench, series: Series, accumulation: int, rate: str, row: dict[s
 
 def held_against(scenario: PredictedScenario, measured_ms: float) -> dict[str, Any]:
     """A prediction and its error. The interval is of samples per second: of the step time, its ends change places."""
-    step_ms, low, high = scenario.step_time_ms, *scenario.interval
-    fastest, slowest = (step_ms * scenario.samples_per_s / end for end in (high, low))
+    step_ms, low, high = scenario.step_time_ms, *scenario.samples_per_s.bounds
+    fastest, slowest = (step_ms * scenario.samples_per_s.value / end for end in (high, low))
     return {
         "step_ms": step_ms,
         "error": step_ms / measured_ms - 1,
@@ -481,9 +482,8 @@ def trial(one: dict[str, Any], source: str) -> Trial:
     fastest, slowest = one[source]["interval_ms"]
     return Trial(
         name=f"{one['training']}, {one['rate']}",
-        predicted=1e3 / one[source]["step_ms"],
-        interval=(1e3 / slowest, 1e3 / fastest),
-        measured=1e3 / one["measured_ms"],
+        predicted=Estimate(value=1e3 / one[source]["step_ms"], low=1e3 / slowest, high=1e3 / fastest),
+        measured=exactly(1e3 / one["measured_ms"]),
     )
 
 

@@ -54,19 +54,20 @@ def pair_of(path: Path) -> Pair:
     scenario = evidence.today
     forecast = make_forecast(evidence, ForecastRequest(links=(scenario.link.gbit_per_s,)))
     (trial,), (row,) = forecast.back_test.tested, forecast.scenarios
-    alone = trial.predicted / row.speedup
+    alone = trial.predicted.value / row.speedup.value
     return Pair(
         name=path.stem,
         rdma=scenario.link.rdma,
-        predicted=trial.predicted / alone,
-        low=trial.interval[0] / alone,
-        high=trial.interval[1] / alone,
-        measured=trial.measured / alone,
-        linear=row.layout.workers / (row.layout.workers * row.efficiency / row.speedup),
+        predicted=trial.predicted.value / alone,
+        low=trial.predicted.low / alone,
+        high=trial.predicted.high / alone,
+        measured=trial.measured.value / alone,
+        linear=row.layout.workers / (row.layout.workers * row.efficiency / row.speedup.value),
         inside=trial.is_covered,
         verdict=forecast.shortfall.message if forecast.shortfall is not None else "",
         cases="; ".join(
-            f"{case.case} {case.interval[0] / alone:.2f} to {case.interval[1] / alone:.2f}" for case in row.cases
+            f"{case.case} {case.samples_per_s.low / alone:.2f} to {case.samples_per_s.high / alone:.2f}"
+            for case in row.cases
         ),
     )
 

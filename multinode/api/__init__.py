@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from multinode.copy.chain import CopyProgress
     from multinode.copy.paths import CopyReport, CopyRequest
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
+    from multinode.findings.finding import Finding
     from multinode.job.code_tree import CodeTree
     from multinode.job.engines.engine import Engine
     from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.profile.summary import Summary
     from multinode.records.benchmark import CollectiveTest, Message
-    from multinode.records.finding import Finding
     from multinode.records.plan import LaunchPlan
     from multinode.records.run import Run
     from multinode.results.run_page import Report
@@ -162,7 +162,7 @@ _FROM = {
     "results.run_page": ("Report",),
     "profile.summary": ("Summary",),
     "check.rule": ("CheckFinding",),
-    "records.finding": ("Finding",),
+    "findings.finding": ("Finding",),
     "cluster.cluster": ("Cluster", "Node"),
     "job.job": ("Job", "JobEnvironment", "LlamaFactoryJob", "ScriptJob"),
     "records.benchmark": ("CollectiveTest", "Message"),

@@ -168,7 +168,9 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    path: Annotated[Path, typer.Argument(metavar="TABLE", help="Benchmarks as CSV, TSV, Markdown, JSON or YAML.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="Benchmarks as CSV, TSV, Markdown, aligned text, JSON or YAML.")
+    ],
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML of GPU prices. Prices in the table take precedence.")
     ] = None,
@@ -183,8 +185,11 @@ def import_(
         typer.Option(metavar="TITLE=COLUMN", help="Map a title to a column: 'Speed=tokens/s'. Repeatable."),
     ] = None,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Ignore all columns with unknown titles.")
+        bool, typer.Option("--skip-unknown", help="Ignore all columns of numbers with unknown titles.")
     ] = False,
+    number: Annotated[
+        int | None, typer.Option("--table", metavar="N", help="Table of a file with several, from 1. Default: the only one with results.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Import benchmarks measured elsewhere as a run like a sweep. Imported rows are marked, contradictions reported."""
@@ -196,6 +201,7 @@ def import_(
         ignore=tuple(ignore or ()),
         columns=_pairs("--column", "TITLE=COLUMN", "--column 'Speed=tokens/s'", column or []),
         skip_unknown=skip_unknown,
+        table=number,
     )
     imported = import_table(runs_root(), path, extras, name=name, prices_path=prices)
     if as_json:

@@ -102,16 +102,15 @@ def _settings(scenario: PredictedScenario) -> tuple[object, ...]:
 
 def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
     links = [scenario.link_gbit_per_s for scenario in drawn]
-    low, high = ([scenario.interval[end] for scenario in drawn] for end in (0, 1))
+    rates = [scenario.samples_per_s for scenario in drawn]
+    low, high = [rate.low for rate in rates], [rate.high for rate in rates]
     edge = {"x": links, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
     yield Scatter(y=high, showlegend=False, name="high", **edge)
     yield Scatter(y=low, fill="tonexty", fillcolor=_BAND, name="interval", **edge)
     yield Scatter(
         x=links,
-        y=[scenario.samples_per_s for scenario in drawn],
-        customdata=[
-            [f"{format_figure(scenario.interval[0])} to {format_figure(scenario.interval[1])}"] for scenario in drawn
-        ],
+        y=[rate.value for rate in rates],
+        customdata=[[f"{format_figure(rate.low)} to {format_figure(rate.high)}"] for rate in rates],
         hovertemplate="%{x:g} Gbit/s: %{y:,.3r} samples/s, %{customdata[0]}",
         mode="lines+markers",
         name=f"{format_placement(drawn[0].nodes, drawn[0].workers_per_node, drawn[0].layout.workers)}, predicted",
@@ -126,7 +125,7 @@ def _levels(contrast: Contrast, drawn: PredictedScenario) -> dict[str, float]:
     if (baseline.nodes, baseline.workers_per_node) != wanted and contrast.forecast is not None:
         for scenario in contrast.forecast.scenarios:
             if (scenario.nodes, scenario.workers_per_node) == wanted and _settings(scenario) == _settings(drawn):
-                levels[f"{wanted[0]} x {wanted[1]}, predicted"] = scenario.samples_per_s
+                levels[f"{wanted[0]} x {wanted[1]}, predicted"] = scenario.samples_per_s.value
     return levels
 
 

@@ -27,7 +27,7 @@ from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
 from multinode.render.sheet import Block, Prose, Sheet, Tiles, percent
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
-from multinode.stats.estimate import inverse, of_bounds
+from multinode.stats.estimate import inverse
 from multinode.units import UNKNOWN, format_count, format_figure, format_sig, times
 
 _STYLES: dict[Outcome, str] = {
@@ -166,8 +166,7 @@ def _gains(change: Advice, now: str) -> str:
     """Its gain against now and against one node."""
     beside = ""
     if change.against_one_node is not None:
-        span = of_bounds(change.against_one_node, change.against_one_node_interval).text("times_in_words")
-        beside = f", {span} of 1 node"
+        beside = f", {change.against_one_node.text('times_in_words')} of 1 node"
     return f"{change.name}: {gain_words(change)} than {now}{beside}"
 
 

@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from multinode.cluster.cluster import Node
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
-from multinode.transport.agent import AgentStream, AgentTransport, read_answer
+from multinode.transport.agent import AgentStream, AgentTransport, require_kind
 from multinode.transport.base import gather
 from multinode.units import format_size
 
@@ -137,7 +137,7 @@ class Member:
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
-        self.stream: AgentStream | None = None
+        self.stream: AgentStream[Any] | None = None
         self.port: int | None = None
         self.candidates: bytes | None = None
         self.need: _Need | None = None
@@ -172,8 +172,8 @@ class Member:
         """Start its part."""
         request = {"schema": 1, "paths": self.participant.paths, "addr": self.participant.addr, "source": is_source}
         request |= {"delete": delete, **msgspec.to_builtins(credentials)}
-        self.stream = self.participant.agent.open(self.participant.node, "copy", request, deadline_s=_OPEN_S)
-        self.port = read_answer(self.stream.first, _Listening, self.name).port
+        self.stream = self.participant.agent.open(self.participant.node, "copy", request, _RECORD, deadline_s=_OPEN_S)
+        self.port = require_kind(self.stream.first, _Listening, self.name).port
 
     def send(self, order: dict[str, Any]) -> None:
         """Give an order; a node that is gone is heard of when it is read."""
@@ -297,14 +297,13 @@ class CopyRound:
 
     def _read(self, member: Member) -> None:
         stream = member.stream
-        answer: Any = None
+        record: Any = None
         try:
-            while stream is not None and not isinstance(answer, _Ended):
+            while stream is not None and not isinstance(record, _Ended):
                 record = stream.read(_SILENT_S)
                 if record is None:
                     raise ContactLost("its agent ended before the copy did", node=member.name)
-                answer = read_answer(record, _RECORD, member.name)
-                self._heard.put((member, answer))
+                self._heard.put((member, record))
         except MultinodeError as error:
             error.node = error.node or member.name
             self._heard.put((member, error))
@@ -439,7 +438,7 @@ class _Relay:
     def __init__(self, target: Member) -> None:
         participant = target.participant
         request = {"schema": 1, "addr": participant.addr, "port": target.port}
-        self._stream = participant.agent.open(participant.node, "relay", request, deadline_s=_OPEN_S)
+        self._stream = participant.agent.open(participant.node, "relay", request, _RelayedData, deadline_s=_OPEN_S)
         self._server = socket.create_server((_LOOPBACK, 0), backlog=1)
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._serve, name="relay", daemon=True).start()
@@ -465,11 +464,11 @@ class _Relay:
     def _answer(self, caller: socket.socket) -> None:
         with contextlib.suppress(OSError, MultinodeError):
             while (record := self._stream.read(_SILENT_S)) is not None:
-                if data := read_answer(record, _RelayedData, "").data:
-                    caller.sendall(data)
+                if record.data:
+                    caller.sendall(record.data)
         with contextlib.suppress(OSError):
             caller.shutdown(socket.SHUT_RDWR)
 
 
-class _RelayedData(msgspec.Struct, frozen=True):
+class _RelayedData(msgspec.Struct, frozen=True, tag_field="kind", tag="data"):
     data: bytes = b""

@@ -98,7 +98,7 @@ class PathLook(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None = None
 
 
-class _Looked(msgspec.Struct, frozen=True):
+class _Looked(msgspec.Struct, frozen=True, tag_field="kind", tag="looked"):
     paths: tuple[PathLook, ...]
 
 

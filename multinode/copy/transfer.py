@@ -18,7 +18,7 @@ from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
 from multinode.records.plan import CodeCopy, LaunchPlan, SentCode
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import TraceSample, parse_samples
-from multinode.transport.agent import AgentStream, AgentTransport, read_answer
+from multinode.transport.agent import AgentStream, AgentTransport, require_kind
 from multinode.transport.base import gather
 from multinode.units import format_count, format_size
 
@@ -44,14 +44,21 @@ class _ListedFile(msgspec.Struct, frozen=True):
     size_bytes: Annotated[int, Meta(ge=0)]
 
 
-class _ListedFiles(msgspec.Struct, frozen=True):
+class _ListedFiles(msgspec.Struct, frozen=True, tag_field="kind", tag="files"):
     # The agent's maximum.
     files: Annotated[tuple[_ListedFile, ...], Meta(max_length=100_000)]
 
 
-class _FileData(msgspec.Struct, frozen=True):
+class _FileData(msgspec.Struct, frozen=True, tag_field="kind", tag="data"):
     file: int
     data: bytes
+
+
+class _Fetched(msgspec.Struct, frozen=True, tag_field="kind", tag="fetched"):
+    """All files were sent."""
+
+
+_FetchedRecord = _ListedFiles | _FileData | _Fetched
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +86,8 @@ def fetch_files(
         MultinodeError: they cannot be written here.
     """
     request = {"schema": 1, "paths": list(wanted.paths), "cwd": wanted.cwd}
-    stream = agent.open(wanted.node, "fetch", request, deadline_s=patience_s)
+    stream: AgentStream[_FetchedRecord]
+    stream = agent.open(wanted.node, "fetch", request, _FetchedRecord, deadline_s=patience_s)  # type: ignore[arg-type]  # a union is no type
     try:
         return _receive(stream, wanted.node, to, say, patience_s)
     except OSError as error:
@@ -88,8 +96,10 @@ def fetch_files(
         stream.close()
 
 
-def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], None], patience_s: float) -> Fetched:
-    listed = read_answer(stream.first, _ListedFiles, node.name).files
+def _receive(
+    stream: AgentStream[_FetchedRecord], node: Node, to: Path, say: Callable[[str], None], patience_s: float
+) -> Fetched:
+    listed = require_kind(stream.first, _ListedFiles, node.name).files
     total = sum(file.size_bytes for file in listed)
     places = [to / _safe(file.name, node) for file in listed]
     if len(set(places)) < len(places):
@@ -107,12 +117,12 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
     left = [file.size_bytes for file in listed]
     began = time.monotonic()
     while (record := stream.read(patience_s)) is not None:
-        if record.get("kind") == "fetched":
+        if isinstance(record, _Fetched):
             short = next((file.name for file, lacking in zip(listed, left, strict=True) if lacking), None)
             if short is not None:
                 raise NodeFailed(f"it sent less of {short} than announced", node=node.name)
             return Fetched(directory=to, files=tuple(file.name for file in listed), size_bytes=total)
-        data = read_answer(record, _FileData, node.name)
+        data = require_kind(record, _FileData, node.name)
         if not 0 <= data.file < len(places):
             raise NodeFailed(f"it sent file {data.file} of {len(places)}", node=node.name)
         left[data.file] -= len(data.data)
@@ -174,7 +184,7 @@ _PIECE_BYTES = 1 << 16
 _REASON_S = 5.0
 
 
-class _Wanted(msgspec.Struct, frozen=True):
+class _Wanted(msgspec.Struct, frozen=True, tag_field="kind", tag="wanted"):
     files: tuple[Annotated[int, Meta(ge=0)], ...]
 
 
@@ -206,13 +216,14 @@ def _send(agent: AgentTransport, node: Node, code: CodeTree, run_id: str, deadli
         "files": [[file.path, file.digest, file.size_bytes, file.is_executable] for file in code.files],
         "links": code.links,
     }
-    stream = agent.open(node, "code", request, deadline_s=_CODE_ANSWER_S)
+    stream: AgentStream[_Wanted | _Copied]
+    stream = agent.open(node, "code", request, _Wanted | _Copied, deadline_s=_CODE_ANSWER_S)  # type: ignore[arg-type]  # a union is no type
     try:
         files = _wanted(stream, node, code)
         for number, file in files.items():
             for data in _read(code, file):
                 _say(stream, {"file": number, "data": data})
-        read_answer(stream.read(deadline_s), _Copied, node.name)
+        require_kind(stream.read(deadline_s), _Copied, node.name)
     except BaseException:
         stream.close()
         raise
@@ -220,15 +231,15 @@ def _send(agent: AgentTransport, node: Node, code: CodeTree, run_id: str, deadli
     return SentCode(files=len(files), size_bytes=sum(file.size_bytes for file in files.values()))
 
 
-def _wanted(stream: AgentStream, node: Node, code: CodeTree) -> dict[int, CodeFile]:
+def _wanted(stream: AgentStream[_Wanted | _Copied], node: Node, code: CodeTree) -> dict[int, CodeFile]:
     """The files that a node lacks, by their numbers."""
-    numbers = read_answer(stream.first, _Wanted, node.name).files
+    numbers = require_kind(stream.first, _Wanted, node.name).files
     if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(code.files):
         raise NodeFailed("it asked for files that it was not told of", node=node.name)
     return {number: code.files[number] for number in numbers}
 
 
-def _say(stream: AgentStream, piece: dict[str, object]) -> None:
+def _say(stream: AgentStream[_Wanted | _Copied], piece: dict[str, object]) -> None:
     try:
         stream.send(piece)
     except ContactLost:

@@ -34,7 +34,7 @@ class NodeRunEntry(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
 
 
-class NodeRuns(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRuns(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="runs"):
     """Runs of which a node knows."""
 
     runs: tuple[NodeRunEntry, ...]
@@ -45,6 +45,10 @@ class NodeRuns(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> frozenset[str]:
         """Runs with a directory there, and runs with live processes; not those of other machines."""
         return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
+
+
+class Stopped(Status, frozen=True, kw_only=True, tag_field="kind", tag="stopped"):
+    """The last status of a run that was told to stop."""
 
 
 def runs_of_node(agent: AgentTransport, node: Node, run_id: str | None = None) -> NodeRuns:
@@ -69,7 +73,7 @@ def stop_on_node(
 ) -> Status:
     """Stop the run of this name there; its last status, of cause `unknown` if the node has no directory of it."""
     order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
-    return agent.call(node, "stop", order, Status, deadline_s=grace_s + answer_s)
+    return agent.call(node, "stop", order, Stopped, deadline_s=grace_s + answer_s)
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +89,7 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class _CleanedNode(msgspec.Struct, frozen=True):
+class _CleanedNode(msgspec.Struct, frozen=True, tag_field="kind", tag="cleaned"):
     removed: tuple[NodeRunEntry, ...]
     kept: tuple[NodeRunEntry, ...]
     code_bytes: int = 0

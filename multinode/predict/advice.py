@@ -19,7 +19,7 @@ from multinode.predict.break_even import gain
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
-from multinode.stats.estimate import Estimate, exactly
+from multinode.stats.estimate import Estimate, exactly, of_bounds
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_figure
 
@@ -51,12 +51,10 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # unique, for people: `gradient accumulation 4`
     kind: str  # the changed setting: `link`, `accumulation`, `nodes` and so on
-    gain: float  # samples/s over the current rate, predicted or measured
-    interval: tuple[float, float]  # of the gain: low, high
+    gain: Estimate  # samples/s over the current rate, predicted or measured
     measured: bool = False  # whether both rates were measured, so that nothing is predicted
     # samples/s over those of one node with the current settings; None if the training runs on one node
-    against_one_node: float | None = None
-    against_one_node_interval: tuple[float, float] | None = None  # low, high; likewise
+    against_one_node: Estimate | None = None
     outlook: PredictedScenario  # the predicted scenario
     memory_gib: float | None = None  # additional memory per worker, or less; None if unknown
     fits: bool | None = None  # whether it fits the GPUs; None if unknown
@@ -114,7 +112,11 @@ def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
     return tuple(
         sorted(
             ranked,
-            key=lambda option: (option.advice.fits is False, _after_one_node(option, ranked), -option.advice.gain),
+            key=lambda option: (
+                option.advice.fits is False,
+                _after_one_node(option, ranked),
+                -option.advice.gain.value,
+            ),
         )
     )
 
@@ -126,14 +128,14 @@ def _after_one_node(option: RankedOption, ranked: Sequence[RankedOption]) -> int
         return 0
     if option is alone:
         return 1
-    interval = option.advice.against_one_node_interval
-    return 0 if interval is not None and interval[0] > 1 else 2
+    beside = option.advice.against_one_node
+    return 0 if beside is not None and beside.low > 1 else 2
 
 
 def pays(advice: Advice) -> bool:
     """Whether the gain is noticeable, of a measured one beyond the noise, and the change fits as far as known."""
-    is_noise = advice.measured and advice.interval[0] < 1
-    return advice.gain >= 1 + NOTICEABLE and advice.fits is not False and not is_noise
+    is_noise = advice.measured and advice.gain.low < 1
+    return advice.gain.value >= 1 + NOTICEABLE and advice.fits is not False and not is_noise
 
 
 def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
@@ -169,11 +171,9 @@ def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) 
     advice = Advice(
         name=option.name,
         kind=option.kind,
-        gain=ratio.value,
-        interval=(ratio.low, ratio.high),
+        gain=ratio,
         measured=_is_measured(today, option),
-        against_one_node=beside.value if beside is not None else None,
-        against_one_node_interval=(beside.low, beside.high) if beside is not None else None,
+        against_one_node=beside,
         outlook=then,
         memory_gib=option.more_memory_gib,
         fits=option.fits,
@@ -194,7 +194,7 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
     is_ddp = today.scenario.strategy is Strategy.DDP and levers.beside(Levers(balance=balance.balance)) == levers
     if not is_ddp or levers.balance is not None or balance.gain < 1 + _WORTH_A_LINE:
         return None
-    low, high = balance.interval
+    balanced = of_bounds(balance.gain, balance.interval)
     change = Change(levers=Levers(balance=balance.balance))
     option = TuningOption(
         name="samples by speed",
@@ -209,8 +209,7 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
     then = msgspec.structs.replace(
         now,
         step_time_ms=now.step_time_ms / balance.gain,
-        samples_per_s=now.samples_per_s * balance.gain,
-        interval=(now.interval[0] * low, now.interval[1] * high),
+        samples_per_s=now.samples_per_s * balanced,
     )
     paces = (
         f"{speed.node} {format_figure(speed.balanced_samples)} samples per step and worker "
@@ -220,23 +219,23 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
     advice = Advice(
         name=option.name,
         kind=option.kind,
-        gain=balance.gain,
-        interval=balance.interval,
-        against_one_node=beside.value * balance.gain if beside is not None else None,
-        against_one_node_interval=(beside.low * low, beside.high * high) if beside is not None else None,
+        gain=balanced,
+        against_one_node=beside * balanced if beside is not None else None,
         outlook=then,
         fits=option.fits,
         meaning=option.meaning,
         change=change,
         command=change.options,
-        why=f"{format_figure(then.samples_per_s)} samples/s instead of "
-        f"{format_figure(now.samples_per_s)}; {', '.join(paces)}",
+        why=f"{format_figure(then.samples_per_s.value)} samples/s instead of "
+        f"{format_figure(now.samples_per_s.value)}; {', '.join(paces)}",
     )
     return RankedOption(advice, option)
 
 
 def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
-    sentence = f"{format_figure(then.samples_per_s)} samples/s instead of {format_figure(now.samples_per_s)}"
+    sentence = (
+        f"{format_figure(then.samples_per_s.value)} samples/s instead of {format_figure(now.samples_per_s.value)}"
+    )
     if then.nodes > 1:
         sent, before = (f"{format_figure(state.sample_mb())} MB" for state in (option.after, option.before))
         was = f" instead of {before}" if sent != before else ""
@@ -296,7 +295,7 @@ def _is_measured(today: TrainingState, option: TuningOption) -> bool:
 def _best_pairs(
     today: TrainingState, options: Sequence[TuningOption], alone: Sequence[RankedOption | None]
 ) -> list[TuningOption]:
-    gains = {ranked.advice.name: ranked.advice.gain for ranked in alone if ranked is not None}
+    gains = {ranked.advice.name: ranked.advice.gain.value for ranked in alone if ranked is not None}
     pairs: dict[frozenset[str], tuple[float, TuningOption]] = {}
     for first in options:
         if not _combines(first):

@@ -13,7 +13,6 @@ from multinode.predict.tuning_options import per_step, script_ms
 from multinode.profile.summary_sheets import SMALLER
 from multinode.render.sheet import Column, Sheet
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, next_lines, paragraph, sheet_table
-from multinode.stats.estimate import of_bounds
 from multinode.units import UNKNOWN, format_count, format_figure, format_ms, format_rate, times
 
 _SOME_GIB = 0.005
@@ -37,8 +36,8 @@ def advice_sheet(advice: Sequence[Advice]) -> Sheet:
         rows=tuple(
             (
                 row.name,
-                f"{row.gain:.2f}x{' *' if row.measured else ''}",
-                f"{row.interval[0]:.2f}-{row.interval[1]:.2f}",
+                f"{row.gain.value:.2f}x{' *' if row.measured else ''}",
+                f"{row.gain.low:.2f}-{row.gain.high:.2f}",
                 *(_tried(row.tried) if tried else ()),
                 _memory_sheet(row.memory_gib),
                 meaning_words(row),
@@ -68,7 +67,7 @@ def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today
             (
                 str(number),
                 row.name,
-                f"{of_bounds(row.gain, row.interval).text('times')}{' measured' if row.measured else ''}",
+                f"{row.gain.text('times')}{' measured' if row.measured else ''}",
                 *((_against_one_node(row),) if has_one_node else ()),
                 *(_tried(row.tried) if tried else ()),
                 _memory_sheet(row.memory_gib),
@@ -87,20 +86,20 @@ def is_one_node(advice: Advice) -> bool:
 def _against_one_node(advice: Advice) -> str:
     if advice.against_one_node is None or is_one_node(advice):
         return UNKNOWN
-    return of_bounds(advice.against_one_node, advice.against_one_node_interval).text("times")
+    return advice.against_one_node.text("times")
 
 
 def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
     numbered = [(number, row) for number, row in enumerate(advice, 1) if not row.measured]
-    if any(second.interval[1] > first.interval[0] for (_, first), (_, second) in itertools.pairwise(numbered)):
+    if any(second.gain.high > first.gain.low for (_, first), (_, second) in itertools.pairwise(numbered)):
         yield "overlapping ranges: it is unknown which is faster"
-    if advice and is_one_node(advice[0]) and any(row.gain > advice[0].gain for row in advice):
+    if advice and is_one_node(advice[0]) and any(row.gain.value > advice[0].gain.value for row in advice):
         yield "one node ranks above changes that may not be faster than it"
 
 
 def gain_words(advice: Advice) -> str:
     """`2.9x faster (2.8x to 3.1x)`; `1.20x slower (1.10x to 1.30x)`."""
-    return of_bounds(advice.gain, advice.interval).text("faster")
+    return advice.gain.text("faster")
 
 
 def meaning_words(advice: Advice) -> str:
@@ -163,7 +162,7 @@ def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
         best = best_tried(advice)
         if best is None or best.tried is None or best.tried.gain is None:
             return "No tried change makes this training noticeably faster."
-        return f"Best tried change: {best.name}, {times(best.tried.gain)} faster (predicted {times(best.gain)})."
+        return f"Best tried change: {best.name}, {times(best.tried.gain)} faster (predicted {times(best.gain.value)})."
     paying = next((row for row in recommendations.advice if pays(row)), None)
     if paying is None:
         return "No change is predicted to make this training noticeably faster."
@@ -190,11 +189,11 @@ def _now(recommendations: Recommendations) -> str:
 
 def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
     for row in recommendations.advice:
-        span = row.against_one_node_interval
-        if row.against_one_node is not None and span is not None and not is_one_node(row) and span[1] > 1:
-            is_known = span[0] > 1
+        beside = row.against_one_node
+        if beside is not None and not is_one_node(row) and beside.high > 1:
+            is_known = beside.low > 1
             verdict = "faster" if is_known else "inconclusive whether this is faster"
-            figure = of_bounds(row.against_one_node, span).text("times_in_words")
+            figure = beside.text("times_in_words")
             yield f"With {row.name}, {recommendations.today.nodes} nodes reach {figure} the speed of 1 node: {verdict}."
             return
 
@@ -223,8 +222,8 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
 def _today(recommendations: Recommendations) -> str:
     today, measured, tried = recommendations.today, recommendations.measured_samples_per_s, recommendations.today_tried
     link = f" at {format_rate(today.link_gbit_per_s)}" if today.link_gbit_per_s is not None else ""
-    low, high = today.interval
-    predicted = f"{format_figure(today.samples_per_s)} predicted ({format_figure(low)} to {format_figure(high)})"
+    low, high = map(format_figure, today.samples_per_s.bounds)
+    predicted = f"{format_figure(today.samples_per_s.value)} predicted ({low} to {high})"
     rates = [predicted if measured is None else f"{format_figure(measured)} measured"]
     if tried is not None and tried.samples_per_s is not None:
         rates.append(f"{format_figure(tried.samples_per_s)} in a short run now")

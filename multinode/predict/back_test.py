@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.predict.network_model import UncertaintySource
-from multinode.records.finding import Finding
+from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_figure, format_rate
 
 _LEVEL = 0.9
@@ -28,10 +29,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction and the measurement that it did not use; all in samples/s."""
 
     name: str  # of the scenario, for people
-    predicted: float
-    interval: tuple[float, float]  # low, high, as the model assumes
-    measured: float
-    measured_range: tuple[float, float] | None = None  # that its rounding leaves: low, high; None if it is exact
+    predicted: Estimate  # with the interval that the model assumes
+    measured: Estimate  # with its rounding
     link_gbit_per_s: float | None = None  # of a node's NIC; None on one node
     nodes: int | None = None
     shortfall: Finding | None = None  # that the run was slower than its network allows, which is no error of the model
@@ -39,19 +38,17 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def error(self) -> float:
         """Relative error of the step time; negative if the model was too fast."""
-        return self.measured / self.predicted - 1
+        return self.measured.value / self.predicted.value - 1
 
     @property
     def residual(self) -> float:
         """Absolute difference of the logarithms."""
-        return abs(math.log(self.measured / self.predicted))
+        return abs(math.log(self.measured.value / self.predicted.value))
 
     @property
     def is_covered(self) -> bool:
         """Whether the measured value is in the interval."""
-        low, high = self.interval
-        least, most = self.measured_range or (self.measured, self.measured)
-        return low <= most and least <= high
+        return self.predicted.low <= self.measured.high and self.measured.low <= self.predicted.high
 
 
 class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +110,7 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
 
 def back_test(tested: Sequence[Trial]) -> BackTest:
     """Errors and coverage; pairs without a speed are excluded."""
-    trials = tuple(trial for trial in tested if trial.predicted > 0 and trial.measured > 0)
+    trials = tuple(trial for trial in tested if trial.predicted.value > 0 and trial.measured.value > 0)
     if not trials:
         return BackTest(sentence="not checked: no measured run for comparison")
     median = statistics.median(abs(trial.error) for trial in trials)
@@ -153,7 +150,8 @@ def _where(tested: Sequence[Trial]) -> str:
 def residual_quantile(tested: Sequence[Trial]) -> ResidualQuantile:
     """The ceil((n + 1) * 0.9)-th smallest residual of at least one trial; the largest if there are too few."""
     residuals = sorted(trial.residual for trial in tested)
-    widths = [math.log(trial.interval[1] / trial.interval[0]) for trial in tested if trial.interval[0] > 0]
+    predicted = [trial.predicted for trial in tested]
+    widths = [math.log(estimate.high / estimate.low) for estimate in predicted if estimate.low > 0]
     place = min(len(residuals), math.ceil((len(residuals) + 1) * _LEVEL - _ROUNDING))
     return ResidualQuantile(
         runs=len(residuals),

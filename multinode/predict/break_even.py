@@ -92,8 +92,7 @@ class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int  # including it
     samples_per_s: float  # difference to the current rate
     tokens_per_s: float | None  # likewise; None if samples have no known length
-    worth: float  # relative to the speed of one such node alone: 1 is a node without loss
-    worth_range: tuple[float, float] | None = None  # low, high
+    worth: Estimate  # relative to the speed of one such node alone: 1 is a node without loss
     sentence: str = ""  # whether to add it
 
 
@@ -183,17 +182,16 @@ def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Ne
         step = _first(steps + 1, lambda step: enough(at(rate(step)), level))
         return None if step is None else rate(step)
 
-    bounds = slowest(HIGH, _ROUGH), slowest(MIDDLE, _FINE), slowest(LOW, _ROUGH)
-    value = bounds[1]
-    if value is not None and value <= SLOWEST_GBIT_PER_S:
-        return _needed(bounds, "any", "at any bandwidth")
-    if value is not None:
-        return _needed(bounds, "from", "from this link rate up")
+    needed = _needed(slowest(HIGH, _ROUGH), slowest(MIDDLE, _FINE), slowest(LOW, _ROUGH))
+    if needed.always:
+        return _because(needed, "any", "at any bandwidth")
+    if needed.value is not None:
+        return _because(needed, "from", "from this link rate up")
     if enough(_without_network(Prediction(calibration, scenario)), MIDDLE):
         remains = "the overhead per message or the throughput of the nodes remains"
-        return _needed(bounds, "overhead", f"never, at any bandwidth: {remains}")
+        return _because(needed, "overhead", f"never, at any bandwidth: {remains}")
     slow = "the nodes' own work and their waits for each other are too slow"
-    return _needed(bounds, "slow_nodes", f"never, at any bandwidth: {slow}")
+    return _because(needed, "slow_nodes", f"never, at any bandwidth: {slow}")
 
 
 def _first(count: int, is_enough: Callable[[int], bool]) -> int | None:
@@ -212,21 +210,19 @@ def _faster_than(alone: Prediction, times: float) -> Enough:
     return is_enough
 
 
-def _needed(
-    bounds: tuple[float | None, float | None, float | None], reason: Reason, why: str, ratio: float | None = None
-) -> Needed:
-    low, value, high = bounds
+def _needed(low: float | None, value: float | None, high: float | None) -> Needed:
     if value is None:
-        return Needed(low=low, reason=reason, why=why)
+        return Needed(low=low)
     return Needed(
         value=value,
         low=value if low is None else min(low, value),
         high=None if high is None else max(high, value),
-        reason=reason,
-        ratio=ratio,
-        why=why,
         always=value <= SLOWEST_GBIT_PER_S,
     )
+
+
+def _because(needed: Needed, reason: Reason, why: str, ratio: float | None = None) -> Needed:
+    return msgspec.structs.replace(needed, reason=reason, why=why, ratio=ratio)
 
 
 def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: float) -> Needed:
@@ -248,11 +244,12 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
     low, many, high = fewest(HIGH), fewest(MIDDLE), fewest(LOW)
     if many is None:
         return msgspec.structs.replace(_never_enough(calibration, scenario), low=low)
+    needed = _needed(low, many, high)
     if many == scenario.accumulation:
-        return _needed((low, many, high), "as_now", "as now")
+        return _because(needed, "as_now", "as now")
     ratio = many / scenario.accumulation
     why = f"the global batch {'becomes' if ratio > 1 else 'could be'} {format_figure(ratio)} times as large"
-    return _needed((low, many, high), "global_batch", why, ratio)
+    return _because(needed, "global_batch", why, ratio)
 
 
 def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
@@ -271,8 +268,7 @@ def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
         nodes=layout.nodes + 1,
         samples_per_s=gained,
         tokens_per_s=gained * length if length is not None else None,
-        worth=worth,
-        worth_range=(low, high),
+        worth=Estimate(value=worth, low=low, high=high),
         sentence=f"do not add it: {layout.nodes + 1} nodes are no faster than {layout.nodes}"
         if high <= 0
         else f"{'it adds' if low > 0 else 'inconclusive:'} {share} of the speed of one such node alone",

@@ -5,7 +5,7 @@ Uses the same model as `advise`, with only the records of this run.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -30,6 +30,7 @@ from multinode.records.run import (
     unknown_verdict,
 )
 from multinode.records.run_directory import RunDirectory
+from multinode.stats.estimate import Estimate, exactly, inverse, of_bounds
 from multinode.traffic.step_calls import Strategy, passing_bytes
 from multinode.units import format_count, format_duration, format_figure, format_ms, times
 
@@ -59,14 +60,17 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
 
 
 def _head(nodes: int, alone: Projection) -> str:
-    low, high = alone.speedup_interval
-    if low > 1:
-        sentence = f"1 node is {times(alone.speedup)} faster than {nodes} ({times(low)} to {times(high)})"
-    elif high < 1:
-        sentence = f"{nodes} nodes are {times(1 / alone.speedup)} faster than 1 ({times(1 / high)} to {times(1 / low)})"
+    if alone.speedup.low > 1:
+        sentence = f"1 node is {_faster(alone.speedup, f'than {nodes}')}"
+    elif alone.speedup.high < 1:
+        sentence = f"{nodes} nodes are {_faster(inverse(alone.speedup), 'than 1')}"
     else:
-        sentence = f"inconclusive: 1 node is {times(low)} to {times(high)} the speed of {nodes}"
+        sentence = f"inconclusive: 1 node is {alone.speedup.text('times_range')} the speed of {nodes}"
     return f"{sentence}, with the same workers per node"
+
+
+def _faster(speedup: Estimate, than: str = "") -> str:
+    return f"{' '.join(filter(None, (times(speedup.value), 'faster', than)))} ({speedup.text('times_range')})"
 
 
 def _part_left(verdict: EarlyVerdict, step: int | None) -> float:
@@ -76,17 +80,16 @@ def _part_left(verdict: EarlyVerdict, step: int | None) -> float:
 
 
 def _left_words(way: Projection, name: str, part: float) -> str:
-    if way.left_s is None or way.left_interval_s is None:
+    if way.left_s is None:
         return ""
-    value, low, high = (format_duration(part_s * part) for part_s in (way.left_s, *way.left_interval_s))
+    value, low, high = (format_duration(part_s * part) for part_s in (way.left_s.value, *way.left_s.bounds))
     return f"{value} {name} ({low} to {high})"
 
 
 def _best_words(best: BestChange | None) -> str:
     if best is None:
         return ""
-    low, high = best.speedup_interval
-    return f". Best change: {_change(best)}, {times(best.speedup)} faster ({times(low)} to {times(high)})"
+    return f". Best change: {_change(best)}, {_faster(best.speedup)}"
 
 
 def _change(best: BestChange) -> str:
@@ -141,14 +144,14 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
         left_s = max(0, steps.total_steps - steps.step) * today.scenario.samples / rate
     alone = one_node(today)
     prediction = alone.after.prediction()
+    as_now = Estimate(value=1.0, low=low / rate, high=high / rate)
+    by_one_node = of_bounds(prediction.samples_per_s, prediction.interval) / of_bounds(rate, (low, high))
     fits = _memory(alone)
     budget = today.gpu_memory
     verdict = EarlyVerdict(
         **msgspec.structs.asdict(steps),
-        now=_projection((1.0, low / rate, high / rate), left_s),
-        one_node=_projection(
-            (prediction.samples_per_s / rate, prediction.interval[0] / high, prediction.interval[1] / low), left_s
-        ),
+        now=Projection(speedup=as_now, left_s=_left(as_now, left_s)),
+        one_node=Projection(speedup=by_one_node, left_s=_left(by_one_node, left_s)),
         best=_best(rank_options(today), left_s),
         memory=fits,
         shortfall=judge_speed(today.calibration, today.sent, rate),
@@ -170,14 +173,8 @@ def _core_wait_ms(summary: Summary, workers: int, step_ms: float) -> float | Non
     return waited_ms if waited_ms > NOTICEABLE * step_ms else None
 
 
-def _projection(speedup: tuple[float, float, float], left_s: float | None) -> Projection:
-    value, low, high = speedup
-    return Projection(speedup=value, speedup_interval=(low, high), **_left(speedup, left_s))
-
-
-def _left(speedup: tuple[float, float, float], left_s: float | None) -> dict[str, Any]:
-    value, low, high = speedup
-    return {} if left_s is None else {"left_s": left_s / value, "left_interval_s": (left_s / high, left_s / low)}
+def _left(speedup: Estimate, left_s: float | None) -> Estimate | None:
+    return None if left_s is None else exactly(left_s) / speedup
 
 
 def _memory(alone: TuningOption) -> Literal["fits", "too_small", "unknown"]:
@@ -193,15 +190,13 @@ def _memory(alone: TuningOption) -> Literal["fits", "too_small", "unknown"]:
 
 def _best(ranked: tuple[RankedOption, ...], left_s: float | None) -> BestChange | None:
     for advice, option in ranked:
-        if option.kind in _SETTINGS and pays(advice) and advice.interval[0] > 1:
-            speedup = (advice.gain, *advice.interval)
+        if option.kind in _SETTINGS and pays(advice) and advice.gain.low > 1:
             return BestChange(
                 name=advice.name,
                 options=option.change.options if option.change is not None else "",
                 samples_ratio=option.after.scenario.samples / option.before.scenario.samples,
                 speedup=advice.gain,
-                speedup_interval=advice.interval,
-                **_left(speedup, left_s),
+                left_s=_left(advice.gain, left_s),
             )
     return None
 

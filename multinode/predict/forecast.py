@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
 from multinode.levers.levers import NONE, Levers
@@ -23,7 +24,7 @@ from multinode.predict.prediction import Basis, Prediction
 from multinode.predict.shortfall import judge_holdout, judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
-from multinode.records.finding import Finding
+from multinode.stats.estimate import Estimate, exactly, inverse, of_bounds
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from multinode.units import MIB, format_count, format_rate
@@ -75,12 +76,10 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     bucket_mib: float | None = None  # maximum size of a reduction; None as calibrated
     overlap: bool = True  # whether computation may hide communication
     step_time_ms: float  # of an optimizer step
-    samples_per_s: float  # of all workers
-    interval: tuple[float, float]  # of samples_per_s: low, high
+    samples_per_s: Estimate  # of all workers
     basis: Basis = "assumed"  # of the interval: `back-test`, `measured` or `assumed`
     tokens_per_s: float | None = None  # padded; None if samples have no known length
-    speedup: float  # over one node with the same settings and its measured number of workers
-    speedup_interval: tuple[float, float] | None = None  # low, high
+    speedup: Estimate  # over one node with the same settings and its measured number of workers
     efficiency: float  # speed-up over the ratio of workers
     parts: StepParts
     bottleneck: Bottleneck  # the main limit
@@ -167,12 +166,10 @@ def predict_scenario(
         bucket_mib=None if scenario.bucket_bytes is None else scenario.bucket_bytes / MIB,
         overlap=scenario.overlap,
         step_time_ms=prediction.step_time_ms,
-        samples_per_s=prediction.samples_per_s,
-        interval=prediction.interval,
+        samples_per_s=of_bounds(prediction.samples_per_s, prediction.interval),
         basis=prediction.basis,
         tokens_per_s=None if length is None else prediction.samples_per_s * length,
-        speedup=speedup.value,
-        speedup_interval=(speedup.low, speedup.high) if layout.nodes > 1 else (1.0, 1.0),
+        speedup=speedup if layout.nodes > 1 else exactly(speedup.value),
         efficiency=speedup.value * alone.scenario.layout.workers / layout.workers,
         parts=prediction.parts,
         bottleneck=prediction.bottleneck,
@@ -297,20 +294,17 @@ def _with_rate(evidence: Evidence, row: PredictedScenario) -> PredictedScenario:
     rate = one if row.nodes == 1 else evidence.today_samples_per_s
     if not row.measured or rate is None:
         return row
-    off = rate / row.samples_per_s
-    against = off if row.nodes == 1 or one is None else rate / one / row.speedup
-    low, high = row.speedup_interval or (row.speedup, row.speedup)
-    gained = evidence.single_gain if one is not None else None
-    several = {
-        "speedup": row.speedup * against,
-        "speedup_interval": (low * against, high * against) if gained is None else (1 / gained.high, 1 / gained.low),
-        "efficiency": row.efficiency * against,
-    }
+    predicted = row.samples_per_s
+    off = rate / predicted.value
+    against = off if row.nodes == 1 or one is None else rate / one / row.speedup.value
+    speedup = row.speedup * against
+    if one is not None and evidence.single_gain is not None:
+        speedup = of_bounds(speedup.value, inverse(evidence.single_gain).bounds)
+    several = {"speedup": speedup, "efficiency": row.efficiency * against}
     return msgspec.structs.replace(
         row,
-        samples_per_s=rate,
+        samples_per_s=Estimate(value=rate, low=min(predicted.low, rate), high=max(predicted.high, rate)),
         step_time_ms=row.step_time_ms / off,
-        interval=(min(row.interval[0], rate), max(row.interval[1], rate)),
         tokens_per_s=None if row.tokens_per_s is None else row.tokens_per_s * off,
         **(several if row.nodes > 1 else {}),
     )
@@ -325,11 +319,9 @@ def back_tested(evidence: Evidence) -> BackTest:
             Trial(
                 name=held.name,
                 predicted=row.samples_per_s,
-                interval=row.interval,
                 link_gbit_per_s=row.link_gbit_per_s,
                 nodes=row.nodes,
-                measured=held.samples_per_s.value,
-                measured_range=None if held.samples_per_s.is_exact else held.samples_per_s.bounds,
+                measured=held.samples_per_s,
                 shortfall=judge_holdout(held),
             )
         )

@@ -15,7 +15,7 @@ from multinode.predict.forecast import Forecast, PredictedScenario
 from multinode.predict.shortfall import shortfall_words
 from multinode.render.sheet import Column, Sheet, figure
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
-from multinode.stats.estimate import of_bounds
+from multinode.stats.estimate import inverse
 from multinode.units import UNKNOWN, format_count, format_figure, format_range, format_rate, format_sig, times
 
 # A narrower range is one figure.
@@ -146,9 +146,9 @@ _SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
 )
 _FIGURES: tuple[tuple[Column, _Told], ...] = (
     (Column("step", "ms"), lambda row: format_sig(row.step_time_ms)),
-    (Column("samples/s"), lambda row: format_sig(row.samples_per_s)),
-    (Column("range"), lambda row: f"{format_sig(row.interval[0])}-{format_sig(row.interval[1])}"),
-    (Column("speed-up"), lambda row: f"{row.speedup:.2f}x"),
+    (Column("samples/s"), lambda row: format_sig(row.samples_per_s.value)),
+    (Column("range"), lambda row: row.samples_per_s.text("range")),
+    (Column("speed-up"), lambda row: f"{row.speedup.value:.2f}x"),
     (Column("efficiency"), lambda row: f"{row.efficiency:.0%}"),
     (Column("exposed", "ms"), lambda row: format_sig(row.parts.exposed_ms)),
 )
@@ -158,13 +158,13 @@ _NARROW: tuple[tuple[Column, _Told], ...] = (
     (
         Column("samples/s"),
         lambda row: (
-            f"{format_sig(row.samples_per_s)} "
-            + ("measured" if row.measured else f"({format_sig(row.interval[0])}-{format_sig(row.interval[1])})")
+            f"{format_sig(row.samples_per_s.value)} "
+            + ("measured" if row.measured else f"({row.samples_per_s.text('range')})")
         ),
     ),
     (
         Column("against", "1 node"),
-        lambda row: of_bounds(row.speedup, None if row.measured else row.speedup_interval).text("times"),
+        lambda row: times(row.speedup.value) if row.measured else row.speedup.text("times"),
     ),
     (Column("scaling", "efficiency"), lambda row: f"{row.efficiency:.0%}"),
 )
@@ -180,7 +180,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
     """
     rows, figures = _with_one_node(forecast), _NARROW if narrow else _FIGURES
     rows = tuple(each for row in rows for each in (row, *row.cases))
-    if narrow and all(abs(row.efficiency - row.speedup) < _ALIKE for row in rows):
+    if narrow and all(abs(row.efficiency - row.speedup.value) < _ALIKE for row in rows):
         # With as many workers as the one node has, it is the speed-up again.
         figures = figures[:-1]
     varies = [len({cell(row) for row in forecast.scenarios}) > 1 for _, cell, _ in _SETTINGS]
@@ -311,7 +311,8 @@ def _intervals(forecast: Forecast) -> str:
 
 
 def _width(row: PredictedScenario) -> float:
-    return (row.interval[1] - row.interval[0]) / row.samples_per_s
+    rate = row.samples_per_s
+    return (rate.high - rate.low) / rate.value
 
 
 def _link(row: PredictedScenario) -> str:
@@ -358,24 +359,22 @@ def forecast_parts(
 def _verdict(forecast: Forecast) -> str:
     rows, break_even, today = forecast.scenarios, forecast.break_even, forecast.today
     if len(rows) == 1 or break_even is None:
-        return _of_one(max(rows, key=lambda row: row.samples_per_s)) if rows else "No scenario was requested."
+        return _of_one(max(rows, key=lambda row: row.samples_per_s.value)) if rows else "No scenario was requested."
     link = today.link_gbit_per_s if today is not None else None
     return f"Break-even: {break_even_words(break_even, break_even.next_node.nodes - 1, link)}."
 
 
 def _of_one(row: PredictedScenario) -> str:
-    low, high = (format_figure(end) for end in row.interval)
-    rate = f"{format_figure(row.samples_per_s)} samples/s ({low} to {high})"
+    low, high = map(format_figure, row.samples_per_s.bounds)
+    rate = f"{format_figure(row.samples_per_s.value)} samples/s ({low} to {high})"
     sentence = f"{_place(row)}: {rate} predicted"
     if row.nodes == 1:
         return f"{sentence}."
-    span = row.speedup_interval or (row.speedup, row.speedup)
-    if span[0] < 1 < span[1]:
-        range_told = f"{times(span[0])} to {times(span[1])} the speed of 1 node"
+    if row.speedup.low < 1 < row.speedup.high:
+        range_told = f"{row.speedup.text('times_range')} the speed of 1 node"
         return f"Inconclusive: {_place(row)} would reach {range_told}: {rate} predicted."
-    if row.speedup >= 1:
-        return f"{sentence}, {times(row.speedup)} faster than 1 node ({times(span[0])} to {times(span[1])})."
-    return f"{sentence}, {times(1 / row.speedup)} slower than 1 node ({times(1 / span[1])} to {times(1 / span[0])})."
+    more, how = (row.speedup, "faster") if row.speedup.value >= 1 else (inverse(row.speedup), "slower")
+    return f"{sentence}, {times(more.value)} {how} than 1 node ({more.text('times_range')})."
 
 
 def _place(row: PredictedScenario) -> str:
@@ -387,12 +386,11 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
     today, alone = forecast.today, forecast.one_node
     if today is None or alone is None:
         return
-    rate = f"{_place(today)}: {format_figure(today.samples_per_s)} samples/s measured"
-    span = today.speedup_interval
-    if span is None or span[1] >= 1:
+    rate = f"{_place(today)}: {format_figure(today.samples_per_s.value)} samples/s measured"
+    if today.speedup.high >= 1:
         yield "Today", rate
         return
-    yield "Today", f"{rate}, {times(1 / today.speedup)} slower than 1 node: for now, train on 1 node"
+    yield "Today", f"{rate}, {times(1 / today.speedup.value)} slower than 1 node: for now, train on 1 node"
     if forecast.job:
         options = f"--nodes 1 --workers-per-node {alone.workers_per_node}"
         yield "", CommandLine(launch_command(forecast.job, forecast.hosts, options))
@@ -417,14 +415,13 @@ def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
 
 def _own_link_words(row: PredictedScenario) -> str:
     """Whether several nodes are faster on the training's own link, how certainly, and by how much."""
-    low, high = row.speedup_interval or (row.speedup, row.speedup)
-    if low >= 1:
+    if row.speedup.low >= 1:
         chance = "faster than 1 node"
-    elif high <= 1:
+    elif row.speedup.high <= 1:
         chance = "slower than 1 node"
     else:
-        chance = f"{'faster' if row.speedup >= 1 else 'slower'} than 1 node is likely, not certain"
-    return f"{_place(row)}: {chance} ({times(low)} to {times(high)} its speed)"
+        chance = f"{'faster' if row.speedup.value >= 1 else 'slower'} than 1 node is likely, not certain"
+    return f"{_place(row)}: {chance} ({row.speedup.text('times_range')} its speed)"
 
 
 def _target(forecast: Forecast) -> str:

@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from multinode.records.finding import Finding
+from multinode.findings.finding import Finding
 from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
 from multinode.records.status import Status
+from multinode.stats.estimate import Estimate
 from multinode.units import format_count
 
 
@@ -302,16 +303,13 @@ For steps with an autocorrelation of 0.6, the 95% interval of 10 steps covers in
 """
 VERDICT_FILE = "early-verdict.json"
 """Its file in the run directory."""
-Interval = tuple[float, float]
 
 
 class Projection(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train the rest."""
 
-    speedup: float  # its samples/s over those of the unchanged run
-    speedup_interval: Interval  # low, high
-    left_s: float | None = None  # time for the remaining steps; None if their number is unknown
-    left_interval_s: Interval | None = None  # low, high; None likewise
+    speedup: Estimate  # its samples/s over those of the unchanged run
+    left_s: Estimate | None = None  # time for the remaining steps; None if their number is unknown
 
 
 class BestChange(Projection, frozen=True, kw_only=True):
@@ -361,15 +359,15 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
     def exceeds_run(self) -> bool:
         """Whether it is inconclusive, by more time than the run has left: it then helps nobody."""
         now, alone = self.now, self.one_node
-        if now is None or now.left_s is None or alone is None or alone.left_interval_s is None:
+        if now is None or now.left_s is None or alone is None or alone.left_s is None:
             return False
-        (slowest, fastest), (low_s, high_s) = alone.speedup_interval, alone.left_interval_s
-        return slowest <= 1 <= fastest and high_s - low_s >= now.left_s
+        is_open = alone.speedup.low <= 1 <= alone.speedup.high
+        return is_open and alone.left_s.high - alone.left_s.low >= now.left_s.value
 
     @property
     def favours_one_node(self) -> bool:
         """Whether the whole interval favors one node, and its memory suffices."""
-        return self.one_node is not None and self.one_node.speedup_interval[0] > 1 and self.memory == "fits"
+        return self.one_node is not None and self.one_node.speedup.low > 1 and self.memory == "fits"
 
 
 def unknown_verdict(steps: RunSteps, reason: str) -> EarlyVerdict:

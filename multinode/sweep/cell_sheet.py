@@ -33,6 +33,7 @@ from multinode.sweep.cells import (
     CellTable,
     currencies,
     differing,
+    differing_labels,
     has_figures,
     has_speed,
     other_job,
@@ -219,9 +220,9 @@ def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
     of_length = differing(fast) == ("sequence_length",) and not untold(fast) and len(timed) == len(fast)
     if fast and not of_length:
         best = max(fast, key=lambda row: value_of(row, "samples_per_s"))
-        work = other_work(fast)
+        work = other_work(fast) or _other_labels(fast)
         though = f", though cells {work}" if work else _as_fast(best, fast)
-        return f"The fastest is {best.label} with {_speed(best)} samples/s{_times(table, best)}{though}"
+        return f"The fastest is {best.label} with {_speed(best)} samples/s{_times(table, best, fast)}{though}"
     if not timed:
         return ""
     best = max(timed, key=lambda row: value_of(row, "tokens_per_s"))
@@ -242,9 +243,16 @@ def _may_reach(speed: Estimate | None, best: Estimate | None) -> bool:
     return speed is not None and best is not None and ratio(best, speed).low <= 1
 
 
-def _times(table: CellTable, best: CellRow) -> str:
+def _other_labels(rows: Sequence[CellRow]) -> str:
+    names = differing_labels(rows)
+    return f"differ in {format_list(names, _MOST_RIVALS, 'more')}" if names else ""
+
+
+def _times(table: CellTable, best: CellRow, fast: Sequence[CellRow]) -> str:
     baseline = next((row for row in table.cells if row.label == table.baseline), best)
     if best.relative is None or table.baseline in {None, best.label} or other_work([best, baseline]):
+        return ""
+    if any(best.varied.get(name) != baseline.varied.get(name) for name in differing_labels(fast)):
         return ""
     return f", {format_figure(best.relative.value)} times as fast as {table.baseline}"
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.model.workload import BATCH_NAMES, SETTINGS, JobSettings
 from multinode.predict.rounded import product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps
-from multinode.records.finding import Finding
 from multinode.stats.estimate import Estimate, exactly
 from multinode.sweep.columns import COLUMNS, column_name
 from multinode.units import format_figure, format_list
@@ -177,7 +177,8 @@ class CellRow(Measured, frozen=True, kw_only=True):
     reason: str = ""  # of a state that has no figures, or of repeats that failed
     # of each node how many workers compute on which device; empty where it is not known
     node_devices: tuple[dict[str, int], ...] = ()
-    varied: dict[str, Any] = msgspec.field(default_factory=dict)  # what the sweep set in the job, by key
+    # what the sweep set in the job, by key; of an imported row, its labels, by the title of their column
+    varied: dict[str, Any] = msgspec.field(default_factory=dict)
     # what a worker computes on: `NVIDIA GeForce RTX 4090` as NVML has it, a processor as the kernel has it, `CPU` where
     # that does not name it; None is unknown
     device: str | None = None
@@ -345,12 +346,12 @@ def _nearest(name: str, names: Sequence[str]) -> list[str]:
 
 def has_figures(row: CellRow) -> bool:
     """Whether anything was measured: a published table may have tokens/s or memory without samples/s."""
-    return has_speed(row) or (row.state == "measured" and any(getattr(row, name) is not None for name in _MEASURED))
+    return has_speed(row) or (row.state == MEASURED and any(getattr(row, name) is not None for name in _MEASURED))
 
 
 def has_speed(row: CellRow) -> bool:
-    """Whether there is a speed to compare."""
-    return row.samples_per_s is not None and row.samples_per_s.low > 0
+    """Whether there is a speed to compare; an imported row may have one and have run out of memory."""
+    return row.state == MEASURED and row.samples_per_s is not None and row.samples_per_s.low > 0
 
 
 # Settings that change the work per sample.
@@ -367,6 +368,13 @@ def differing(rows: Sequence[CellRow]) -> tuple[str, ...]:
 def untold(rows: Sequence[CellRow]) -> tuple[str, ...]:
     """Settings that only some of the rows have, with equal values."""
     return tuple(name for name in _WORK if len(values := _told(rows, name)) > 1 and len(values - {None}) == 1)
+
+
+def differing_labels(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """Labels of imported rows that differ, and do not tell every row from every other as a date may do."""
+    imported = [row for row in rows if row.source == "imported"]
+    values = {name: [row.varied.get(name) for row in imported] for row in imported for name in row.varied}
+    return tuple(name for name, found in values.items() if 1 < len(set(found)) < len(found))
 
 
 def other_work(rows: Sequence[CellRow]) -> str:

@@ -327,7 +327,7 @@ _COLUMNS = (
     ),
     CellColumn("samples_per_s_per_gpu", kind="measured"),
     CellColumn("samples_per_s_range", "from, to", rank=33, shown="figure"),
-    CellColumn("relative", "relative", rank=2, shown="figure"),
+    CellColumn("relative", "relative", rank=2, shown="figure", names=("speedup", "relative_speed")),
     CellColumn(
         "tokens_per_s",
         "tokens/s",

@@ -65,8 +65,7 @@ _NOUNS = {
     "epochs": "epochs",
 }
 _PER = re.compile(r"\s*/\s*|\s+per\s+|_per_")
-_EACH = any_of(WORDS.rates.each_device)
-_EACH_DEVICE = re.compile(rf"^(?:{_EACH})\s*(?P<rest>.+)$|^(?P<first>.+?)\s*\(?(?:{_EACH})\)?$")
+_PERIODS = {name: float(period.seconds) for period in WORDS.periods for name in period.names}
 
 
 def parse_unit(text: str) -> Unit | None:
@@ -76,13 +75,6 @@ def parse_unit(text: str) -> Unit | None:
     step_time_ms.
     """
     text = " ".join(text.lower().split()).strip(" .")
-    if (each := _EACH_DEVICE.match(text)) is not None:
-        unit = parse_unit(each["rest"] or each["first"])
-        return unit_of_device(unit) if unit is not None else None
-    second = WORDS.rates.each_second
-    if text.startswith(second) or text.endswith(second):
-        thing = text.removeprefix(second).removesuffix(second).strip()
-        text = f"{re.sub(any_of(WORDS.rates.handled), '', thing)}/s"
     if text == "%":
         return Unit("share", 0.01)
     first, slash, rest = text.partition("/")
@@ -132,8 +124,8 @@ def find_unit(text: str, column: CellColumn) -> Unit | None:
     """A unit of a column, with the factor to the column's unit; None if it measures something else."""
     if column.kind == "link":
         return link_unit(text)
-    if _NOUNS.get(column.name) == "parameters" and text.lower() in WORDS.thousands:
-        return Unit(column.name, WORDS.thousands[text.lower()])
+    if column.kind == "clock" and text.lower() in _PERIODS:
+        return Unit(column.name, _PERIODS[text.lower()])
     unit = parse_unit(text)
     if unit is None:
         return None
@@ -157,6 +149,22 @@ def link_unit(text: str) -> Unit | None:
     return Unit("network_gbit_per_s", rate) if rate is not None else None
 
 
+_SCALES = {name: times for name, times in WORDS.thousands.items() if not name.isascii()} | {
+    "k": 1e3,
+    **{name.upper(): times for name, times in WORDS.thousands.items() if name.isascii()},
+}
+
+
+def find_scale(text: str, column: CellColumn) -> float | None:
+    """The factor of a title: 1000 for `k`, `K` or a Chinese word, a million for `M`, which `m` is not; None if none."""
+    is_thousand = text in {"k", "K"}
+    times = 1024.0 if is_thousand and column.name == "sequence_length" else _SCALES.get(text)
+    return times if column.kind in _SCALED_KINDS else None
+
+
+_SCALED_KINDS = frozenset[ColumnKind]({"count", "number", "measured", "price"})
+
+
 def fits(unit: Unit, column: CellColumn) -> bool:
     """Whether the column uses this unit."""
     return _NOUNS.get(column.name) == unit.measures
@@ -165,6 +173,32 @@ def fits(unit: Unit, column: CellColumn) -> bool:
 def is_rate(unit: Unit) -> bool:
     """Whether it defines the column alone, as `tokens/s` does and `GB` does not."""
     return unit.measures.endswith("_per_s") or unit.measures in {*OF_DEVICE.values(), "step_time_ms"}
+
+
+_DIGITS = r"(?:[0-9][0-9,.]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_NUMBER = re.compile(rf"[-+<>\u2264\u2265]?\s*[$\u20ac\u00a3\u00a5]?\s*{_DIGITS}\s*(?:[x\u00d7%]|[^\W\d_]{{0,12}})")
+
+
+def is_told(cell: str) -> bool:
+    """Whether a cell says anything."""
+    text = plain_text(cell).lower()
+    return bool(text) and text not in _NONE and text not in WORDS.no_figure
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell of an unknown column is a number, alone or with a sign, a unit, a spread or a range; or a time."""
+    text = plain_text(cell)
+    if not is_told(cell):
+        return False
+    if _NUMBER.fullmatch(text) is not None:
+        return True
+    for parse in (parse_published, parse_period, parse_clock):
+        try:
+            parse(text)
+        except ValueError:
+            continue
+        return True
+    return False
 
 
 class ImplausibleError(ValueError):
@@ -187,6 +221,7 @@ _OUT_OF_MEMORY, _OF_NODE, _OF_GPU = (
 )
 _TIMES_SIGN = re.compile(r"^[x\u00d7]\s*(?=\d)|(?<=\d)\s*[x\u00d7]$")
 _COUNTED = re.compile(r"(?<=\d)\s*(?P<noun>[^\W\d_]+)$")
+_SCALED_NUMBER = re.compile(rf"[0-9.]\s*(?:{any_of(WORDS.thousands)})", re.IGNORECASE)
 _SCALED = re.compile(rf"[0-9.]+\s*(?:{'|'.join(WORDS.thousands)})", re.IGNORECASE)
 _ABOUT = re.compile(rf"^(?:{any_of(WORDS.about)})\s*", re.IGNORECASE)
 _DAYS = re.compile(r"(?P<days>\d{1,5}) days?, (?P<clock>\d{1,2}:\d\d:\d\d(?:\.\d+)?)", re.ASCII)
@@ -202,6 +237,7 @@ class ImportedColumn(NamedTuple):
 
     column: CellColumn
     scale: float | None = 1.0  # factor from its unit to ours; None if each cell has its own unit
+    times: float = 1.0  # factor of numbers without a scale or a unit of their own: 1000 of `samples (k)`
 
     @property
     def written(self) -> str:
@@ -240,6 +276,8 @@ class ImportedColumn(NamedTuple):
             return out_of
         value = _PARSERS[self.column.kind or "measured"](text, self)
         if isinstance(value, Estimate):
+            if self.times != 1 and _is_bare(text):
+                value *= exactly(self.times)
             self._refuse_implausible(value)
         return value
 
@@ -250,6 +288,10 @@ class ImportedColumn(NamedTuple):
             raise ImplausibleError(
                 f"{value.value:,.0f} samples is too large for a worker's batch; did you mean tokens?"
             )
+
+
+def _is_bare(text: str) -> bool:
+    return parse_published(text).unit == "" and _SCALED_NUMBER.search(text) is None
 
 
 def _words(text: str, column: CellColumn) -> str:
@@ -279,6 +321,8 @@ def _count(text: str, column: ImportedColumn) -> Estimate:
     if noun is not None and (unit := parse_unit(noun["noun"])) is not None and fits(unit, column.column):
         text = text[: noun.start()]
     scaled = _SCALED.fullmatch(text)
+    if scaled is None and column.times != 1:
+        return parse_published(text).figure
     if scaled is None:
         return parse_count(text.replace(",", "") if _is_grouped(text) else text)
     # A context of 4k tokens is 4096 long.
@@ -332,9 +376,17 @@ def _clock(text: str, column: ImportedColumn) -> Estimate:
 def _share(text: str, column: ImportedColumn) -> Estimate:
     value = _measured(text, column)
     if value.value > 1:
-        # 45 without a percent sign may be a percentage, and is refused.
         raise ValueError(text)
     return value
+
+
+def is_percentage(cell: str) -> bool:
+    """Whether a share is a bare number above 1, which only a percentage can be."""
+    try:
+        number = parse_published(plain_text(cell))
+    except ValueError:
+        return False
+    return not number.unit and number.figure.value > 1
 
 
 def _price(text: str, _: ImportedColumn) -> Estimate:
@@ -387,6 +439,15 @@ def _imported() -> dict[str, ImportedColumn]:
 
 IMPORTED = _imported()
 """Every name that a column of a foreign table may have."""
+SPEEDS = WORDS.bare["speed"]
+"""Names of a speed, which is what its unit counts."""
+DERIVED = tuple(
+    name
+    for column in COLUMNS.values()
+    if column.title and column.kind is None
+    for name in (column.name, column.title, *column.names, *WORDS.names.get(column.name, ()))
+)
+"""Names of what an import works out itself, and therefore leaves out."""
 # Our own tables use these names too.
 _BY_NAME = {
     **{column_name(f"{c.title} ({c.unit})"): ImportedColumn(c) for c in COLUMNS.values() if c.unit and c.kind},

@@ -1,258 +1,26 @@
-"""Read a foreign table from CSV, TSV, Markdown, JSON or YAML into cells.
-
-The meaning of cells is unknown here; the titles show the orientation of the table.
-"""
+"""Cut a foreign table in CSV, TSV, Markdown, aligned text, JSON or YAML into cells; their meaning is unknown here."""
 
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import yaml
 
-from multinode.predict.published import WORDS, any_of, parse_published, plain_text
 from multinode.strict_yaml import yaml_nodes
-from multinode.sweep.columns import COLUMNS, column_name
-from multinode.tables.imported_columns import (
-    IMPORTED,
-    OF_DEVICE,
-    ImportedColumn,
-    Unit,
-    find_unit,
-    imported_column,
-    is_rate,
-    link_unit,
-    parse_unit,
-    unit_of_device,
-)
-
-_MOST_SUGGESTED = 4
-_SHORTEST_SUGGESTED = 5
-
-
-class SpeedColumn(NamedTuple):
-    """A column called throughput or speed: the unit of each cell decides its meaning."""
-
-    of_device: bool = False
-
-    @property
-    def expected(self) -> str:
-        """The values that a cell may hold, for messages."""
-        return "a speed with its unit, such as 12.3 samples/s, as the title has none"
-
-    def with_unit(self, text: str) -> ImportedColumn | None:
-        """The column with this unit, if any."""
-        unit = parse_unit(text)
-        if self.of_device and unit is not None:
-            unit = unit_of_device(unit) or (unit if unit.measures in OF_DEVICE.values() else None)
-        return ImportedColumn(COLUMNS[unit.measures], unit.scale) if unit is not None and is_rate(unit) else None
-
-    def column(self, cell: str) -> ImportedColumn:
-        """The column of a cell.
-
-        Raises:
-            ValueError: its unit is not that of a speed.
-        """
-        text = plain_text(cell)
-        try:
-            form = self.with_unit(parse_published(text).unit)
-        except ValueError:
-            # Without a figure, any of them says why.
-            form = ImportedColumn(COLUMNS["samples_per_s"], None)
-        if form is None:
-            raise ValueError(cell)
-        return form
-
-
-class Title(NamedTuple):
-    """A known title."""
-
-    columns: tuple[ImportedColumn | SpeedColumn, ...]  # one, or several if a cell has several figures separated by `|`
-    # settings of the figures below it, by column name: `samples/s (2 nodes)`
-    settings: tuple[tuple[str, str], ...] = ()
-
-
-# In lower case the first would mean seconds.
-_LETTERS = {"S/s": "samples/s", "T/s": "tokens/s", "T/s/GPU": "tokens/s/gpu", "S/s/GPU": "samples/s/gpu"}
-# Names that Transformers uses in W&B.
-_LOGGED = re.compile(r"^train/(?=\w+$)")
-_LEADING = re.compile(rf"^(?:{any_of(WORDS.titles.leading)})\s*(?P<rest>.+)$")
-_EACH = re.compile(rf"^(?:{any_of(WORDS.rates.each_device)})\s*(?P<rest>.+)$")
-_PARENTHESES = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
-_SETTING = re.compile(
-    rf"(?P<number>[0-9]{{1,5}})\s*[x\u00d7]?\s*"
-    rf"(?:(?P<nodes>{any_of(WORDS.counted['nodes'])})|(?P<world_size>{any_of(WORDS.counted['world_size'])}))",
-    re.IGNORECASE,
-)
-
-
-def is_passed_over(title: str) -> bool:
-    """Whether the table does not need this column, such as a final loss or a ratio of its own rows."""
-    title = _PARENTHESES.sub("", title)
-    names = {column_name(_LOGGED.sub(whose, title)) for whose in ("", "train_")}
-    return not names.isdisjoint(WORDS.titles.passed_over)
-
-
-def read_title(title: str) -> Title | None:
-    """The meaning of a title, if known."""
-    plain = plain_text(title)
-    match = _SETTING.search(plain)
-    if match is not None and match[0] != plain:
-        rest = re.sub(r"[(\[]\s*[)\]]|[-,_@:\s]+$|^[-,_@:\s]+", "", plain.replace(match[0], "", 1)).strip()
-        cells_across = _columns(rest)
-        if cells_across and all(isinstance(column, SpeedColumn) or column.is_measured for column in cells_across):
-            return Title(cells_across, (_setting(match),))
-    columns = _columns(plain)
-    return Title(columns) if columns else None
-
-
-def settings_of(title: str) -> tuple[tuple[str, str], ...]:
-    """The settings in a title that names no column: `2 nodes`."""
-    match = _SETTING.fullmatch(plain_text(title))
-    return () if match is None else (_setting(match),)
-
-
-def _setting(match: re.Match[str]) -> tuple[str, str]:
-    return "nodes" if match["nodes"] else "world_size", match["number"]
-
-
-def _columns(plain: str) -> tuple[ImportedColumn | SpeedColumn, ...]:
-    if (plain_column := _column(plain)) is not None:
-        return (plain_column,)
-    inside = _PARENTHESES.findall(plain)
-    parts = (inside[-1] if len(inside) == 1 and "|" in inside[0] else plain).split("|")
-    columns = [_column(part.strip()) for part in parts] if len(parts) > 1 else []
-    return tuple(column for column in columns if column is not None) if all(columns) else ()
-
-
-def _column(plain: str) -> ImportedColumn | SpeedColumn | None:
-    plain = _LOGGED.sub("", _LETTERS.get(plain, plain))
-    if (column := imported_column(plain)) is not None:
-        return column
-    if (unit := _rate(plain)) is not None:
-        return ImportedColumn(COLUMNS[unit.measures], unit.scale)
-    base, parts = _split(plain)
-    return _with_parts(base, parts)
-
-
-def _rate(text: str) -> Unit | None:
-    text = text.lower().replace("train_", "", 1).strip()
-    unit = parse_unit(text.replace("_", " "))
-    if unit is None and (leading := _LEADING.match(text)) is not None:
-        unit = parse_unit(leading["rest"])
-    return unit if unit is not None and is_rate(unit) else None
-
-
-def _split(plain: str) -> tuple[str, list[str]]:
-    parts = [part.strip() for inside in _PARENTHESES.findall(plain) for part in re.split("[,;]", inside)]
-    base = _PARENTHESES.sub(" ", plain).strip()
-    base, *more = (part.strip() for part in base.split(","))
-    parts += more
-    shorter, slash, unit = base.rpartition("/")
-    is_of_device = unit.strip().lower() in WORDS.rates.of_device
-    if slash and (is_of_device or not parts) and imported_column(base) is None:
-        base, parts = shorter, [*parts, f"per {unit.strip()}" if is_of_device else unit]
-    elif imported_column(base) is None and _rate(base) is None and re.search(r"[ _]", base):
-        shorter, unit = re.split(r"[ _](?=[^ _]*$)", base)
-        if parse_unit(unit) is not None or link_unit(unit) is not None:
-            base, parts = shorter, [*parts, unit]
-    return base.strip(), [part for part in parts if part]
-
-
-def _with_parts(base: str, parts: list[str]) -> ImportedColumn | SpeedColumn | None:
-    column = _base(base)
-    if column is None and column_name(base) in WORDS.titles.time and len(parts) == 1:
-        # The unit of `Time (s/it)` defines it; `Time (h)` is ambiguous.
-        column = SpeedColumn()
-    if column is None:
-        return None
-    units: list[str] = []
-    for part in parts:
-        # `batch size (per GPU)` is one name, and so is `memory (peak)`.
-        whole = imported_column(f"{part} {base}") or imported_column(f"{base} {part}")
-        if whole is not None:
-            column = whole
-        elif column_name(part) not in WORDS.titles.neutral | WORDS.titles.of_all:
-            units.append(part)
-    for unit in units:
-        column = _of_device(column) if column_name(unit) in WORDS.titles.of_device else _with_unit(column, unit)
-        if column is None:
-            return None
-    return column
-
-
-def _base(base: str) -> ImportedColumn | SpeedColumn | None:
-    if column_name(base) in WORDS.titles.speed | WORDS.titles.speed_of_device:
-        return SpeedColumn(column_name(base) in WORDS.titles.speed_of_device)
-    if (unit := _rate(base)) is not None:
-        return ImportedColumn(COLUMNS[unit.measures], unit.scale)
-    if (base_column := imported_column(base)) is not None:
-        return base_column
-    if (each := _EACH.match(base.lower())) is not None and (column := _base(each["rest"])) is not None:
-        return _of_device(column)
-    if (leading := _LEADING.match(base.lower())) is not None:
-        column = _base(leading["rest"])
-        # Average memory is not peak memory.
-        is_same = isinstance(column, SpeedColumn) or (column is not None and column.column.name == "step_time_ms")
-        return column if is_same else None
-    return None
-
-
-def _with_unit(column: ImportedColumn | SpeedColumn, text: str) -> ImportedColumn | SpeedColumn | None:
-    if isinstance(column, SpeedColumn):
-        return column.with_unit(_LETTERS.get(text, text))
-    if text == "T" and column.column.name == "sequence_length":
-        return column
-    unit = find_unit(text, column.column)
-    if unit is None:
-        return None
-    if column.column.kind == "count":
-        return column
-    is_said_twice = is_rate(parse_unit(text) or unit) and column.scale is not None
-    return (
-        (column if column.scale == unit.scale else None) if is_said_twice else ImportedColumn(column.column, unit.scale)
-    )
-
-
-def _of_device(column: ImportedColumn | SpeedColumn) -> ImportedColumn | SpeedColumn | None:
-    if isinstance(column, SpeedColumn):
-        return SpeedColumn(of_device=True)
-    if column.column.name in OF_DEVICE:
-        return ImportedColumn(COLUMNS[OF_DEVICE[column.column.name]], column.scale)
-    return column if column.column.name in {"tgs", "peak_memory_gib", "per_device_batch"} else None
-
-
-def nearest_columns(title: str) -> list[str]:
-    """Known columns that a title probably means, most likely first, one per value.
-
-    None for ratios, abbreviations and parts: a similar name may be the inverse, or per worker.
-    """
-    name = column_name(title)
-    if (
-        settings_of(title)
-        or not name.isascii()
-        or len(name) < _SHORTEST_SUGGESTED
-        or set(title) & set("/%$")
-        or re.search(r"(?:\b|_)(?:per|each|time|cpu|host|node|saved|gain|std|min)(?:\b|_)", title.lower())
-    ):
-        return []
-    names = {column_name(title): column for title, column in IMPORTED.items()}
-    begun = [title for title in names if name and title.startswith(name)]
-    near = [*begun, *difflib.get_close_matches(name, names, n=2 * _MOST_SUGGESTED, cutoff=0.8)]
-    return list(dict.fromkeys(names[title].written for title in near))[:_MOST_SUGGESTED]
-
+from multinode.tables.imported_titles import read_title
 
 HINT = (
-    "a table has column names, such as gpu,gpus,batch,samples/s in a CSV, and one row per training; likewise in "
-    "TSV, Markdown, JSON or YAML"
+    "a table has column names, such as gpu,gpus,batch,samples/s in a CSV, and one row per training; TSV, Markdown, "
+    "aligned text, JSON and YAML are read too"
 )
-FORMS = (".csv", ".tsv", ".md", ".markdown", ".json", ".jsonl", ".yaml", ".yml")
+FORMS = (".csv", ".tsv", ".md", ".markdown", ".txt", ".json", ".jsonl", ".yaml", ".yml")
 """Suffixes of supported files."""
 
 
@@ -273,12 +41,13 @@ class Line(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A file cut into cells: the titles if they are above the rows, the rows, and its defaults for all rows."""
+    """A table cut into cells: the titles if they are above the rows, the rows, and its defaults for all rows."""
 
     lines: Sequence[Line] | Iterator[Line]
     titles: Sequence[Cell] = ()
     defaults: Sequence[Cell] = ()
     ignore: Sequence[str] = ()
+    has_metrics: bool = False  # whether it is a file of the Trainer, whose other metrics are left out
 
 
 class TableError(Exception):
@@ -299,7 +68,7 @@ class TableError(Exception):
 
 
 def read_forms(text: str, source: str) -> list[Form]:
-    """The tables of a file, by its suffix: one, or all of a Markdown file.
+    """The tables of a file, by its suffix: one, or all of a Markdown or text file.
 
     A CSV has commas, semicolons or tabs between cells, and titles in the first non-empty line. A YAML is a list of
     mappings, or has `rows:` with `columns:`, `defaults:` and `ignore:`. A JSON is the same, or all_results.json or
@@ -313,6 +82,8 @@ def read_forms(text: str, source: str) -> list[Form]:
         text = f"[{','.join(line for line in text.splitlines() if line.strip())}]"
     if ending in {".json", ".jsonl"}:
         return [_read_json(text)]
+    if ending == ".txt":
+        return _read_text(text)
     return _read_markdown(text) if ending in {".md", ".markdown"} else [_read_csv(text)]
 
 
@@ -336,8 +107,8 @@ def _read_csv(text: str) -> Form:
 
 
 def _is_heading(cells: Sequence[str]) -> bool:
-    texts = [cell.strip() for cell in cells if cell.strip()]
-    return len(texts) == 1 and not _is_title(texts[0])
+    texts = [cell for cell in cells if cell.strip()]
+    return len(texts) == 1 and read_title(texts[0]) is None
 
 
 def _refuse_decimal_commas(records: Sequence[tuple[int, list[str]]]) -> None:
@@ -355,33 +126,10 @@ def _of_grid(records: Sequence[tuple[int, list[str]]]) -> Form:
     if not records:
         return Form([])
     number, titles = records[0][0], [cell.strip() for cell in records[0][1]]
-    if titles and (titles[0].lower() in WORDS.titles.corners or _is_title(titles[0])):
-        first = [cells[0].strip() for _, cells in records[1:]]
-        if sum(map(_is_title, first)) > sum(map(_is_title, titles[1:])):
-            return _turned(number, titles, records[1:])
-        # Row names need no title.
-        titles[0] = titles[0] or ("name" if any(first) else "")
+    # Row names need no title.
+    if not titles[0] and any(cells[0].strip() for _, cells in records[1:]):
+        titles[0] = "name"
     return Form(_grid_lines(titles, records[1:]), [Cell(number, title, "") for title in titles if title])
-
-
-def _is_title(text: str) -> bool:
-    return bool(text) and read_title(text) is not None
-
-
-def _turned(number: int, names: Sequence[str], records: Sequence[tuple[int, list[str]]]) -> Form:
-    """A table with its titles on the left and one column per training."""
-    for line, cells in records:
-        if len(cells) != len(names):
-            raise TableError(f"{len(cells)} cells under {len(names)} titles", line)
-    above = names[0] if _is_title(names[0]) else "name"
-    titles = [Cell(line, cells[0].strip(), "") for line, cells in records]
-    lines = []
-    for at, name in enumerate(names[1:], 1):
-        settings = settings_of(name) if above == "name" else ()
-        cells_above = [Cell(number, *setting) for setting in settings] or [Cell(number, above, name)]
-        figures = [Cell(line, cells[0].strip(), cells[at]) for line, cells in records]
-        lines.append(Line(number, [*cells_above, *figures]))
-    return Form(lines, titles)
 
 
 def _grid_lines(titles: Sequence[str], records: Sequence[tuple[int, list[str]]]) -> Iterator[Line]:
@@ -429,26 +177,82 @@ def _read_markdown(text: str) -> list[Form]:
 
 
 def _markdown_records(lines: Sequence[str], rule: int) -> Iterator[tuple[int, list[str]]]:
-    titles = _markdown_cells(lines[rule - 1])
-    yield rule, titles
+    yield rule, _markdown_cells(lines[rule - 1])
     for number, line in enumerate(lines[rule + 1 :], rule + 2):
         if "|" not in line:
             return
-        cells = _markdown_cells(line)
-        yield number, [*cells, *[""] * (len(titles) - len(cells))]
+        yield number, _markdown_cells(line)
 
 
 def _markdown_cells(line: str) -> list[str]:
+    return [_markdown_text(cell) for cell in _barred(line)]
+
+
+def _barred(line: str) -> list[str]:
     line = line.strip()
     line = line.removeprefix("|")
-    line = line[:-1] if _BAR.search(line[-1:]) and not line.endswith("\\|") else line
-    return [_markdown_text(cell) for cell in _BAR.split(line)]
+    return _BAR.split(line[:-1] if line.endswith("|") and not line.endswith("\\|") else line)
 
 
 def _markdown_text(cell: str) -> str:
     cell = _LINK.sub(r"\1", cell.strip())
     cell = _BOLD.sub(lambda match: match[1] or match[2], cell)
     return _ESCAPED.sub(r"\1", cell).strip()
+
+
+# A line that separates titles from rows, or rows from each other, as psql and tabulate draw it.
+_DRAWN = re.compile(r"[\s|+:=-]*[-=]{2}[\s|+:=-]*")
+_BOX = str.maketrans("\u2502\u2503\u2551\u2500\u2501\u2550\u253c\u253f\u2501\u256a\u2547", "|||---+++++")
+_GAP = re.compile(r" {2,}|\t+")
+
+
+def _read_text(text: str) -> list[Form]:
+    """Tables of aligned text: lines without a blank one between them, with bars, tabs or two blanks between cells."""
+    blocks: list[list[tuple[int, str]]] = [[]]
+    for number, line in enumerate(text.translate(_BOX).splitlines(), 1):
+        if not line.strip():
+            blocks.append([])
+        elif not _DRAWN.fullmatch(line):
+            blocks[-1].append((number, line.expandtabs()))
+    tables = [block for block in blocks if len(block) > 1 and len(_cut(block)[0][1]) > 1]
+    if not tables:
+        raise TableError("it has no table; expected a line of titles, gpus  samples/s, with two blanks or | between", 1)
+    return [_of_grid(_cut(block)) for block in tables]
+
+
+def _cut(lines: Sequence[tuple[int, str]]) -> list[tuple[int, list[str]]]:
+    if "|" in lines[0][1]:
+        return [(number, _barred(line)) for number, line in lines]
+    cells = [(number, _GAP.split(line.strip())) for number, line in lines]
+    if all(len(found) == len(cells[0][1]) for _, found in cells):
+        return cells
+    return _at_columns(lines, len(cells[0][1])) or cells
+
+
+def _at_columns(lines: Sequence[tuple[int, str]], count: int) -> list[tuple[int, list[str]]] | None:
+    """The cells of aligned lines, some of which are empty; None if the lines are not aligned."""
+    wide = [(number, _wide(line)) for number, line in lines]
+    length = max(len(line) for _, line in wide)
+    is_blank = [all(line[at : at + 1].isspace() or at >= len(line) for _, line in wide) for at in range(length)]
+    gaps = [match.end() for match in re.finditer(" {2,}", "".join(" " if blank else "x" for blank in is_blank))]
+    starts = [0, *(at for at in gaps if 0 < at < length)]
+    if is_blank[0]:
+        starts = starts[1:] if len(starts) > count else starts
+    if len(starts) != count:
+        return None
+    ends = [*starts[1:], length]
+    return [
+        (number, [line[start:end].replace(_PAD, "").strip() for start, end in zip(starts, ends, strict=True)])
+        for number, line in wide
+    ]
+
+
+_PAD = "\0"
+
+
+def _wide(line: str) -> str:
+    """A line in which each character stands in the column in which a terminal shows it."""
+    return "".join(char + _PAD * (unicodedata.east_asian_width(char) in "WF") for char in line)
 
 
 _IN_ROW = ": row "
@@ -462,8 +266,9 @@ def _read_json(text: str) -> Form:
     except (ValueError, RecursionError) as error:
         raise TableError(f"it is not JSON: {error}", None) from None
     if isinstance(root, dict) and isinstance(root.get("log_history"), list):
-        root = [_trainer_row(root)]
+        root = _trainer_row(root)
     parts = root if isinstance(root, dict) else {"rows": root}
+    has_metrics = _ENDED in parts and not isinstance(parts[_ENDED], list)
     defaults = parts.get("defaults", {})
     rows = parts.get("rows", parts.get("data"))
     if rows is None:
@@ -473,7 +278,7 @@ def _read_json(text: str) -> Form:
     titles = [_json_text(title) for title in parts.get("columns", [])]
     lines = [Line(number, _json_row(number, row, titles)) for number, row in enumerate(rows, 1)]
     ignore = [_json_text(title) for title in parts.get("ignore", [])]
-    return Form(lines, (), _json_cells(1, defaults), ignore)
+    return Form(lines, (), _json_cells(1, defaults), ignore, has_metrics=has_metrics)
 
 
 def _trainer_row(state: Mapping[str, Any]) -> dict[str, Any]:

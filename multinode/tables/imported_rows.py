@@ -32,7 +32,7 @@ from multinode.sweep.columns import COLUMNS
 from multinode.sweep.sweep import TABLE_FILE
 from multinode.tables.imported_columns import IMPORTED
 from multinode.tables.imported_forms import FORMS, HINT
-from multinode.tables.imported_table import Extras, ImportedRow, parse_table
+from multinode.tables.imported_table import Extras, ImportedRow, ImportedTable, parse_table
 from multinode.tables.row_shortfall import with_shortfalls
 
 _OUT_OF = {
@@ -80,6 +80,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "out_of": row.out_of,
             "reason": reason,
             "settings": JobSettings(**settings),
+            "varied": dict(row.labels),
             "contradicted": tuple(contradictions.values()),
             "contradictions": tuple(contradictions),
             "missing": dict.fromkeys(unknown, "not in the table") if state == MEASURED else {},
@@ -173,6 +174,10 @@ def _precision(row: ImportedRow) -> str:
     return _slug(row.words.get("precision", "")) or next(precisions, "")
 
 
+def _labels(row: ImportedRow) -> str:
+    return _slug(" ".join(row.labels.values()))
+
+
 def _word(name: str) -> _Part:
     return lambda row: _slug(row.words.get(name, ""))
 
@@ -198,6 +203,7 @@ _PARTS: tuple[_Part, ...] = (
     _counted("sequence_length", "length"),
     _word("model"),
     _word("dataset"),
+    _labels,
 )
 
 
@@ -265,6 +271,13 @@ def _apply(rule: _Rule, figures: Mapping[str, Estimate]) -> dict[str, Estimate] 
     return None if is_broken else {rule.name: value}
 
 
+def _notes(read: ImportedTable) -> Iterator[str]:
+    if read.ignored:
+        yield f"Ignored columns: {', '.join(read.ignored)}."
+    if read.labels:
+        yield f"Columns of text with unknown titles are labels: {', '.join(read.labels)}."
+
+
 _RULE = "Figures are those of the table; others are calculated from them or missing."
 
 
@@ -303,7 +316,7 @@ def import_table(
             job=name or path.name,
             rule=_RULE,
             cells=imported_rows(read.rows),
-            notes=(f"Ignored columns: {', '.join(read.ignored)}.",) if read.ignored else (),
+            notes=tuple(_notes(read)),
         )
     )
     table = with_notes(with_price_notes(with_prices(table, prices), table, prices))

@@ -283,13 +283,12 @@ def _tried(advice: Advice, cell: CellRecord, base: float | None) -> Tried:
     if base is None:
         return Tried(run_id=cell.last_run, samples_per_s=rate, reason="the unchanged training reported no samples/s")
     gain = rate / base
-    low, high = advice.interval
     return Tried(
         run_id=cell.last_run,
         samples_per_s=rate,
         gain=gain,
-        error=advice.gain / gain - 1,
-        is_covered=low <= gain <= high,
+        error=advice.gain.value / gain - 1,
+        is_covered=advice.gain.low <= gain <= advice.gain.high,
         # Of several repeats, some may have failed.
         reason=cell.reason,
     )

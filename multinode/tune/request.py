@@ -200,7 +200,7 @@ def first_two(layout: Layout) -> tuple[Candidate, ...]:
 def with_expected(candidate: Candidate, samples: int, around_s: float | None) -> Candidate:
     """With what one run takes, as far as that is known."""
     rate = candidate.predicted_samples_per_s
-    expected_s = None if around_s is None or not rate else around_s + samples / rate
+    expected_s = None if around_s is None or rate is None else around_s + samples / rate.value
     return msgspec.structs.replace(candidate, expected_s=expected_s)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from multinode.render.sheet import Column, Sheet
 from multinode.render.table import DOUBTFUL, GOOD, CommandLine, Part, labelled_parts, paragraph, sheet_table
 from multinode.series.grid import about
-from multinode.stats.estimate import PLUS_MINUS, of_bounds, text_of
+from multinode.stats.estimate import PLUS_MINUS, text_of
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.tune.trial import LeftOut
 from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
@@ -79,9 +79,7 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
             (
                 row.candidate.name,
                 _predicted(row),
-                UNKNOWN
-                if row.candidate.against_one_node is None
-                else of_bounds(row.candidate.against_one_node, row.candidate.against_one_node_interval).text("times"),
+                UNKNOWN if row.candidate.against_one_node is None else row.candidate.against_one_node.text("times"),
                 UNKNOWN if row.candidate.expected_s is None else format_duration(row.candidate.expected_s),
             )
             for row in tuning.rows
@@ -145,14 +143,8 @@ def _time(row: TunedRow) -> str:
 
 
 def _predicted(row: TunedRow) -> str:
-    candidate = row.candidate
-    if candidate.predicted_samples_per_s is None:
-        return UNKNOWN
-    value = format_sig(candidate.predicted_samples_per_s)
-    if candidate.predicted_interval is None:
-        return value
-    low, high = (format_sig(end) for end in candidate.predicted_interval)
-    return f"{value} ({low}-{high})"
+    rate = row.candidate.predicted_samples_per_s
+    return UNKNOWN if rate is None else f"{format_sig(rate.value)} ({rate.text('range')})"
 
 
 def _notes(tuning: Tuning) -> Iterator[str]:

@@ -16,6 +16,7 @@ from multinode.predict.advice import RankedOption, pays
 from multinode.profile.observed import Observed
 from multinode.records.samples import EvaluationSample, LossSample
 from multinode.series.grid import GridRecord, Turn, due_turns
+from multinode.stats.estimate import Estimate
 
 # Only settings: no purchase, no other model, no other nodes.
 _KINDS = frozenset(
@@ -43,11 +44,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     change: Change = Change()  # how `launch` makes it
     nodes: int  # that it trains on; `workers_per_node` on each of them, None where they have unequal numbers
     workers_per_node: int | None
-    # None where nothing was predicted; likewise its interval, and the speed over that of one node alone
-    predicted_samples_per_s: float | None = None
-    predicted_interval: tuple[float, float] | None = None
-    against_one_node: float | None = None
-    against_one_node_interval: tuple[float, float] | None = None
+    # None where nothing was predicted; likewise the speed over that of one node alone
+    predicted_samples_per_s: Estimate | None = None
+    against_one_node: Estimate | None = None
     expected_s: float | None = None  # wall time of one run with all that goes around it; None where nothing is known
     meaning: str = ""  # what else it changes, as Advice has it
 
@@ -90,7 +89,7 @@ def make_shortlist(ranked: Sequence[RankedOption], *, steps: int, most: int) -> 
                 LeftOut(name=option.advice.name, reason=reason, needs_steps=needed if reason == "short" else None)
             )
     in_turn = list(_in_turn(able))
-    chosen = sorted(in_turn[:most], key=lambda option: -option.advice.gain)
+    chosen = sorted(in_turn[:most], key=_by_gain)
     left_out += (LeftOut(name=option.advice.name, reason="more") for option in in_turn[most:])
     return Shortlist(chosen=tuple(chosen), left_out=tuple(left_out))
 
@@ -116,27 +115,29 @@ def candidate_of(option: RankedOption, label: str) -> Candidate:
         nodes=advice.outlook.nodes,
         workers_per_node=None if advice.outlook.unequal else advice.outlook.workers_per_node,
         predicted_samples_per_s=advice.outlook.samples_per_s,
-        predicted_interval=advice.outlook.interval,
         against_one_node=advice.against_one_node,
-        against_one_node_interval=advice.against_one_node_interval,
         meaning=advice.meaning,
     )
 
 
 def _why_not(option: RankedOption, steps: int) -> Reason | None:
-    beside = option.advice.against_one_node_interval
+    beside = option.advice.against_one_node
     if option.advice.fits is False:
         return "memory"
     if not pays(option.advice):
         return "little"
-    if beside is not None and beside[1] < 1:
+    if beside is not None and beside.high < 1:
         return "slower"
     return "short" if steps_needed(option) > steps else None
 
 
 def _in_turn(able: dict[str, list[RankedOption]]) -> Iterator[RankedOption]:
     for row in itertools.zip_longest(*able.values()):
-        yield from sorted((option for option in row if option is not None), key=lambda option: -option.advice.gain)
+        yield from sorted((option for option in row if option is not None), key=_by_gain)
+
+
+def _by_gain(option: RankedOption) -> float:
+    return -option.advice.gain.value
 
 
 def spent_s(record: GridRecord) -> float:

@@ -22,7 +22,7 @@ from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run import NodeRun, Run
 from multinode.records.status import Status
-from multinode.stats.estimate import Estimate, Spread, of_repeats
+from multinode.stats.estimate import Estimate, Spread, exactly, of_bounds, of_repeats
 from tests.levers.compressed import compressed
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
@@ -112,10 +112,9 @@ def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumu
         accumulation=accumulation,
         strategy="DDP",
         step_time_ms=step_ms,
-        samples_per_s=rate,
-        interval=(rate / (1 + doubt), rate * (1 + doubt)),
+        samples_per_s=Estimate(value=rate, low=rate / (1 + doubt), high=rate * (1 + doubt)),
         tokens_per_s=rate * _TOKENS_A_SAMPLE,
-        speedup=rate / alone,
+        speedup=exactly(rate / alone),
         efficiency=rate / alone / nodes,
         parts=StepParts(
             compute_ms=accumulation * _COMPUTE_MS, optimizer_ms=0.0, host_ms=0.0, data_ms=0.0, comm_ms=exposed_ms,
@@ -154,12 +153,14 @@ _FORECAST = Forecast(
             nodes=3,
             samples_per_s=1.49,
             tokens_per_s=190.7,
-            worth=0.124,
+            worth=exactly(0.124),
             sentence="it adds 12% of what one such node gives alone",
         ),
     ),
     break_even_of="2 nodes x 1 worker, DDP, batch 2",
-    back_test=back_test([Trial(name="2 nodes at 1 Gbit/s", predicted=14.1, interval=(13.4, 14.8), measured=13.95)]),
+    back_test=back_test(
+        [Trial(name="2 nodes at 1 Gbit/s", predicted=of_bounds(14.1, (13.4, 14.8)), measured=exactly(13.95))]
+    ),
     notes=("the link's rate is that of its NIC",),
 )
 
@@ -167,10 +168,8 @@ _ADVICE = (
     Advice(
         name="one node",
         kind="nodes",
-        against_one_node=1.0,
-        against_one_node_interval=(1.0, 1.0),
-        gain=8.09,
-        interval=(7.9, 8.3),
+        against_one_node=of_bounds(1.0, (1.0, 1.0)),
+        gain=of_bounds(8.09, (7.9, 8.3)),
         outlook=outlook(None, 1, 2),
         meaning="nothing",
         change=Change(nodes=1),
@@ -180,10 +179,8 @@ _ADVICE = (
     Advice(
         name="gradient accumulation 4",
         kind="accumulation",
-        against_one_node=0.36,
-        against_one_node_interval=(0.34, 0.38),
-        gain=2.9,
-        interval=(2.75, 3.05),
+        against_one_node=of_bounds(0.36, (0.34, 0.38)),
+        gain=of_bounds(2.9, (2.75, 3.05)),
         outlook=outlook(_LINK_GBIT_PER_S, 2, accumulation=4),
         memory_gib=0.0,
         meaning="the global batch becomes 16 samples, 4 times as large: fewer updates from the same data",
@@ -195,10 +192,8 @@ _ADVICE = (
     Advice(
         name="fp16 gradients",
         kind="gradients",
-        against_one_node=0.22,
-        against_one_node_interval=(0.21, 0.23),
-        gain=1.78,
-        interval=(1.7, 1.86),
+        against_one_node=of_bounds(0.22, (0.21, 0.23)),
+        gain=of_bounds(1.78, (1.7, 1.86)),
         outlook=outlook(2 * _LINK_GBIT_PER_S, 2),
         memory_gib=0.01,
         meaning="gradients are rounded to fp16 on the wire; very large ones overflow",

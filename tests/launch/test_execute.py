@@ -30,7 +30,7 @@ def test_a_run_that_goes_well_succeeds_and_all_of_it_is_kept(pair: Execution) ->
         talk.chunk("log", 0, b"hello from ")
         talk.chunk("log", 11, talk.node.name.encode() + b"\xff\n")
         talk.chunk("samples/rank-0.jsonl", 0, samples)
-        talk.say({"kind": "alive", "time_s": 0.0}, {"kind": "of a newer agent"})
+        talk.say({"kind": "alive", "time_s": 0.0}, {"kind": "note", "message": "the lease could not be renewed"})
         talk.end()
 
     run = pair.run(play)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.errors import AuthError, ContactLost, NodeFailed
-from multinode.launch.session import Chunk, Ended, Event, Gone, Hello, Message, StatusReport, parse_record
+from multinode.launch.session import Chunk, Ended, Event, Gone, Hello, Message, StatusReport
 from multinode.launch.tracker import KeptLimits, Tracker
 from multinode.profile.summary import summarise_run
 from multinode.records.run_directory import RunDirectory
@@ -198,9 +198,7 @@ def test_what_is_gone_on_the_node_is_said_in_its_place_and_counts_for_whoever_go
     at = 0
     for part in pieces:
         length = part if isinstance(part, int) else len(part)
-        record = {"kind": "gone", "file": "log", "offset": at, "size_bytes": length}
-        gone = parse_record(record, "b")
-        assert isinstance(gone, Gone)
+        gone = Gone(file="log", offset=at, size_bytes=length)
         tell(tracker, gone if isinstance(part, int) else Chunk(file="log", offset=at, data=part))
         at += length
         # By a controller that follows it from here on.
@@ -328,9 +326,3 @@ def test_a_log_that_somebody_removed_or_changed_is_wanted_again_as_a_whole(tmp_p
     assert tracker.fetch_again(1)["log"] == 0
     tell(tracker, Chunk(file="log", offset=0, data=b"first\nsecond\n"))
     assert (tracker.behind, directory.log_path(1).read_text()) == ((), "first\nsecond\n")
-
-
-@pytest.mark.parametrize("chunk", [{"file": "log", "data": "A" * (1 << 20)}, {"file": "log", "data": "not base64"}])
-def test_a_piece_of_no_such_size_is_the_nodes_failure(chunk: dict[str, str]) -> None:
-    with pytest.raises(NodeFailed, match="cannot read its record"):
-        parse_record({"kind": "chunk", "offset": 0, **chunk}, "b")

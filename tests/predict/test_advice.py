@@ -26,7 +26,7 @@ from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.predict.tuning_options import setting_options
 from multinode.predict.variants import Subject
 from multinode.profile.figures import BalanceOutlook, NodePace, Straggler
-from multinode.stats.estimate import Estimate
+from multinode.stats.estimate import Estimate, exactly
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 from tests.levers.compressed import compressed
@@ -100,7 +100,7 @@ def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
     assert four.memory_gib == 0
     pair = named(advice, "gradients in fp16 + gradient accumulation 4")
     assert pair.command == "--grad-compress fp16 --set gradient_accumulation_steps=4"
-    assert pair.gain > max(halved.gain, four.gain)
+    assert pair.gain.value > max(halved.gain.value, four.gain.value)
     assert "overflow" in pair.meaning
     assert "global batch" in pair.meaning
 
@@ -114,11 +114,11 @@ PACES = (
 def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
     found = BalanceOutlook(nodes=PACES, gain=1.5, interval=(1.4, 1.7))
     balanced = named(advise(state(balance=found)), "samples by speed")
-    assert (balanced.gain, balanced.interval, balanced.kind) == (1.5, (1.4, 1.7), "balance")
+    assert (balanced.gain.value, balanced.gain.bounds, balanced.kind) == (1.5, (1.4, 1.7), "balance")
     assert balanced.command == "--balance a=2.9,b=1"
     assert balanced.change == Change(levers=Levers(balance=Balance(speeds={"a": 2.9, "b": 1.0})))
     assert "a 3 samples per step and worker instead of 2, b 1 samples per step" in balanced.why
-    assert balanced.outlook.samples_per_s == pytest.approx(1.5 * state().outlook().samples_per_s)
+    assert balanced.outlook.samples_per_s.value == pytest.approx(1.5 * state().outlook().samples_per_s.value)
     assert balanced.against_one_node is not None
 
 
@@ -150,8 +150,8 @@ def test_one_node_alone_is_among_the_candidates_with_its_own_rate() -> None:
     today = state()
     alone = named(advise(today), "one node")
     one = Prediction(today.calibration, changed(today.scenario, layout=Layout(nodes=1, workers_per_node=2)))
-    assert alone.outlook.samples_per_s == one.samples_per_s
-    assert alone.gain > 1
+    assert alone.outlook.samples_per_s.value == one.samples_per_s
+    assert alone.gain.value > 1
     assert alone.command == "--nodes 1 --workers-per-node 2"
     assert alone.outlook.link_gbit_per_s is None
 
@@ -162,7 +162,7 @@ def test_one_node_that_was_measured_is_told_as_measured_and_not_as_predicted() -
     alone = named(advise(changed(today, **rates)), "one node")
     assert alone.measured
     assert alone.gain == pytest.approx(20 / 3)
-    assert alone.interval[0] < 20 / 3 < alone.interval[1]
+    assert alone.gain.low < 20 / 3 < alone.gain.high
     for unknown in rates:
         assert not named(advise(changed(today, **(rates | {unknown: None}))), "one node").measured
     more = changed(today, **rates, scenario=changed(today.scenario, accumulation=4))
@@ -174,21 +174,24 @@ def test_one_node_that_is_faster_comes_before_all_that_is_not_certain_to_beat_it
     place = [one.name for one in advice].index("one node")
     assert place < [one.name for one in advice].index("gradients in fp16 + gradient accumulation 4")
     for one in advice:
-        low, high = one.against_one_node_interval or (0.0, 0.0)
-        assert low <= (one.against_one_node or 0.0) <= high
+        assert one.against_one_node is not None
+        assert one.against_one_node.low <= one.against_one_node.value <= one.against_one_node.high
     four = named(advice, "gradient accumulation 4")
-    assert four.against_one_node == pytest.approx(four.outlook.samples_per_s / advice[place].outlook.samples_per_s)
+    assert four.against_one_node is not None
+    faster = four.outlook.samples_per_s.value / advice[place].outlook.samples_per_s.value
+    assert four.against_one_node.value == pytest.approx(faster)
     slower = advise(state(gbit_per_s=100.0))
-    assert slower[0].gain == max(one.gain for one in slower), "one node has no place of its own where it is no faster"
+    best = max(one.gain.value for one in slower)
+    assert slower[0].gain.value == best, "one node has no place of its own where it is no faster"
 
 
 def test_a_gain_over_what_was_measured_is_no_wider_than_its_prediction() -> None:
     today = state()
-    rate = today.outlook().samples_per_s
+    rate = today.outlook().samples_per_s.value
     one = named(advise(changed(today, measured_samples_per_s=rate)), "a link of 10 Gbit/s")
-    low, high = one.outlook.interval
-    assert low / rate <= one.interval[0] + 1e-9
-    assert one.interval[1] <= high / rate + 1e-9
+    low, high = one.outlook.samples_per_s.bounds
+    assert low / rate <= one.gain.low + 1e-9
+    assert one.gain.high <= high / rate + 1e-9
 
 
 def test_the_shortlist_has_one_of_each_kind_and_what_was_tried() -> None:
@@ -234,7 +237,7 @@ def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
     assert "does not reduce the traffic per sample" in option.why
     assert "5.54 MB per sample before, 4.15 MB after" in option.why
     under_ddp = named(advise(state()), "gradient accumulation 4")
-    assert option.gain < 1.6 < under_ddp.gain
+    assert option.gain.value < 1.6 < under_ddp.gain.value
     assert not [one for one in advice if one.name.startswith("gradients in")]
 
 
@@ -250,7 +253,7 @@ def test_zero_3_is_told_to_move_with_the_memory_that_it_takes() -> None:
     ddp, zero2 = named(advice, "DDP instead of ZeRO-3"), named(advice, "ZeRO-2 instead of ZeRO-3")
     assert ddp.command == "--set deepspeed=null"
     assert zero2.command == "--deepspeed-set zero_optimization.stage=2"
-    assert zero2.gain > 1.2
+    assert zero2.gain.value > 1.2
     parameters = G // 4
     # DDP: 20 bytes a parameter on each worker; ZeRO-3: 16 over two.
     assert ddp.memory_gib == pytest.approx((20 - 8) * parameters / 2**30)
@@ -307,7 +310,7 @@ def test_lora_under_zero_3_gains_most_by_a_move() -> None:
     advice = advise(changed(today, calibration=calibration, settings=JobSettings(method="lora", precision="bf16")))
     ddp = named(advice, "DDP instead of ZeRO-3")
     # 2 x 16 GB a micro-batch against the adapter's gradients.
-    assert ddp.gain > 30
+    assert ddp.gain.value > 30
     assert ddp.memory_gib == pytest.approx(15.35 - 7.63, abs=0.05)
 
 
@@ -324,7 +327,7 @@ def test_a_move_reads_the_job_as_the_other_engine_would_have_it() -> None:
     # Trained in fp32 under DDP, so that a hook has something to halve; DeepSpeed sends bf16.
     pair = named(advice, "DDP instead of ZeRO-3 + gradients in bf16")
     assert pair.command == "--grad-compress bf16 --set deepspeed=null"
-    assert pair.gain > ddp.gain
+    assert pair.gain.value > ddp.gain.value
 
 
 def test_fsdp_moves_to_ddp_in_llamafactory_and_by_hand_in_a_script() -> None:
@@ -388,7 +391,7 @@ def test_overlap_is_advised_where_deepspeed_has_none() -> None:
     )
     found = named(advise(today), "overlap_comm")
     assert found.command == "--deepspeed-set zero_optimization.overlap_comm=true"
-    assert found.gain > 1.05
+    assert found.gain.value > 1.05
     assert found.memory_gib == pytest.approx(0.5)
 
 
@@ -402,7 +405,7 @@ def test_lora_is_another_training() -> None:
     assert found.meaning.startswith("another training: an adapter of 0.")
     assert found.memory_gib is not None
     assert found.memory_gib < 0
-    assert found.gain > 4
+    assert found.gain.value > 4
     # Without the model's shape nothing is said of it.
     assert not [one for one in advise(state()) if "LoRA" in one.name]
 
@@ -445,10 +448,10 @@ def test_notes_name_what_cannot_be_predicted() -> None:
 
 def test_what_was_measured_is_within_the_interval_of_its_own_gain() -> None:
     today = state()
-    rate = today.outlook().samples_per_s
+    rate = today.outlook().samples_per_s.value
     off = advise(changed(today, measured_samples_per_s=rate * 0.8))
     halved = named(off, "gradients in fp16")
-    assert halved.interval[1] >= halved.outlook.samples_per_s / (rate * 0.8)
+    assert halved.gain.high >= halved.outlook.samples_per_s.value / (rate * 0.8)
 
 
 def test_a_strategy_whose_traffic_is_unknown_is_one_clear_error() -> None:
@@ -490,15 +493,15 @@ def test_advice_of_anything_is_ranked_honest_and_told_apart(
     # One node alone comes before all that is not certain to beat it, where it is faster than today.
     first = next((at for at, one in enumerate(advice) if one.name == "one node" and pays(one)), len(advice))
     for part in (advice[:first], advice[first + 1 :]):
-        assert [one.gain for one in part] == sorted((one.gain for one in part), reverse=True)
-    assert all((one.against_one_node_interval or (0,))[0] > 1 for one in advice[:first]) or first == len(advice)
-    assert all((one.against_one_node_interval or (0,))[0] <= 1 for one in advice[first + 1 :])
+        assert [one.gain.value for one in part] == sorted((one.gain.value for one in part), reverse=True)
+    assert all((one.against_one_node or exactly(0.0)).low > 1 for one in advice[:first]) or first == len(advice)
+    assert all((one.against_one_node or exactly(0.0)).low <= 1 for one in advice[first + 1 :])
     assert len({one.name for one in advice}) == len(advice)
-    rate = today.outlook().samples_per_s
+    rate = today.outlook().samples_per_s.value
     for one in advice:
-        low, high = one.interval
-        assert 0 < low <= one.gain <= high
-        assert one.gain == pytest.approx(one.outlook.samples_per_s / rate)
+        low, high = one.gain.bounds
+        assert 0 < low <= one.gain.value <= high
+        assert one.gain.value == pytest.approx(one.outlook.samples_per_s.value / rate)
         assert one.command
         assert one.meaning
     assert msgspec.json.decode(msgspec.json.encode(advice), type=tuple[Advice, ...]) == advice
@@ -518,7 +521,7 @@ def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_r
     # 1.255 s of communication and 0.166 s of a node's own work; an average computes 2 x 20 ms.
     local = named(advice, "local SGD every 16 steps")
     assert local.gain == pytest.approx(1421 / (166 + (1255 + 40) / 16), rel=0.01)
-    assert local.interval[0] < local.gain < local.interval[1]
+    assert local.gain.low < local.gain.value < local.gain.high
     assert local.change == Change(levers=Levers(averaging=Averaging(every=16)))
     assert (local.command, local.memory_gib) == ("--sync-every 16", 0)
     assert "may be worse" in local.meaning
@@ -559,4 +562,4 @@ def test_one_node_that_was_measured_to_be_faster_within_the_noise_is_not_advised
     one = next(
         row.advice for row in rank_options(noisy) if row.advice.kind == "nodes" and row.advice.outlook.nodes == 1
     )
-    assert (one.gain, one.interval, pays(one)) == (2.0, (0.4, 9.0), False)
+    assert (one.gain.value, one.gain.bounds, pays(one)) == (2.0, (0.4, 9.0), False)

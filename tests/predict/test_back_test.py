@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from multinode.predict.back_test import Trial, back_test, residual_quantile
+from multinode.stats.estimate import exactly, of_bounds
 
 
 def trial(name: str, predicted: float, measured: float, spread: float = 0.05) -> Trial:
     interval = (predicted / (1 + spread), predicted * (1 + spread))
-    return Trial(name=name, predicted=predicted, interval=interval, measured=measured)
+    return Trial(name=name, predicted=of_bounds(predicted, interval), measured=exactly(measured))
 
 
 def test_a_step_that_was_predicted_too_short_has_a_negative_error() -> None:

@@ -139,8 +139,7 @@ def test_a_second_node_on_a_slow_link_is_not_to_be_added() -> None:
     assert slow.tokens_per_s == pytest.approx(slow.samples_per_s * 100)
     fast = node_gain(seen, on_one_node(seen, scenario(10)))
     assert fast.worth == pytest.approx(2 * 166 / (166 + G / goodput(10) * 1e3) - 1)
-    assert fast.worth_range is not None
-    assert fast.worth_range[0] < fast.worth < fast.worth_range[1]
+    assert fast.worth.low < fast.worth.value < fast.worth.high
 
 
 def test_an_efficiency_of_one_is_a_network_that_costs_nothing() -> None:

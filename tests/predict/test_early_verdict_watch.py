@@ -35,14 +35,15 @@ def test_after_15_steps_over_a_slow_link_one_node_is_faster_and_what_is_left_is_
     assert (verdict.step, verdict.recorded, verdict.measured) == (15, 15, 10)
     speedup = (ALONE_MS + 1000) / ALONE_MS / 2
     assert verdict.one_node.speedup == pytest.approx(speedup, rel=0.01)
-    low, high = verdict.one_node.speedup_interval
+    low, high = verdict.one_node.speedup.bounds
     assert 0.9 * speedup < low < speedup < high < 1.1 * speedup
     left_s = (TOTAL_STEPS - 15) * 1.108
     assert verdict.now.left_s == pytest.approx(left_s, rel=0.01)
-    assert verdict.one_node.left_s == pytest.approx(left_s / verdict.one_node.speedup, rel=0.01)
+    assert verdict.one_node.left_s is not None
+    assert verdict.one_node.left_s.value == pytest.approx(left_s / verdict.one_node.speedup.value, rel=0.01)
     assert (verdict.memory, verdict.favours_one_node, verdict.is_certain) == ("fits", True, False)
     assert verdict.best is not None
-    assert verdict.best.speedup > 2
+    assert verdict.best.speedup.value > 2
     assert verdict.sentence.startswith(
         "Early verdict (15 steps): 1 node is 5.1x faster than 2 (4.9x to 5.4x), with the"
     )
@@ -89,7 +90,7 @@ def test_15_recorded_steps_foretell_what_one_node_then_gave(tmp_path: Path, toge
     verdict = judged(tmp_path, recorded(together).first(15), trainable=3_691_776)
     assert verdict.one_node is not None
     assert verdict.one_node.speedup == pytest.approx(one / several, rel=0.15)
-    low, high = verdict.one_node.speedup_interval
+    low, high = verdict.one_node.speedup.bounds
     assert low < one / several < high
 
 
@@ -137,9 +138,9 @@ def test_what_the_workers_of_one_node_exchange_is_not_free(tmp_path: Path) -> No
     free = (ALONE_MS + 9000) / ALONE_MS / 2
     assert small.one_node.speedup == pytest.approx(free, rel=0.01)
     # 800 MB pass at 0.25 to 2.5 GB/s, and no more than the compute of a step beside which they may is saved of it.
-    low, high = large.one_node.speedup_interval
+    low, high = large.one_node.speedup.bounds
     assert low == pytest.approx((ALONE_MS + 9000) / (ALONE_MS + 3200 - 67) / 2, rel=0.03)
-    assert large.one_node.speedup < 0.25 * free
+    assert large.one_node.speedup.value < 0.25 * free
     assert high < 0.5 * free
 
 
@@ -156,9 +157,9 @@ def test_work_that_waited_for_a_core_may_take_less_on_one_node(tmp_path: Path) -
     assert disturbed.core_wait_ms == pytest.approx(106 * 10 / (100 / 3 + 6))
     assert "wide" not in usual.sentence
     assert disturbed.sentence.endswith(". The interval is wide: workers of node0 waited 26.9 ms of a step for a core")
-    low, high = disturbed.one_node.speedup_interval
-    assert low == pytest.approx(usual.one_node.speedup_interval[0], rel=0.02)
-    assert 1.2 < high / usual.one_node.speedup_interval[1] < 108 / (108 - 26.9)
+    low, high = disturbed.one_node.speedup.bounds
+    assert low == pytest.approx(usual.one_node.speedup.low, rel=0.02)
+    assert 1.2 < high / usual.one_node.speedup.high < 108 / (108 - 26.9)
 
 
 def test_where_exposed_communication_is_unknown_that_is_said_and_nothing_is_certain(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_where_sharding_leaves_the_memory_of_one_node_unknown_nothing_is_certain
     made_up = MadeUp(steps=15, transfer_ms=always(1000.0), told_by="host")
     verdict = judged(tmp_path, made_up, strategy=Strategy.ZERO3)
     assert verdict.one_node is not None
-    assert verdict.one_node.speedup_interval[0] > 1
+    assert verdict.one_node.speedup.low > 1
     assert (verdict.memory, verdict.is_certain) == ("unknown", False)
     assert verdict.sentence.endswith("It is unknown whether it fits one node's memory")
 

@@ -145,7 +145,7 @@ def test_what_repeats_differ_by_counts_where_it_is_more_than_their_steps_scatter
         row = predict_scenario(
             calibration, Scenario(link=Link(gbit_per_s=10.0), layout=Layout(nodes=2), per_device_batch=2)
         )
-        widths.append(row.interval[1] / row.interval[0])
+        widths.append(row.samples_per_s.high / row.samples_per_s.low)
     assert widths[1] > 1.5 * widths[0]
     assert "its repeats differ by 30%" in [doubt.why for doubt in row.doubts]
 

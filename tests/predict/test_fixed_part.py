@@ -27,7 +27,7 @@ def predicted(accumulation: int, **changes: Any) -> PredictedScenario:
 
 
 def slowest_ms(row: PredictedScenario) -> float:
-    return row.step_time_ms * row.samples_per_s / row.interval[0]
+    return row.step_time_ms * row.samples_per_s.value / row.samples_per_s.low
 
 
 def test_up_to_a_third_of_a_published_step_may_be_done_once() -> None:
@@ -38,7 +38,7 @@ def test_up_to_a_third_of_a_published_step_may_be_done_once() -> None:
     assert any("up to 33% of the step may be done once per step" in doubt.why for doubt in row.doubts)
     # More micro-batches share it.
     more = predicted(16)
-    assert more.step_time_ms * more.samples_per_s / more.interval[1] == pytest.approx(1600 - 267, rel=0.05)
+    assert more.step_time_ms * more.samples_per_s.value / more.samples_per_s.high == pytest.approx(1600 - 267, rel=0.05)
     same = predicted(8)
     assert slowest_ms(same) < 1.05 * same.step_time_ms
     assert not any("done once per step" in doubt.why for doubt in same.doubts)

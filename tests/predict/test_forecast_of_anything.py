@@ -101,9 +101,9 @@ def test_no_record_makes_a_prediction_fail_otherwise(
     except MultinodeError:
         return
     for outlook in found.scenarios:
-        low, high = outlook.interval
-        assert 0 <= low <= outlook.samples_per_s <= high
-        assert math.isfinite(outlook.samples_per_s)
+        low, high = outlook.samples_per_s.bounds
+        assert 0 <= low <= outlook.samples_per_s.value <= high
+        assert math.isfinite(outlook.samples_per_s.value)
         if outlook.measured and evidence.today_samples_per_s is not None:
             assert low * (1 - 1e-6) <= evidence.today_samples_per_s <= high * (1 + 1e-6)
     assert msgspec.json.encode(found)

@@ -65,7 +65,7 @@ def test_their_intervals_are_no_wider_than_is_useful(forecasts: dict[str, Foreca
     for path in PAIRS:
         trial = held(forecasts[path.stem])
         rdma = load_published_benchmarks(path).network.rdma
-        half_widths[rdma].append((trial.interval[1] - trial.interval[0]) / 2 / trial.predicted)
+        half_widths[rdma].append((trial.predicted.high - trial.predicted.low) / 2 / trial.predicted.value)
     assert statistics.median(half_widths[True]) <= 0.20
     assert statistics.median(half_widths[False]) <= 0.43
 
@@ -78,12 +78,11 @@ def test_over_tcp_the_interval_never_says_faster_of_what_is_slower_and_decides_m
         if load_published_benchmarks(path).network.rdma:
             continue
         (row,), trial = forecasts[path.stem].scenarios, held(forecasts[path.stem])
-        assert row.speedup_interval is not None
-        alone = row.samples_per_s / row.speedup
-        low, high = (end / alone for end in trial.interval)
+        alone = row.samples_per_s.value / row.speedup.value
+        low, high = (end / alone for end in trial.predicted.bounds)
         if not low < 1 < high:
             decided += 1
-            assert (low >= 1) == (trial.measured / alone >= 1)
+            assert (low >= 1) == (trial.measured.value / alone >= 1)
     assert decided == 12
 
 
@@ -93,9 +92,9 @@ def test_nodes_that_use_their_network_badly_are_told_so_and_in_which_way(forecas
     for name, found in short.items():
         assert found.shortfall is not None
         assert found.shortfall.figures["case"] == SHORT[name]
-        (row,), measured = found.scenarios, held(found).measured
+        (row,), measured = found.scenarios, held(found).measured.value
         (case,) = (case for case in row.cases if case.case == SHORT[name])
-        assert case.interval[0] <= measured <= case.interval[1]
+        assert case.samples_per_s.low <= measured <= case.samples_per_s.high
     titan = short["titan-708-faulty"].shortfall
     assert titan is not None
     assert (
@@ -103,7 +102,7 @@ def test_nodes_that_use_their_network_badly_are_told_so_and_in_which_way(forecas
     )
     assert titan.hint == "is NCCL using RDMA, on every NIC? multinode nccl-test"
     # The likely case stays as certain as it was.
-    assert short["titan-708-faulty"].scenarios[0].interval[0] > 25
+    assert short["titan-708-faulty"].scenarios[0].samples_per_s.low > 25
 
 
 def test_each_pair_has_its_source() -> None:

@@ -142,7 +142,7 @@ def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     # Part of the difference is the overlap's, part the network's; for half the gradients it takes 0.627 s.
     hidden_s = (1.255 - 1.181, 1.255 - 1.142)
     slow, fast = (1.347 / (0.166 + 0.627 - one) for one in hidden_s)
-    assert slow < found["gradients in fp16"].gain < fast
+    assert slow < found["gradients in fp16"].gain.value < fast
     assert found["one node"].outlook.samples_per_s == pytest.approx(2 / 0.166, rel=0.01)
     # The hostfile has a third node.
     assert found["3 nodes"].command == "--nodes 3"
@@ -239,7 +239,7 @@ def test_another_link_has_other_advice(tmp_path: Path) -> None:
     fast = advise_runs(tmp_path, ["one", "two"], link_gbit_per_s=10)
     assert fast.today.link_gbit_per_s == 10
     assert fast.measured_samples_per_s is None
-    assert next(one for one in fast.advice if one.name == "gradients in fp16").gain < 1.2
+    assert next(one for one in fast.advice if one.name == "gradients in fp16").gain.value < 1.2
 
 
 def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     assert "its calls took 1.25 times as long as the network data" in note
     why = "on several nodes the model alone was off by a factor of 2.03"
     assert [why in {doubt.why for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
-    assert fast.interval[1] / fast.interval[0] > 4
+    assert fast.samples_per_s.high / fast.samples_per_s.low > 4
 
 
 def test_half_the_gradients_have_half_of_what_nothing_explains() -> None:
@@ -170,6 +170,6 @@ def test_whatever_was_measured_on_several_nodes_lies_in_the_interval_of_its_own_
     except UsageError:
         return
     row = measured_row(make_forecast(evidence, ForecastRequest(links=(link,))))
-    low, high = row.interval
+    low, high = row.samples_per_s.bounds
     assert low * (1 - 1e-6) <= rate <= high * (1 + 1e-6)
     assert row.samples_per_s == pytest.approx(rate, rel=1e-6) or evidence.calibration.residual.left > 0

@@ -33,7 +33,7 @@ def test_one_node_and_an_nccl_test_foretell_two_nodes_on_any_link() -> None:
         # All but the first bucket, which is full early, waits for the last gradient.
         assert one.step_time_ms == pytest.approx(OWN_MS + comm_ms(link), rel=0.08)
         assert one.step_time_ms < OWN_MS + comm_ms(link)
-        assert one.interval[0] < one.samples_per_s < one.interval[1]
+        assert one.samples_per_s.low < one.samples_per_s.value < one.samples_per_s.high
     assert not any(one.measured for one in found)
 
 
@@ -46,7 +46,7 @@ def test_without_asking_there_are_the_usual_links_and_the_measured_one() -> None
 def test_one_node_is_one_scenario_whatever_the_links() -> None:
     found = outlooks(ForecastRequest(links=(1.0, 10.0), nodes=(1, 2)))
     assert [(one.nodes, one.link_gbit_per_s) for one in found] == [(1, None), (2, 1.0), (2, 10.0)]
-    assert (found[0].speedup, found[0].efficiency) == (1.0, 1.0)
+    assert (found[0].speedup.value, found[0].efficiency) == (1.0, 1.0)
     assert found[0].step_time_ms == pytest.approx(OWN_MS)
 
 
@@ -69,7 +69,7 @@ def test_unequal_nodes_stay_as_they_are_and_are_held_against_the_first_one() -> 
     assert measured.samples_per_s == pytest.approx(1000 * 6 / (OWN_MS + exposed_ms), rel=0.01)
     assert slow.step_time_ms == pytest.approx(OWN_MS + comm_ms(0.1, 4 / 3 * BYTES), rel=0.08)
     assert measured.speedup == pytest.approx(1.5 * OWN_MS / (OWN_MS + exposed_ms), rel=0.01)
-    assert measured.efficiency == pytest.approx(measured.speedup / 1.5)
+    assert measured.efficiency == pytest.approx(measured.speedup.value / 1.5)
     assert found.break_even is not None
     assert found.break_even.one_node_workers == 2
     # Nodes that are full as they are have no fuller ones beside them.
@@ -91,7 +91,7 @@ def test_accumulation_helps_ddp_and_not_zero_2() -> None:
     gains = []
     for strategy in (Strategy.DDP, Strategy.ZERO2):
         one, four = outlooks(ForecastRequest(links=(0.1,), accumulations=(1, 4), strategies=(strategy,)))
-        gains.append(four.samples_per_s / one.samples_per_s)
+        gains.append(four.samples_per_s.value / one.samples_per_s.value)
     # Of ZeRO-2, 4 G and once Psi for four times the samples: 5/8 of what a sample sent with G and Psi.
     assert gains[0] > 3
     assert gains[1] == pytest.approx(8 / 5, rel=0.05)
@@ -147,9 +147,9 @@ def test_without_overlap_all_is_exposed_and_small_buckets_hide_most() -> None:
 def test_a_larger_batch_and_more_workers_give_more_samples() -> None:
     small, large = outlooks(ForecastRequest(links=(1.0,), per_device_batches=(2.0, 8.0)))
     assert large.parts.compute_ms == pytest.approx(4 * small.parts.compute_ms)
-    assert large.interval[1] / large.interval[0] > small.interval[1] / small.interval[0]
+    assert large.samples_per_s.high / large.samples_per_s.low > small.samples_per_s.high / small.samples_per_s.low
     two, four = outlooks(ForecastRequest(links=(10.0,), nodes=(2, 4)))
-    assert four.samples_per_s > two.samples_per_s
+    assert four.samples_per_s.value > two.samples_per_s.value
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_stored_runs_are_predicted_without_themselves_and_a_bad_memory_widens_ev
     assert width(bad.scenarios[0]) > 2 * width(good.scenarios[0])
     assert any("of 1 stored run the largest error was" in doubt.why for doubt in bad.scenarios[0].doubts)
     # What it was learnt from lies within what was learnt from it.
-    low, high = bad.scenarios[0].interval
+    low, high = bad.scenarios[0].samples_per_s.bounds
     assert low <= far.samples_per_s * (1 + 1e-9)
     assert far.samples_per_s <= high
 
@@ -223,7 +223,7 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
 
 
 def width(row: PredictedScenario) -> float:
-    return row.interval[1] / row.interval[0]
+    return row.samples_per_s.high / row.samples_per_s.low
 
 
 @pytest.mark.parametrize("strategy", [Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD])
@@ -259,7 +259,7 @@ def test_a_hook_that_stepped_aside_has_compressed_nothing() -> None:
     plain, half = make_forecast(gather([*records, sweep_record("sweep")]), request).scenarios
     assert (plain.measured, half.measured) == (True, False)
     assert plain.samples_per_s == pytest.approx(records[1].samples_per_s, rel=0.02)
-    assert half.samples_per_s > plain.samples_per_s
+    assert half.samples_per_s.value > plain.samples_per_s.value
 
 
 def with_hook(record: Record) -> Record:

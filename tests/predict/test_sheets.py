@@ -54,7 +54,7 @@ def test_figures_are_those_of_the_scenarios() -> None:
     one, two = found.scenarios
     text = shown(found)
     assert f"{two.step_time_ms:,.0f}" in text
-    assert f"{two.interval[0]:.2f}-{two.interval[1]:.2f}" in text
+    assert f"{two.samples_per_s.low:.2f}-{two.samples_per_s.high:.2f}" in text
     assert f"{two.efficiency:.0%}" in text
     assert f"{one.samples_per_s:.1f}" in text
 
@@ -129,8 +129,8 @@ def test_rows_beyond_what_the_back_test_has_seen_are_counted() -> None:
     assert quantile.runs == 12
     near, far = found.scenarios
     assert (near.basis, far.basis) == ("back-test", "assumed")
-    assert near.interval[1] / near.samples_per_s == pytest.approx(1 + quantile.relative)
-    assert far.interval[1] / far.samples_per_s > 1 + quantile.relative
+    assert near.samples_per_s.high / near.samples_per_s.value == pytest.approx(1 + quantile.relative)
+    assert far.samples_per_s.high / far.samples_per_s.value > 1 + quantile.relative
     told = f"intervals: 90%, from the residuals of 12 runs: up to {quantile.relative:.1%} off"
     beyond = "1 row outside the tested range: assumed, at least as wide"
     assert f"{told}; {beyond}" in list(forecast_notes(found))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.predict.early_verdict import judge
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.shortfall import shortfall_words
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.records.finding import Finding
 from tests.predict.stored import comm_ms, renamed, sweep_record, training_record
 from tests.predict.test_published_benchmarks import figures
 from tests.profile.made_up_steps import MadeUp, always
@@ -76,7 +76,7 @@ def test_a_shortfall_does_not_widen_what_is_predicted() -> None:
     fair, short = (
         forecast(step_ms, network={"gbit_per_s": 400, "rdma": True}).scenarios[0] for step_ms in (170.0, 900.0)
     )
-    assert short.interval == pytest.approx(fair.interval, rel=0.03)
+    assert short.samples_per_s.bounds == pytest.approx(fair.samples_per_s.bounds, rel=0.03)
 
 
 def test_of_own_runs_what_was_exposed_is_judged_and_not_a_slow_node() -> None:

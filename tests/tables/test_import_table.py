@@ -115,7 +115,7 @@ def test_the_ending_tells_the_form_and_the_bytes_are_kept_as_they_are(tmp_path: 
         (
             "a.xlsx",
             b"",
-            "a.xlsx has an unknown file type: expected .csv, .tsv, .md, .markdown, .json, ",
+            "a.xlsx has an unknown file type: expected .csv, .tsv, .md, .markdown, .txt, .json, ",
         ),
         ("a", CSV, "has an unknown file type"),
         ("a.csv", None, "does not exist"),

@@ -110,9 +110,9 @@ def test_the_unit_of_a_figure_is_its_columns(column: str, cell: str, figure: str
     [
         ("", "table.csv:1: it has no rows"),
         ("gpus\n", "table.csv:1: it has no rows"),
-        ("gpus,samples_s\n1,2\n", "table.csv:1: unknown column 'samples_s': did you mean samples"),
+        ("gpus,samples_s\n1,2\n", "table.csv:1: unknown column 'samples_s' (nearest: samples)"),
         ("\ufeffsped,gpus\n1,2\n", "table.csv:1: unknown column 'sped'"),
-        ("gpus,price\n1,2\n", "table.csv:1: unknown column 'price': did you mean price_"),
+        ("gpus,price\n1,2\n", "table.csv:1: unknown column 'price' (nearest: price_"),
         ("gpus,\N{SNOWMAN}\n1,2\n", "table.csv:1: unknown column '\N{SNOWMAN}'"),
         ("gpus,samples/s\n1,2,3\n", "table.csv:2: 3 cells under 2 titles"),
         ("gpus,samples/s\n1,0,085\n", "table.csv:2: 3 cells under 2 titles"),
@@ -128,7 +128,7 @@ def test_the_unit_of_a_figure_is_its_columns(column: str, cell: str, figure: str
         ("gpus\n2.5\n", "table.csv:2: gpus: '2.5': expected a whole number, at least 1"),
         ("gpus\n\n0\n", "table.csv:3: gpus: '0': expected a whole number, at least 1"),
         ("gpus\n" + "9" * 400 + "\n", "table.csv:2: gpus: '9999"),
-        ("mfu\n45.2\n", "table.csv:2: mfu: '45.2': expected a positive share, such as 0.45 or 45%"),
+        ("mfu\n145.2\n", "table.csv:2: mfu: '145.2': expected a positive share, such as 0.45 or 45%"),
         ("hfu\n120 %\n", "table.csv:2: hfu: '120 %': expected a positive share"),
         ("fp16\nmaybe\n", "table.csv:2: fp16: 'maybe': expected true or false"),
         ("runtime\n1:2\n", "table.csv:2: runtime: '1:2': expected seconds, 2h05m, 28:04 (minutes) or 3:35:20 (hours)"),
@@ -160,7 +160,7 @@ def test_a_default_that_is_wrong_is_named_as_the_option_that_it_was() -> None:
     error = complaint(PLAIN, defaults={"samples": "many"})
     assert error.message == "table.csv: --default samples=many: expected a whole number, at least 1"
     assert complaint(PLAIN, defaults={"sampels": "1"}).message == (
-        "table.csv: unknown column 'sampels': did you mean samples?"
+        "table.csv: unknown column 'sampels' (nearest: samples)"
     )
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.stats.estimate import Estimate
-from multinode.tables.imported_forms import nearest_columns, read_title
+from multinode.tables.imported_columns import ImportedColumn
 from multinode.tables.imported_table import Extras, ImportedRow, ImportedTable, parse_table
+from multinode.tables.imported_titles import nearest_column, read_title
 
 TABLES = Path(__file__).parent / "cases"
 CASES = json.loads((TABLES / "cases.json").read_text())
@@ -54,7 +55,11 @@ def test_seconds_a_step_are_no_steps_a_second() -> None:
 
 
 def test_a_table_of_markdown_is_read_and_its_own_ratio_passed_over() -> None:
-    table = read((TABLES / "dlperf.md").read_text(), "dlperf.md")
+    text = (TABLES / "dlperf.md").read_text()
+    assert refused(text, "dlperf.md").message == (
+        "dlperf.md:1: unknown column 'samples/s(PyTorch)' (nearest: samples_per_s)"
+    )
+    table = read(text, "dlperf.md", columns={"samples/s(PyTorch)": "samples/s"})
     assert [figures(row) for row in table.rows] == [
         {"nodes": nodes, "workers_per_node": 8, "per_device_batch": 32, "samples_per_s": speed}
         for nodes, speed in ((1, 921.32), (2, 1499.4))
@@ -78,16 +83,15 @@ def test_what_the_trainer_prints_is_read() -> None:
 
 @pytest.mark.parametrize(("title", "column", "scale"), CASES["titles"])
 def test_a_title_is_the_column_that_it_names_in_its_unit(title: str, column: str, scale: float | None) -> None:
-    known = read_title(title)
-    assert known is not None
-    (found,) = known.columns
-    assert (found.column.name, found.scale) == (column, pytest.approx(scale) if scale else None)  # type: ignore[union-attr]
+    found = read_title(title)
+    assert isinstance(found, ImportedColumn)
+    assert (found.column.name, found.scale) == (column, pytest.approx(scale) if scale else None)
 
 
 @pytest.mark.parametrize("title", CASES["unknown"])
-def test_a_title_that_is_known_in_parts_is_unknown_and_nothing_is_suggested(title: str) -> None:
+def test_a_title_that_is_known_in_parts_is_unknown(title: str) -> None:
     assert read_title(title) is None
-    assert "did you mean" not in refused(f"gpus,{title}\n1,2\n").message
+    assert refused(f"gpus,{title}\n1,2\n").message.startswith(f"table.csv:1: unknown column {title!r}")
 
 
 @pytest.mark.parametrize(("title", "cell", "column", "bounds"), CASES["cells"])
@@ -123,11 +127,18 @@ def test_all_unknown_columns_are_one_error_and_two_ways_past_it() -> None:
     text = "gpus,TFLOPs/GPU,loss,samples_s,samples/s\n8,120,0.1,3,14.2\n"
     error = refused(text)
     assert error.message == (
-        "table.csv:1: 3 unknown columns: 'TFLOPs/GPU', 'loss', 'samples_s' (did you mean samples or samples_per_s?)"
+        "table.csv:1: 3 unknown columns: 'TFLOPs/GPU' (nearest: tgs), 'loss', 'samples_s' (nearest: samples)"
     )
     table = read(text, columns={"TFLOPs/GPU": "model_tflops"}, skip_unknown=True)
     assert figures(table.rows[0]) == {"world_size": 8, "model_tflops": 120, "samples_per_s": 14.2}
     assert table.ignored == ("loss", "samples_s")
+
+
+def test_unknown_columns_are_not_left_out_until_nothing_measured_is_left() -> None:
+    text = "gpus,img rate,loss\n8,120,0.1\n"
+    error = refused(text, skip_unknown=True)
+    assert error.message == "table.csv: nothing measured is left without 'img rate', 'loss'"
+    assert "--column" in (error.hint or "")
 
 
 def test_a_column_that_is_named_has_to_be_there_and_its_name_to_be_known() -> None:
@@ -135,43 +146,104 @@ def test_a_column_that_is_named_has_to_be_there_and_its_name_to_be_known() -> No
     assert "there is no column 'token/h/s'" in refused("gpus,v\n1,2\n", columns={"v": "token/h/s"}).message
 
 
-def test_figures_of_several_trainings_in_one_row_are_rows() -> None:
-    wide = rows("name,samples/s (1 node),samples/s (2 nodes)\nLoRA,14.2,12~14\nfull,3.1,\n")
-    assert [(row.words["label"], figures(row)) for row in wide] == [
-        ("LoRA", {"nodes": 1, "samples_per_s": 14.2}),
-        ("LoRA", {"nodes": 2, "samples_per_s": 13}),
-        ("full", {"nodes": 1, "samples_per_s": 3.1}),
+@pytest.mark.parametrize(
+    ("title", "name", "cell", "column", "value"),
+    [
+        ("tokens/sec(k)", "tokens/s", "249", "tokens_per_s", 249_000),
+        ("Rate (M)", "tokens/s", "1.5", "tokens_per_s", 1.5e6),
+        ("\u541e\u5410 (\u5343)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (k)", "tokens/s", "1.5k", "tokens_per_s", 1500),  # of the cell; it is not scaled twice
+        ("K tokens/s (ours)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Latency(ms)", "step_time", "395", "step_time_ms", 395),
+        ("Latency (s)", "step_time_ms", "0.395", "step_time_ms", 395),
+        ("mean_latency_sec", "step_time", "0.395", "step_time_ms", 395),
+        ("Peak (MiB)", "memory_gib", "2048", "peak_memory_gib", 2),
+        ("Wall (h)", "runtime", "2", "whole_s", 7200),
+        ("B", "batch", "4", "per_device_batch", 4),  # a title is no scale
+        ("data (k)", "samples", "50", "dataset_samples", 50_000),
+    ],
+)
+def test_unit_and_scale_of_a_title_count_whatever_column_the_user_names(
+    title: str, name: str, cell: str, column: str, value: float
+) -> None:
+    (row,) = rows(f"name,{title}\na,{cell}\n", columns={title: name})
+    assert figures(row) == pytest.approx({column: value})
+
+
+def test_a_title_in_the_unit_of_another_quantity_is_refused() -> None:
+    error = refused("gpus,Speed A (tokens/s)\n8,9\n", columns={"Speed A (tokens/s)": "samples/s"})
+    assert "the title has the unit of tokens_per_s, not of samples_per_s" in error.message
+
+
+def test_text_of_an_unknown_column_is_a_label() -> None:
+    text = "gpus,Kernels,Hint,samples/s\n8,fused,-,14.2\n8,naive,,12\n8,,-,11\n"
+    table = read(text)
+    assert [row.labels for row in table.rows] == [{"Kernels": "fused"}, {"Kernels": "naive"}, {}]
+    assert (table.labels, table.ignored) == (("Kernels",), ("Hint",))
+    assert refused("gpus,a\u202eb,samples/s\n8,x,1\n").message == "table.csv:1: a title: invalid character U+202E"
+    assert refused("gpus,Kernels\n8,fused\n8,7\n").message.startswith("table.csv:1: unknown column 'Kernels'")
+    assert refused("gpus,Kernels,Kernels\n8,fused,naive\n").message == "table.csv:2: two columns are called 'Kernels'"
+
+
+@pytest.mark.parametrize(
+    "cell", ["7", "0", "-3.5", "1.88x", "45 %", "$3.20", "12~14", "1.2e+16", "28:04", "2h05m", "1,234.5", "3 epochs"]
+)
+def test_numbers_of_an_unknown_column_are_an_error(cell: str) -> None:
+    assert "unknown column 'mystery'" in refused(f'gpus,mystery,samples/s\n8,"{cell}",1\n').message
+
+
+@pytest.mark.parametrize("cell", ["fused", "A100", "8x H100", "2025-02-16", "config_A100x1x8", "v1.13", "True"])
+def test_words_with_digits_are_text(cell: str) -> None:
+    assert rows(f"gpus,mystery,samples/s\n8,{cell},1\n")[0].labels == {"mystery": cell}
+
+
+def test_shares_above_one_are_percent_in_the_whole_column() -> None:
+    found = rows("MFU,HFU\n40.85,0.45\n0.90,45%\n45.2%,0.5\n")
+    assert [row.figures["mfu"].value for row in found] == pytest.approx([0.4085, 0.009, 0.452])
+    assert [row.figures["hfu"].value for row in found] == pytest.approx([0.45, 0.45, 0.5])
+    assert "expected a positive share" in refused("mfu\n0.4\n120\n").message
+
+
+def test_one_of_several_tables_is_chosen_by_its_number() -> None:
+    text = "| gpus | samples/s |\n|--|--|\n| 8 | 14.2 |\n\ntext\n\n| gpus | tokens/s |\n|--|--|\n| 16 | 900 |\n"
+    error = refused(text, "a.md")
+    assert error.message == "a.md: it has 2 tables: 1 in line 1 ('gpus', 'samples/s'); 2 in line 7 ('gpus', 'tokens/s')"
+    assert error.hint == "--table N reads one of them"
+    assert figures(rows(text, "a.md", table=2)[0]) == {"world_size": 16, "tokens_per_s": 900}
+    assert "--table 3: it has 2 tables" in refused(text, "a.md", table=3).message
+    assert "--table 2: it has 1 table" in refused("gpus\n1\n", table=2).message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpus  samples/s  gpu type\n8          14.2  RTX 4090\n16           28  A100\n",
+        "gpus | samples/s | gpu type\n   8 |      14.2 | RTX 4090\n  16 |        28 | A100\n",
+        "+------+-----------+----------+\n| gpus | samples/s | gpu type |\n|------+-----------+----------|\n"
+        "| 8    | 14.2      | RTX 4090 |\n| 16   | 28        | A100     |\n+------+-----------+----------+\n",
+        "Results\n\ngpus\tsamples/s\tgpu type\n8\t14.2\tRTX 4090\n16\t28\tA100\n\nend\n",
+        "\u2502 gpus \u2502 samples/s \u2502 gpu type \u2502\n\u2502 8 \u2502 14.2 \u2502 RTX 4090 \u2502\n"
+        "\u2502 16 \u2502 28 \u2502 A100 \u2502\n",
+    ],
+)
+def test_aligned_text_is_read_however_a_program_draws_it(text: str) -> None:
+    found = rows(text, "a.txt")
+    assert [(row.words["device"], figures(row)) for row in found] == [
+        ("RTX 4090", {"world_size": 8, "samples_per_s": 14.2}),
+        ("A100", {"world_size": 16, "samples_per_s": 28}),
     ]
 
 
-def test_titles_that_name_no_figure_are_told_which_it_is() -> None:
-    text = "model,1 GPU,2 GPUs\nBERT,60.5,100\n"
-    error = refused(text)
-    assert "'1 GPU', '2 GPUs'" in error.message
-    assert "--column '1 GPU=samples/s'" in (error.hint or "")
-    one, two = rows(text, columns={"1 GPU": "samples/s", "2 GPUs": "samples/s"})
+def test_an_empty_cell_of_aligned_text_is_the_one_under_its_title() -> None:
+    text = "\u5361\u6570  \u6a21\u578b     samples/s  tokens/s\n   8  \u5343\u95ee 7B       14.2\n  16  b" + 25 * " " + "900\n"
+    one, two = rows(text, "a.txt")
     assert (figures(one), figures(two)) == (
-        {"world_size": 1, "samples_per_s": 60.5},
-        {"world_size": 2, "samples_per_s": 100},
+        {"world_size": 8, "samples_per_s": 14.2},
+        {"world_size": 16, "tokens_per_s": 900},
     )
-
-
-def test_a_table_with_its_titles_at_the_left_is_turned() -> None:
-    text = "| Metric | 1 node | 2 nodes |\n|---|---|---|\n| samples/s | 12.1 | 20.3 |\n| Step time | 850ms | 1.2 s |\n"
-    assert [figures(row) for row in rows(text, "a.md")] == [
-        {"nodes": 1, "samples_per_s": 12.1, "step_time_ms": 850},
-        {"nodes": 2, "samples_per_s": 20.3, "step_time_ms": 1200},
-    ]
-    named = "| | A100 | H100 |\n|---|---|---|\n| samples/s | 12.1 | x |\n| gpus | 8 | 9.5 |\n"
-    assert refused(named, "a.md").message == "a.md:4: gpus: '9.5': expected a whole number, at least 1"
-
-
-def test_a_turned_table_may_begin_with_one_of_its_titles() -> None:
-    text = "| GPU Number | 8 | 16 |\n|---|---|---|\n| TGS | 4078 | 3939 |\n| step time | 1.2 s | 1.3 s |\n"
-    assert [figures(row) for row in rows(text, "a.md")] == [
-        {"world_size": 8, "tgs": 4078, "step_time_ms": 1200},
-        {"world_size": 16, "tgs": 3939, "step_time_ms": 1300},
-    ]
+    shifted = "gpus  samples/s  tokens/s\n8  14.2\n16     2.5  900\n"
+    assert refused(shifted, "a.txt").message == "a.txt:2: 2 cells under 3 titles"
+    assert "it has no table" in refused("8 GPUs are fast.\nTruly.\n", "a.txt").message
 
 
 @pytest.mark.parametrize(
@@ -210,13 +282,6 @@ def test_json_lines_are_rows() -> None:
     ]
 
 
-def test_several_figures_of_one_cell_are_told_apart() -> None:
-    text = "| gpus | Throughput (S/s \\| T/s \\| T/s/GPU) |\n|--|--|\n| 8 | 1.2 \\| 4915 \\| 614 |\n| 8 | OOM |\n"
-    one, two = rows(text, "a.md")
-    assert figures(one) == {"world_size": 8, "samples_per_s": 1.2, "tokens_per_s": 4915, "tgs": 614}
-    assert two.out_of == "gpu"
-
-
 def test_markdown_has_text_around_its_table_and_marks_in_it() -> None:
     text = (
         "# Speed\n\nText | with a bar\n\nGPU | samples/s\n:-- | --:\n**[A100](https://a.example)** | `14.2`\n\nmore\n"
@@ -225,7 +290,7 @@ def test_markdown_has_text_around_its_table_and_marks_in_it() -> None:
     assert (row.words, figures(row), row.line) == ({"device": "A100"}, {"samples_per_s": 14.2}, 7)
     other = "| a | b |\n|---|---|\n| 1 | 2 |\n\n"
     assert len(rows(other + text + "\n" + other, "a.md")) == 1
-    assert "it has 2 tables, in lines 5, 15" in refused(text + "\n" + text, "a.md").message
+    assert "it has 2 tables: 1 in line 5 ('GPU', 'samples/s'); 2 in line 15" in refused(text + "\n" + text, "a.md").message
     assert "it has no table" in refused("gpus, samples/s\n", "a.md").message
 
 
@@ -252,25 +317,15 @@ def test_json_that_is_no_table_says_where(text: str, said: str) -> None:
     assert refused(text, "a.json").message.startswith(said)
 
 
-def test_the_table_of_mosaicml_keeps_its_capital_units() -> None:
-    text = (
-        "| SeqLen (T) | # GPU | MFU (%) | micro_bsz | Throughput (S/s) | Throughput (T/s) | Throughput (T/s/GPU)|\n"
-        "|---|---|---|---|---|---|---|\n"
-        "| 2048 | 64 | 53.33 | 8 | 12.83 | 26274 | 410.5 |\n"
-    )
-    (row,) = rows(text, "table.md")
-    settings = {"sequence_length": 2048, "world_size": 64, "per_device_batch": 8}
-    speeds = {"samples_per_s": 12.83, "tokens_per_s": 26274, "tgs": 410.5}
-    assert figures(row) == pytest.approx({**settings, **speeds, "mfu": 0.5333})
-
-
-def test_what_transformers_logs_to_wandb_is_read_as_it_is_exported() -> None:
+def test_what_transformers_logs_to_wandb_is_named_by_the_user() -> None:
     text = (
         "Name,Runtime,train/train_runtime,train/train_samples_per_second,train/loss,num_processes,User\n"
         "run-a,3605,3550.2,12.31,1.02,8,me\n"
     )
-    (row,) = rows(text, ignore=("Runtime",))
+    named = {"train/train_runtime": "runtime", "train/train_samples_per_second": "samples/s"}
+    (row,) = rows(text, ignore=("Runtime",), columns=named, skip_unknown=True)
     assert figures(row) == pytest.approx({"whole_s": 3550.2, "samples_per_s": 12.31, "world_size": 8})
+    assert row.labels == {"User": "me"}
 
 
 def test_megatrons_figures_are_read_by_the_names_of_its_log() -> None:
@@ -283,10 +338,22 @@ def test_a_batch_of_millions_counts_tokens_and_is_refused() -> None:
     assert "did you mean tokens?" in refused("GPUs,Batch Size,tokens/s\n64,4M,205440\n").message
 
 
-@pytest.mark.parametrize("title", ["Gbps", "EP", "CPU memory (GB)", "Memory saved", "step time std"])
-def test_what_is_like_a_column_by_its_letters_alone_is_not_suggested(title: str) -> None:
+@pytest.mark.parametrize(
+    ("title", "nearest"),
+    [
+        ("SeqLen (T)", "sequence_length"),
+        ("NumProcess", "devices"),
+        ("Sharding Strategy", "strategy"),
+        ("Latency(ms)", "step_time_ms"),
+        ("\u6027\u80fd (tokens/s)", "tokens_per_s"),
+        ("Throughput (S/s)", "samples_per_s, tokens_per_s or tgs"),
+        ("Model TFLOP", "model_tflops"),
+        ("EP", None),
+    ],
+)
+def test_the_nearest_column_is_that_of_the_name_or_of_the_unit(title: str, nearest: str | None) -> None:
     assert read_title(title) is None
-    assert nearest_columns(title) == []
+    assert nearest_column(title) == nearest
 
 
 def test_the_workers_of_a_data_loader_are_no_devices() -> None:

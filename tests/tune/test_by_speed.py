@@ -25,6 +25,7 @@ from multinode.records.plan import LaunchPlan, Rendezvous
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import GridRecord
+from multinode.stats.estimate import Estimate, exactly
 from multinode.transport.fake import FakeTransport
 from multinode.tune.by_speed import Trials, changed_launch, try_advice
 from tests.levers.compressed import compressed
@@ -43,9 +44,8 @@ OUTLOOK = PredictedScenario(
     accumulation=1,
     strategy="DDP",
     step_time_ms=1000,
-    samples_per_s=4,
-    interval=(3, 5),
-    speedup=1,
+    samples_per_s=Estimate(value=4, low=3, high=5),
+    speedup=exactly(1),
     efficiency=0.5,
     parts=StepParts(compute_ms=1, optimizer_ms=0, host_ms=0, data_ms=0, comm_ms=0, beyond_ms=0, exposed_ms=0),
     bottleneck=Bottleneck(kind="network"),
@@ -58,8 +58,7 @@ def advised(name: str, gain: float, change: Change | None) -> Advice:
     return Advice(
         name=name,
         kind="accumulation",
-        gain=gain,
-        interval=(gain * 0.9, gain * 1.1),
+        gain=Estimate(value=gain, low=gain * 0.9, high=gain * 1.1),
         outlook=OUTLOOK,
         meaning="nothing",
         change=change,

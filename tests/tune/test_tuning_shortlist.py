@@ -37,7 +37,7 @@ def test_each_kind_comes_once_before_any_comes_twice() -> None:
     assert {"averaging", "outer", "gradients", "accumulation", "pair"} <= set(kinds)
     # No purchase, no other nodes, and no other model.
     assert not {"link", "nodes", "method"} & set(kinds)
-    gains = [one.advice.gain for one in found.chosen]
+    gains = [one.advice.gain.value for one in found.chosen]
     assert gains == sorted(gains, reverse=True)
     few = make_shortlist(hopeful(), steps=1000, most=4)
     assert len({one.option.kind for one in few.chosen}) == 4
