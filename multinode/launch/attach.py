@@ -230,7 +230,7 @@ def _with_answer(node: NodeRun, answer: Status | None) -> NodeRun:
     if answer.cause == "unknown":
         # Without a run directory, its processes were found by their environment.
         answer = Status(state="ended", cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
-    return msgspec.structs.replace(node, state="ended", status=answer)
+    return msgspec.structs.replace(node, state="ended", status=Status.kept(answer))
 
 
 def _wait_ended(stored: StoredRun, directory: RunDirectory, within_s: float) -> Launched:

@@ -383,7 +383,7 @@ def _take_log(track: _NodeTrack, log: str) -> None:
 
 
 def _take_status(track: _NodeTrack, report: StatusReport) -> None:
-    status = Status(**{name: getattr(report, name) for name in Status.__struct_fields__})
+    status = Status.kept(report)
     track.run = replace(track.run, status=status)
     if status.state == "ended" and track.ended_heard_s is None:
         track.ended_heard_s = steady_s()

@@ -22,6 +22,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     # who ordered the stop; None if nobody did, for example after a signal to the supervisor
     stopped_by: str | None = None
 
+    @staticmethod
+    def kept(report: Status) -> Status:
+        """What is kept of a record that reports a status."""
+        return Status(**{name: getattr(report, name) for name in Status.__struct_fields__})
+
     @property
     def failed(self) -> bool:
         """Whether the job ended otherwise than with exit code 0."""
