@@ -24,7 +24,7 @@ from multinode.predict.calibration import sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence
 from multinode.predict.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
-from multinode.predict.predict import calls_of, sent_bytes
+from multinode.predict.prediction import calls_of, sent_bytes
 from multinode.predict.published_benchmarks import (
     Lora,
     Model,

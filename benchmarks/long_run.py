@@ -28,12 +28,14 @@ from multinode.cluster.quoting import Command
 from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.launch_options import LaunchOptions
-from multinode.launch.attach import RecordedRun, attach, stop
+from multinode.launch.attach import attach, stop
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
 from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from multinode.records.status import Status
+from multinode.runs.stored_run import StoredRun
 from multinode.transport.local import LocalTransport
 
 RUN = "20260102-030405-abcd"
@@ -82,7 +84,8 @@ def make_run(root: Path, steps: int, per_node: int, nodes: int, log_bytes: int) 
         job="train.py",
         nodes=planned,
     )
-    ended = tuple(NodeRun(name=name, node_rank=node, state="ended", exit_code=0) for node, name in enumerate(names))
+    status = Status(state="ended", exit_code=0)
+    ended = tuple(NodeRun(name=name, node_rank=node, state="ended", status=status) for node, name in enumerate(names))
     run = Run(
         run_id=RUN, job="train.py", engine="torchrun", status="succeeded", started_s=0.0, ended_s=steps * STEP_S,
         world_size=world, nodes=ended,
@@ -153,7 +156,7 @@ def measure_renewal(recorded: RunDirectory, home: Path, trees: Sequence[Path]) -
         argv = [sys.executable, __file__, "--attach", str(started.directory), str(home), str(time.monotonic()), *leases]
         subprocess.run(argv, env=dict(os.environ) | {"PYTHONPATH": str(tree)}, check=True, timeout=_DEADLINE_S)
         print(f"  by {tree.name}", flush=True)
-    stop(_known(started.directory), context, 2.0)
+    stop(StoredRun(started.directory), context, 2.0, HERE)
     context.agent.close()
 
 
@@ -170,15 +173,7 @@ def attach_until_renewed(run: Path, home: Path, began_s: float, leases: Sequence
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-    attach(_known(RunDirectory(run)), RunContext(LocalTransport(home), run.parent), ExecuteOptions())
-
-
-def _known(directory: RunDirectory) -> RecordedRun:
-    """A hostfile has no two nodes of one address."""
-    run, plan = directory.read("run.json", Run), directory.read("plan.json", LaunchPlan)
-    assert run is not None
-    assert plan is not None
-    return RecordedRun(run=run, plan=plan, cluster=HERE, directory=directory)
+    attach(StoredRun(RunDirectory(run)), RunContext(LocalTransport(home), run.parent), ExecuteOptions(), HERE)
 
 
 def main() -> None:

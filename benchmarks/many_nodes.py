@@ -163,7 +163,7 @@ def _measure(kind: str, count: int, follow_s: float) -> dict[str, float]:
             watch.end()
             context.agent.close()
         transport.close()
-        left = [node.name for node in ended.run.nodes if node.state != "ended" or node.processes_left]
+        left = [node.name for node in ended.run.nodes if node.state != "ended" or node.status.processes_left]
         if ended.run.status != "stopped" or left:
             raise SystemExit(f"{ended.run.status}, not verified on: {', '.join(left)}")
         return {"nodes": count, **watch.row}

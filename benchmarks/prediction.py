@@ -49,8 +49,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from multinode.predict.back_test import LEAST_RUNS, Trial, residual_quantile
 from multinode.predict.forecast import ForecastRequest, PredictedScenario
-from multinode.predict.leave_one_out import LEAST_RUNS, Trial, residual_quantile
 from multinode.predict.request import forecast_runs
 from multinode.stats.estimate import Estimate, exactly
 from multinode.units import goodput_gb_per_s

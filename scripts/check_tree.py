@@ -23,7 +23,7 @@ _EXEMPT = {
     "tests/test_docs.py",
     # What others write.
     "multinode/predict/published_words.toml",
-    "tests/experiment/tables/cases.json",
+    "tests/tables/cases/cases.json",
 }
 
 

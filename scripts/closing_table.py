@@ -13,12 +13,12 @@ from multinode.cli.output import print_table
 from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.judge import compare
 from multinode.contrast.measure import with_outlook
-from multinode.contrast.side import SideRun, load_side_run, make_side
+from multinode.contrast.side import make_side
 from multinode.predict.screen import link_words
-from multinode.records.run import Run
-from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from multinode.records.run_directory import runs_root
 from multinode.render.sheet import percent
 from multinode.render.table import make_table
+from multinode.runs.stored_run import StoredRun, load_runs
 from multinode.stats.estimate import Estimate
 from multinode.units import format_rate
 
@@ -28,34 +28,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--since", type=float, default=0.0, metavar="SECONDS", help="leave out what ran before")
     since = parser.parse_args().since
-    contrasts = _contrasts([load_side_run(directory) for directory in _trainings(since)])
+    contrasts = _contrasts(list(_trainings(since)))
     for link, contrast in contrasts.items():
         print(f"\ndemo: one node, or two with {format_rate(link)} between them?")
         print_contrast(contrast)
     _print_table(contrasts)
 
 
-def _trainings(since: float) -> Iterator[RunDirectory]:
-    for directory in map(RunDirectory, list_runs(runs_root())):
-        run = directory.read("run.json", Run)
-        if run is not None and (run.kind, run.status) == ("launch", "succeeded") and run.started_s >= since:
-            yield directory
+def _trainings(since: float) -> Iterator[StoredRun]:
+    for stored in load_runs(runs_root()):
+        run = stored.run
+        if (run.kind, run.status) == ("launch", "succeeded") and run.started_s >= since:
+            yield stored
 
 
-def _contrasts(runs: Sequence[SideRun]) -> Mapping[float, Contrast]:
+def _contrasts(runs: Sequence[StoredRun]) -> Mapping[float, Contrast]:
     """One node against two, by the rate of the link between the two, the fastest first."""
-    one = [run for run in runs if run.nodes == 1]
+    one = [run for run in runs if len(run.node_names) == 1]
     links = sorted({run.link_gbit_per_s for run in runs if run.link_gbit_per_s is not None}, reverse=True)
     return {link: _contrast(one, [run for run in runs if run.link_gbit_per_s == link]) for link in links}
 
 
-def _contrast(one: Sequence[SideRun], two: Sequence[SideRun]) -> Contrast:
+def _contrast(one: Sequence[StoredRun], two: Sequence[StoredRun]) -> Contrast:
     compared = compare(
         [make_side("baseline", one), make_side("candidate", two)],
         mode="same-workers",
         why="the same two workers, interleaved",
         job="the demo's training",
-        rule=two[-1].summary.rule,
+        rule=two[-1].require_summary().rule,
     )
     return with_outlook(compared, runs_root())
 

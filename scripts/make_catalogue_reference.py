@@ -1,14 +1,14 @@
 """Writes docs/reference/troubleshooting.md from the catalogue of errors, in English and in Chinese.
 
 With --check, says whether both pages are current. A Chinese text has the commands, options and variables of the English
-one; what stands around the entries of the Chinese page is in troubleshooting.zh-CN.yaml.
+one; it stands in troubleshooting.zh-CN.yaml, with what is around the entries of that page.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,33 +54,36 @@ _KEPT = re.compile(
 
 
 class Language(NamedTuple):
-    """A page in one language: `suffix` is that of the fields of an error that have its cause and fix."""
+    """A page in one language: `errors` has the texts of an error by its id, where they are not the catalogue's own."""
 
     header: str
     words: Mapping[str, str]
-    suffix: str
+    errors: Mapping[str, Mapping[str, str]]
     stop: str
 
 
 def main() -> int:
     """Write what is not current, or name it; nothing is written where a translation is not whole."""
-    problems = [*check_translation(known_errors().values())]
+    chinese = yaml.safe_load(_CHINESE.read_text())
+    problems = [*check_translation(known_errors(), chinese["errors"])]
     for problem in problems:
         print(problem)
     if problems:
         return 1
-    chinese = yaml.safe_load(_CHINESE.read_text())
     pages = {
-        "troubleshooting.md": Language(_HEADER, _WORDS, "", "."),
-        "troubleshooting.zh-CN.md": Language(**chinese, suffix="_zh", stop="\N{IDEOGRAPHIC FULL STOP}"),
+        "troubleshooting.md": Language(_HEADER, _WORDS, {}, "."),
+        "troubleshooting.zh-CN.md": Language(**chinese, stop="\N{IDEOGRAPHIC FULL STOP}"),
     }
     return write_or_check({_FOLDER / name: render_reference(page) for name, page in pages.items()}, __doc__)
 
 
-def check_translation(errors: Iterable[KnownError]) -> Iterator[str]:
+def check_translation(errors: Mapping[str, KnownError], translated: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """What Chinese texts lack of the English ones, or have beyond them."""
-    for error in errors:
-        texts = (f"{error.cause} {error.fix}", f"{error.cause_zh} {error.fix_zh}")
+    for name in sorted(errors.keys() ^ translated.keys()):
+        yield f"{name}: it stands in {'the catalogue' if name in errors else 'Chinese'} alone"
+    for name in (name for name in errors if name in translated):
+        error, chinese_text = errors[name], translated[name]
+        texts = (f"{error.cause} {error.fix}", f"{chinese_text['cause']} {chinese_text['fix']}")
         english, chinese = (set(_KEPT.findall(text)) for text in texts)
         if english != chinese:
             yield f"{error.id}: the Chinese text differs in {', '.join(sorted(english ^ chinese))}"
@@ -99,13 +102,13 @@ def _section(error: KnownError, language: Language) -> str:
     checks = ", ".join(f"[{name}](checks.md#{name})" for name in error.checks) or "-"
     kind = f"`{error.kind}`" if error.kind else "-"
     words = language.words
-    cause, fix = (getattr(error, f"{name}{language.suffix}") for name in ("cause", "fix"))
+    texts = language.errors.get(error.id, {"cause": error.cause, "fix": error.fix})
     told = "".join(words[remark] for remark in _REMARKS if getattr(error, remark))
     return (
         f"\n### {error.id}\n\n"
         + "".join(f"    {text}\n" for text in error.texts)
-        + f"\n- {words['cause']}{_text(cause, language.stop)}\n"
-        + f"- {words['fix']}{_text(fix.replace('{node}', 'NODE'), language.stop)}\n"
+        + f"\n- {words['cause']}{_text(texts['cause'], language.stop)}\n"
+        + f"- {words['fix']}{_text(texts['fix'].replace('{node}', 'NODE'), language.stop)}\n"
         + f"- {words['check']}{checks}{words['kind']}{kind}{told}\n"
         + f"- {words['source']}{error.source}\n"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from reference_pages import write_or_check
 
 from multinode.check.check import CHECK_NAMES, CHECKS, RULES
-from multinode.check.rule import SEVERITIES, Rule
+from multinode.check.rule import SEVERITIES, CheckRule
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "checks.md"
 
@@ -37,14 +37,14 @@ def render_reference() -> str:
     count = sum(check.before_launch for check in CHECKS)
     parts = [_HEADER.format(launch=count, count=len(CHECKS))]
     for name in CHECK_NAMES:
-        rules = sorted((one for one in RULES if one.check == name), key=lambda one: SEVERITIES.index(one.severity))
+        rules = sorted((one for one in RULES if one.code == name), key=lambda one: SEVERITIES.index(one.severity))
         parts += [f"\n## `{name}`\n\n", "| catches | | message | hint |\n|---|---|---|---|\n", *map(_row, rules)]
     return "".join(parts)
 
 
-def _row(rule: Rule) -> str:
+def _row(rule: CheckRule) -> str:
     hint = rule.hint.replace("!s}", "}")
-    return f"| {_cell(rule.catches)} | {rule.severity} | {_cell(rule.message)} | {_cell(hint)} |\n"
+    return f"| {_cell(rule.about)} | {rule.severity} | {_cell(rule.message)} | {_cell(hint)} |\n"
 
 
 def _cell(text: str) -> str:

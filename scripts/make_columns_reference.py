@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reference_pages import write_or_check
 
-from multinode.experiment.imported_columns import IMPORTED
+from multinode.tables.imported_columns import IMPORTED
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "imported-columns.md"
 

@@ -35,7 +35,7 @@ _WRITTEN_BY = {
     "multinode.explain/1": "`multinode explain --json`",
     "multinode.grid/1": "`grid.json` of a sweep",
     "multinode.lab/1": "`multinode lab up --json`, `multinode lab status --json`, and the lab's own record",
-    "multinode.launch/1": "what `launch`, `attach`, `stop` and `show` print with `--json`; each run of `runs --json`",
+    "multinode.launch/1": "what `launch`, `attach`, `stop` and `show` print with `--json`",
     "multinode.nccl-test/1": "`multinode nccl-test --json`, `nccl-test.json` of a run",
     "multinode.nccl-test-read/1": "`multinode nccl-test --read --json`",
     "multinode.notice/1": "the webhook of `multinode launch --notify` and `multinode attach --notify`",

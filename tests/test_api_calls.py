@@ -18,16 +18,17 @@ from multinode.cli.panels import bounds
 from multinode.cli.verbs import load_verb
 from multinode.contrast.inputs import ContrastInput
 from multinode.errors import UsageError
-from multinode.experiment.inputs import SweepInput, TuneInput
 from multinode.job.planning import plan_launch
 from multinode.launch.inputs import CheckInput, LaunchInput
 from multinode.network.inputs import NcclTestInput
 from multinode.records.run import Failure
+from multinode.sweep.inputs import SweepInput
+from multinode.tune.inputs import TuneInput
 from tests.cli.test_report import store_contrast
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
-from tests.experiment.stored_sweep import store_sweep
 from tests.export.stored_run import store_run
 from tests.profile.observing import RUN
+from tests.sweep.stored_sweep import store_sweep
 
 INPUTS: dict[str, type[msgspec.Struct]] = {
     "check": CheckInput,

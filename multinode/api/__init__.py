@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from multinode.cluster.cluster import Cluster, Node
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
+    from multinode.copy.chain import CopyProgress
+    from multinode.copy.paths import CopyReport, CopyRequest
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
-    from multinode.experiment.cells import CellTable
-    from multinode.experiment.tune import Tuned
+    from multinode.findings.finding import Finding
     from multinode.job.code_tree import CodeTree
     from multinode.job.engines.engine import Engine
     from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
         local_nodes,
         parse_nodes,
     )
-    from multinode.launch.copy_chain import CopyProgress
-    from multinode.launch.copy_paths import CopyReport, CopyRequest
     from multinode.launch.restart import RestartOptions
     from multinode.levers.axes import LeverAxes
     from multinode.levers.levers import Levers
@@ -55,12 +54,13 @@ if TYPE_CHECKING:
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.profile.summary import Summary
     from multinode.records.benchmark import CollectiveTest, Message
-    from multinode.records.finding import Finding
     from multinode.records.plan import LaunchPlan
     from multinode.records.run import Run
     from multinode.results.run_page import Report
     from multinode.runs.stored_run import StoredRun
+    from multinode.sweep.cells import CellTable
     from multinode.traffic.step_calls import Strategy
+    from multinode.tune.measure import Tuned
 
 __all__ = [
     "CellTable",
@@ -156,13 +156,13 @@ _FROM = {
     "network.size_scan": ("ScanReport",),
     "predict.forecast": ("Forecast", "ForecastRequest"),
     "predict.advice": ("Recommendations",),
-    "experiment.cells": ("CellTable",),
-    "experiment.tune": ("Tuned",),
+    "sweep.cells": ("CellTable",),
+    "tune.measure": ("Tuned",),
     "network.nccl_tuning": ("TuneReport",),
     "results.run_page": ("Report",),
     "profile.summary": ("Summary",),
     "check.rule": ("CheckFinding",),
-    "records.finding": ("Finding",),
+    "findings.finding": ("Finding",),
     "cluster.cluster": ("Cluster", "Node"),
     "job.job": ("Job", "JobEnvironment", "LlamaFactoryJob", "ScriptJob"),
     "records.benchmark": ("CollectiveTest", "Message"),
@@ -183,8 +183,8 @@ _FROM = {
         *("ExecuteOptions", "Launch", "Launched", "Nodes", "RunContext"),
         *("connect", "load_nodes", "local_nodes", "parse_nodes"),
     ),
-    "launch.copy_chain": ("CopyProgress",),
-    "launch.copy_paths": ("CopyReport", "CopyRequest"),
+    "copy.chain": ("CopyProgress",),
+    "copy.paths": ("CopyReport", "CopyRequest"),
     "runs.stored_run": ("StoredRun",),
 }
 _MODULES = {name: f"multinode.{module}" for module, names in _FROM.items() for name in names}

@@ -18,38 +18,39 @@ from multinode.check.screen import check_parts
 from multinode.contrast.inputs import ContrastInput
 from multinode.contrast.screen import contrast_parts
 from multinode.errors import MultinodeError
-from multinode.experiment.cell_sheet import cell_parts
-from multinode.experiment.inputs import SweepInput, TuneInput, refuse_other_kind
-from multinode.experiment.sweep import load_tables, measure_swept
-from multinode.experiment.tune import Tuned, measure_tuned
-from multinode.experiment.tuning_screen import tuning_parts
 from multinode.export.target import parse_targets
 from multinode.launch.context import connect
 from multinode.launch.export import export_while
 from multinode.launch.inputs import CheckInput, LaunchInput
+from multinode.launch.launch import fetch_results
 from multinode.launch.notice import tell_of
 from multinode.launch.outcome import run_parts
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
-from multinode.launch.transfer import fetch_results
 from multinode.network.inputs import NcclTestInput
 from multinode.network.screen import read_parts, scan_parts
 from multinode.predict.advice_screen import advice_parts
-from multinode.predict.try_advice import try_advice
 from multinode.records.files import read_text
 from multinode.render.sheet import Block
 from multinode.results.run_page import load_report, report_blocks
+from multinode.sweep.cell_sheet import cell_parts
+from multinode.sweep.inputs import SweepInput
+from multinode.sweep.sweep import load_tables, measure_swept
+from multinode.tune.by_speed import try_advice
+from multinode.tune.inputs import TuneInput, refuse_other_kind
+from multinode.tune.measure import Tuned, measure_tuned
+from multinode.tune.screen import tuning_parts
 
 if TYPE_CHECKING:
     from multinode.check.check import CheckReport
     from multinode.cluster.cluster import Cluster
     from multinode.contrast.measure import Contrasted
-    from multinode.experiment.cells import CellTable
     from multinode.launch.context import Launched, RunContext
     from multinode.network.nccl_tuning import TuneReport
     from multinode.network.read_scan import ReadReport
     from multinode.network.size_scan import ScanReport
     from multinode.predict.advice import Recommendations
     from multinode.records.run import Run
+    from multinode.sweep.cells import CellTable
 
 Say = Callable[[str], None] | None
 # A cell keeps every line.

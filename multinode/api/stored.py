@@ -58,7 +58,7 @@ def advise(
     """
     from multinode.api.result import Result
     from multinode.predict.advice_screen import advice_parts
-    from multinode.predict.advise import advise_runs
+    from multinode.predict.recommendations import advise_runs
     from multinode.predict.run_selection import read_rate
     from multinode.records.run_directory import runs_root
 
@@ -107,7 +107,7 @@ def report(
         write_report(loaded, chosen, into)
     return Result(
         value=loaded,
-        directory=loaded.directories[0],
+        directory=loaded.runs[0].directory.path,
         screen=lambda: report_markdown(loaded).splitlines(),
         blocks=lambda: report_blocks(loaded),
     )

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from multinode.check.check import CheckOptions, CheckReport
     from multinode.cluster.cluster import Cluster
     from multinode.contrast.measure import Contrasted, ContrastRequest
+    from multinode.copy.chain import CopyProgress
+    from multinode.copy.paths import CopyReport, CopyRequest
     from multinode.job.job import Job
     from multinode.launch.context import Launch, RunContext
-    from multinode.launch.copy_chain import CopyProgress
-    from multinode.launch.copy_paths import CopyReport, CopyRequest
     from multinode.network.measure import Extent
     from multinode.network.size_scan import ScanReport
 
@@ -56,9 +56,9 @@ def copy(
         NodeError, NodeFailed: the source failed, or a node has no room, and nothing was written.
         Interrupted: it was broken off; the same copy sends the rest.
     """
-    from multinode.launch.copy_paths import copy_paths
+    from multinode.copy.paths import copy_paths
 
-    return copy_paths(context, cluster, request, observe)
+    return copy_paths(context.agent, cluster, request, observe, say=context.say)
 
 
 def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:
@@ -107,7 +107,7 @@ def contrast(
     """
     from multinode.contrast.measure import ContrastRequest
     from multinode.contrast.measure import contrast as measure
-    from multinode.launch.series import Resume
+    from multinode.series.series import Resume
 
     return measure(launch, context, request or ContrastRequest(), repeats=repeats, resume=Resume(anew=fresh))
 

@@ -22,16 +22,17 @@ from multinode.bench.nodes import BenchPart
 from multinode.cluster.quoting import as_steps
 from multinode.errors import Interrupted, MultinodeError, NodeError, RunFailed, UsageError
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.series import Resume, Series, keep_status, take_up
 from multinode.records.benchmark import DEVICE_DTYPES, TEST_KINDS, DeviceTest, check_choice, describe_benchmark
 from multinode.records.progress import RunProgress
 from multinode.records.run import NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
+from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun
+from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.series.series import Resume, Series, keep_status, take_up
 
 _FILE = "bench.json"
 # The parts without their records, for a resume.
@@ -247,7 +248,7 @@ class _StepSeries(Series):
         run = RunDirectory(self.context.runs / part.run_id).read_run() if part.run_id is not None else None
         if run is None:
             state = "lost" if part.is_lost else "ended"
-            return NodeRun(name=part.node, node_rank=part.node_rank, state=state, cause="not_started")
+            return NodeRun(name=part.node, node_rank=part.node_rank, state=state, status=Status(cause="not_started"))
         return msgspec.structs.replace(run.nodes[0], name=part.node, node_rank=part.node_rank)
 
     def _launch_of(self, phase: str, node_rank: int, run_id: str) -> Launch:

@@ -17,7 +17,7 @@ from multinode.check.connectivity import ConnectivityPlan, choose_pairs, launch_
 from multinode.check.link import least_speeds
 from multinode.check.machine import needed_tools
 from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
-from multinode.check.rule import SEVERITIES, Check, CheckFinding, Inspection, Rule, RuleGroup, finding_of_error
+from multinode.check.rule import SEVERITIES, Check, CheckFinding, CheckRule, CheckRules, Inspection, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints, is_link_local
 from multinode.cluster.facts import NodeFacts
@@ -31,24 +31,25 @@ from multinode.job.planning import argument_names, candidate_ports, choose_maste
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
-from multinode.transport.refusals import REFUSALS
+from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
+
+_SSH = CheckRules("ssh")
 
 # The transport's messages for unreachable nodes, for the reference.
 UNANSWERED = (
-    *(Rule("ssh", "error", refusal.catches, refusal.message, refusal.hint) for refusal in REFUSALS),
-    Rule(
-        "ssh",
-        "error",
-        catches="a node answers too late, or disconnects during the check",
+    *(
+        _SSH.error(about=refusal.catches, message=refusal.message, hint=refusal.hint)
+        for refusal in (*REFUSALS, *SLURM_REFUSALS)
+    ),
+    _SSH.error(
+        about="a node answers too late, or disconnects during the check",
         message="no answer within {deadline_s} s",
         hint="see whether it is up:\nssh {node} true",
     ),
 )
 
-_SSH = RuleGroup("ssh")
-
 UNVERIFIED = _SSH.warning(
-    catches="a node's host key is not verified (StrictHostKeyChecking no)",
+    about="a node's host key is not verified (StrictHostKeyChecking no)",
     message="its host key is not verified (StrictHostKeyChecking no in the SSH configuration): an impostor would get "
     "the job, so multinode sends it no secrets",
     hint="remove that setting for this node, compare the key's fingerprint, and accept it once:\nssh -o "
@@ -218,9 +219,9 @@ _MODULES = (machine, gpus, rdma, interfaces, variables, link, paths, training, p
 _MEMBERS = [value for module in _MODULES for value in vars(module).values()]
 CHECKS = tuple(value for value in _MEMBERS if isinstance(value, Check))
 # Every kind of finding, grouped by check, in the order of the checks.
-RULES = (*UNANSWERED, UNVERIFIED, *(value for value in _MEMBERS if isinstance(value, Rule)))
+RULES = (*UNANSWERED, UNVERIFIED, *(value for value in _MEMBERS if isinstance(value, CheckRule)))
 # The rows of the matrix.
-CHECK_NAMES = tuple(dict.fromkeys(rule.check for rule in RULES))
+CHECK_NAMES = tuple(dict.fromkeys(rule.code for rule in RULES))
 
 
 def check_all(inspection: Inspection, *, before_launch: bool = False) -> Iterator[CheckFinding]:

@@ -17,7 +17,7 @@ from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
 from multinode.records.samples import StreamResult
 from multinode.traffic.pair_speeds import Pair, PairSpeed, least_of_pairs, stream_speed
-from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
+from multinode.transport.agent import AgentStream, AgentTransport, Record, require_kind
 from multinode.transport.base import Outcomes, gather, time_left
 
 ALL_PAIRS_NODES = 16
@@ -135,6 +135,35 @@ _CONNECT_S = 3.0
 _CONNECT_S_PER_NODE = 0.15
 _STREAM_ANSWER_S = 10.0
 
+
+class _Opened(msgspec.Struct, frozen=True, tag_field="kind", tag="listening"):
+    ports: tuple[int, ...] = ()
+    failed: dict[int, str] = {}
+
+
+class _Reached(msgspec.Struct, frozen=True):
+    """As in `Attempted`."""
+
+    addr: str
+    port: int
+    error: str | None = None
+    ms: float | None = None
+    path_mtu: int | None = None
+
+
+class _Attempts(msgspec.Struct, frozen=True, tag_field="kind", tag="attempts"):
+    results: tuple[_Reached, ...]
+
+
+class _Streams(msgspec.Struct, frozen=True, tag_field="kind", tag="streams"):
+    results: tuple[StreamResult, ...]
+
+
+class _Closed(msgspec.Struct, frozen=True, tag_field="kind", tag="ended"):
+    """All ports are closed."""
+
+
+_Answer = _Opened | _Attempts | _Streams | _Closed
 _Kind = TypeVar("_Kind")
 
 
@@ -191,7 +220,7 @@ class ConnectivityTest:
             "deadline_s": plan.deadline_s,
             "then": True,
         }
-        self._streams: dict[str, AgentStream] = {}
+        self._streams: dict[str, AgentStream[_Answer]] = {}
 
     def __enter__(self) -> Self:
         opened = gather(self._nodes, self._open, deadline_s=_ANSWER_S)
@@ -228,11 +257,13 @@ class ConnectivityTest:
         def ask(node: Node) -> list[Attempted]:
             mine = targets[node.name]
             self._order(node, {"attempts": [target for _, target in mine], "timeout_s": timeout_s})
-            results = self._hear(node, "attempts", timeout_s)
+            results = self._hear(node, _Attempts, timeout_s).results
             if len(results) != len(mine):
                 raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
             answers = zip(mine, results, strict=True)
-            return [_read(result, Attempted, node.name, peer=peer) for (peer, _), result in answers]
+            return [
+                Attempted(node=node.name, peer=peer, **msgspec.structs.asdict(result)) for (peer, _), result in answers
+            ]
 
         callers = [node for node in self.present if node.name in targets]
         answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
@@ -250,10 +281,7 @@ class ConnectivityTest:
             self._order(node, {"streams": [target], "timeout_s": timeout_s})
 
         def hear(node: Node) -> PairSpeed:
-            results = self._hear(node, "streams", timeout_s)
-            return stream_speed(
-                node.name, peers[node.name], [_read(result, StreamResult, node.name) for result in results]
-            )
+            return stream_speed(node.name, peers[node.name], self._hear(node, _Streams, timeout_s).results)
 
         callers = [node for node in self.present if peers.get(node.name) in ports]
         # All start before any result is read: only some nodes are read at a time, and the streams must overlap.
@@ -263,31 +291,29 @@ class ConnectivityTest:
 
     def _open(self, node: Node) -> Listening:
         request = self._request | {"addr": self._addresses[node.name]}
-        stream = self._agent.open(node, "connectivity", request, deadline_s=_ANSWER_S)
+        stream: AgentStream[_Answer]
+        stream = self._agent.open(node, "connectivity", request, _Answer, deadline_s=_ANSWER_S)  # type: ignore[arg-type]  # a union is no type
         try:
-            listening = _read(stream.first or {}, Listening, node.name)
+            opened = require_kind(stream.first, _Opened, node.name)
         except NodeFailed:
             stream.close()
             raise
         self._streams[node.name] = stream
-        return listening
+        return Listening(node=node.name, ports=opened.ports, failed=opened.failed)
 
     def _order(self, node: Node, order: Record) -> None:
         with self._dropping(node) as stream:
             stream.send(order)
 
-    def _hear(self, node: Node, kind: str, timeout_s: float) -> list[Any]:
+    def _hear(self, node: Node, kind: type[_Kind], timeout_s: float) -> _Kind:
         with self._dropping(node) as stream:
             record = stream.read(timeout_s + _ANSWER_S)
             if record is None:
                 raise ContactLost("its agent ended during the network test", node=node.name)
-        results = record.get("results") if record.get("kind") == kind else None
-        if not isinstance(results, list):
-            raise NodeFailed("cannot read its answer: no results", node=node.name)
-        return results
+        return require_kind(record, kind, node.name)
 
     @contextlib.contextmanager
-    def _dropping(self, node: Node) -> Iterator[AgentStream]:
+    def _dropping(self, node: Node) -> Iterator[AgentStream[_Answer]]:
         stream = self._streams[node.name]
         try:
             yield stream
@@ -302,17 +328,13 @@ class ConnectivityTest:
             stream.send({"end": True})
             end = time.monotonic() + _ANSWER_S
             while (record := stream.read(time_left(end))) is not None:
-                if record.get("kind") == "ended":
+                if isinstance(record, _Closed):
                     self._agent.keep(node, self._streams.pop(node.name))
                     return
 
     def _note(self, outcomes: Outcomes[Any]) -> tuple[Any, ...]:
         self.errors += outcomes.failed.values()
         return tuple(outcomes.found.values())
-
-
-def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:
-    return read_answer({**record, "node": node, **more} if isinstance(record, dict) else record, kind, node)
 
 
 _PAIR_S = 0.5

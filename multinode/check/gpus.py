@@ -9,7 +9,16 @@ import re
 from collections.abc import Iterator
 from operator import attrgetter
 
-from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGroup, disagreements, launch_check, listed
+from multinode.check.rule import (
+    Check,
+    CheckFinding,
+    CheckRule,
+    CheckRules,
+    Inspection,
+    disagreements,
+    launch_check,
+    listed,
+)
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import WITHOUT_CUDA, Gpu, GpuProcess, NodeFacts, RunProcess, select_gpus
@@ -19,72 +28,72 @@ from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.records.benchmark import CollectiveTest
 from multinode.units import format_duration, format_figure
 
-_GPUS = RuleGroup("gpus")
-_VERSIONS = RuleGroup("versions")
-_LEFTOVERS = RuleGroup("leftovers")
+_GPUS = CheckRules("gpus")
+_VERSIONS = CheckRules("versions")
+_LEFTOVERS = CheckRules("leftovers")
 
 NO_GPU_FOR_BACKEND = _GPUS.error(
-    catches="a GPU backend (nccl, xccl, hccl) is requested on a node without such a GPU",
+    about="a GPU backend (nccl, xccl, hccl) is requested on a node without such a GPU",
     message="the {backend} backend needs a GPU of its vendor, and this node has none ({reason})",
     hint="--backend gloo measures the same network without a GPU",
 )
 NO_GPU_HERE = _GPUS.error(
-    catches="some nodes have GPUs and others have none: driver missing, container started without --gpus",
+    about="some nodes have GPUs and others have none: driver missing, container started without --gpus",
     message="no GPU was found here ({reason}), and {peer} has {count}: its workers would use gloo while the others use "
     "NCCL, and the first collective would hang",
     hint="on {node}: nvidia-smi. If it fails, the driver is missing or broken (after a driver update, reboot); start a "
     "container with --gpus all. Or remove the node from the hostfile",
 )
 NO_SUCH_GPU = _GPUS.error(
-    catches="gpus= names a GPU that the node does not have",
+    about="gpus= names a GPU that the node does not have",
     message="the hostfile assigns it GPU {ids}, but it has {there}: the workers would find no device",
     hint="correct gpus= in the hostfile; list the GPUs of {node}:\nnvidia-smi -L",
 )
 TOO_FEW_GPUS = _GPUS.error(
-    catches="more workers than GPUs on a node",
+    about="more workers than GPUs on a node",
     message="{workers} workers are to run here, but it has {count} GPUs: the last worker would find no device",
     hint="set slots={count} in the hostfile",
 )
 WRONG_SLOTS = _GPUS.error(
-    catches="fewer slots than requested workers; or unequal numbers of workers, if the job groups them by node",
+    about="fewer slots than requested workers; or unequal numbers of workers, if the job groups them by node",
     message="{reason}",
     hint="{way!s}",
 )
 MIXED_VENDORS = _GPUS.error(
-    catches="accelerators of different vendors, whose backends are incompatible",
+    about="accelerators of different vendors, whose backends are incompatible",
     message="it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) are "
     "incompatible, and the first collective would fail or hang",
     hint="train on nodes with accelerators of one vendor; --nodes K uses the first K nodes of the hostfile",
 )
 MIXED_MODELS = _GPUS.warning(
-    catches="nodes with different models of GPU: the slowest sets the pace",
+    about="nodes with different models of GPU: the slowest sets the pace",
     message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest GPU",
     hint="train on identical nodes; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
 )
 MIG_ON_SOME = _GPUS.warning(
-    catches="some of the job's GPUs are divided by MIG: a part is slower than a whole one",
+    about="some of the job's GPUs are divided by MIG: a part is slower than a whole one",
     message="MIG divides GPU {index} here, and {peer} has a whole GPU: the job gets a part here, and every step waits "
     "for the worker on it",
     hint="use divided GPUs on all nodes or on none; gpus= in the hostfile selects GPUs. List the parts on {node}:\n"
     "nvidia-smi -L",
 )
 GPU_LOST = _GPUS.error(
-    catches="a GPU that fell off the bus: nvidia-smi lists it with an error in place of its name",
+    about="a GPU that fell off the bus: nvidia-smi lists it with an error in place of its name",
     message="GPU {index} does not answer ({error}): the job would find no device, or hang",
     hint="reboot {node}; if it happens again, look for Xid errors there:\nsudo dmesg | grep -i xid",
 )
 MIXED_MEMORY = _GPUS.warning(
-    catches="GPUs of one model with different amounts of memory: the smallest sets the batch size",
+    about="GPUs of one model with different amounts of memory: the smallest sets the batch size",
     message="a GPU has {memory} of memory here and {expected} on {peer}: a batch that fits one may not fit the other",
     hint="choose per_device_train_batch_size for the smallest GPU",
 )
 DRIVERS_DIFFER = _GPUS.warning(
-    catches="different versions of the NVIDIA driver",
+    about="different versions of the NVIDIA driver",
     message="the NVIDIA driver is {version} here and {expected} on {peer}: what works there may fail here",
     hint="install the same driver on both; on {node}:\nnvidia-smi --query-gpu=driver_version --format=csv",
 )
 NO_PEER_TO_PEER = _GPUS.warning(
-    catches="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
+    about="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
     message="{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access "
     "that these GPUs do not have: NCCL may hang, and Accelerate (the Hugging Face Trainer, LLaMA-Factory) does not "
     "start unless both NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
@@ -92,17 +101,17 @@ NO_PEER_TO_PEER = _GPUS.warning(
     "hostfile, or install driver 550.40.07 or later",
 )
 SLOW_NVIDIA_SMI = _GPUS.note(
-    catches="nvidia-smi takes seconds: the driver is reloaded for each program, including every training",
+    about="nvidia-smi takes seconds: the driver is reloaded for each program, including every training",
     message="nvidia-smi took {duration}: without persistence mode the driver is reloaded for each program",
     hint="enable the nvidia-persistenced service, or on {node}:\nsudo nvidia-smi -pm 1",
 )
 NCCL_DIFFERS = _VERSIONS.error(
-    catches="torch uses different, incompatible versions of NCCL",
+    about="torch uses different, incompatible versions of NCCL",
     message="NCCL is {version} here and {expected} on {peer}: the versions refuse to connect, or hang",
     hint="on {node}:\n{python} -m pip install {package}",
 )
 CUDA_DIFFERS = _VERSIONS.warning(
-    catches="torch built with different versions of CUDA",
+    about="torch built with different versions of CUDA",
     message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
     hint="install torch on both from the same package index; on {node}:\n"
     "{python} -m pip install --force-reinstall {package}",
@@ -110,7 +119,7 @@ CUDA_DIFFERS = _VERSIONS.warning(
 
 _TO_CPUS = "To train on the CPUs on purpose: --env CUDA_VISIBLE_DEVICES="
 TORCH_WITHOUT_CUDA = _VERSIONS.error(
-    catches="torch was built without CUDA on a node whose NVIDIA GPUs the job uses: it would train on the CPUs. On "
+    about="torch was built without CUDA on a node whose NVIDIA GPUs the job uses: it would train on the CPUs. On "
     "aarch64, `pip install torch` may install such a build",
     message="{nodes}: torch {version} was built without CUDA{pip}, and the job would train on the CPUs in place of "
     "{gpus}",
@@ -118,26 +127,26 @@ TORCH_WITHOUT_CUDA = _VERSIONS.error(
     "{package} --index-url {index}",
 )
 TORCH_TOO_NEW = _VERSIONS.error(
-    catches="torch finds no GPU because its CUDA is newer than the driver",
+    about="torch finds no GPU because its CUDA is newer than the driver",
     message="{nodes}: torch finds no GPU. It was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, "
     "and the driver is {driver}: the job would train on the CPUs",
     hint="install driver {needed} or later on {nodes!s}, or a torch for this driver. " + _TO_CPUS + "\n{python} -m pip "
     "install --force-reinstall {package} --index-url {index}",
 )
 MAY_BE_TOO_NEW = _VERSIONS.warning(
-    catches="torch's CUDA is newer than the driver, and torch could not be asked whether it finds a GPU",
+    about="torch's CUDA is newer than the driver, and torch could not be asked whether it finds a GPU",
     message="{nodes}: torch was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, and the driver is "
     "{driver}: torch may find no GPU ({reason})",
     hint="see what torch finds on {nodes!s}; with CUDA's forward-compatibility libraries it works:\n{python} -c "
     "'import torch; torch.cuda.init()'",
 )
 TORCH_FINDS_NO_GPU = _VERSIONS.error(
-    catches="nvidia-smi lists GPUs, and the job's torch finds none",
+    about="nvidia-smi lists GPUs, and the job's torch finds none",
     message="{nodes}: torch finds no GPU ({reason}), and the job would train on the CPUs in place of {gpus}",
     hint="see why on {nodes!s}. " + _TO_CPUS + "\n{python} -c 'import torch; torch.cuda.init()'",
 )
 NO_KERNELS = _VERSIONS.error(
-    catches="torch has no kernels for the architecture of a GPU: the first one fails",
+    about="torch has no kernels for the architecture of a GPU: the first one fails",
     message="{nodes}: torch {version} has no kernels for {model} (compute capability {capability}), only for {built}: "
     "the first kernel would fail with `no kernel image is available`",
     hint="install a build for this GPU on {nodes!s}:\n{python} -m pip install --force-reinstall {package} --index-url "
@@ -145,36 +154,36 @@ NO_KERNELS = _VERSIONS.error(
 )
 
 GPU_HELD = _GPUS.warning(
-    catches="another process is on a GPU that the job would use",
+    about="another process is on a GPU that the job would use",
     message="GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every "
     "step on all nodes waits for the slowest GPU",
     hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
 GPU_FULL = _GPUS.error(
-    catches="a GPU that the job would use has almost no free memory",
+    about="a GPU that the job would use has almost no free memory",
     message="GPU {index} is full: {who} uses {used} of its {total}, and the job would run out of memory",
     hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
 LEFTOVER = _LEFTOVERS.warning(
-    catches="unsupervised processes of an earlier run",
+    about="unsupervised processes of an earlier run",
     message="{count} of run {run} left behind ({commands}), without a supervisor: they take cores, memory and ports "
     "from the job",
     hint="on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = _LEFTOVERS.error(
-    catches="processes of an earlier run still hold a GPU that the job would use",
+    about="processes of an earlier run still hold a GPU that the job would use",
     message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would run "
     "out of memory there, or share the GPU",
     hint="on {node}:\nkill -9 {pids!s}",
 )
 RUN_GOES_ON = _LEFTOVERS.note(
-    catches="another run of multinode is still running",
+    about="another run of multinode is still running",
     message="run {run} is still running ({nodes}): it shares cores, memory and network with the job",
     hint="wait until it ends, or stop it on all its nodes (with --hosts HOSTFILE if another machine launched "
     "it):\nmultinode stop {run}",
 )
 RUN_ON_GPU = _LEFTOVERS.warning(
-    catches="another run of multinode is still running, on GPUs that the job would use",
+    about="another run of multinode is still running, on GPUs that the job would use",
     message="run {run} is still running here and holds GPU {gpus}: the job would share it",
     hint="wait until it ends, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (with --hosts "
     "HOSTFILE if another machine launched it):\nmultinode stop {run}",
@@ -465,7 +474,7 @@ def _lacks_peer_to_peer(gpu: Gpu) -> bool:
     return bool(numbers) and numbers < _P2P_DRIVER and _ADA_GEFORCE.search(gpu.name) is not None
 
 
-def _judge(gpu: Gpu, *, ours: bool, others: bool) -> Rule | None:
+def _judge(gpu: Gpu, *, ours: bool, others: bool) -> CheckRule | None:
     share = None
     if gpu.memory_used_mib is not None and gpu.memory_total_mib:
         share = gpu.memory_used_mib / gpu.memory_total_mib

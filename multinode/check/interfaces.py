@@ -7,63 +7,63 @@ import re
 from collections.abc import Iterable, Iterator
 
 from multinode.check.ports import select_interfaces
-from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGroup, listed
+from multinode.check.rule import Check, CheckFinding, CheckRule, CheckRules, Inspection, listed
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts, Route
 
-_INTERFACE = RuleGroup("interface")
-_HOSTNAME = RuleGroup("hostname")
+_INTERFACE = CheckRules("interface")
+_HOSTNAME = CheckRules("hostname")
 
 NO_ROUTE = _INTERFACE.error(
-    catches="a node has no route to a peer's data-plane address",
+    about="a node has no route to a peer's data-plane address",
     message="it has no route to {peers} ({addr}: {reason}): collectives cannot reach {peers} from here",
     hint="give all nodes addresses in one network (addr= in the hostfile), or on {node}{gateway!s}:\n{command!s}",
 )
 UNANSWERABLE_ROUTE = _INTERFACE.error(
-    catches="a node sends to a peer from an address in a network that the peer has no interface in",
+    about="a node sends to a peer from an address in a network that the peer has no interface in",
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
     "has no interface: the replies are lost, or rp_filter drops the packets, and the first collective hangs",
     hint="on {node}{gateway!s}:\n{command!s}",
 )
 OTHER_ROUTE = _INTERFACE.warning(
-    catches="asymmetric routes: a node listens on one interface and sends to its peers over another",
+    about="asymmetric routes: a node listens on one interface and sends to its peers over another",
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME sets "
     "where a node listens, but the kernel's route sets where it sends, so half of the traffic takes the other network",
     hint="on {node}{gateway!s}:\n{command!s}",
 )
 SHARED_SUBNET = _INTERFACE.warning(
-    catches="two interfaces of a node are in one subnet",
+    about="two interfaces of a node are in one subnet",
     message="{ifname} and {others} are both in {network}: the kernel answers for either address on either interface "
     "and sends over the first one, so traffic for {ifname} may take the other and connections time out",
     hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{way!s}",
 )
 NCCL_WOULD_TAKE = _INTERFACE.note(
-    catches="by default NCCL would use docker, bridge or VPN interfaces; multinode's launches name another",
+    about="by default NCCL would use docker, bridge or VPN interfaces; multinode's launches name another",
     message="by default NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, or "
     "is slow: launches by hand may hang; multinode names the interface",
     hint="for launches by hand, on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
     by_hand=True,
 )
 NCCL_WILL_TAKE = _INTERFACE.warning(
-    catches="NCCL would use docker, bridge or VPN interfaces, and nothing names the right one",
+    about="NCCL would use docker, bridge or VPN interfaces, and nothing names the right one",
     message="nothing sets the interface of {nodes}: NCCL {version} would use {taken}, but {virtual} does not reach the "
     "other nodes, or is slow: the first collective may hang",
     hint="name each node's training interface in the hostfile: ifname=",
 )
 WIRELESS = _INTERFACE.warning(
-    catches="the data plane goes over wireless",
+    about="the data plane goes over wireless",
     message="its data plane, {ifname}, is wireless: slow, shared and sometimes interrupted, and every training step "
     "waits for the slowest node",
     hint="{way!s}",
 )
 TUNNEL = _INTERFACE.warning(
-    catches="the data plane goes through a VPN or a tunnel",
+    about="the data plane goes through a VPN or a tunnel",
     message="its data plane, {ifname}, is a VPN or tunnel ({driver}): a CPU encapsulates every packet, large packets "
     "may not fit, and gradients move at a fraction of the NIC's speed",
     hint="{way!s}",
 )
 NAME_MISLEADS = _HOSTNAME.note(
-    catches="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
+    about="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
     message="the name of {nodes} resolves to {target}: by default gloo would listen there, and no other node could "
     "connect. This affects launches by hand; multinode names the interface",
     hint="for launches by hand, map the name to the address of {ifname} in /etc/hosts, or on {nodes!s}:\nexport "
@@ -71,7 +71,7 @@ NAME_MISLEADS = _HOSTNAME.note(
     by_hand=True,
 )
 NAME_DECIDES = _HOSTNAME.warning(
-    catches="a node's own name resolves to loopback, or not at all, and nothing names the interface",
+    about="a node's own name resolves to loopback, or not at all, and nothing names the interface",
     message="the name of {nodes} resolves to {target}, and nothing sets the interface: gloo would listen there, no "
     "other node could connect, and it would fail with connectFullMesh",
     hint="name each node's training interface in the hostfile: ifname=; or map the name to its address in /etc/hosts",
@@ -93,7 +93,7 @@ def check_routes(inspection: Inspection) -> Iterator[CheckFinding]:
     """Each node's kernel sends to its peers from the address on which it listens."""
     peers = {node.addr: node.name for node in inspection.cluster.nodes if node.addr is not None}
     for name, facts, mine in _placed(inspection):
-        groups: dict[tuple[Rule, str | None], list[Route]] = {}
+        groups: dict[tuple[CheckRule, str | None], list[Route]] = {}
         for route in facts.routes if mine.addr is not None else ():
             # The normal case; with many nodes there are as many routes as pairs.
             if route.source == mine.addr and route.ifname in {None, mine.ifname}:
@@ -191,7 +191,7 @@ def _placed(inspection: Inspection) -> Iterator[tuple[str, NodeFacts, Endpoint]]
             yield node.name, facts, place
 
 
-def _judge_route(route: Route, facts: NodeFacts, mine: Endpoint, theirs: list[_Network]) -> Rule | None:
+def _judge_route(route: Route, facts: NodeFacts, mine: Endpoint, theirs: list[_Network]) -> CheckRule | None:
     if _address(route.peer) is None or route.source == route.peer:
         return None
     if route.source == mine.addr:
@@ -227,7 +227,7 @@ def _is_virtual(interface: Interface) -> bool:
     return interface.kind == "virtual" or _VIRTUAL_NAMES.match(interface.name) is not None
 
 
-def _medium(interface: Interface) -> Rule | None:
+def _medium(interface: Interface) -> CheckRule | None:
     if interface.kind == "wireless":
         return WIRELESS
     named = interface.kind == "virtual" and _TUNNEL_NAMES.match(interface.name)

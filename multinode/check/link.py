@@ -6,86 +6,86 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
-from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check
+from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, launch_check
 from multinode.cluster.facts import Interface
 from multinode.traffic.pair_speeds import Pair, PairSpeed, blame_pairs, least_of_due
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_rate, goodput_gb_per_s
 
-_LINK = RuleGroup("link")
+_LINK = CheckRules("link")
 
 LINK_DOWN = _LINK.error(
-    catches="the data-plane NIC has no link: cable out, switch port off, interface down",
+    about="the data-plane NIC has no link: cable out, switch port off, interface down",
     message="{ifname}, the training interface, is down: the other nodes cannot reach this one",
     hint="if it stays down, check the cable and switch port; on {node}:\nsudo ip link set dev {ifname} up",
 )
 BELOW_MAXIMUM = _LINK.warning(
-    catches="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
+    about="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
     message="{ifname} runs at {speed}, but the NIC supports {best}: a cable, connector or switch port limits it, and "
     "every collective runs at the speed of the slowest link",
     hint="try another cable and switch port; to see what both ends advertise, on {node}:\nsudo ethtool {ifname}",
 )
 BELOW_PEERS = _LINK.warning(
-    catches="a node with a slower link than the others",
+    about="a node with a slower link than the others",
     message="{ifname} runs at {speed}, the link of {peer} at {best}: every collective runs at the slower speed",
     hint="try another cable, NIC or switch port for {node}; if it has a faster NIC, name that in the hostfile: ifname=",
 )
 HALF_DUPLEX = _LINK.warning(
-    catches="half duplex: one end of the cable does not negotiate",
+    about="half duplex: one end of the cable does not negotiate",
     message="{ifname} runs at half duplex: it cannot send and receive at once, as every ring does, and loses packets",
     hint="enable autonegotiation on the switch port and on {node}:\nsudo ethtool -s {ifname} autoneg on",
 )
 LINK_ERRORS = _LINK.warning(
-    catches="a NIC counts errors: a bad cable or connector",
+    about="a NIC counts errors: a bad cable or connector",
     message="{ifname} has counted {errors} errors in {packets} packets: TCP retransmits each, and the link is slower "
     "than its rate",
     hint="replace the cable or connector of {node}; see whether the count still grows:\nip -s link show {ifname}",
 )
 
 MTU_DIFFERS = _LINK.warning(
-    catches="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
+    about="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
     message="{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost "
     "without an error",
     hint="the switches must support it too; on {node}:\nsudo ip link set dev {ifname} mtu {expected}",
 )
 SLOW_NODE = _LINK.warning(
-    catches="a node's link carries much less than it negotiated, in both directions",
+    about="a node's link carries much less than it negotiated, in both directions",
     message="{ifname} sends and receives no more than {best} of {ceiling}: every collective runs at the speed of this "
     "node",
     hint="check cable, connector, switch port and other traffic on {node}, and measure again on an idle network:\nip "
     "-s link show {ifname}\nsudo ethtool {ifname}\nmultinode check --bandwidth",
 )
 SLOW_SENDER = _LINK.warning(
-    catches="a node that sends slowly and receives well",
+    about="a node that sends slowly and receives well",
     message="{ifname} sends no more than {best} of {ceiling}, and receives at full speed: every collective runs at the "
     "speed of this node",
     hint="look for a traffic shaper or other traffic on {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool -S "
     "{ifname}",
 )
 SLOW_RECEIVER = _LINK.warning(
-    catches="a node that receives slowly and sends well",
+    about="a node that receives slowly and sends well",
     message="{ifname} receives no more than {best} of {ceiling}, and sends at full speed: every collective runs at the "
     "speed of this node",
     hint="look for lost packets, a policer, or other traffic to {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool "
     "-S {ifname}",
 )
 SLOW_PAIR = _LINK.warning(
-    catches="the network is slow between two nodes, but both are fast with others",
+    about="the network is slow between two nodes, but both are fast with others",
     message="a stream from {source} to {target} reaches {best} of {ceiling}: something between the two limits it",
     hint="are they on different switches, with a slower link between them? On {source}:\ntraceroute -n {addr}",
 )
 SLOW_BETWEEN = _LINK.warning(
-    catches="the network is slow between two nodes in both directions",
+    about="the network is slow between two nodes in both directions",
     message="a stream between {source} and {target} reaches at most {best} of {ceiling} in both directions: the cause "
     "is a NIC, cable or switch port of either node, or something between them",
     hint="replace the cables of both and check again; on both:\nsudo ethtool {ifname}\nip -s link show {ifname}",
 )
 ALL_SLOW = _LINK.note(
-    catches="the network carries less than its links between all nodes",
+    about="the network carries less than its links between all nodes",
     message="no stream between the nodes exceeds {best} of {ceiling}: the switch limits it, or the CPUs are busy",
     hint="measure again on idle nodes, or with collectives:\nmultinode nccl-test",
 )
 ONE_CONNECTION = _LINK.note(
-    catches="a link of 10 Gbit/s or more that one TCP connection cannot fill",
+    about="a link of 10 Gbit/s or more that one TCP connection cannot fill",
     message="one TCP connection reaches at most {best} of {ceiling}: at this speed one CPU core is the limit, but NCCL "
     "opens several connections",
     hint="measure what collectives reach:\nmultinode nccl-test",

@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from multinode.check.gpus import used_gpus
-from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check
+from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, launch_check
 from multinode.cluster.facts import Interface
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.model.model_size import parse_model
@@ -22,37 +22,37 @@ _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate
 
 _PACKAGE_OF_TOOL = {"torchrun": "torch", "llamafactory-cli": "llamafactory"}
 
-_INTERPRETER = RuleGroup("interpreter")
-_PACKAGES = RuleGroup("packages")
-_VERSIONS = RuleGroup("versions")
-_MACHINE = RuleGroup("machine")
-_CLOCK = RuleGroup("clock")
+_INTERPRETER = CheckRules("interpreter")
+_PACKAGES = CheckRules("packages")
+_VERSIONS = CheckRules("versions")
+_MACHINE = CheckRules("machine")
+_CLOCK = CheckRules("clock")
 
 NO_INTERPRETER = _INTERPRETER.error(
-    catches="the job's interpreter is not on a node",
+    about="the job's interpreter is not on a node",
     message="no interpreter for the job: {reason}",
     hint="name the interpreter of the training environment in the hostfile: python=/path/to/env/bin/python",
 )
 NOT_INSTALLED = _PACKAGES.error(
-    catches="packages that the job imports are not installed for its interpreter",
+    about="packages that the job imports are not installed for its interpreter",
     message="{words} not installed for {python}",
     hint="correct python= in the hostfile, or on the node:\n{python} -m pip install {packages!s}",
 )
 OTHER_SHELL = _INTERPRETER.error(
-    catches="the training environment is available in interactive shells only (conda, modules, .bashrc)",
+    about="the training environment is available in interactive shells only (conda, modules, .bashrc)",
     message="over SSH the job would run {python}, which has no {words}; an interactive shell finds {other}: its setup "
     "(conda, a module, ~/.bashrc) is not read for commands over SSH",
     hint="name it on the line of {node} in the hostfile: python={other}",
 )
 TOOL_MISSING = _PACKAGES.error(
-    catches="a program that starts the job (torchrun, llamafactory-cli) is neither beside the interpreter nor on PATH",
+    about="a program that starts the job (torchrun, llamafactory-cli) is neither beside the interpreter nor on PATH",
     message="{tool} is neither beside {python} nor on the PATH of a non-interactive shell{elsewhere}: the job could "
     "not start",
     hint="name an environment that has it in the hostfile (python=), or on the node:\n{python} -m pip install "
     "{package}",
 )
 VERSIONS_DIFFER = _VERSIONS.error(
-    catches="nodes have different versions of a package that must match",
+    about="nodes have different versions of a package that must match",
     message="{package} is {version} here and {expected} on {peer}: the versions must match",
     hint="if {peer} has the right one, on {node}:\n{python} -m pip install {package}=={public}{build!s}",
 )
@@ -131,88 +131,87 @@ def needed_tools(job: Job | Benchmark | None) -> tuple[str, ...]:
 
 
 SAME_MACHINE = _MACHINE.error(
-    catches="one machine is in the hostfile twice, under two names or addresses",
+    about="one machine is in the hostfile twice, under two names or addresses",
     message="it is the same machine as {peer} (both are {hostname}): its workers would share cores and GPUs with "
     "those of {peer}, NCCL refuses two workers on one GPU, and no network is between them",
     hint="remove one of the two lines from the hostfile, and set slots= of the other to the machine's number of GPUs",
 )
 SHARED_MACHINE = _MACHINE.warning(
-    catches="two containers on one machine are listed as two nodes",
+    about="two containers on one machine are listed as two nodes",
     message="it runs on the same machine as {peer}, as another container ({hostname} and {other}): they share its "
     "cores, memory and NIC; if both see the same GPU, NCCL takes them for two hosts and both train on it",
     hint="give each container its own GPUs (docker: --gpus device=0), or use the machine as one node",
 )
 BRIDGED_CONTAINER = _MACHINE.warning(
-    catches="a docker container without host networking, whose address other machines cannot reach",
+    about="a docker container without host networking, whose address other machines cannot reach",
     message="it is a container on docker's bridge: only its own machine can reach its address {addr}, and workers on "
     "other machines cannot connect to it",
     hint="start the container with --network=host, and give its sshd its own port: port= in the hostfile",
 )
 CLOCK_OFF = _CLOCK.warning(
-    catches="a node's clock differs from the others by more than two seconds",
+    about="a node's clock differs from the others by more than two seconds",
     message="its clock is {skew} {way} {peer}: times in logs are not comparable, the wrong node may be blamed for a "
     "failure, and certificates may seem expired",
     hint="on {node}:\nsudo timedatectl set-ntp true",
 )
 CONTROLLER_CLOCK_OFF = _CLOCK.warning(
-    catches="the controller's clock differs from those of all nodes",
+    about="the controller's clock differs from those of all nodes",
     message="the clock of this machine, the controller, is {skew} {way} those of the nodes: times in logs are not "
     "comparable",
     hint="on this machine:\nsudo timedatectl set-ntp true",
 )
 
 SMALL_SHM = _MACHINE.warning(
-    catches="too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus "
-    "error",
+    about="too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus error",
     message="{nodes} has only {total} in /dev/shm, and {users} share data there: a worker may fail with `Bus error` or "
     "`No space left on device`",
     hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}:\n"
     "sudo mount -o remount,size=16G /dev/shm",
 )
 FULL_SHM = _MACHINE.warning(
-    catches="files that dead processes left fill /dev/shm",
+    about="files that dead processes left fill /dev/shm",
     message="{nodes} has {free} of {total} free in /dev/shm, and {users} share data there: a worker may fail with `Bus "
     "error`",
     hint="on {nodes!s}, list the files there and remove those that no process uses:\nls -lat /dev/shm",
 )
 DISK_FULL = _MACHINE.error(
-    catches="no free space where a run keeps its log and samples",
+    about="no free space where a run keeps its log and samples",
     message="the disk of the home directory, where a run keeps its log, has {free} free: the run would fail at once",
     hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 DISK_LOW = _MACHINE.warning(
-    catches="less than 1 GiB free where a run keeps its log and samples",
+    about="less than 1 GiB free where a run keeps its log and samples",
     message="the disk of the home directory, where a run keeps its log, has {free} free: a checkpoint there may not "
     "fit",
     hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 OFFLOAD_TOO_LARGE = _MACHINE.warning(
-    catches="DeepSpeed offload to a node with too little memory",
+    about="DeepSpeed offload to a node with too little memory",
     message="the DeepSpeed JSON offloads {what} to the CPU: for {billions} billion parameters ({source}) on {count} "
     "nodes this takes about {need} GiB on each, but {nodes} may use {there} GiB: the kernel would kill a worker (exit "
     "code -9)",
     hint="remove {keys!s} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
 )
 MEMORY_LIMITED = _MACHINE.note(
-    catches="a container or login session may use only part of the machine's memory",
+    about="a container or login session may use only part of the machine's memory",
     message="{nodes} may use {limit} of the machine's {total} GiB of memory: above that the kernel kills a worker "
     "(exit code -9), whatever `free` shows",
     hint="docker: --memory; systemd:\nsystemctl set-property user-$UID.slice MemoryMax=infinity",
 )
 FEW_OPEN_FILES = _MACHINE.warning(
-    catches="the limit on open files is too low for training",
+    about="the limit on open files is too low for training",
     message="a process on {nodes} may open {limit} files: sockets to the other workers and data loaders need more "
     "(`Too many open files`)",
     hint="on {nodes!s}, as root; then log in again:\n{raise_files!s}",
 )
 LOW_OPEN_FILES = _MACHINE.note(
-    catches="the limit on open files is too low for large trainings",
+    about="the limit on open files is too low for large trainings",
     message="a process on {nodes} may open {limit} files: many data loader workers or a large cluster may need more "
     "(`Too many open files`)",
     hint="on {nodes!s}, as root; then log in again:\n{raise_files!s}",
 )
 FEW_PROCESSES = _MACHINE.warning(
-    catches="the limit on processes and threads is too low for training",
+    about="the limit on processes and threads is too low for training",
     message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
     "(`Resource temporarily unavailable`)",
     hint="on {nodes!s}, as root; then log in again:\nprintf '* soft nproc unlimited\\n' > "

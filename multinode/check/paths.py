@@ -6,107 +6,107 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, launch_check, listed
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts, PathFact
 from multinode.cluster.quoting import destination, hosts_option, ssh_words
 from multinode.job.job_files import job_files, may_be_paths
 
-_PATHS = RuleGroup("paths")
-_NOEXEC = RuleGroup("noexec")
-_WORKDIR = RuleGroup("workdir")
-_CONTENT = RuleGroup("content")
-_SHARED = RuleGroup("shared")
+_PATHS = CheckRules("paths")
+_NOEXEC = CheckRules("noexec")
+_WORKDIR = CheckRules("workdir")
+_CONTENT = CheckRules("content")
+_SHARED = CheckRules("shared")
 
 PATH_MISSING = _PATHS.error(
-    catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
+    about="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
     message="{path} is missing; the job reads it on every node",
     hint="copy it to the nodes; run in this directory:\nmultinode copy{hosts!s} {path}",
 )
 PATH_ELSEWHERE = _PATHS.error(
-    catches="the launch directory and its files are not on a node",
+    about="the launch directory and its files are not on a node",
     message="{path} is missing in {cwd}, where the job would run: {here}, the directory of this launch, is not on "
     "{node}",
     hint="copy the directory; run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
 )
 PATH_NOWHERE = _PATHS.error(
-    catches="a file or directory of the job is neither on a node nor on this machine",
+    about="a file or directory of the job is neither on a node nor on this machine",
     message="{path} is missing on {nodes} and on this machine; the job reads it on every node{near}",
     hint="correct its name, or copy it to {nodes!s}",
 )
 PATH_OF_PEER = _PATHS.error(
-    catches="a file or directory of the job is missing on a node but present on another",
+    about="a file or directory of the job is missing on a node but present on another",
     message="{path} is missing here but present on {peer}; the job reads it on every node",
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {path}",
 )
 PATH_HANGS = _PATHS.error(
-    catches="the file system of a path of the job hangs: an NFS server is gone",
+    about="the file system of a path of the job hangs: an NFS server is gone",
     message="{path} does not answer{mount}: the job would hang there",
     hint="is its server up? On {node}, as root:\n{command!s}",
 )
 ARGUMENT_MISSING = _PATHS.warning(
-    catches="an argument of a script is a path on this machine, but not on a node",
+    about="an argument of a script is a path on this machine, but not on a node",
     message="{path}, an argument of the script, is on this machine but not here: the script fails if it reads it",
     hint="copy it, unless the script writes it; run in this directory:\nmultinode copy{hosts!s} {path}",
 )
 MODULE_MISSING = _PATHS.error(
-    catches="the module that a job starts, as in `-m package.train`, cannot be imported on a node",
+    about="the module that a job starts, as in `-m package.train`, cannot be imported on a node",
     message="{python} finds no module {module}, neither in {cwd}, where the job would run, nor among its packages",
     hint="correct its name, or python= and workdir= in the hostfile; if the module is in this directory: --copy-code",
 )
 PROGRAM_MISSING = _PATHS.error(
-    catches="the program that a job starts under `--engine exec` is not on a node",
+    about="the program that a job starts under `--engine exec` is not on a node",
     message="{program} is not on the PATH of a non-interactive shell{elsewhere}",
     hint="give its path, or extend PATH with --setup",
 )
 NOEXEC = _NOEXEC.warning(
-    catches="a temporary directory or cache is mounted noexec: code compiled there cannot be loaded",
+    about="a temporary directory or cache is mounted noexec: code compiled there cannot be loaded",
     message="{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code from "
     "there: `failed to map segment from shared object`",
     hint="use other directories:\n{command!s}",
 )
 OUTPUT_NOT_WRITABLE = _PATHS.error(
-    catches="the output directory cannot be created or written on a node: owner, read-only disk",
+    about="the output directory cannot be created or written on a node: owner, read-only disk",
     message="output_dir {path} {what}: the workers of every node write there at each checkpoint, and those of this "
     "node would fail hours into the training",
     hint="use another directory (--set output_dir=...), or on {node}:\nsudo mkdir -p {full!s} && sudo chown {user} "
     "{full!s}",
 )
 NO_WORKDIR = _WORKDIR.error(
-    catches="the directory that workdir= names is not on a node",
+    about="the directory that workdir= names is not on a node",
     message="workdir= of the job: {reason}",
     hint="correct workdir= in the hostfile, or create the directory on the node",
 )
 CONTENT_DIFFERS = _CONTENT.error(
-    catches="same path, different content: a node has another version of the model, tokenizer, dataset or script",
+    about="same path, different content: a node has another version of the model, tokenizer, dataset or script",
     message="{path} differs from {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there{more}. "
     "The workers would train on different models or data, or hang",
     hint="if that of {peer} is right:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_ABSENT = _CONTENT.error(
-    catches="a file of the model or dataset is missing on one node: an incomplete copy",
+    about="a file of the model or dataset is missing on one node: an incomplete copy",
     message="{path} is missing here but present on {peer}{more}: the nodes would read different models or data",
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_UNREAD = _CONTENT.note(
-    catches="content could not be compared: a slow disk, no permission",
+    about="content could not be compared: a slow disk, no permission",
     message="{path} could not be compared with the other nodes: {reason}{more}",
     hint="compare it manually, on every node:\nsha256sum {target!s}",
 )
 REVISION_DIFFERS = _CONTENT.warning(
-    catches="the job's directory is a git checkout of another revision on a node",
+    about="the job's directory is a git checkout of another revision on a node",
     message="the checkout in {cwd} is at {revision} here and at {expected} on {peer}: code and settings may differ",
     hint="on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
 )
 CACHE_NOT_SHARED = _SHARED.warning(
-    catches="data_shared_file_system: true without a shared file system",
+    about="data_shared_file_system: true without a shared file system",
     message="data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes "
     "share (here: {filesystem}): the other nodes wait while the first worker prepares the data, do not find it, and "
     "then all their workers prepare the same data at once",
     hint="--set data_shared_file_system=false",
 )
 CACHE_SHARED = _SHARED.note(
-    catches="every node prepares the data again on a shared file system",
+    about="every node prepares the data again on a shared file system",
     message="{path} is on {device}, which all nodes share: every node prepares the same data there at the same time",
     hint="let the first worker prepare it for all: --set data_shared_file_system=true",
 )

@@ -10,21 +10,21 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.check.connectivity import Attempted
-from multinode.check.rule import CheckFinding, Inspection, Rule, RuleGroup, listed, meeting_check
+from multinode.check.rule import CheckFinding, CheckRule, CheckRules, Inspection, listed, meeting_check
 from multinode.cluster.facts import Interface
 from multinode.job.planning import RENDEZVOUS_PORTS
 
-_MASTER_PORT = RuleGroup("master-port")
-_PORTS = RuleGroup("ports")
-_LINK = RuleGroup("link")
+_MASTER_PORT = CheckRules("master-port")
+_PORTS = CheckRules("ports")
+_LINK = CheckRules("link")
 
 PORT_IN_USE = _MASTER_PORT.error(
-    catches="MASTER_PORT is in use on node 0",
+    about="MASTER_PORT is in use on node 0",
     message="port {port}, the rendezvous port, is {user}: the workers would be unable to connect",
     hint="end that process, or choose another port: --master-port {other}",
 )
 MASTER_PORT_BLOCKED = _MASTER_PORT.error(
-    catches="a firewall blocks MASTER_PORT alone",
+    about="a firewall blocks MASTER_PORT alone",
     message="{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable: probably a "
     "firewall rule. The rendezvous would hang",
     hint="choose an open port with --master-port; or, on {node}, open this port for --master-port {port}, or the range "
@@ -32,7 +32,7 @@ MASTER_PORT_BLOCKED = _MASTER_PORT.error(
     "tcp from {network} to any port {choice}",
 )
 EPHEMERAL_BLOCKED = _PORTS.error(
-    catches="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
+    about="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
     message="{callers} cannot reach its ephemeral ports (tried: {ports} at {addr}; {error}): NCCL and gloo listen on "
     "such ports, so the rendezvous may work but the first collective would hang",
     hint="usually a firewall on {node}: list its rules, and allow the nodes with ufw or iptables; with nft, delete the "
@@ -40,23 +40,23 @@ EPHEMERAL_BLOCKED = _PORTS.error(
     "to any port {first}:{last}\nsudo iptables -I INPUT -s {network} -p tcp -j ACCEPT",
 )
 UNREACHABLE = _PORTS.error(
-    catches="a node cannot be reached on the data plane at all: no route, refused, timed out",
+    about="a node cannot be reached on the data plane at all: no route, refused, timed out",
     message="{callers} cannot reach it at {addr} on any tried port ({error}): collectives would hang or fail",
     hint="{way!s}",
 )
 CALLER_BLOCKED = _PORTS.error(
-    catches="a node cannot connect to the others, which reach each other",
+    about="a node cannot connect to the others, which reach each other",
     message="it cannot reach {peers} ({error}), but others can: probably its own firewall or cable",
     hint="look on {node}:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
 )
 IMPOSTOR = _PORTS.error(
-    catches="another machine answers at a node's data-plane address",
+    about="another machine answers at a node's data-plane address",
     message="another machine answers {callers} at {addr}: two machines have this address, or a proxy or NAT is "
     "between them",
     hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); on {node}:\nip address show",
 )
 LARGE_PACKETS_LOST = _LINK.error(
-    catches="path MTU: small packets pass and large ones are lost without an error",
+    about="path MTU: small packets pass and large ones are lost without an error",
     message="small packets from {callers} reach it at {addr}, but large ones are lost (the MTU of its NIC is {mtu}): "
     "the rendezvous would work, but the first gradients would hang. A switch or tunnel on the path probably has a "
     "smaller MTU",
@@ -89,7 +89,7 @@ class _Edge(NamedTuple):
 
     caller: str
     peer: str
-    trouble: Rule
+    trouble: CheckRule
     error: str  # in a word
     ports: tuple[int, ...]  # that failed
 
@@ -125,7 +125,7 @@ def check_ports(inspection: Inspection) -> Iterator[CheckFinding]:
             error=mine[0].error,
             addr=inspection.place(mine[0].peer).addr,
         )
-    groups: dict[tuple[str, Rule, str], list[_Edge]] = {}
+    groups: dict[tuple[str, CheckRule, str], list[_Edge]] = {}
     for edge in _one_way([edge for edge in edges if edge.caller not in silent]):
         groups.setdefault((edge.peer, edge.trouble, edge.error), []).append(edge)
     for group in groups.values():

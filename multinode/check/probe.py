@@ -58,15 +58,19 @@ def torch_environment(job: Job | Benchmark | None, options: LaunchOptions) -> di
     return None if is_program or on_cpus or options.environment.prelude is not None else options.environment.env
 
 
+class SentFacts(NodeFacts, frozen=True, kw_only=True, tag_field="kind", tag="facts"):
+    """A node's facts as it sends them."""
+
+
 def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> NodeFacts:
     request = {"schema": 1, "python": node.python, "workdir": node.workdir, **msgspec.to_builtins(questions)}
     asked_s = time.time()
     if questions.torch_env is not None:
         # Only its own variables count: what the session has, the node adds.
         request["torch_env"] = node.env | questions.torch_env
-    facts = agent.call(node, "probe", request, NodeFacts, deadline_s=PROBE_DEADLINE_S)
+    facts = agent.call(node, "probe", request, SentFacts, deadline_s=PROBE_DEADLINE_S)
     offset_s = _clock_offset(facts.time_s, asked_s, time.time())
-    return msgspec.structs.replace(facts, node=node.name, clock_offset_s=offset_s)
+    return NodeFacts(**{**msgspec.structs.asdict(facts), "node": node.name, "clock_offset_s": offset_s})
 
 
 def _clock_offset(time_s: float | None, asked_s: float, answered_s: float) -> float | None:

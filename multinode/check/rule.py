@@ -1,11 +1,10 @@
-"""Inspection: the input of all checks. Rule: the text of a finding. Check: what looks for it.
+"""Inspection: the input of all checks. CheckRule: the text of a finding. Check: what looks for it.
 
 Equal findings of several nodes are reported once.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,11 +17,12 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import MultinodeError, UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import NODES, Rule, RuleGroup
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import workers_of_nodes
 from multinode.records.benchmark import Benchmark
-from multinode.records.finding import Finding
 from multinode.units import format_list
 
 _NOWHERE = Endpoint(addr=None, ifname=None)
@@ -145,59 +145,31 @@ def finding_of_error(check: str, error: MultinodeError) -> CheckFinding:
 _MOST_NAMES = 8
 
 
-class _Word(str):
-    """A text in a hint: quoted for a shell, unless `!s` asks for it unquoted."""
+class CheckRule(Rule, frozen=True, kw_only=True):
+    """One kind of finding of a check, whose name is its code."""
 
-    __slots__ = ()
-
-    def __format__(self, _spec: str) -> str:
-        return shlex.quote(self)
-
-
-class Rule(msgspec.Struct, frozen=True):
-    """One kind of finding; the reference of the checks is generated from these."""
-
-    check: str  # its check, the column in the matrix
     severity: str  # as in `CheckFinding`
-    catches: str  # the problem, for a list
-    # the finding's, with `{names}` for values known at run time. If it or the hint contains `{nodes}`, nodes with equal
-    # values share one finding.
-    message: str
-    # likewise; `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each line after
-    # the first is a command to copy.
-    hint: str
     by_hand: bool = False  # as in `CheckFinding`
 
     def found(self, on: str | None, /, **values: object) -> CheckFinding:
-        """A finding on a node, which message and hint may refer to as `{node}`; None concerns the whole cluster."""
-        # A node's text must not begin a line that looks like one of ours.
-        texts = {name: _text(value) for name, value in {"node": on, "nodes": _NODES, **values}.items()}
-        words = {name: _Word(text) if isinstance(text, str) else text for name, text in texts.items()}
+        """As of any rule, with its severity."""
+        message, hint = self.worded(on, values)
         return CheckFinding(
-            severity=self.severity,
-            node=on,
-            code=self.check,
-            message=self.message.format_map(texts),
-            hint=self.hint.format_map(words),
-            by_hand=self.by_hand,
+            severity=self.severity, node=on, code=self.code, message=message, hint=hint, by_hand=self.by_hand
         )
 
 
-# Stands for the names of the nodes until all are known that share a finding: no text of a node has it.
-_NODES = "\0"
-
-
-def _text(value: object) -> object:
-    if isinstance(value, tuple):
-        return "\n".join(str(_text(line)) for line in value)
-    return value.replace("\n", " ") if isinstance(value, str) else value
-
-
-class RuleGroup:
-    """Makes the rules of one check, a column of the matrix."""
+class CheckRules(RuleGroup):
+    """The rules of one check, a column of the matrix, by severity."""
 
     def __init__(self, check: str) -> None:
-        self.error, self.warning, self.note = (partial(Rule, check, severity) for severity in SEVERITIES)
+        super().__init__(check)
+        self.error, self.warning, self.note = (partial(self._declare, severity) for severity in SEVERITIES)
+
+    def _declare(self, severity: str, *, about: str, message: str, hint: str, by_hand: bool = False) -> CheckRule:
+        rule = CheckRule(code=self.title, severity=severity, about=about, message=message, hint=hint, by_hand=by_hand)
+        self.rules.append(rule)
+        return rule
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -211,7 +183,7 @@ class Check(msgspec.Struct, frozen=True):
         """Its findings; equal ones of several nodes are merged."""
         shared: dict[tuple[str, str], list[CheckFinding]] = {}
         for finding in self.judge(inspection):
-            if _NODES in finding.message + (finding.hint or ""):
+            if NODES in finding.message + (finding.hint or ""):
                 shared.setdefault((finding.message, finding.hint or ""), []).append(finding)
             else:
                 yield finding
@@ -220,8 +192,8 @@ class Check(msgspec.Struct, frozen=True):
             yield msgspec.structs.replace(
                 findings[0],
                 node=findings[0].node if len(findings) == 1 else None,
-                message=message.replace(_NODES, names),
-                hint=hint.replace(_NODES, names),
+                message=message.replace(NODES, names),
+                hint=hint.replace(NODES, names),
             )
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactorySettings
@@ -26,49 +26,48 @@ from multinode.units import (
 
 if TYPE_CHECKING:
     from multinode.job.deepspeed import DeepSpeedConfig
-    from multinode.model.training import Training
+    from multinode.model.training import ShardedTraining
 
-_TRAINING = RuleGroup("training")
-_STRATEGY = RuleGroup("strategy")
+_TRAINING = CheckRules("training")
+_STRATEGY = CheckRules("strategy")
 
 SPACE_IN_PATH = _TRAINING.error(
-    catches="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
+    about="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
     message="{what} {path!r} contains a space: LLaMA-Factory puts its path on torchrun's command line and splits it at "
     "spaces, so the workers would get a path that does not exist",
     hint="{way!s}",
 )
 DEEPSPEED_CONTRADICTS = _TRAINING.error(
-    catches="a number in the DeepSpeed JSON that contradicts the YAML",
+    about="a number in the DeepSpeed JSON that contradicts the YAML",
     message="{key} is {value} in the DeepSpeed JSON, but {yaml_key} {said}: the Trainer refuses to start",
     hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json!s}; for one run: --deepspeed-set {key}=auto',
 )
 BATCH_SIZE_FIXED = _TRAINING.error(
-    catches="train_batch_size in the DeepSpeed JSON is for another number of workers",
+    about="train_batch_size in the DeepSpeed JSON is for another number of workers",
     message="train_batch_size is {value} in the DeepSpeed JSON, but {micro} samples x {steps} accumulation steps x "
     "{workers} workers = {product}: the Trainer refuses to start",
     hint='write "train_batch_size": "auto" in the DeepSpeed JSON: it then fits any number of nodes; for one run: '
     "--deepspeed-set train_batch_size=auto",
 )
 ZERO3_ON_CPU = _TRAINING.error(
-    catches="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
+    about="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
     message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here: LLaMA-Factory "
     "loads the model before the process group exists, and DeepSpeed's check of the batch size fails for one worker",
     hint="remove train_batch_size from the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
 DEVICES_NOT_NUMBERED = _TRAINING.warning(
-    catches="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, and CUDA_VISIBLE_DEVICES holds something other than "
-    "numbers",
+    about="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, and CUDA_VISIBLE_DEVICES holds something other than numbers",
     message="{name} will be {value}, and DeepSpeed {version} reads it as whole numbers when ZeRO-{stage} starts (where "
     "nvidia-ml-py is installed): each worker would fail with 'invalid literal for int()'",
     hint="{way!s}",
 )
 UNKNOWN_KEY = _TRAINING.error(
-    catches="a key in the YAML or --set is no argument of a node's LLaMA-Factory",
+    about="a key in the YAML or --set is no argument of a node's LLaMA-Factory",
     message="LLaMA-Factory{version} has no argument {key!r} ({place}): it refuses to start",
     hint="{fix!s}",
 )
 TIMEOUT_OF_AGES = _TRAINING.note(
-    catches="ddp_timeout of years, as in LLaMA-Factory's examples: workers wait forever for a silent peer",
+    about="ddp_timeout of years, as in LLaMA-Factory's examples: workers wait forever for a silent peer",
     message="ddp_timeout is {timeout_s} s, {words}: multinode ends a run when a worker dies, but if a link silently "
     "drops packets, the others would wait that long",
     hint="--set ddp_timeout=1800",
@@ -247,20 +246,20 @@ def _json(value: Any) -> str:
 
 
 SENDS_TOO_MUCH = _STRATEGY.warning(
-    catches="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow",
+    about="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow",
     message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
     "{link}; {other} would send {other_size}, in {other_time} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
 SENDS_MUCH = _STRATEGY.note(
-    catches="communication takes long in every step, and no other sharding sends much less",
+    about="communication takes long in every step, and no other sharding sends much less",
     message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
     "{link} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
 
 IGNORED = _STRATEGY.warning(
-    catches="accelerate does not read the FSDP1 sharding strategy from the YAML",
+    about="accelerate does not read the FSDP1 sharding strategy from the YAML",
     message="fsdp: {fsdp} is trained as full_shard: with transformers {version} accelerate reads the FSDP1 strategy "
     "only from FSDP_SHARDING_STRATEGY, which is not set",
     hint="--env FSDP_SHARDING_STRATEGY={name}",
@@ -332,7 +331,7 @@ def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
             return
 
 
-def _read(inspection: Inspection) -> Training | None:
+def _read(inspection: Inspection) -> ShardedTraining | None:
     facts = inspection.facts.values()
     models = (node_facts.model for node_facts in facts if node_facts.model is not None)
     versions = (fact.packages["transformers"] for fact in facts if "transformers" in fact.packages)
@@ -346,7 +345,7 @@ def _read(inspection: Inspection) -> Training | None:
         return None
 
 
-def _way_to_small(training: Training, inspection: Inspection) -> str | None:
+def _way_to_small(training: ShardedTraining, inspection: Inspection) -> str | None:
     """How a person gets to DDP with LoRA; None if that is what is trained, or a GPU cannot hold the whole model."""
     strategy = training.strategy
     sharded = strategy in _SHARDED
@@ -362,7 +361,7 @@ def _way_to_small(training: Training, inspection: Inspection) -> str | None:
     return f"if an adapter is enough: --set finetuning_type=lora{also}{memory}; otherwise use a faster link"
 
 
-def _fits(training: Training, inspection: Inspection) -> bool:
+def _fits(training: ShardedTraining, inspection: Inspection) -> bool:
     parameters = training.small.parameters or 0
     needed_mib = parameters * training.small.parameter_bytes / MIB
     gpus = [gpu for fact in inspection.facts.values() for gpu in fact.gpus]
@@ -370,7 +369,7 @@ def _fits(training: Training, inspection: Inspection) -> bool:
     return not sizes or needed_mib < _MODEL_SHARE * min(sizes)
 
 
-def _amortise(training: Training, calls: Iterable[Call]) -> str:
+def _amortise(training: ShardedTraining, calls: Iterable[Call]) -> str:
     if not any(call.per_micro_batch for call in calls):
         return (
             f"gradients are sent once per step: --set gradient_accumulation_steps={2 * training.accumulation} "

@@ -8,88 +8,97 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from multinode.check.ports import select_interfaces, takes_by_prefix
-from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGroup, disagreements, launch_check, listed
+from multinode.check.rule import (
+    Check,
+    CheckFinding,
+    CheckRule,
+    CheckRules,
+    Inspection,
+    disagreements,
+    launch_check,
+    listed,
+)
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts
 from multinode.job.engines.place import STRAY_VARIABLES
 from multinode.records.benchmark import CollectiveTest
 
-_VARIABLES = RuleGroup("variables")
+_VARIABLES = CheckRules("variables")
 
 NAMES_NO_INTERFACE = _VARIABLES.error(
-    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node",
+    about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node",
     message="{name}={value} from {source} matches no interface with an address ({present}): {reader} finds no socket "
     "interface, and the job fails or hangs at its first collective",
     hint="{way!s}",
 )
 NAMES_NO_INTERFACE_YET = _VARIABLES.warning(
-    catches="NCCL_SOCKET_IFNAME in the hostfile names no interface, in a job that does not use NCCL",
+    about="NCCL_SOCKET_IFNAME in the hostfile names no interface, in a job that does not use NCCL",
     message="{name}={value} from {source} matches no interface with an address ({present}): a job without GPUs ignores "
     "it; a job with GPUs would fail at its first collective",
     hint="{way!s}",
 )
 NAMES_MORE = _VARIABLES.warning(
-    catches="NCCL_SOCKET_IFNAME is a prefix or an exclusion that matches more interfaces than intended (eth1 matches "
+    about="NCCL_SOCKET_IFNAME is a prefix or an exclusion that matches more interfaces than intended (eth1 matches "
     "eth10)",
     message="{name}={value} from {source} matches {taken}: without = NCCL reads names as prefixes, with ^ it uses all "
     "others, and it sends over every match, even one that reaches no other node",
     hint="{way!s}",
 )
 NAMES_ANOTHER = _VARIABLES.warning(
-    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME does not name the data plane's interface",
+    about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME does not name the data plane's interface",
     message="{name}={value} from {source} selects {taken}, but the data plane of the node is {ifname}: the rendezvous "
     "uses one network and the collectives another, unchecked one",
     hint="{way!s}",
 )
 NAME_OVERRIDDEN = _VARIABLES.note(
-    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to a value other than that of multinode's launches",
+    about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to a value other than that of multinode's launches",
     message="{name}={value} is set in {source} on {nodes}; multinode's launches set it to the data plane; launches by "
     "hand use the preset",
     hint="{way!s}",
     by_hand=True,
 )
 SETTINGS_DIFFER = _VARIABLES.warning(
-    catches="NCCL settings differ between nodes: NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others",
+    about="NCCL settings differ between nodes: NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others",
     message="{name} is {value} on {nodes} and {expected} on {peer}: NCCL expects the same value on every node; with "
     "mismatched transports or algorithms the first collective hangs or is slow",
     hint="set the same value on every line of the hostfile (env.{name}=VALUE), or remove it: {way!s}",
 )
 TOO_MANY_SOCKETS = _VARIABLES.warning(
-    catches="NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD exceeds NCCL's limit of 64",
+    about="NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD exceeds NCCL's limit of 64",
     message="NCCL_SOCKET_NTHREADS={threads} x NCCL_NSOCKS_PERTHREAD={sockets} is {count} on {nodes}: NCCL allows 64 "
     "sockets and lowers the second to {allowed} with a warning",
     hint="choose values whose product is at most 64, or unset both: more sockets are often slower",
 )
 STRAY = _VARIABLES.note(
-    catches="RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* or similar are set in a profile or in ~/.deepspeed_env",
+    about="RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* or similar are set in a profile or in ~/.deepspeed_env",
     message="{source} on {nodes} sets {names}, which overrides a launcher: multinode unsets it for its jobs; launches "
     "by hand inherit it",
     hint="find and remove it on {nodes!s}:\n{command!s}",
     by_hand=True,
 )
 RANKS_OVERRIDDEN = _VARIABLES.warning(
-    catches="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or similar, which multinode sets itself",
+    about="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or similar, which multinode sets itself",
     message="{name}={value} from {source} replaces the value that multinode sets for LLaMA-Factory: with a wrong value "
     "the nodes wait for each other forever",
     hint="remove {name} from {source!s}",
 )
 GPUS_HIDDEN = _VARIABLES.warning(
-    catches="CUDA_VISIBLE_DEVICES or its equivalent is preset on a node and hides GPUs that the job would use",
+    about="CUDA_VISIBLE_DEVICES or its equivalent is preset on a node and hides GPUs that the job would use",
     message="{name}={value} in {source} leaves the job {visible} of {count} GPUs: one worker per GPU would fail with "
     "'invalid device ordinal'",
     hint="if you may use only these GPUs, set slots= in the hostfile to match; otherwise remove the "
     "variable:\n{command!s}",
 )
 GPUS_NOT_VISIBLE = _VARIABLES.error(
-    catches="gpus= names a GPU that CUDA_VISIBLE_DEVICES hides on the node",
+    about="gpus= names a GPU that CUDA_VISIBLE_DEVICES hides on the node",
     message="the hostfile assigns it GPU {ids}, which {name}={value} in {source} hides: multinode uses no GPU that the "
     "node's environment hides",
     hint="choose gpus= from {there}; or, if you may use the GPUs, remove the variable:\n{command!s}",
 )
 
 PYTHON_HOME = _VARIABLES.warning(
-    catches="PYTHONHOME is set in a profile, the hostfile or --env: the job's interpreter loads the wrong standard "
+    about="PYTHONHOME is set in a profile, the hostfile or --env: the job's interpreter loads the wrong standard "
     "library",
     message="PYTHONHOME={value} from {source} makes {python} load its standard library from there: if it belongs to "
     "another Python, the job fails with `No module named 'encodings'`",
@@ -252,7 +261,7 @@ def _preset(inspection: Inspection, node: Node, facts: NodeFacts, name: str) -> 
     return "", None
 
 
-def _judge_name(name: str, value: str, taken: tuple[str, ...], meant: str | None) -> Rule | None:
+def _judge_name(name: str, value: str, taken: tuple[str, ...], meant: str | None) -> CheckRule | None:
     if not taken:
         return NAMES_NO_INTERFACE
     if meant is not None and meant not in taken:

@@ -32,8 +32,8 @@ from multinode.records.run_directory import runs_root
 from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from multinode.launch.attach import RecordedRun
     from multinode.launch.node_runs import Cleaned, NodeStop
+    from multinode.runs.stored_run import StoredRun
 
 # The run's own hostfile is kept with it, so this is for a machine that did not launch it.
 Elsewhere = Annotated[
@@ -71,7 +71,7 @@ def attach(
     If another multinode follows the run, as in a Slurm batch job, its records are shown.
     """
     from multinode.launch.attach import attach as follow
-    from multinode.launch.attach import look_again
+    from multinode.launch.attach import look_again, nodes_of
 
     require_terminal(if_slower)
     run = _known(run_id) if hosts is None else _known_elsewhere(hosts, run_id)
@@ -91,20 +91,21 @@ def attach(
                 hint=f"multinode export {run.run.run_id} --follow tensorboard:DIR",
             )
         _watch(run, fetch, as_json=as_json)
+    cluster = nodes_of(run)
     with (
-        open_context(run.cluster, leaves=run.run.detached, output=output or default_output()) as context,
+        open_context(cluster, leaves=run.run.detached, output=output or default_output()) as context,
         watch(context, if_slower),
         notices.watch(context) as tell_end,
         exports.watch(context),
     ):
         options = ExecuteOptions(leave_on_stop=run.run.detached, stall_s=hang_timeout or None, on_stall=on_hang)
         launched = follow(run, context, options)
-        not_fetched = fetch_results(context, launched, run.cluster, fetch)
+        not_fetched = fetch_results(context, launched, cluster, fetch)
         tell_end(launched.run)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
-def _watch(run: RecordedRun, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
+def _watch(run: StoredRun, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
     from multinode.cli.runs import print_followed
     from multinode.launch.attach import follow_logs, look_again
 
@@ -129,7 +130,7 @@ def stop(
 ) -> None:
     """Stop a run on all its nodes with SIGTERM, then SIGKILL after the grace period, and verify that it has ended."""
     from multinode import api
-    from multinode.launch.attach import has_ended, look_again, with_hosts
+    from multinode.launch.attach import has_ended, look_again, nodes_of
     from multinode.launch.attach import stop as stop_run
 
     run = _known(run_id) if hosts is None or run_id == "last" else _known_here(run_id)
@@ -140,16 +141,15 @@ def stop(
             # Node 0 has no plan of it, or cannot be asked: then each node stops what it knows of the run.
             note(str(error))
             _stop_without_record(hosts, run_id, grace_period, as_json=as_json)
-    if hosts is not None:
-        run = with_hosts(run, api.load_nodes(hosts, note=note)[0])
+    cluster = nodes_of(run, api.load_nodes(hosts, note=note)[0] if hosts is not None else None)
     if has_ended(run):
         if as_json:
             print_document(look_again(run))
         else:
             typer.echo(f"{_over(run)}: nothing to stop")
         raise typer.Exit(0)
-    with open_context(run.cluster) as context:
-        launched = stop_run(run, context, grace_period)
+    with open_context(cluster) as context:
+        launched = stop_run(run, context, grace_period, cluster)
     tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
 
 
@@ -213,26 +213,26 @@ def _describe_cleaned(node: Cleaned) -> str:
     return f"{removed}{goes_on}{elsewhere}{written}"
 
 
-def _over(run: RecordedRun) -> str:
+def _over(run: StoredRun) -> str:
     ended_s = run.run.ended_s
     at = f" at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ended_s))}" if ended_s is not None else ""
     return f"run {run.run.run_id} has ended{at} ({run.run.outcome})"
 
 
-def _known(run_id: str) -> RecordedRun:
+def _known(run_id: str) -> StoredRun:
     from multinode.launch.attach import find_recorded
 
     return find_recorded(runs_root(), run_id)
 
 
-def _known_here(run_id: str) -> RecordedRun | None:
+def _known_here(run_id: str) -> StoredRun | None:
     try:
         return _known(run_id)
     except UsageError:
         return None
 
 
-def _known_elsewhere(hosts: str | None, run_id: str) -> RecordedRun:
+def _known_elsewhere(hosts: str | None, run_id: str) -> StoredRun:
     from multinode import api
     from multinode.launch.attach import find_on_nodes
 

@@ -249,10 +249,10 @@ def compare(
 ) -> None:
     """Compare two stored runs: trainings as in `contrast`, nccl-tests, tables, and other kinds figure by figure."""
     from multinode.contrast.figures import Contrast
-    from multinode.experiment.compared import ComparedRecords, compare_records, compared_sheet
     from multinode.network.screen import scan_parts
     from multinode.network.size_scan import ScanReport
     from multinode.render.table import sheet_table
+    from multinode.results.compared import ComparedRecords, compare_records, compared_sheet
 
     comparison = compare_records(runs_root(), run_a, run_b, anyway=force)
     again = f"multinode compare{given_options(ctx)} --details"

@@ -11,7 +11,7 @@ from multinode.cli.options import Hosts, Json, Nodes
 from multinode.cli.output import note, print_document, print_screen
 
 if TYPE_CHECKING:
-    from multinode.launch.copy_chain import CopyProgress
+    from multinode.copy.chain import CopyProgress
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +47,7 @@ def copy(
     Sends only differences, from node to node, and verifies digests. A path changes once all its data has arrived.
     """
     from multinode import api
-    from multinode.launch.copy_paths import copy_parts, progress_text
+    from multinode.copy.paths import copy_parts, progress_text
 
     cluster, _ = api.load_nodes(hosts, nodes, note)
     request = api.CopyRequest(paths=tuple(paths), source=source, delete=delete)

@@ -52,7 +52,7 @@ def explain(
     names = _print_recorded(logs or ["-"], details=details, as_json=as_json)
     if names is None:
         return
-    explanation = explain_logs(names, _Progress().tell)
+    explanation = explain_logs(names, _ReadingProgress().tell)
     if as_json:
         print_document(explanation)
     else:
@@ -81,7 +81,7 @@ def _print_recorded(names: list[str], *, details: bool, as_json: bool) -> list[s
     return [path for place in places for path in log_paths(place)]
 
 
-class _Progress:
+class _ReadingProgress:
     """A line on stderr now and then, while a long log is read."""
 
     def __init__(self) -> None:

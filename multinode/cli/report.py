@@ -63,8 +63,7 @@ def report(
         typer.echo(report_markdown(loaded), nl=False)
         return
     written = write_report(loaded, chosen, output or Path())
-    sampled = [path for run, path in zip(loaded.runs, loaded.directories, strict=True) if run.cells is None]
-    _tell(written, names, [path / "samples" for path in sampled], as_json=as_json)
+    _tell(written, names, list(loaded.sample_folders), as_json=as_json)
 
 
 def _tell(written: tuple[Path, ...], names: list[str], samples: list[Path], *, as_json: bool) -> None:

@@ -163,7 +163,7 @@ def fetch_results(
     """Copy the files of `--fetch` from node 0 into the run's directory, unless the run continues."""
     if not paths:
         return None
-    from multinode.launch.transfer import fetch_results as fetch
+    from multinode.launch.launch import fetch_results as fetch
 
     try:
         fetch(context, launched, cluster, paths, note)

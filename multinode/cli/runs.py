@@ -149,16 +149,17 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs, most recently changed last; a bench, contrast, sweep or tune is one row."""
-    from multinode.launch.node_runs import runs_document, runs_table
+    from multinode.runs.listing import RunsDocument, run_row, runs_table
     from multinode.runs.stored_run import load_runs, whole_runs
 
     stored = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if not (every or as_json):
         stored = whole_runs(stored)
+    rows = tuple(map(run_row, stored))
     if as_json:
-        print_document(runs_document(stored))
-    elif stored:
-        print_table(runs_table(stored))
+        print_document(RunsDocument(runs=rows))
+    elif rows:
+        print_table(runs_table(rows))
     else:
         typer.echo(f"there are no runs in {runs_root()} yet")
 
@@ -213,16 +214,16 @@ def _show_results(stored: StoredRun, *, details: bool) -> bool:
     from multinode.cli.contrast import next_command, print_contrast, resume_command, stored_command
     from multinode.contrast.side import load_contrast
     from multinode.contrast.unfinished import load_unfinished, unfinished_parts
-    from multinode.experiment.sweep import load_table
     from multinode.launch.outcome import has_ending
     from multinode.network.measure import load_scan
     from multinode.network.nccl_tuning import TuneReport, tune_parts
     from multinode.network.screen import scan_parts
+    from multinode.sweep.sweep import load_table
 
     directory, ended = stored.directory, has_ending(stored.run)
     if _show_tuning(directory, details=details):
         return True
-    contrast, unread = load_contrast(directory)
+    contrast, unread = stored.result(load_contrast)
     if contrast is not None:
         following = next_command(contrast, directory.run_id, stored_command(directory))
         following = following or (f"multinode advise {directory.run_id}" if contrast.advice else "")
@@ -230,17 +231,17 @@ def _show_results(stored: StoredRun, *, details: bool) -> bool:
         print_contrast(contrast, details=details, more=again, next_command=following)
     elif unread:
         typer.echo(unread)
-    unfinished = load_unfinished(directory) if contrast is None and not unread else None
+    unfinished = stored.result(load_unfinished) if contrast is None and not unread else None
     if unfinished is not None and (unfinished.measured or not ended):
         print_screen(unfinished_parts(unfinished, next_command="" if ended else resume_command(directory)))
-    if (table := load_table(directory)) is not None:
+    if (table := stored.result(load_table)) is not None:
         name = directory.run_id
         more = f"multinode show {name} --details" if stored.run.status == "succeeded" else ""
         print_cells(table, details=details, more=more)
         note(f"sorted, as a page: multinode show {name} --sort samples_per_s -o {name}.html")
-    if (bench := load_bench(directory)) is not None:
+    if (bench := stored.result(load_bench)) is not None:
         print_screen(bench_parts(bench, details=details))
-    if (scan := load_scan(directory)) is not None:
+    if (scan := stored.result(load_scan)) is not None:
         print_screen(scan_parts(scan, details=details))
     if (tuning := directory.read("tune.json", TuneReport)) is not None:
         print_screen(tune_parts(tuning, details=details))
@@ -248,9 +249,9 @@ def _show_results(stored: StoredRun, *, details: bool) -> bool:
 
 
 def _show_tuning(directory: RunDirectory, *, details: bool) -> bool:
-    from multinode.experiment.tuning import Tuning
-    from multinode.experiment.tuning_request import TUNING_FILE
-    from multinode.experiment.tuning_screen import tuning_parts
+    from multinode.tune.judge import Tuning
+    from multinode.tune.request import TUNING_FILE
+    from multinode.tune.screen import tuning_parts
 
     tuning = directory.read(TUNING_FILE, Tuning)
     if tuning is None:
@@ -290,12 +291,12 @@ def logs(
 
 
 def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
-    from multinode.launch.attach import find_recorded, follow_logs, needs_follower
+    from multinode.launch.attach import find_recorded, follow_logs, needs_follower, nodes_of
 
     known_run = find_recorded(runs_root(), run_id)
     with contextlib.ExitStack() as stack:
         context = (
-            stack.enter_context(open_context(known_run.cluster, leaves=True, quiet=True))
+            stack.enter_context(open_context(nodes_of(known_run), leaves=True, quiet=True))
             if needs_follower(known_run)
             else None
         )

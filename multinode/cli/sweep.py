@@ -30,8 +30,8 @@ from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:
-    from multinode.experiment.sweep import GridRequest, Swept
-    from multinode.launch.series import Resume
+    from multinode.series.series import Resume
+    from multinode.sweep.sweep import GridRequest, Swept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,8 +111,8 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Measure a job over a grid of settings, nodes and workers. Run the same command again to resume."""
-    from multinode.experiment.inputs import SweepInput
-    from multinode.experiment.sweep import measure_swept
+    from multinode.sweep.inputs import SweepInput
+    from multinode.sweep.sweep import measure_swept
 
     form.validate(as_json=as_json)
     given = fill(
@@ -139,10 +139,10 @@ def sweep(
 
 
 def _print_plan(grid: GridRequest, resume: Resume, *, as_json: bool) -> None:
-    from multinode.experiment.grid_plan import plan_lines
-    from multinode.experiment.sweep import new_record, require_plannable
-    from multinode.launch.grid import retry_failed as again
-    from multinode.launch.series import find_series
+    from multinode.series.grid import retry_failed as again
+    from multinode.series.series import find_series
+    from multinode.sweep.grid_plan import plan_lines
+    from multinode.sweep.sweep import new_record, require_plannable
 
     require_plannable(grid)
     planned = new_record(grid)
@@ -159,7 +159,7 @@ def _print_plan(grid: GridRequest, resume: Resume, *, as_json: bool) -> None:
 
 
 def _tell_end(swept: Swept) -> NoReturn:
-    from multinode.launch.grid import end_line
+    from multinode.series.grid import end_line
 
     failed = [cell for cell in swept.record.cells if cell.state == "failed"]
     for cell in failed:
@@ -174,8 +174,8 @@ def _tell_end(swept: Swept) -> NoReturn:
 
 def _require_fit(grid: GridRequest, look: ViewOptions) -> None:
     """See that the table can be shown so, with the cells as they are before any of them is measured."""
-    from multinode.experiment.cell_table import look_at
-    from multinode.experiment.cells import CellRow, CellTable
+    from multinode.sweep.cell_table import look_at
+    from multinode.sweep.cells import CellRow, CellTable
 
     rows = tuple(CellRow(label=cell.label, state="waiting", varied=cell.settings) for cell in grid.cells)
     look_at(CellTable(run_id="", job="", cells=rows), look.read(beside=False))
@@ -185,7 +185,7 @@ def _require_fit(grid: GridRequest, look: ViewOptions) -> None:
 
 
 def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
-    from multinode.experiment.sweep import load_tables
+    from multinode.sweep.sweep import load_tables
 
     names = [swept.directory.name]
     try:

@@ -18,8 +18,8 @@ from multinode.records.run_directory import runs_root
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
-    from multinode.experiment.cell_table import Look
-    from multinode.experiment.cells import CellTable
+    from multinode.sweep.cell_table import Look
+    from multinode.sweep.cells import CellTable
 
 _Form = Literal["table", "markdown", "csv", "html", "json"]
 
@@ -55,8 +55,8 @@ class ViewOptions:
 
     def read(self, *, beside: bool = True) -> Look:
         """What is asked for; `beside` a baseline, where one is named."""
-        from multinode.experiment.cell_table import Look
         from multinode.records.prices import load_prices
+        from multinode.sweep.cell_table import Look
 
         return Look(
             baseline=self.baseline if beside else None,
@@ -115,7 +115,7 @@ class FormOptions:
 
 def show_tables(run_ids: list[str], look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
     """The table of one or more sweeps or imports, with the given options."""
-    from multinode.experiment.sweep import load_tables
+    from multinode.sweep.sweep import load_tables
 
     form.validate(as_json=as_json)
     form.show(load_tables(runs_root(), run_ids, look.read()), look.sort, as_json=as_json)
@@ -131,9 +131,9 @@ def print_cells(
     """A table on stdout that fits the terminal; the sort column is always included."""
     from rich.console import Console
 
-    from multinode.experiment.cell_sheet import cell_parts
-    from multinode.experiment.cells import our_name
     from multinode.render.table import WIDE
+    from multinode.sweep.cell_sheet import cell_parts
+    from multinode.sweep.cells import our_name
 
     if form != "table":
         typer.echo(_text(table, form), nl=False)
@@ -146,18 +146,18 @@ def print_cells(
 
 def _text(table: CellTable, form: str) -> str:
     if form == "html":
-        from multinode.experiment.cell_page import cell_page
+        from multinode.sweep.cell_page import cell_page
 
         return cell_page(table)
     if form == "table":
-        from multinode.experiment.cell_sheet import cell_parts
         from multinode.render.table import WIDE, screen_text
+        from multinode.sweep.cell_sheet import cell_parts
 
         return screen_text(cell_parts(table, WIDE, details=True))
     if form == "json":
         return document_text(table)
-    from multinode.experiment.cell_sheet import cell_blocks, cell_csv
     from multinode.render.sheet import blocks_markdown
+    from multinode.sweep.cell_sheet import cell_blocks, cell_csv
 
     return cell_csv(table) if form == "csv" else blocks_markdown(cell_blocks(table))
 
@@ -168,7 +168,9 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    path: Annotated[Path, typer.Argument(metavar="TABLE", help="Benchmarks as CSV, TSV, Markdown, JSON or YAML.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="Benchmarks as CSV, TSV, Markdown, aligned text, JSON or YAML.")
+    ],
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML of GPU prices. Prices in the table take precedence.")
     ] = None,
@@ -183,19 +185,26 @@ def import_(
         typer.Option(metavar="TITLE=COLUMN", help="Map a title to a column: 'Speed=tokens/s'. Repeatable."),
     ] = None,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Ignore all columns with unknown titles.")
+        bool, typer.Option("--skip-unknown", help="Ignore all columns of numbers with unknown titles.")
     ] = False,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--table", metavar="N", help="Table of a file with several, from 1. Default: the only one with results."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Import benchmarks measured elsewhere as a run like a sweep. Imported rows are marked, contradictions reported."""
-    from multinode.experiment.imported_rows import import_table
-    from multinode.experiment.imported_table import Extras
+    from multinode.tables.imported_rows import import_table
+    from multinode.tables.imported_table import Extras
 
     extras = Extras(
         defaults=_pairs("--default", "COLUMN=VALUE", "--default samples=1100 --default epochs=1", default or []),
         ignore=tuple(ignore or ()),
         columns=_pairs("--column", "TITLE=COLUMN", "--column 'Speed=tokens/s'", column or []),
         skip_unknown=skip_unknown,
+        table=number,
     )
     imported = import_table(runs_root(), path, extras, name=name, prices_path=prices)
     if as_json:

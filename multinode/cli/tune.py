@@ -36,11 +36,11 @@ from multinode.cli.running import open_context
 from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:
-    from multinode.experiment.inputs import SpeedRequest
-    from multinode.experiment.tuning import Tuning
-    from multinode.experiment.tuning_request import TuningRequest
-    from multinode.launch.series import Resume
     from multinode.records.invocation import Invocation
+    from multinode.series.series import Resume
+    from multinode.tune.inputs import SpeedRequest
+    from multinode.tune.judge import Tuning
+    from multinode.tune.request import TuningRequest
 
 # Of nodes and workers the file of the winner has its own.
 _OF_RUNS = frozenset({"--nodes", "--workers-per-node"})
@@ -153,8 +153,8 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the change that reaches the loss of a training fastest. Run the same command again to resume."""
-    from multinode.experiment.inputs import TuneInput, refuse_other_kind
-    from multinode.experiment.tune import measure_tuned
+    from multinode.tune.inputs import TuneInput, refuse_other_kind
+    from multinode.tune.measure import measure_tuned
 
     sources = ((name, ctx.get_parameter_source(name)) for name in ctx.params)
     refuse_other_kind(
@@ -190,7 +190,7 @@ def tune(
     if as_json:
         print_document(tuned)
     else:
-        from multinode.experiment.tuning_screen import tuning_parts
+        from multinode.tune.screen import tuning_parts
 
         print_screen(tuning_parts(tuned.tuning, next_command=following))
     print_directory(tuned.directory)
@@ -206,7 +206,7 @@ def winner_command(tuning: Tuning, invocation: Invocation | None) -> str:
 def _tune_speed(request: SpeedRequest, invocation: Invocation, *, as_json: bool) -> None:
     """Short runs of the training as it stands and with the best changes; predicted gains beside measured ones."""
     from multinode.predict.advice import best_tried
-    from multinode.predict.try_advice import try_advice
+    from multinode.tune.by_speed import try_advice
 
     with open_context(request.launch.cluster) as context:
         attempt = try_advice(request.launch, context, request.recommendations, request.trials)
@@ -219,8 +219,8 @@ def _tune_speed(request: SpeedRequest, invocation: Invocation, *, as_json: bool)
 
 
 def _print_plan(tuning: TuningRequest, resume: Resume, *, as_json: bool) -> None:
-    from multinode.experiment.tuning_request import plan_tuning
-    from multinode.experiment.tuning_screen import plan_parts
+    from multinode.tune.request import plan_tuning
+    from multinode.tune.screen import plan_parts
 
     planned = plan_tuning(tuning, runs_root(), resume)
     if as_json:

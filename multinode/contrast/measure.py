@@ -12,13 +12,12 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import ASKED, Contrast, enough_words, named_words, too_few_words, uneven_words
 from multinode.contrast.judge import compare
-from multinode.contrast.side import CONTRAST_FILE, load_side_run, make_side
+from multinode.contrast.side import CONTRAST_FILE, make_side
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps, override_job, with_same_threads
 from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import (
     benchmark_mode,
     launch,
@@ -28,10 +27,9 @@ from multinode.launch.launch import (
 )
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.offline import plan_offline
-from multinode.launch.series import Resume, Series, status_of, take_up
 from multinode.levers.axes import LeverAxes
-from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
+from multinode.predict.recommendations import advise_runs
 from multinode.predict.request import forecast_runs
 from multinode.profile.observed import steps_to_run
 from multinode.records.benchmark import Benchmark, describe_benchmark
@@ -39,6 +37,8 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
+from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.series.series import Resume, Series, status_of, take_up
 from multinode.units import format_count, format_list
 
 Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
@@ -359,14 +359,14 @@ class _SideSeries(Series):
         launched = launch(_side_launch(self._launch, side, run_id), self.context)
         require_success(launched, self.context)
         cleanup_nodes(launched, side.cluster, self.context)
-        measured = make_side(side.role, [load_side_run(launched.directory)])
+        measured = make_side(side.role, [StoredRun(launched.directory)])
         return CellOutcome(state="measured", value=measured.samples_per_s.value)
 
     def conclude(self) -> Contrasted:
         """Compare and store what is measured, of each side once or more."""
         runs = [[self._stored(run_id) for run_id in cell.run_ids] for cell in self.record.cells]
         sides = [
-            make_side(side.role, [load_side_run(run) for run in of_side])
+            make_side(side.role, [StoredRun(run) for run in of_side])
             for side, of_side in zip(self._sides.sides, runs, strict=True)
         ]
         last = runs[1][-1]
@@ -376,7 +376,7 @@ class _SideSeries(Series):
             mode=self._sides.mode,
             why=self._sides.why,
             job=plan.job if plan is not None else self.record.command,
-            rule=load_side_run(last).summary.rule,
+            rule=StoredRun(last).require_summary().rule,
         )
         self.directory.write(CONTRAST_FILE, compared)
         compared = with_outlook(compared, self.context.runs)

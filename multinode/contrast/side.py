@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from multinode.cluster.facts import NodeFacts
 from multinode.contrast.figures import SCHEMA, Contrast, Side, compared_words
 from multinode.contrast.judge import compare, require_alike
 from multinode.errors import UsageError
 from multinode.model.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import find_disturbances
-from multinode.profile.measured import energy_of, hostfile_price, with_costs
+from multinode.profile.measured import energy_of, with_costs
 from multinode.profile.step_split import PARTS, KnownSteps, WorkerSplit
 from multinode.profile.summary import Summary
-from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, of_scatter
@@ -27,36 +24,21 @@ from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, o
 _PARTS = (*PARTS, "overlap")
 
 
-class SideRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run."""
-
-    summary: Summary
-    node_names: tuple[str, ...]  # in node-rank order; `workers` of each
-    workers: tuple[int, ...]
-    workload: Workload | None = None  # of the training; None if not stored
-    price_per_hour: float | None = None  # of its nodes together, by the hostfile; `price_purchase` to buy them
-    price_purchase: float | None = None
-    devices: tuple[dict[str, int], ...] = ()  # of each node, how many workers compute on which; empty if unknown
-    cores: tuple[int | None, ...] = ()  # processors of each node; None if unknown
-    link_gbit_per_s: float | None = None  # of the slowest NIC; None on one node, or if unknown
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes."""
-        return len(self.node_names)
-
-
-def make_side(role: str, runs: Sequence[SideRun]) -> Side:
+def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
     """A side from its repeats: means with 95% confidence intervals, as in `stats.estimate`.
 
     Args:
         role: as in Side.
         runs: at least one, of the same job on the same nodes, in order.
+
+    Raises:
+        UsageError: one is not a training, or has no speed.
     """
-    last, summaries = runs[-1], [run.summary for run in runs]
+    last, summaries = runs[-1], [run.require_summary() for run in runs]
+    newest = summaries[-1]
     steps = [_steps_of(summary) for summary in summaries]
     workload, world_size = last.workload or Workload(settings=JobSettings()), sum(last.workers)
-    batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last)
+    batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last, newest)
 
     tokens: dict[str, Estimate | None] = {}
     for name in ("tokens_per_s", "tgs"):
@@ -95,7 +77,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         role=role,
         run_ids=tuple(summary.run_id for summary in summaries),
         node_names=last.node_names,
-        nodes=last.nodes,
+        nodes=len(last.node_names),
         workers_per_node=max(last.workers, default=1),
         world_size=world_size,
         settings=last.workload.settings if last.workload is not None else None,
@@ -109,13 +91,13 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         exposed_ms=_estimate(exposed_ms, summaries, "exposed_ms") if exposed_ms else None,
         exposed_share=split.exposed_ms / split.step_ms if split and split.exposed_ms is not None else None,
         exposed_steps=sum((summary.split.steps for summary in summaries), KnownSteps()),
-        bytes_per_step=last.summary.comm.bytes_per_step,
-        bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
+        bytes_per_step=newest.comm.bytes_per_step,
+        bottleneck=newest.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
         link_gbit_per_s=last.link_gbit_per_s,
         stragglers=tuple(sorted(late_ms, key=lambda node: -late_ms[node])),
         late_ms=max(late_ms.values(), default=0.0) if exposed_ms else None,
         whole=workload.whole,
-        dataset_samples=last.summary.dataset_samples,
+        dataset_samples=newest.dataset_samples,
         disturbed=tuple(disturbances.values()),
         disturbances=tuple(disturbances),
         tokens_per_s=tokens["tokens_per_s"],
@@ -169,7 +151,7 @@ def _late_ms(summaries: Sequence[Summary]) -> dict[str, float]:
     return late_ms
 
 
-def _unknown_facts(last: SideRun) -> dict[str, str]:
+def _unknown_facts(last: StoredRun, newest: Summary) -> dict[str, str]:
     missing: dict[str, str] = {}
     if last.workload is None:
         missing |= dict.fromkeys(("settings", "global_batch"), "the run did not record its settings")
@@ -177,9 +159,9 @@ def _unknown_facts(last: SideRun) -> dict[str, str]:
         missing["global_batch"] = "the per-device batch or the accumulation is unknown"
     if last.link_gbit_per_s is None:
         alone = "one node uses no link"
-        missing["link_gbit_per_s"] = alone if last.nodes == 1 else "not every node's NIC reports its rate"
-    if last.summary.dataset_samples is None:
-        missing["dataset_samples"] = last.summary.missing.get("dataset_samples", "no worker reported it")
+        missing["link_gbit_per_s"] = alone if len(last.node_names) == 1 else "not every node's NIC reports its rate"
+    if newest.dataset_samples is None:
+        missing["dataset_samples"] = newest.missing.get("dataset_samples", "no worker reported it")
     return missing
 
 
@@ -201,47 +183,17 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
         second: likewise.
         anyway: whether to compare runs that did not train the same, with the differences marked.
     """
-    directories = [RunDirectory.open(root, name) for name in (first, second)]
-    runs = [load_side_run(directory) for directory in directories]
+    runs = [StoredRun.open(root, name) for name in (first, second)]
     baseline, candidate = (make_side(role, [run]) for role, run in zip(("baseline", "candidate"), runs, strict=True))
     require_alike(baseline, candidate, anyway=anyway)
-    rules = list(dict.fromkeys(run.summary.rule for run in runs))
-    jobs = list(dict.fromkeys(_job(directory) for directory in directories))
+    rules = list(dict.fromkeys(run.require_summary().rule for run in runs))
+    jobs = list(dict.fromkeys(run.require_plan().job for run in runs))
     return compare(
         [baseline, candidate],
         mode="compare",
-        why=compared_words(directories[1].run_id, directories[0].run_id),
+        why=compared_words(runs[1].run_id, runs[0].run_id),
         job=" against ".join(reversed(jobs)),
         rule="; ".join(rules),
-    )
-
-
-def load_side_run(directory: RunDirectory) -> SideRun:
-    """A measured run with all inputs of a side.
-
-    Raises:
-        UsageError: it is not a training, or ended too early.
-    """
-    stored = StoredRun(directory)
-    plan, summary, cluster = stored.plan, stored.summary, stored.cluster
-    if plan is None or summary is None:
-        raise UsageError(
-            f"run {directory.run_id} has no training figures",
-            hint="name runs of launch, or the two sides of a contrast; list them: multinode runs",
-        )
-    nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
-    # Nodes of a lab share one machine, so the work of another node is not foreign load there.
-    cores = {name: fact.cores for name, fact in stored.facts.items() if name in nodes and not nodes[name].is_virtual}
-    return SideRun(
-        summary=summary,
-        node_names=tuple(place.node for place in plan.places),
-        workers=plan.workers,
-        workload=stored.workload,
-        price_per_hour=hostfile_price(plan, cluster, "hourly") if cluster is not None else None,
-        price_purchase=hostfile_price(plan, cluster, "purchase") if cluster is not None else None,
-        devices=devices_of(plan, stored.facts),
-        cores=tuple(cores.get(place.node) for place in plan.places),
-        link_gbit_per_s=stored.link_gbit_per_s,
     )
 
 
@@ -252,38 +204,3 @@ def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
         return directory.read(CONTRAST_FILE, Contrast), ""
     schema = marked.schema or "no schema"
     return None, f"This contrast is from another release ({schema}): measure it again to show it."
-
-
-def _job(directory: RunDirectory) -> str:
-    plan = StoredRun(directory).plan
-    return plan.job if plan is not None else directory.run_id
-
-
-_CPU = "CPU"
-_LONGEST = 80
-
-
-def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[str, int], ...]:
-    """Of each node, how many workers compute on which device, by its name; nothing where a node does not tell.
-
-    Args:
-        plan: of the run.
-        facts: by the node's name.
-    """
-    names_of = [_names(node, facts.get(node.place.node)) for node in plan.nodes]
-    known_names = [names for names in names_of if names is not None]
-    return tuple(dict(Counter(names)) for names in known_names) if len(known_names) == len(names_of) else ()
-
-
-def _names(node: NodePlan, facts: NodeFacts | None) -> list[str] | None:
-    if facts is None:
-        return None
-    if not node.gpus:
-        return [_one_line(facts.processor or "") or _CPU] * len(node.place.ranks)
-    listed = {gpu.index: _one_line(gpu.name) for gpu in facts.gpus}
-    names = [listed[index] for index in node.gpus if listed.get(index)]
-    return names if len(names) == len(node.gpus) else None
-
-
-def _one_line(name: str) -> str:
-    return " ".join(name.split())[:_LONGEST].strip()

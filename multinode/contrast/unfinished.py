@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import msgspec
 
 from multinode.contrast.figures import Side
-from multinode.contrast.side import load_side_run, make_side
+from multinode.contrast.side import make_side
 from multinode.launch.ending import RESUME
-from multinode.launch.grid import CellRecord, GridRecord
-from multinode.launch.series import GRID_FILE
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Block, Column, Prose, Sheet
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.runs.stored_run import StoredRun
+from multinode.series.grid import CellRecord, GridRecord
+from multinode.series.series import GRID_FILE
 from multinode.units import UNKNOWN, format_list, format_placement, format_sig
 
 
@@ -68,7 +69,7 @@ def load_unfinished(directory: RunDirectory) -> UnfinishedContrast | None:
 
 def _side_of(cell: CellRecord, directory: RunDirectory) -> Side | None:
     paths = [directory.path.with_name(run_id) for run_id in cell.run_ids]
-    runs = [load_side_run(RunDirectory(path)) for path in paths if (path / "summary.json").is_file()]
+    runs = [StoredRun(RunDirectory(path)) for path in paths if (path / "summary.json").is_file()]
     return make_side(cell.cell.label, runs) if runs else None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multinode.errors import MultinodeError
-from multinode.records.finding import Finding
+from multinode.findings.finding import Finding
 from multinode.records.log import clean_log
 from multinode.records.run import NodeRun
 from multinode.records.samples import ExceptionSample, GpuSample, KernelSample, NicSample, Sample

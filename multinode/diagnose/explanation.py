@@ -37,6 +37,7 @@ from multinode.diagnose.standing import Standing, other_collectives, word_standi
 from multinode.errors import UsageError
 from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun
+from multinode.records.status import Status
 
 STDIN = "-"
 _READ = "multinode nccl-test"
@@ -99,9 +100,7 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
                 name=name,
                 node_rank=place,
                 state="ended",
-                cause="exited",
-                exit_code=1,
-                ended_s=second if has_times else None,
+                status=Status(state="ended", cause="exited", exit_code=1, ended_s=second if has_times else None),
             ),
             log=reading.tail,
             reading=reading,

@@ -19,8 +19,9 @@ from multinode.diagnose.meaning import MOST_CODE, exit_meaning, signal_of_code, 
 from multinode.diagnose.standing import Standing, entry_standing, word_standing
 from multinode.records.log import clean_log, last_lines
 from multinode.records.progress import NodeProgress
-from multinode.records.run import Failure, NodeRun
+from multinode.records.run import Failure
 from multinode.records.samples import ExceptionSample, NicSample, Sample
+from multinode.records.status import Status
 
 __all__ = [
     "WorkerDeath",
@@ -56,14 +57,14 @@ _SIGNAL_ERRORS = {"SIGBUS": "bus-error", "SIGKILL": "killed"}
 
 
 def classify(
-    failure: Failure, run: NodeRun | None = None, log: str | LogReading = "", nccl_warnings: Sequence[str] = ()
+    failure: Failure, status: Status | None = None, log: str | LogReading = "", nccl_warnings: Sequence[str] = ()
 ) -> Failure:
     """Set the kind of a failure, and the catalogue's hint if it has none of its own.
 
-    `run` is how the job ended on that node, `log` its log, `nccl_warnings` are those of NCCL's own log.
+    `status` is how the job ended on that node, `log` its log, `nccl_warnings` are those of NCCL's own log.
     """
     reading = log if isinstance(log, LogReading) else read_log(log or failure.log_tail, has_failed=True)
-    kind, error, text = _find_kind(failure, run.oom_kills if run is not None else None, reading)
+    kind, error, text = _find_kind(failure, status.oom_kills if status is not None else None, reading)
     if failure.signal is None and not isinstance(log, LogReading):
         # The sentence of an exception on record has it.
         text = None
@@ -74,7 +75,8 @@ def classify(
         text = nccl_warnings[-1].partition(_WARN)[2][:_MOST_CHARS]
     if nccl_warnings and (warning is not None or text):
         failure = replace(failure, log_tail="\n".join([failure.log_tail, *nccl_warnings[-_LAST_WORDS:]]).lstrip("\n"))
-    if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
+    free_bytes = status.disk_free_bytes if status is not None else None
+    if kind is None and free_bytes is not None and free_bytes < _FULL_BYTES:
         # Its own words had no room either.
         kind, error = "disk_full", known_errors()["disk-full"]
     failure = replace(failure, kind=kind, message=f"{failure.message}: {text}" if text else failure.message)
@@ -248,28 +250,28 @@ def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
     node = _of(failure, nodes)
     if failure is silent:
         # All that its log speaks of came after it; a full disk may be why it said nothing.
-        told = classify(replace(failure, log_tail=""), node.run, LogReading())
+        told = classify(replace(failure, log_tail=""), node.run.status, LogReading())
         if told.kind is None:
             return replace(failure, cause=_EXITED, hint=_LOOK_FOR_EXITS)
         return replace(told, log_tail=failure.log_tail)
     # What a worker raised says all; its log may speak of much else, and so may NCCL of what only follows from it.
     if not node.exceptions:
-        return classify(failure, node.run, node.read(), node.nccl_warnings)
+        return classify(failure, node.run.status, node.read(), node.nccl_warnings)
     about_nccl = any(_is_about_connection(sample) for sample in node.exceptions if sample.rank == failure.rank)
-    return classify(failure, node.run, failure.log_tail, node.nccl_warnings if about_nccl else ())
+    return classify(failure, node.run.status, failure.log_tail, node.nccl_warnings if about_nccl else ())
 
 
 def _standing(node: NodeEvidence, nodes: Sequence[NodeEvidence]) -> Standing | None:
     """How a node stands in the order of evidence; None where nothing failed there."""
-    if node.run.cause == "not_started":
+    if node.run.status.cause == "not_started":
         return Standing.NOT_STARTED
     if not all(map(_is_about_connection, node.exceptions)):
         return Standing.RAISED
-    if _failed(node.run) and (standing := _job_standing(node, nodes)) is not None:
+    if _failed(node.run.status) and (standing := _job_standing(node, nodes)) is not None:
         return standing
     if node.exceptions:
         return Standing.PEER
-    return Standing.EXIT_CODE if _failed(node.run) else None
+    return Standing.EXIT_CODE if _failed(node.run.status) else None
 
 
 def _job_standing(node: NodeEvidence, nodes: Sequence[NodeEvidence]) -> Standing | None:
@@ -277,7 +279,7 @@ def _job_standing(node: NodeEvidence, nodes: Sequence[NodeEvidence]) -> Standing
     said = word_standing(word) if word is not None else Standing.EXIT_CODE
     # TERM is what torchrun sends to the other workers itself. NCCL's watchdog aborts a worker whose peer is gone.
     is_killed = signal not in {None, "SIGTERM"} and (signal != "SIGABRT" or not _is_of_peers(node))
-    if node.run.signal or node.run.cause == "supervisor_lost" or is_killed:
+    if node.run.status.signal or node.run.status.cause == "supervisor_lost" or is_killed:
         return Standing.SIGNAL
     if said <= Standing.GENERAL:
         # Between nodes, the earliest of these counts.
@@ -299,7 +301,7 @@ def _follows(failure: Failure, lost: Failure, nodes: Sequence[NodeEvidence]) -> 
         word = _said_cause(_of(failure, nodes))
         return word is None or word.is_of_peers
     peer = _of(failure, nodes)
-    own = peer.run.cause == "not_started" or any(not _is_about_connection(sample) for sample in peer.exceptions)
+    own = peer.run.status.cause == "not_started" or any(not _is_about_connection(sample) for sample in peer.exceptions)
     return failure.kind in _OF_PEERS and not own
 
 
@@ -308,7 +310,7 @@ def blame_machine(failure: Failure | None, nodes: Sequence[NodeEvidence]) -> Fai
     if failure is None:
         return None
     times = [_at(sample.time_s, node) for node in nodes for sample in node.exceptions]
-    times += [_ended_at(node) for node in nodes if _failed(node.run)]
+    times += [_ended_at(node) for node in nodes if _failed(node.run.status)]
     # A run that hung was stopped, and nothing of it failed.
     failed_s = min(times or map(_ended_at, nodes))
     faults = [
@@ -325,8 +327,8 @@ def blame_machine(failure: Failure | None, nodes: Sequence[NodeEvidence]) -> Fai
         node=node.run.name,
         node_rank=node.run.node_rank,
         rank=failure.rank if failure.node_rank == node.run.node_rank else None,
-        exit_code=node.run.exit_code,
-        signal=node.run.signal,
+        exit_code=node.run.status.exit_code,
+        signal=node.run.status.signal,
         message=fault.message,
         hint=fault.hint,
         error_id=None,
@@ -368,7 +370,7 @@ def _death_signal(node: NodeEvidence) -> str | None:
 
 
 def _said_cause(node: NodeEvidence) -> LogWord | None:
-    aborted = node.run.signal is not None or _death_signal(node) is not None
+    aborted = node.run.status.signal is not None or _death_signal(node) is not None
     return None if node.exceptions else node.read().cause(aborted=aborted)
 
 
@@ -439,30 +441,28 @@ def _is_about_connection(sample: ExceptionSample) -> bool:
 
 
 def _ended_at(node: NodeEvidence) -> float:
-    return _at(node.run.ended_s, node) if node.run.ended_s is not None else math.inf
+    return _at(node.run.status.ended_s, node) if node.run.status.ended_s is not None else math.inf
 
 
 def _at(time_s: float, node: NodeEvidence) -> float:
     return time_s - (node.clock_offset_s or 0.0)
 
 
-def _failed(run: NodeRun) -> bool:
-    return run.cause in {"exited", "supervisor_lost", "lease_expired"} and (
-        run.exit_code != 0 or run.signal is not None
-    )
+def _failed(status: Status) -> bool:
+    return status.cause in {"exited", "supervisor_lost", "lease_expired"} and status.failed
 
 
 def _failure(node: NodeEvidence, message: str, **fields: Any) -> Failure:
     failure = Failure(
         node=node.run.name,
         node_rank=node.run.node_rank,
-        exit_code=node.run.exit_code,
-        signal=node.run.signal,
+        exit_code=node.run.status.exit_code,
+        signal=node.run.status.signal,
         message=message,
         time_s=node.ended_heard_s
         if node.came_live and node.ended_heard_s is not None
-        else _at(node.run.ended_s, node)
-        if node.run.ended_s is not None
+        else _at(node.run.status.ended_s, node)
+        if node.run.status.ended_s is not None
         else None,
     )
     return replace(failure, **fields)
@@ -502,16 +502,16 @@ def _job_failure(node: NodeEvidence) -> Failure:
         "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
         "lease_expired": "the node heard nothing from the controller until the lease expired, and stopped the job",
     }
-    death = node.read().death if node.run.cause == "exited" else None
+    death = node.read().death if node.run.status.cause == "exited" else None
     if death is not None:
         message = f"{'a worker' if death.rank is None else f'rank {death.rank}'} {_how(death)}"
         tail = last_words(node.log, 20)
         return _failure(node, message, rank=death.rank, signal=death.signal, log_tail=tail)
-    message = causes.get(node.run.cause or "", f"the job {_how(node.run)}")
+    message = causes.get(node.run.status.cause or "", f"the job {_how(node.run.status)}")
     return _failure(node, message, log_tail=last_lines(node.log, 20))
 
 
-def _how(ended: WorkerDeath | NodeRun) -> str:
+def _how(ended: WorkerDeath | Status) -> str:
     return f"was killed by {ended.signal}" if ended.signal else f"exited with code {ended.exit_code}"
 
 

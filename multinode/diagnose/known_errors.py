@@ -37,10 +37,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # as printed, in any case and in whole words; `...` stands for up to 200 characters of the same line. The bare name
     # of an exception is one only where its message or the end of the line follows.
     texts: tuple[str, ...]
-    cause: str  # why it happens; `cause_zh` says it in Chinese, for the page
-    cause_zh: str
-    fix: str  # what to do; `{node}` is the node that failed; `fix_zh` likewise
-    fix_zh: str
+    cause: str  # why it happens
+    fix: str  # what to do; `{node}` is the node that failed
     source: str  # file of the project, or issue, in which the texts stand as they are printed
     kind: str | None = None  # as in `Failure`
     checks: tuple[str, ...] = ()  # names of the checks that find the cause before a launch

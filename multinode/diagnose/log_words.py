@@ -192,7 +192,7 @@ def read_log(
     """
     if isinstance(log, str):
         log = log.encode(errors="replace")
-    reader = _Reader(has_failed=has_failed)
+    reader = _LogReader(has_failed=has_failed)
     file = io.BytesIO(log) if isinstance(log, bytes) else log
     rest = b""
     is_first = True
@@ -584,7 +584,7 @@ class _Attempt(msgspec.Struct, frozen=True):
     reports: tuple[LauncherReport, ...] = ()
 
 
-class _Reader:
+class _LogReader:
     """Takes a log a block at a time."""
 
     def __init__(self, *, has_failed: bool) -> None:

@@ -20,7 +20,7 @@ _RANK = re.compile(r"\[rank\d{1,9}\]:\s*")
 _USAGE = re.compile(r"(?:\[rank\d{1,9}\]:)?\s*(?P<program>[^\s:/]{1,200}\.py): error: (?P<message>.{1,300})$")
 
 
-class Place(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of a file."""
 
     path: str
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         return f"your script, {self.words}" if self.is_own else self.words
 
 
-def raised_at(traceback: str) -> Place | None:
+def raised_at(traceback: str) -> CodeLine | None:
     """The innermost line of the user's own code in the last traceback, else of any; None without one.
 
     Also the script that does not take its arguments.
@@ -55,21 +55,21 @@ def raised_at(traceback: str) -> Place | None:
     ]
     refused = next((match for line in lines if (match := _USAGE.match(line)) is not None), None)
     if not found and refused is not None:
-        return Place(refused["program"], None, is_own=True, code=refused["message"])
+        return CodeLine(refused["program"], None, is_own=True, code=refused["message"])
     return _innermost(found[::-1])
 
 
-def stands_at(stack: str) -> Place | None:
+def stands_at(stack: str) -> CodeLine | None:
     """The innermost line of the user's own code in the stack of a `Stall`, else of any; None without one."""
     return _innermost([_place(match) for line in stack.splitlines() if (match := _STANDS.match(line)) is not None])
 
 
-def _innermost(places: Sequence[Place]) -> Place | None:
+def _innermost(places: Sequence[CodeLine]) -> CodeLine | None:
     return next((place for place in places if place.is_own), places[0] if places else None)
 
 
-def _place(match: re.Match[str], code: str = "") -> Place:
-    return Place(match["path"], int(match["line"]), is_own=not LIBRARY.search(match["path"]), code=code)
+def _place(match: re.Match[str], code: str = "") -> CodeLine:
+    return CodeLine(match["path"], int(match["line"]), is_own=not LIBRARY.search(match["path"]), code=code)
 
 
 def _code(following: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ _STATIC = "the rendezvous is static, on node 0: set --master-port"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Meaning:
+class OptionMeaning:
     """What an option of a launcher is about.
 
     Attributes:
@@ -43,39 +43,41 @@ class Meaning:
         return self.kind == "own" and self in {OWN, RESTARTS}
 
 
-NODES = Meaning("place", "use --nodes N for the first N lines of the hostfile", "nodes")
-RANK = Meaning("place", _ORDER)
-ADDRESS = Meaning("place", _FIRST)
-PORT = Meaning("place", "set it with --master-port", "master-port")
-RENDEZVOUS = Meaning("place", _STATIC)
-STANDALONE = Meaning("place", "a hostfile with one line is one node")
-HOSTS = Meaning("place", "give the hostfile with --hosts", "hosts")
-INCLUDE = Meaning("place", "use --nodes N for the first N lines of the hostfile; name GPUs there: node1 gpus=0,1")
-EXCLUDE = Meaning(
+NODES = OptionMeaning("place", "use --nodes N for the first N lines of the hostfile", "nodes")
+RANK = OptionMeaning("place", _ORDER)
+ADDRESS = OptionMeaning("place", _FIRST)
+PORT = OptionMeaning("place", "set it with --master-port", "master-port")
+RENDEZVOUS = OptionMeaning("place", _STATIC)
+STANDALONE = OptionMeaning("place", "a hostfile with one line is one node")
+HOSTS = OptionMeaning("place", "give the hostfile with --hosts", "hosts")
+INCLUDE = OptionMeaning("place", "use --nodes N for the first N lines of the hostfile; name GPUs there: node1 gpus=0,1")
+EXCLUDE = OptionMeaning(
     "place",
     "remove the node's line from the hostfile; to exclude GPUs, name the others there: node1 gpus=0,1",
 )
-SSH = Meaning("place", "use ~/.ssh/config, or user=, port=, key= and jump= in the hostfile")
-WORKERS = Meaning("size", "use --workers-per-node K, or slots=K in the hostfile", "workers-per-node")
-PROCESSES = Meaning("size", "use --workers-per-node K for each node; this counts the processes of all nodes together")
-DEVICES = Meaning("size", "name GPUs in the hostfile: node1 gpus=0,1")
-OWN = Meaning("own")
-RESTARTS = Meaning("own", "use --restarts N", "restarts")
-CONFIG = Meaning("own", "give it with --accelerate-config", "accelerate-config")
-MODULE = Meaning("own", form="module")
-NO_PYTHON = Meaning("own", form="executable")
-USE_ENV = Meaning("own")
+SSH = OptionMeaning("place", "use ~/.ssh/config, or user=, port=, key= and jump= in the hostfile")
+WORKERS = OptionMeaning("size", "use --workers-per-node K, or slots=K in the hostfile", "workers-per-node")
+PROCESSES = OptionMeaning(
+    "size", "use --workers-per-node K for each node; this counts the processes of all nodes together"
+)
+DEVICES = OptionMeaning("size", "name GPUs in the hostfile: node1 gpus=0,1")
+OWN = OptionMeaning("own")
+RESTARTS = OptionMeaning("own", "use --restarts N", "restarts")
+CONFIG = OptionMeaning("own", "give it with --accelerate-config", "accelerate-config")
+MODULE = OptionMeaning("own", form="module")
+NO_PYTHON = OptionMeaning("own", form="executable")
+USE_ENV = OptionMeaning("own")
 # With a configuration file, accelerate starts one process for `--cpu`, and DeepSpeed through pdsh.
-USE_CPU = Meaning("own", configures={"use_cpu": True})
-USE_DEEPSPEED = Meaning("own", configures={"distributed_type": "DEEPSPEED"})
-SETUP = Meaning("refused", "use --setup 'source SCRIPT'")
-UNSUPPORTED = Meaning("refused", "leave it out")
+USE_CPU = OptionMeaning("own", configures={"use_cpu": True})
+USE_DEEPSPEED = OptionMeaning("own", configures={"distributed_type": "DEEPSPEED"})
+SETUP = OptionMeaning("refused", "use --setup 'source SCRIPT'")
+UNSUPPORTED = OptionMeaning("refused", "leave it out")
 
 
 class Option(NamedTuple):
     """An option of a launcher, and whether a value follows its name."""
 
-    meaning: Meaning
+    meaning: OptionMeaning
     takes_value: bool
 
 
@@ -93,7 +95,7 @@ class Launcher(NamedTuple):
     passes_local_rank: bool = False
 
 
-def _options(names: dict[Meaning, str]) -> dict[str, Option]:
+def _options(names: dict[OptionMeaning, str]) -> dict[str, Option]:
     """Options by name; `=` behind a name says that a value follows."""
     return {
         name.removesuffix("="): Option(meaning, name.endswith("="))
@@ -275,7 +277,7 @@ def option_name(word: str) -> str:
     return word.partition("=")[0].lstrip("-").replace("_", "-")
 
 
-def find_meaning(name: str) -> Meaning | None:
+def find_meaning(name: str) -> OptionMeaning | None:
     """What an option of this name means to one of the launchers, if multinode has a counterpart or a word on it."""
     tables = (_TORCHRUN, _ACCELERATE, _DEEPSPEED, _MPI)
     meanings = (table[name].meaning for table in tables if name in table)

@@ -19,7 +19,7 @@ from multinode.job import launchers
 from multinode.job.engines.engine import OF_SCRIPT, find_kind
 from multinode.job.engines.place import STRAY_VARIABLES
 from multinode.job.job import Form, ScriptJob, is_setting
-from multinode.job.launchers import Launcher, Meaning
+from multinode.job.launchers import Launcher, OptionMeaning
 from multinode.secret_values import hides, redact_words
 from multinode.units import format_count, format_list
 
@@ -52,7 +52,7 @@ _OF_VARIABLES = {"NNODES": launchers.NODES, "NPROC_PER_NODE": launchers.WORKERS}
 class Stated(NamedTuple):
     """What a command says of where and on how many workers it runs."""
 
-    meaning: Meaning
+    meaning: OptionMeaning
     word: str  # as typed: `--nnodes=2`, `NODE_RANK=0`
     value: str  # empty if none was given, as by a variable that is not set
 
@@ -341,7 +341,7 @@ class _Reader:
                 self._take_option(known.meaning, words, value, name)
         return own
 
-    def _take_option(self, meaning: Meaning, words: list[str], value: str, launcher: str) -> None:
+    def _take_option(self, meaning: OptionMeaning, words: list[str], value: str, launcher: str) -> None:
         if meaning.kind == "refused":
             raise UsageError(f"{words[0]} of {launcher} is not passed on", hint=meaning.hint)
         if meaning.kind in {"place", "size"}:

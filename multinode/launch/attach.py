@@ -11,16 +11,15 @@ from pathlib import Path
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch.context import STOP_FILE, ExecuteOptions, Launched, RunContext, StopOrder, StopRequest
 from multinode.launch.launch import follow_run
-from multinode.launch.node_runs import ANSWER_S, NodeEnd, runs_of_node, stop_on_node
+from multinode.launch.node_runs import ANSWER_S, runs_of_node, stop_on_node
 from multinode.profile.summary import summarise_run
-from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
@@ -29,58 +28,64 @@ from multinode.units import format_count
 _WAIT_S = 0.2
 
 
-class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that can be followed again."""
-
-    run: Run
-    plan: LaunchPlan
-    cluster: Cluster
-    directory: RunDirectory
-    whole: RunDirectory | None = None  # for the last attempt of a run with restarts, that run's directory
-
-
-def find_recorded(runs: Path, run_id: str) -> RecordedRun:
-    """A run of this machine, by its id or the beginning of it.
+def find_recorded(runs: Path, run_id: str) -> StoredRun:
+    """A run of this machine that can be followed again, by its id or the beginning of it; of restarts the last attempt.
 
     Raises:
         UsageError: there is none, or nothing of it runs on nodes.
     """
-    directory = RunDirectory.open(runs, run_id)
-    whole, last = _restarted(directory)
-    if whole is not None and last is not None and directory.run_id == whole.run_id:
-        directory = last
-    run = directory.read_run()
-    plan = StoredRun(directory).plan
-    hostfile = directory.path / "hostfile.txt"
-    if run is None or plan is None or not hostfile.is_file():
-        ended = ", and has ended" if run is not None and run.ended_s is not None else ""
+    stored = StoredRun.open(runs, run_id)
+    whole, last = _restarted(stored)
+    if whole is not None and last is not None and stored.run_id == whole.run_id:
+        stored = last
+    if stored.plan is None or stored.cluster is None:
+        ended = ", and has ended" if stored.run.ended_s is not None else ""
         raise UsageError(
-            f"run {directory.run_id} consists of other runs{ended}",
-            hint=f"what it is: multinode show {directory.run_id}; its runs: multinode runs --all",
+            f"run {stored.run_id} consists of other runs{ended}",
+            hint=f"what it is: multinode show {stored.run_id}; its runs: multinode runs --all",
         )
-    cluster = parse_hostfile(hostfile.read_text(), str(hostfile))
-    is_last = last is not None and directory.run_id == last.run_id
-    cluster = _in_order(cluster, plan)
-    return RecordedRun(run=run, plan=plan, cluster=cluster, directory=directory, whole=whole if is_last else None)
+    return stored
 
 
-def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirectory | None]:
+def whole_of(stored: StoredRun) -> StoredRun | None:
+    """The run with restarts whose last attempt this is; None for any other."""
+    whole, last = _restarted(stored)
+    return whole if last is not None and last.run_id == stored.run_id else None
+
+
+def _restarted(stored: StoredRun) -> tuple[StoredRun | None, StoredRun | None]:
     """Of a run with restarts, or of an attempt, the whole run and its last attempt."""
-    run, root = directory.read_run(), directory.path.parent
-    whole_id = run.part_of if run is not None and not run.has_parts else directory.run_id
+    run, root = stored.run, stored.directory.path.parent
+    whole_id = stored.run_id if run.has_parts else run.part_of
     # Only ours: another user's directory may have the name of a removed run.
     if whole_id not in {path.name for path in list_runs(root)}:
         return None, None
-    whole = RunDirectory(root / whole_id)
-    whole_run = whole.read_run()
-    if whole_run is None or whole_run.kind != "launch" or not whole_run.has_parts:
+    whole = StoredRun(RunDirectory(root / whole_id))
+    if whole.run.kind != "launch" or not whole.run.has_parts:
         return None, None
-    attempts = load_parts(root, whole_run)
-    last = max(attempts, key=lambda attempt: attempt.run.started_s, default=None)
-    return whole, last.directory if last is not None else None
+    attempts = load_parts(root, whole.run)
+    return whole, max(attempts, key=lambda attempt: attempt.run.started_s, default=None)
 
 
-def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> RecordedRun:
+def nodes_of(stored: StoredRun, cluster: Cluster | None = None) -> Cluster:
+    """The nodes of a run in node-rank order, as it was launched or as another hostfile has them.
+
+    Raises:
+        UsageError: the hostfile lacks some of them.
+    """
+    plan, cluster = stored.require_plan(), cluster or stored.cluster
+    nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
+    missing = [place.node for place in plan.places if place.node not in nodes]
+    if missing or cluster is None:
+        raise UsageError(
+            f"{cluster.source if cluster is not None else stored.directory} does not list {', '.join(missing)}, "
+            f"where run {plan.run_id} is",
+            hint="name the hostfile that you launched it with: --hosts",
+        )
+    return msgspec.structs.replace(cluster, nodes=tuple(nodes[place.node] for place in plan.places))
+
+
+def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> StoredRun:
     """A run started by another machine, from its nodes; a directory for it is created here.
 
     Raises:
@@ -93,97 +98,100 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
         hint = as_steps(f"list its runs: ssh {first.name} ls .multinode/runs", [first])
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
     directory = RunDirectory.create(runs, run_id)
-    nodes = _in_order(cluster, answer.plan)
+    directory.write("plan.json", answer.plan)
+    stored = StoredRun(directory)
+    directory.write_cluster(nodes_of(stored, cluster), hostfile)
     there = answer.runs[0]
     run = new_run(answer.plan, there.created_s)
     run = msgspec.structs.replace(run, run_id=run_id, lease_s=there.lease_s, detached=there.lease_s is None)
-    directory.write_cluster(nodes, hostfile)
-    directory.write("plan.json", answer.plan)
     directory.write("run.json", run)
-    return RecordedRun(run=run, plan=answer.plan, cluster=nodes, directory=directory)
+    return stored
 
 
-def with_hosts(recorded: RecordedRun, cluster: Cluster) -> RecordedRun:
-    """The run, with its nodes from another hostfile."""
-    return msgspec.structs.replace(recorded, cluster=_in_order(cluster, recorded.plan))
-
-
-def look_again(recorded: RecordedRun, say: Callable[[str], None] = lambda _: None) -> Launched:
+def look_again(stored: StoredRun, say: Callable[[str], None] = lambda _: None) -> Launched:
     """The run as it is on disk now; `say` is told of long reading."""
-    return _summarise(recorded, recorded.directory.read_run() or recorded.run, say)
+    return _summarise(stored, stored.directory.read_run() or stored.run, say)
 
 
-def attach(recorded: RecordedRun, context: RunContext, options: ExecuteOptions) -> Launched:
-    """Follow a run to its end, from where an earlier controller left it; lease and kind are the run's own."""
-    run = recorded.run
+def attach(stored: StoredRun, context: RunContext, options: ExecuteOptions, cluster: Cluster | None = None) -> Launched:
+    """Follow a run to its end, from where an earlier controller left it; lease and kind are the run's own.
+
+    `cluster` has its nodes, if not as it was launched.
+    """
+    run = stored.run
     if run.status != "running":
-        return _summarise(recorded, run, context.say)
+        return _summarise(stored, run, context.say)
     options = msgspec.structs.replace(
         options,
         lease_s=None if run.detached else run.lease_s,
         kind=run.kind,
         attach=True,
     )
-    return follow_run(context.with_part_of(run.part_of), recorded.plan, recorded.cluster, recorded.directory, options)
+    nodes = nodes_of(stored, cluster)
+    return follow_run(context.with_part_of(run.part_of), stored.require_plan(), nodes, stored.directory, options)
 
 
-def stop(recorded: RecordedRun, context: RunContext, grace_s: float) -> Launched:
+def stop(stored: StoredRun, context: RunContext, grace_s: float, cluster: Cluster | None = None) -> Launched:
     """Stop a run on all its nodes and verify that nothing of it is left.
 
     If another process follows it, that process records the end; this one waits for it. A process that restarts the
     run finds a stop order: it stops the attempt and starts no other. Whatever is recorded, every node is asked that has
-    not reported the end itself; an unreachable one makes the run lost.
+    not reported the end itself; an unreachable one makes the run lost. `cluster` has its nodes, if not as it was
+    launched.
     """
-    if recorded.whole is not None and recorded.whole.is_locked:
-        recorded.whole.write(STOP_FILE, StopOrder(grace_s))
+    nodes = nodes_of(stored, cluster)
+    whole = whole_of(stored)
+    if whole is not None and whole.directory.is_locked:
+        whole.directory.write(STOP_FILE, StopOrder(grace_s))
         # That process stops the current attempt; if it fails to, we do.
         with contextlib.suppress(MultinodeError):
-            launched = _wait_ended(recorded, recorded.whole, grace_s + 2 * ANSWER_S)
-            last = _restarted(recorded.whole)[1] or recorded.directory
-            return _stop_left(launched, msgspec.structs.replace(recorded, directory=last), context, grace_s)
-        return _stop_followed(recorded, recorded.whole, context, grace_s)
+            launched = _wait_ended(stored, whole.directory, grace_s + 2 * ANSWER_S)
+            return _stop_left(launched, _restarted(whole)[1] or stored, nodes, context, grace_s)
+        return _stop_followed(stored, whole.directory, nodes, context, grace_s)
     request = StopRequest()
     request.ask("stop")
     try:
-        launched = attach(recorded, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
+        launched = attach(stored, context.with_stop(request), ExecuteOptions(grace_s=grace_s), nodes)
     except UsageError:
-        if not recorded.directory.is_locked:
+        if not stored.directory.is_locked:
             raise
-        launched = _stop_followed(recorded, recorded.directory, context, grace_s)
-    return _stop_left(launched, recorded, context, grace_s)
+        launched = _stop_followed(stored, stored.directory, nodes, context, grace_s)
+    return _stop_left(launched, stored, nodes, context, grace_s)
 
 
-def has_ended(recorded: RecordedRun) -> bool:
+def has_ended(stored: StoredRun) -> bool:
     """Whether every node has reported that nothing of the run is left there."""
-    whole = recorded.whole
-    if recorded.run.status == "running" or recorded.directory.is_locked or (whole is not None and whole.is_locked):
+    if stored.run.status == "running" or stored.directory.is_locked:
         return False
-    return not any(map(_is_unclear, recorded.run.nodes))
+    whole = whole_of(stored)
+    return not (whole is not None and whole.directory.is_locked) and not any(map(_is_unclear, stored.run.nodes))
 
 
 def _is_unclear(node: NodeRun) -> bool:
-    return node.state != "ended" or node.cause == "not_started" or bool(node.processes_left)
+    return node.state != "ended" or node.status.cause == "not_started" or bool(node.status.processes_left)
 
 
 def _ask_to_stop(
-    ranks: Mapping[str, int], recorded: RecordedRun, context: RunContext, grace_s: float
-) -> Outcomes[NodeEnd]:
-    def ask(node: Node) -> NodeEnd:
-        run_id = node_run_id(recorded.directory.run_id, ranks[node.name])
+    ranks: Mapping[str, int], run_id: str, cluster: Cluster, context: RunContext, grace_s: float
+) -> Outcomes[Status]:
+    def ask(node: Node) -> Status:
         try:
-            return stop_on_node(context.agent, node, run_id, grace_s)
+            return stop_on_node(context.agent, node, node_run_id(run_id, ranks[node.name]), grace_s)
         except NodeGone:
             # Slurm has ended everything in its allocation.
-            return NodeEnd(cause="unknown", processes_left=0)
+            return Status(cause="unknown", processes_left=0)
 
-    reachable = [node for node in recorded.cluster.nodes if node.name in ranks]
+    reachable = [node for node in cluster.nodes if node.name in ranks]
     return gather(reachable, ask, deadline_s=grace_s + 2 * ANSWER_S)
 
 
-def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
-    answers = _ask_to_stop({place.node: place.node_rank for place in recorded.plan.places}, recorded, context, grace_s)
+def _stop_followed(
+    stored: StoredRun, directory: RunDirectory, cluster: Cluster, context: RunContext, grace_s: float
+) -> Launched:
+    ranks = {place.node: place.node_rank for place in stored.require_plan().places}
+    answers = _ask_to_stop(ranks, stored.run_id, cluster, context, grace_s)
     try:
-        return _wait_ended(recorded, directory, ANSWER_S)
+        return _wait_ended(stored, directory, ANSWER_S)
     except MultinodeError as error:
         # Stopping the first node ends the run, and with it the batch job: Slurm may then end our step on another node.
         if not any(answer.processes_left for answer in answers.require().values()):
@@ -191,11 +199,14 @@ def _stop_followed(recorded: RecordedRun, directory: RunDirectory, context: RunC
         raise
 
 
-def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, grace_s: float) -> Launched:
+def _stop_left(
+    launched: Launched, stored: StoredRun, cluster: Cluster, context: RunContext, grace_s: float
+) -> Launched:
     unclear = [node for node in launched.run.nodes if _is_unclear(node)]
     if not unclear:
         return launched
-    answers = _ask_to_stop({node.name: node.node_rank for node in unclear}, recorded, context, grace_s)
+    ranks = {node.name: node.node_rank for node in unclear}
+    answers = _ask_to_stop(ranks, stored.run_id, cluster, context, grace_s)
     for name in (node.name for node in unclear):
         if name in answers.failed:
             context.say(f"{name}: it may still run there: {answers.failed[name].message}")
@@ -205,50 +216,38 @@ def _stop_left(launched: Launched, recorded: RecordedRun, context: RunContext, g
     run = msgspec.structs.replace(launched.run, nodes=nodes)
     if all(node.state == "ended" for node in nodes) and run.status in {"running", "lost"}:
         run = msgspec.structs.replace(run, status="stopped", stop_reason="stop", ended_s=run.ended_s or time.time())
-    for directory in dict.fromkeys((launched.directory, recorded.directory)):
-        stored = directory.read_run()
-        if stored is not None:
+    for directory in dict.fromkeys((launched.directory, stored.directory)):
+        record = directory.read_run()
+        if record is not None:
             fields = {name: getattr(run, name) for name in ("nodes", "status", "stop_reason", "ended_s")}
-            directory.write("run.json", msgspec.structs.replace(stored, **fields))
+            directory.write("run.json", msgspec.structs.replace(record, **fields))
     return msgspec.structs.replace(launched, run=run)
 
 
-def _with_answer(node: NodeRun, answer: NodeEnd | None) -> NodeRun:
+def _with_answer(node: NodeRun, answer: Status | None) -> NodeRun:
     if answer is None:
         return node
     if answer.cause == "unknown":
         # Without a run directory, its processes were found by their environment.
-        answer = NodeEnd(cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
-    return msgspec.structs.replace(node, state="ended", **msgspec.structs.asdict(answer))
+        answer = Status(state="ended", cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
+    return msgspec.structs.replace(node, state="ended", status=answer)
 
 
-def _wait_ended(recorded: RecordedRun, directory: RunDirectory, within_s: float) -> Launched:
+def _wait_ended(stored: StoredRun, directory: RunDirectory, within_s: float) -> Launched:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         run = directory.read_run()
         if run is not None and run.status != "running":
-            return msgspec.structs.replace(_summarise(recorded, run), directory=directory)
+            return msgspec.structs.replace(_summarise(stored, run), directory=directory)
         time.sleep(_WAIT_S)
     raise MultinodeError(
         f"run {directory.run_id} was told to stop, but its end was not recorded within {within_s:.0f} s"
     )
 
 
-def _summarise(recorded: RecordedRun, run: Run, say: Callable[[str], None] = lambda _: None) -> Launched:
-    summary = summarise_run(recorded.directory, recorded.plan, say)
-    return Launched(run=run, summary=summary, plan=recorded.plan, directory=recorded.directory)
-
-
-def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
-    """The nodes of the plan, in its order."""
-    nodes = {node.name: node for node in cluster.nodes}
-    missing = [place.node for place in plan.places if place.node not in nodes]
-    if missing:
-        raise UsageError(
-            f"{cluster.source} does not list {', '.join(missing)}, where run {plan.run_id} is",
-            hint="name the hostfile that you launched it with: --hosts",
-        )
-    return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.place.node] for node in plan.nodes))
+def _summarise(stored: StoredRun, run: Run, say: Callable[[str], None] = lambda _: None) -> Launched:
+    plan = stored.require_plan()
+    return Launched(run=run, summary=summarise_run(stored.directory, plan, say), plan=plan, directory=stored.directory)
 
 
 _CHUNK_BYTES = 1 << 16
@@ -308,22 +307,22 @@ def node_logs(stored: StoredRun, nodes: Sequence[NodeRun]) -> Iterator[tuple[str
         yield run_node.name, _read(stored.directory.log_path(run_node.node_rank), 0)
 
 
-def needs_follower(recorded: RecordedRun) -> bool:
+def needs_follower(stored: StoredRun) -> bool:
     """Whether the run is in progress and nothing on this machine fetches its logs."""
-    return recorded.run.status == "running" and not recorded.directory.is_locked
+    return stored.run.status == "running" and not stored.directory.is_locked
 
 
 def follow_logs(
-    recorded: RecordedRun, ranks: tuple[int, ...], context: RunContext | None, options: ExecuteOptions = _OPTIONS
+    stored: StoredRun, ranks: tuple[int, ...], context: RunContext | None, options: ExecuteOptions = _OPTIONS
 ) -> Iterator[tuple[str, bytes]]:
     """Name of the node, and additions to its log; from the beginning of the logs to the end of the run.
 
     `context` is for a run that needs a follower, which uses `options` and leaves the run when this ends.
     """
-    directory = recorded.directory
-    follower = _LogFollower(recorded, context, options) if context is not None else None
+    directory = stored.directory
+    follower = _LogFollower(stored, context, options) if context is not None else None
     places = dict.fromkeys(ranks, 0)
-    names = {node.node_rank: node.name for node in recorded.run.nodes}
+    names = {node.node_rank: node.name for node in stored.run.nodes}
     try:
         while True:
             # Asked first: what was written before the end is read after it. Another follower may have been killed: then
@@ -348,10 +347,10 @@ def follow_logs(
 class _LogFollower:
     """Follows the run in a thread, for its files."""
 
-    def __init__(self, recorded: RecordedRun, context: RunContext, options: ExecuteOptions) -> None:
+    def __init__(self, stored: StoredRun, context: RunContext, options: ExecuteOptions) -> None:
         self._error: BaseException | None = None
         self._stop = context.stop
-        self._recorded = recorded
+        self._stored = stored
         self._context = context
         self._options = msgspec.structs.replace(options, leave_on_stop=True)
         self._thread = threading.Thread(target=self._follow, name="follow-logs", daemon=True)
@@ -373,18 +372,18 @@ class _LogFollower:
         """
         if self._error is not None:
             raise self._error
-        run = self._recorded.directory.read_run()
+        run = self._stored.directory.read_run()
         failure = run.first_failure if run is not None else None
         if run is None or failure is None:
             return
         if run.status == "lost":
             raise ContactLost(failure.message, node=failure.node, hint=failure.hint)
-        if any(node.cause == "not_started" for node in run.nodes):
+        if any(node.status.cause == "not_started" for node in run.nodes):
             raise NodeFailed(failure.message, node=failure.node, hint=failure.hint)
 
     def _follow(self) -> None:
         try:
-            attach(self._recorded, self._context, self._options)
+            attach(self._stored, self._context, self._options)
         except BaseException as error:  # noqa: BLE001 - a defect, too, is raised where the logs are read
             self._error = error
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multinode.cluster.quoting import quote_path
-from multinode.diagnose.place import Place, raised_at, stands_at
+from multinode.diagnose.place import CodeLine, raised_at, stands_at
 from multinode.records.run import Attempt, Failure, Run, Stall
 from multinode.render.sheet import sanitize
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, make_table, paragraph, screen_text
@@ -78,7 +78,7 @@ def _failure_rows(failure: Failure, *, most: int, last: int) -> Iterator[tuple[s
         yield from (("Last lines" if not number else "", _clip(text, _CLIPS[-1])) for number, text in enumerate(said))
 
 
-def _where(place: Place, failure: Failure) -> str:
+def _where(place: CodeLine, failure: Failure) -> str:
     who = f"rank {failure.rank} on {failure.node}" if failure.rank is not None else failure.node
     return f"{place.sentence} ({who}){f': {place.code}' if place.code else ''}"
 
@@ -154,7 +154,8 @@ def run_table(run: Run) -> Table:
     for number, attempt in enumerate(run.attempts, 1):
         table.add_row(f"attempt {number}", Text(sanitize(attempt_words(attempt))))
     for node in run.nodes:
-        ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
+        status = node.status
+        ended = status.signal or (f"exit code {status.exit_code}" if status.exit_code is not None else node.state)
         table.add_row(f"node {node.node_rank}", Text(sanitize(f"{node.name}: {ended}")))
     return table
 

@@ -17,7 +17,7 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import OURS_TO_FIX, MultinodeError
 from multinode.launch.context import ExecuteOptions, StopRequest, supervise_requests
 from multinode.launch.hang_watch import StallWatch, diagnose
-from multinode.launch.session import Event, EventQueue, NodeSession, Status
+from multinode.launch.session import Event, EventQueue, NodeSession, StatusReport
 from multinode.launch.tracker import Tracker
 from multinode.records.plan import LaunchPlan
 from multinode.records.progress import RunProgress
@@ -257,7 +257,7 @@ class Execution:
             self._barred = event.error
             return
         status = event.message
-        if isinstance(status, Status):
+        if isinstance(status, StatusReport):
             if status.state == "stopping" or status.cause == "stopped":
                 self._ending.add(event.node_rank)
             if status.cause == "stopped" and not (status.stopped_by or self._stopping):
@@ -311,7 +311,7 @@ class Execution:
             return "lost"
         if self._hang is not None:
             return "failed"
-        others = [node for node in nodes if node.cause != "exited" or node.exit_code != 0 or node.signal is not None]
+        others = [node for node in nodes if node.status.cause != "exited" or node.status.failed]
         if not others:
             return "succeeded"
         # One was stopped, not by us: its peers' exceptions are consequences.
@@ -319,7 +319,7 @@ class Execution:
 
     @property
     def _by_another(self) -> bool:
-        return any(node.stopped_by not in {None, self._order} for node in self._tracker.node_runs)
+        return any(node.status.stopped_by not in {None, self._order} for node in self._tracker.node_runs)
 
     def _record(self, status: str) -> Run:
         ended = status != "running"

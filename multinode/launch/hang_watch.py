@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.launch.session import Chunk, Event, Hello, Status
+from multinode.launch.session import Chunk, Event, Hello, StatusReport
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeDiagnosis, Stall, StallRecord, node_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.transport.agent import AgentTransport, read_answer
+from multinode.transport.agent import AgentTransport, require_kind
 from multinode.transport.base import gather
 
 _WORKER_SAMPLES = "samples/rank-"
@@ -47,7 +47,7 @@ class StallClock:
             if message.file == "log" or message.file.startswith(_WORKER_SAMPLES):
                 self.generation += 1
                 self._since = now
-        elif isinstance(message, Status):
+        elif isinstance(message, StatusReport):
             self._running[event.node_rank] = message.state == "running"
             if self._since is None and all(self._running):
                 self._since = now
@@ -61,9 +61,12 @@ class StallClock:
 _ANSWER_S = 20.0
 
 
-class _OwnDiagnosis(NodeDiagnosis, frozen=True, kw_only=True):
-    """A node's diagnosis of itself, with its own time."""
+class _OwnDiagnosis(NodeDiagnosis, frozen=True, kw_only=True, tag_field="kind", tag="diagnosis"):
+    """A node's diagnosis of itself, with its own time, and without its place in the run."""
 
+    node: str = ""
+    node_rank: int = 0
+    ranks: tuple[int, ...] = ()
     time_s: float
 
 
@@ -75,10 +78,11 @@ def diagnose(agent: AgentTransport, cluster: Cluster, plan: LaunchPlan) -> tuple
         place = places[node.name]
         request = {"schema": 1, "run_id": node_run_id(plan.run_id, place.node_rank)}
         # Its channel is closed: stalls are rare.
-        stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
+        stream = agent.open(node, "diagnose", request, _OwnDiagnosis, deadline_s=_ANSWER_S)
         stream.close()
+        own = require_kind(stream.first, _OwnDiagnosis, node.name)
         known = {"node": place.node, "node_rank": place.node_rank, "ranks": place.ranks, "error": None}
-        return read_answer((stream.first or {}) | known, _OwnDiagnosis, node.name, "diagnosis")
+        return NodeDiagnosis(**{**msgspec.structs.asdict(own), **known})
 
     answers = gather(cluster.nodes, ask, deadline_s=_ANSWER_S)
     return tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import msgspec
 from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
-from multinode.errors import Interrupted, RunFailed, UsageError
+from multinode.errors import ContactLost, Interrupted, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
@@ -26,7 +26,7 @@ from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
 from multinode.transport.agent import AgentTransport, load_archive
-from multinode.units import format_count
+from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
     from multinode.check.rule import CheckFinding
@@ -59,9 +59,9 @@ def prepare(launch: Launch, context: RunContext) -> Prepared:
     code = launch.options.code
     copied = None
     if code is not None:
-        from multinode.launch.transfer import copy_code
+        from multinode.copy.transfer import copy_code
 
-        copied = copy_code(context, launch.cluster, code, run_id)
+        copied = copy_code(context.agent, launch.cluster, code, run_id, context.say)
     directory = RunDirectory.create(context.runs, plan.run_id)
     _keep(directory, launch, plan, facts, findings)
     if copied is not None:
@@ -110,7 +110,7 @@ def follow_run(
         with context.stop.heard():
             run = execution.run()
         if plan.trace is not None:
-            from multinode.launch.transfer import fetch_traces
+            from multinode.copy.transfer import fetch_traces
 
             fetch_traces(context.agent, cluster, plan, directory, context.say)
         summary = summarise_run(directory, plan, context.say)
@@ -231,3 +231,25 @@ def _keep(
 
 def _nodes(cluster: Cluster) -> str:
     return format_count(len(cluster.nodes), "node")
+
+
+def fetch_results(
+    context: RunContext, launched: Launched, cluster: Cluster, paths: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Copy files of `--fetch` from node 0 into the run's directory, unless the run continues.
+
+    Raises:
+        MultinodeError: a path cannot be fetched, or contact to the node was lost.
+    """
+    from multinode.copy.transfer import Wanted, fetch_files
+
+    run, planned = launched.run, launched.plan.nodes[0]
+    if not paths or run.status == "running":
+        return
+    # A restart may have gone on without the hostfile's first node.
+    node = next(node for node in cluster.nodes if node.name == planned.place.node)
+    if run.nodes[0].state == "lost":
+        raise ContactLost("nothing was fetched: contact was lost", node=node.name)
+    wanted = Wanted(node=node, paths=tuple(paths), cwd=planned.output_cwd or planned.command.cwd)
+    fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
+    say(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")

@@ -1,4 +1,4 @@
-"""Stored runs, and runs as their nodes know them: find, stop and remove them. Prints nothing."""
+"""Runs as their nodes know them: find, stop and remove them. Prints nothing."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
-from rich.text import Text
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
 from multinode.launch.context import Launched, RunContext
 from multinode.levers.balance import Balance
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
+from multinode.records.run import match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.render.sheet import sanitize
-from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
-from multinode.runs.document import RunDocument
+from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
-from multinode.units import format_duration, format_placement, format_sig
 
 ANSWER_S = 30.0
 """How long a node may take to say what it knows of runs."""
@@ -39,7 +34,7 @@ class NodeRunEntry(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
 
 
-class NodeRuns(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRuns(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="runs"):
     """Runs of which a node knows."""
 
     runs: tuple[NodeRunEntry, ...]
@@ -52,14 +47,8 @@ class NodeRuns(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
 
 
-class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run that was told to stop has ended on a node."""
-
-    cause: str | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    ended_s: float | None = None
-    processes_left: int
+class Stopped(Status, frozen=True, kw_only=True, tag_field="kind", tag="stopped"):
+    """The last status of a run that was told to stop."""
 
 
 def runs_of_node(agent: AgentTransport, node: Node, run_id: str | None = None) -> NodeRuns:
@@ -81,10 +70,10 @@ def runs_of_nodes(agent: AgentTransport, cluster: Cluster) -> Outcomes[NodeRuns]
 
 def stop_on_node(
     agent: AgentTransport, node: Node, run_id: str, grace_s: float, *, answer_s: float = ANSWER_S
-) -> NodeEnd:
-    """Stop the run of this name there."""
+) -> Status:
+    """Stop the run of this name there; its last status, of cause `unknown` if the node has no directory of it."""
     order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
-    return agent.call(node, "stop", order, NodeEnd, deadline_s=grace_s + answer_s)
+    return agent.call(node, "stop", order, Stopped, deadline_s=grace_s + answer_s)
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +89,7 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class _CleanedNode(msgspec.Struct, frozen=True):
+class _CleanedNode(msgspec.Struct, frozen=True, tag_field="kind", tag="cleaned"):
     removed: tuple[NodeRunEntry, ...]
     kept: tuple[NodeRunEntry, ...]
     code_bytes: int = 0
@@ -203,7 +192,7 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
         names = tuple(
             sorted(name for name in looks.found[node.name].names if _is_part(parse_node_run_id(name), matching[0]))
         )
-        left = sum(stop_on_node(agent, node, name, grace_s).processes_left for name in names)
+        left = sum(stop_on_node(agent, node, name, grace_s).processes_left or 0 for name in names)
         return NodeStop(node=node.name, runs=names, processes_left=left)
 
     holders = [node for node in cluster.nodes if node.name in looks.found]
@@ -213,50 +202,6 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
         stops.found.get(node.name) or NodeStop(node=node.name, error=failed[node.name].message)
         for node in cluster.nodes
     )
-
-
-_STATE_STYLES = {"succeeded": GOOD, "running": "bold", "stopped": DOUBTFUL}
-
-
-def _state_words(run: Run) -> str:
-    if run.hang is not None:
-        return f"{run.status} (hung)"
-    return "ok" if run.status == "succeeded" else run.status
-
-
-def runs_table(runs: Sequence[StoredRun]) -> Table:
-    """One line per run; its id begins with the time of its start, and its job is cut at the width."""
-    table = make_table()
-    for name in ("run", "kind", "state", "took"):
-        table.add_column(name, no_wrap=True, overflow="fold")
-    for name in ("nodes x\nworkers", "samples\n/s"):
-        table.add_column(name, justify="right", no_wrap=True, overflow="fold")
-    table.add_column("job", no_wrap=True)
-    for stored in runs:
-        run = stored.run
-        speed = stored.summary.samples_per_s if stored.summary else None
-        table.add_row(
-            run.run_id,
-            run.kind,
-            Text(_state_words(run), style=_STATE_STYLES.get(run.status, BAD)),
-            format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
-            format_placement(len(run.nodes), run.world_size // max(1, len(run.nodes)), run.world_size),
-            format_sig(speed),
-            Text(sanitize(run.job), no_wrap=True, overflow="ellipsis"),
-        )
-    return table
-
-
-class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `runs --json`."""
-
-    schema: str = "multinode.runs/1"
-    runs: tuple[RunDocument, ...]
-
-
-def runs_document(runs: Sequence[StoredRun]) -> RunsDocument:
-    """The document."""
-    return RunsDocument(runs=tuple(stored.document(results=False) for stored in runs))
 
 
 def load_balance(root: Path, name: str) -> Balance:

@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from multinode.errors import MultinodeError, UsageError, printable
 from multinode.records.files import open_private
 from multinode.records.progress import RunProgress
-from multinode.records.run import Run, Stall
+from multinode.records.run import Failure, NodeRun, Run, Stall
+from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import sanitize
-from multinode.secret_values import redact
+from multinode.runs.document import RunDocument
+from multinode.runs.stored_run import StoredRun
+from multinode.secret_values import redact, redacted
 from multinode.transport.base import time_left
 from multinode.units import format_duration
 
@@ -41,114 +45,89 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "multinode.notice/1"
     event: Literal["end", "hang", "restart"]  # `end`, `hang` or `restart`
     text: str  # the event in one sentence, under the key that chat services show
-    run: str  # the run's id
-    job: str
-    status: str  # as in `Run`; also `failed` if the controller itself could not continue
-    directory: str  # the run's directory on the controller
-    nodes: tuple[str, ...]
-    world_size: int
-    duration_s: float | None = None
-    # where the run failed, or the node that the others wait for; None if unknown or none
-    failed_node: str | None = None
-    failed_rank: int | None = None  # the worker's global rank, likewise
-    failure: str | None = None  # why it failed or hangs
-    failure_kind: str | None = None  # as `Failure.kind`
+    error: str | None = None  # why the controller could not follow the run to its end; None if it could
+    run: RunDocument  # as `multinode show --json` prints it then, without logs
 
 
-def end_notice(run: Run, directory: Path) -> Notice:
+def end_notice(run: RunDocument) -> Notice:
     """A run has ended."""
     failure = run.first_failure
-    duration_s = run.ended_s - run.started_s if run.ended_s is not None else None
-    took = f" after {format_duration(duration_s)}" if duration_s is not None else ""
+    took = f" after {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
     why = f": {failure.node}: {failure.message}" if failure is not None else ""
     if run.hang is not None:
         from multinode.launch.ending import hang_words
 
         why = f": {hang_words(run, run.hang)}"
-    return Notice(
-        event="end",
-        text=f"run {run.run_id} {run.status}{took} ({run.job}, {run.extent}){why}",
-        run=run.run_id,
-        job=run.job,
-        status=run.status,
-        directory=str(directory),
-        nodes=tuple(node.name for node in run.nodes),
-        world_size=run.world_size,
-        duration_s=duration_s,
-        **_blamed(run),
-    )
+    text = f"run {run.run_id} {run.status}{took} ({run.job}, {run.extent}){why}"
+    return Notice(event="end", text=text, run=run)
 
 
-def _blamed(run: Run) -> dict[str, Any]:
-    failure, hang = run.first_failure, run.hang
-    if failure is not None:
-        return _of_failure(failure.node, failure.rank, failure.message, failure.kind)
-    return _of_failure(hang.node, hang.rank, hang.message, "hang") if hang is not None else {}
-
-
-def _of_failure(node: str | None, rank: int | None, message: str, kind: str | None) -> dict[str, Any]:
-    return {"failed_node": node, "failed_rank": rank, "failure": message, "failure_kind": kind}
-
-
-def hang_notice(progress: RunProgress, stall: Stall, directory: Path) -> Notice:
+def hang_notice(run: RunDocument, stall: Stall) -> Notice:
     """A run hangs; it may resume."""
     silent = format_duration(stall.silent_s)
-    text = f"run {progress.run_id} hangs: no step and no log on any node for {silent}: {stall.message}"
-    running = _of_progress("hang", text, "running", progress, directory)
-    return msgspec.structs.replace(running, **_of_failure(stall.node, stall.rank, stall.message, "hang"))
+    text = f"run {run.run_id} hangs: no step and no log on any node for {silent}: {stall.message}"
+    return Notice(event="hang", text=text, run=replace(run, stalls=(*run.stalls, stall)))
 
 
-def restart_notice(progress: RunProgress, directory: Path) -> Notice:
+def restart_notice(run: RunDocument, progress: RunProgress) -> Notice:
     """Another attempt of a run has started."""
-    text = f"run {progress.run_id} was restarted: attempt {progress.attempt} of {progress.attempts}"
-    return _of_progress("restart", text, "running", progress, directory)
+    text = f"run {run.run_id} was restarted: attempt {progress.attempt} of {progress.attempts}"
+    return Notice(event="restart", text=text, run=run)
 
 
-def new_notices(before: RunProgress | None, now: RunProgress, directory: Path) -> list[Notice]:
+def interrupted_notice(run: RunDocument, reason: str) -> Notice:
+    """The controller could not follow a run to its end."""
+    text = f"run {run.run_id} failed: the controller could not continue: {reason}"
+    return Notice(event="end", text=text, error=reason, run=replace(run, status="failed"))
+
+
+def new_notices(before: RunProgress | None, now: RunProgress, document: Callable[[], RunDocument]) -> list[Notice]:
     """The events between two looks at a run: restarts and standstills."""
     notices = []
     if before is not None and now.attempt != before.attempt:
-        notices.append(restart_notice(now, directory))
+        notices.append(restart_notice(document(), now))
     if now.stall is not None and (before is None or now.stall is not before.stall):
-        notices.append(hang_notice(now, now.stall, directory))
+        notices.append(hang_notice(document(), now.stall))
     return notices
 
 
-def interrupted_notice(progress: RunProgress, reason: str, directory: Path) -> Notice:
-    """The controller could not follow a run to its end."""
-    text = f"run {progress.run_id} failed: the controller could not continue: {reason}"
-    return msgspec.structs.replace(_of_progress("end", text, "failed", progress, directory), failure=reason)
-
-
 def notice_document(notice: Notice) -> dict[str, Any]:
-    """The notice as plain data, without secrets and control characters, with texts of limited length."""
-    document: dict[str, Any] = _shown(redact(msgspec.to_builtins(notice)))
+    """The notice as plain data, without logs, secrets and control characters, with texts of limited length."""
+    run = notice.run
+    attempts = (replace(attempt, first_failure=_without_log(attempt.first_failure)) for attempt in run.attempts)
+    stalls = (replace(stall, stack="") for stall in run.stalls)
+    run = replace(run, first_failure=_without_log(run.first_failure), attempts=tuple(attempts), stalls=tuple(stalls))
+    document: dict[str, Any] = _shown(redacted(replace(notice, run=run)))
     return document
+
+
+def _without_log(failure: Failure | None) -> Failure | None:
+    return replace(failure, log_tail="") if failure is not None else None
 
 
 def notice_environment(notice: Notice) -> dict[str, str]:
     """The notice as variables, MULTINODE_EVENT and so on; unknown values are empty, nodes are comma-separated."""
-    return {
-        _PREFIX + name.upper(): "" if value is None else ",".join(value) if isinstance(value, list) else str(value)
-        for name, value in notice_document(notice).items()
-        if name != "schema"
+    run = notice.run
+    stall = run.stalls[-1] if notice.event == "hang" else run.hang
+    blamed = run.first_failure or stall
+    values = {
+        "event": notice.event,
+        "text": notice.text,
+        "run": run.run_id,
+        "job": run.job,
+        "status": run.status,
+        "directory": run.directory,
+        "nodes": ",".join(node.name for node in run.nodes),
+        "world_size": run.world_size,
+        "duration_s": max(0.0, (run.ended_s if run.ended_s is not None else time.time()) - run.started_s),
+        # where the run failed, or the node that the others wait for
+        "failed_node": blamed.node if blamed is not None else None,
+        "failed_rank": blamed.rank if blamed is not None else None,
+        "failure": blamed.message if blamed is not None else notice.error,
+        "failure_kind": blamed.kind if isinstance(blamed, Failure) else "hang" if blamed is not None else None,
     }
-
-
-def _of_progress(
-    event: Literal["end", "hang", "restart"], text: str, status: str, progress: RunProgress, directory: Path
-) -> Notice:
-    return Notice(
-        event=event,
-        text=text,
-        run=progress.run_id,
-        job=progress.job,
-        status=status,
-        directory=str(directory),
-        nodes=tuple(node.name for node in progress.nodes),
-        world_size=progress.world_size,
-        duration_s=progress.elapsed_s,
-    )
+    shown = _shown(redact(values))
+    return {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in shown.items()}
 
 
 def _shown(value: Any) -> Any:
@@ -312,28 +291,47 @@ def tell_of(
     observe = context.observe
     latest: RunProgress | None = None
 
+    def document(run: Run) -> RunDocument:
+        return StoredRun(RunDirectory(context.runs / run.run_id)).document(run)
+
     def tell(notice: Notice) -> None:
-        log = context.runs / notice.run / LOG
-        notifier.tell(notice_document(notice), notice_environment(notice), log)
+        notifier.tell(notice_document(notice), notice_environment(notice), Path(notice.run.directory) / LOG)
 
     def observe_and_tell(progress: RunProgress) -> None:
         nonlocal latest
-        for notice in new_notices(latest, progress, context.runs / progress.run_id):
+        for notice in new_notices(latest, progress, lambda: document(_record(context, progress))):
             tell(notice)
         latest = progress
         observe(progress)
 
     def tell_end(run: Run) -> None:
         if run.status != "running":
-            tell(end_notice(run, context.runs / run.run_id))
+            tell(end_notice(document(run)))
 
     context.observe = observe_and_tell
     try:
         yield tell_end
     except MultinodeError as error:
         if latest is not None:
-            tell(interrupted_notice(latest, str(error), context.runs / latest.run_id))
+            tell(interrupted_notice(document(_record(context, latest)), str(error)))
         raise
     finally:
         for failure in notifier.close():
             warn(f"warning: {failure}")
+
+
+def _record(context: RunContext, progress: RunProgress) -> Run:
+    """The record of a run in progress; if it cannot be read, what its progress says."""
+    with contextlib.suppress(MultinodeError):
+        run = RunDirectory(context.runs / progress.run_id).read_run()
+        if run is not None:
+            return run
+    return Run(
+        run_id=progress.run_id,
+        job=progress.job,
+        engine="",
+        status="running",
+        started_s=time.time() - progress.elapsed_s,
+        world_size=progress.world_size,
+        nodes=tuple(NodeRun(name=node.name, node_rank=node.node_rank, state=node.state) for node in progress.nodes),
+    )

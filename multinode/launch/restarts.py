@@ -47,7 +47,7 @@ _ASKED = "it was told to stop"
 _ATTEMPT, _ACCUMULATION = "MULTINODE_ATTEMPT", "MULTINODE_ACCUMULATION"
 
 
-class _CheckpointsThere(msgspec.Struct, frozen=True):
+class _CheckpointsThere(msgspec.Struct, frozen=True, tag_field="kind", tag="checkpoints"):
     checkpoints: tuple[Checkpoint, ...]
     filesystem: str | None = None
     device: str | None = None

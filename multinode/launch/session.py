@@ -18,7 +18,8 @@ import msgspec
 
 from multinode.cluster.cluster import Node
 from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
-from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
+from multinode.records.status import Status
+from multinode.transport.agent import AgentStream, AgentTransport, Record
 from multinode.transport.base import time_left
 
 # A lease is renewed after this part of it: three renewals may be lost before it expires.
@@ -68,9 +69,6 @@ def _boot_s() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-_OURS = frozenset({"hello", "chunk", "gone", "status", "end"})
-
-
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
     """A channel to the run was opened; `time_s` is the node's wall clock."""
 
@@ -94,29 +92,31 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gon
     size_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="status"):
-    """The node's status.json, as far as it is read here."""
+class StatusReport(Status, frozen=True, kw_only=True, tag_field="kind", tag="status"):
+    """The node's status has changed."""
 
     state: Literal["starting", "running", "stopping", "ended"]
-    exit_code: int | None = None
-    signal: str | None = None
-    cause: str | None = None
-    message: str | None = None
-    ended_s: float | None = None
-    processes_left: int | None = None
-    oom_kills: int | None = None
-    disk_free_bytes: int | None = None
-    # The order that stopped it.
-    stopped_by: str | None = None
 
 
-class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):
+class Ended(StatusReport, frozen=True, kw_only=True, tag_field="kind", tag="end"):
     """The last status; nothing follows it."""
 
     state: Literal["ended"]
 
 
-Message = Hello | Chunk | Gone | Status | Ended
+class Alive(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="alive"):
+    """The node is alive."""
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="note"):
+    """An order that the node could not carry out."""
+
+    message: str
+
+
+Message = Hello | Chunk | Gone | StatusReport | Ended
+FollowedRecord = Message | Alive | Note
+"""What a node sends of a run that is followed."""
 
 
 _BEGAN_S = time.time() - time.monotonic()
@@ -125,13 +125,6 @@ _BEGAN_S = time.time() - time.monotonic()
 def steady_s() -> float:
     """Our wall clock, without later adjustments."""
     return _BEGAN_S + time.monotonic()
-
-
-def parse_record(record: Record, node: str) -> Message | None:
-    """The record as a type; None for one that only shows that the node is alive."""
-    if record.get("kind") not in _OURS:
-        return None
-    return read_answer(record, Message, node, "record")  # type: ignore[arg-type]  # a union is no type
 
 
 _START_DEADLINE_S = 30.0
@@ -223,7 +216,7 @@ class NodeSession:
         self._heard_s = steady_s()
         self._lease = _Lease(self.node.name, self.request.get("lease_s"), self._send)
         self._leaves_out = False
-        self._stream: AgentStream | None = None
+        self._stream: AgentStream[FollowedRecord] | None = None
         self._wanted: dict[str, Any] | None = None
         self._thread = threading.Thread(target=self._follow, name=f"follow-{self.node.name}", daemon=True)
 
@@ -295,7 +288,7 @@ class NodeSession:
             else:
                 return
 
-    def _read_or_lose(self, stream: AgentStream) -> None:
+    def _read_or_lose(self, stream: AgentStream[FollowedRecord]) -> None:
         """Read to the end; errors on this side only lead to another attempt."""
         try:
             self._read_to_end(stream)
@@ -304,15 +297,16 @@ class NodeSession:
         except Exception as error:
             raise ContactLost(f"a bug in multinode: {error!r}", node=self.node.name) from error
 
-    def _follow_again(self) -> AgentStream:
+    def _follow_again(self) -> AgentStream[FollowedRecord]:
         kept = {name: self.request[name] for name in ("run_id", "poll_s")}
         return self._open("follow", {"schema": 1, "offsets": self._offsets, **kept})
 
-    def _open(self, verb: str, request: Record) -> AgentStream:
+    def _open(self, verb: str, request: Record) -> AgentStream[FollowedRecord]:
         left_s = time_left(self._end, _LOOK_S)
-        return self.agent.open(self.node, verb, request, deadline_s=min(_START_DEADLINE_S, left_s))
+        deadline_s = min(_START_DEADLINE_S, left_s)
+        return self.agent.open(self.node, verb, request, FollowedRecord, deadline_s=deadline_s)  # type: ignore[arg-type]  # a union is no type
 
-    def _seek_again(self, lost: NodeError) -> AgentStream:
+    def _seek_again(self, lost: NodeError) -> AgentStream[FollowedRecord]:
         """Reconnect."""
         self._tell(error=lost)
         end = time.monotonic() + self._lease.over_s + self.silence_s
@@ -330,7 +324,7 @@ class NodeSession:
                 lost = error
         raise lost
 
-    def _read_to_end(self, stream: AgentStream) -> None:
+    def _read_to_end(self, stream: AgentStream[FollowedRecord]) -> None:
         try:
             self._stream = stream
             # What was asked for, or became due, while there was no contact.
@@ -342,14 +336,13 @@ class NodeSession:
             record = stream.first
             while record is not None:
                 self._heard_s = steady_s()
-                message = parse_record(record, self.node.name)
-                if isinstance(message, Chunk):
-                    self._note_offset(message, len(message.data))
-                elif isinstance(message, Gone):
-                    self._note_offset(message, message.size_bytes)
-                if message is not None:
-                    self._tell(message=message, over=isinstance(message, Ended))
-                if isinstance(message, Ended):
+                if isinstance(record, Chunk):
+                    self._note_offset(record, len(record.data))
+                elif isinstance(record, Gone):
+                    self._note_offset(record, record.size_bytes)
+                if not isinstance(record, (Alive, Note)):
+                    self._tell(message=record, over=isinstance(record, Ended))
+                if isinstance(record, Ended):
                     return
                 record = self._read(stream)
             raise ContactLost("the connection ended before the run did", node=self.node.name)
@@ -357,7 +350,7 @@ class NodeSession:
             self._stream = None
             stream.close()
 
-    def _read(self, stream: AgentStream) -> Record | None:
+    def _read(self, stream: AgentStream[FollowedRecord]) -> FollowedRecord | None:
         left_s = self._end - time.monotonic()
         if left_s <= 0:
             raise ContactLost("it did not confirm that it has stopped", node=self.node.name)

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from multinode.diagnose.evidence import FaultWatch, NodeEvidence
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
-from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s
+from multinode.launch.session import Chunk, Event, Gone, Hello, Message, StatusReport, steady_s
 from multinode.records.log import next_stage
 from multinode.records.plan import LaunchPlan, Place
 from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.records.run import Failure, NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import ExceptionSample, NcclWarningSample, parse_samples
+from multinode.records.status import Status
 from multinode.units import format_size
 
 if TYPE_CHECKING:
@@ -181,13 +182,6 @@ class KeptFiles:
                 self._is_noted = True
 
 
-# The part of a node's status that says how the job ended there.
-_OF_STATUS = (
-    *("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes"),
-    "stopped_by",
-)
-
-
 # The first failure is among the first exceptions, and a node has fewer workers.
 _MOST_EXCEPTIONS = 200
 # Per sample file.
@@ -266,7 +260,7 @@ class Tracker:
     def any_failed(self) -> bool:
         """Whether the job has failed on a node, or a node is lost, so that the others wait in vain."""
         ended = [track.run for track in self._tracks if track.over or track.run.state == "ended"]
-        return any(run.exit_code != 0 or run.signal is not None for run in ended)
+        return any(run.status.failed for run in ended)
 
     def evidence(self) -> Sequence[NodeEvidence]:
         """What is known about each node, for the search of the first failure."""
@@ -343,7 +337,8 @@ class Tracker:
         elif may_run or isinstance(error, ContactLost) or track.run.state != "waiting":
             _set_lost(track, error.message)
         else:
-            track.run = replace(track.run, cause="not_started", ended_s=time.time())
+            status = replace(track.run.status, cause="not_started", ended_s=time.time())
+            track.run = replace(track.run, status=status)
             _set_state(track, "ended", error.message)
 
     def _take_message(self, track: _NodeTrack, message: Message) -> None:
@@ -387,24 +382,24 @@ def _take_log(track: _NodeTrack, log: str) -> None:
         track.progress = replace(track.progress, stage=stage)
 
 
-def _take_status(track: _NodeTrack, status: Status) -> None:
-    fields = {name: getattr(status, name) for name in _OF_STATUS}
-    track.run = replace(track.run, **fields)
+def _take_status(track: _NodeTrack, report: StatusReport) -> None:
+    status = Status(**{name: getattr(report, name) for name in Status.__struct_fields__})
+    track.run = replace(track.run, status=status)
     if status.state == "ended" and track.ended_heard_s is None:
         track.ended_heard_s = steady_s()
     if status.cause == "not_started" and status.message:
         track.error = NodeFailed(status.message, node=track.run.name)
-    _set_state(track, status.state, _describe_end(track.run) if status.state == "ended" else "")
+    _set_state(track, report.state, _describe_end(status) if status.state == "ended" else "")
 
 
-def _describe_end(run: NodeRun) -> str:
-    if run.cause == "stopped":
+def _describe_end(status: Status) -> str:
+    if status.cause == "stopped":
         return "stopped"
-    if run.cause in {"lease_expired", "supervisor_lost", "not_started"}:
-        return run.cause.replace("_", " ")
-    if run.signal is not None:
-        return f"ended by {run.signal}"
-    return "done" if run.exit_code == 0 else f"exit code {run.exit_code}"
+    if status.cause in {"lease_expired", "supervisor_lost", "not_started"}:
+        return status.cause.replace("_", " ")
+    if status.signal is not None:
+        return f"ended by {status.signal}"
+    return "done" if status.exit_code == 0 else f"exit code {status.exit_code}"
 
 
 def _set_lost(track: _NodeTrack, reason: str = "") -> None:

@@ -17,7 +17,7 @@ from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.model.model_size import ModelShape
-from multinode.model.training import Adapter, Training, read_training, zero_3_gathers
+from multinode.model.training import Adapter, ShardedTraining, read_training, zero_3_gathers
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, GroupScope, Strategy
@@ -108,7 +108,7 @@ def step_messages(
     return StepMessages(training=training.name, messages=tuple(per_step), notes=(*notes, _SMALL_LEFT_OUT))
 
 
-def engine_calls(job: LlamaFactoryJob, training: Training, layout: Layout) -> _Sent:
+def engine_calls(job: LlamaFactoryJob, training: ShardedTraining, layout: Layout) -> _Sent:
     """The calls of a step as the engine of a job makes them, and their known differences from the real training."""
     if training.strategy is Strategy.DDP:
         calls, notes = _ddp(job, training) if training.settings is None else _zero_0(training)
@@ -179,7 +179,7 @@ def _calls(kind: Call, elements: Iterable[int]) -> list[Call]:
     ]
 
 
-def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
+def _ddp(job: LlamaFactoryJob, training: ShardedTraining) -> _Sent:
     """Torch's DDP: all-reduces its buckets once per step, after the last micro-batch.
 
     It rebuilds them after the first iteration in the order in which gradients arrive. If it looks for unused
@@ -203,7 +203,7 @@ def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
     return _calls(bucket, sizes if rebuilt else sizes[::-1]), ()
 
 
-def _zero_0(training: Training) -> _Sent:
+def _zero_0(training: ShardedTraining) -> _Sent:
     """DeepSpeed without ZeRO: the engine's own buckets of 5e8 elements, in the modules' order."""
     elements = _elements(registered(training.shape, training.adapter))
     buckets = fill_past(elements, [DeepSpeedConfig().reduce_bucket_elements or 0])
@@ -211,7 +211,7 @@ def _zero_0(training: Training) -> _Sent:
     return _calls(bucket, buckets), ()
 
 
-def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
+def _zero_1_and_2(training: ShardedTraining, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
     """DeepSpeed all-reduces buckets of gradients and gathers each group of updated parameters in one call.
 
     Stage 2 does so in every micro-batch, as gradients arrive. Stage 1 does so once, group by group, unless overlap_comm
@@ -241,7 +241,7 @@ def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout)
     return [*_calls(bucket, fill_up_to(order, cap)), *_calls(updated, gathered)], notes
 
 
-def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
+def _zero_3(training: ShardedTraining, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
     """DeepSpeed gathers parameters before use, reduce-scatters gradients, and keeps small parameters whole."""
     load, shape, n = training.load, training.shape, layout.workers
     # transformers' values for `auto`.
@@ -281,7 +281,7 @@ def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _S
     return calls, (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
 
 
-def _fsdp(training: Training, layout: Layout) -> _Sent:
+def _fsdp(training: ShardedTraining, layout: Layout) -> _Sent:
     """Each layer is a unit; everything outside the layers is another."""
     hybrid = training.strategy is Strategy.HYBRID_SHARD
     load, layers, strategy = training.load, training.shape.layers, training.strategy
@@ -324,7 +324,7 @@ def _elements(gradients: Iterable[Gradient]) -> list[int]:
     return [gradient.elements for gradient in gradients]
 
 
-def _reduce_cap(training: Training, settings: DeepSpeedConfig) -> int:
+def _reduce_cap(training: ShardedTraining, settings: DeepSpeedConfig) -> int:
     return _known(settings.reduce_bucket_elements, training.shape.hidden**2)
 
 

@@ -1,4 +1,4 @@
-"""Training: what a LLaMA-Factory job trains, how the model is sharded, and the GPU memory that this needs.
+"""ShardedTraining: what a LLaMA-Factory job trains, how the model is sharded, and the GPU memory that this needs.
 
 Reads the given job and config.json. The cost of the traffic is not judged here.
 """
@@ -59,7 +59,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...]  # names of its modules; `all` alone is every linear module
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True):
+class ShardedTraining(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a LLaMA-Factory training that decides its traffic."""
 
     strategy: Strategy
@@ -86,7 +86,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.strategy} with {'LoRA' if self.lora else 'full fine-tuning'}{accumulated}"
 
 
-def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transformers: str | None = None) -> Training:
+def read_training(
+    job: LlamaFactoryJob, model: Mapping[str, Any] | None, transformers: str | None = None
+) -> ShardedTraining:
     """What the job trains and how.
 
     `model` is its config.json, None if it could not be read; `transformers` the version on the nodes, None one whose
@@ -111,7 +113,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transfo
         trainable=trainable if adapter is not None else lora_parameters(shape, SMALL_RANK, ("all",)) or 0,
         gradient_bytes=_gradient_bytes(Strategy.DDP, config, None, half=half),
     )
-    training = Training(
+    training = ShardedTraining(
         strategy=strategy,
         shape=shape,
         adapter=adapter,
@@ -237,7 +239,7 @@ def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: b
     return kept, 3 if recompute and settings.reuse_elements < layer else 2
 
 
-def _gathers(training: Training, version: int) -> float | None:
+def _gathers(training: ShardedTraining, version: int) -> float | None:
     """Gathers per micro-batch; None takes the strategy's usual number.
 
     FSDP keeps what is outside the layers for the backward pass. Version 2 would, too, but accelerate tells it to

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.cluster.facts import Interface, NodeFacts, carried_gbit_per_s
+from multinode.findings.finding import Finding
 from multinode.model.engine_calls import StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
 from multinode.network.scan_evidence import CollectiveRow, ScanEvidence, collective_rows, with_shares
 from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
-from multinode.records.finding import Finding
 from multinode.records.log import clean_log
 from multinode.records.plan import LaunchPlan, Place
 from multinode.records.samples import (

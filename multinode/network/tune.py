@@ -14,10 +14,8 @@ from multinode.cluster.facts import common_backend
 from multinode.errors import MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
 from multinode.job.job import ScriptJob
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import probe_nodes
 from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.series import Resume, Series, status_of, take_up
 from multinode.network.measure import Extent, run_scan
 from multinode.network.nccl_tuning import (
     TunedSetting,
@@ -32,6 +30,8 @@ from multinode.network.nic_path import NcclPath
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest, describe_benchmark
 from multinode.records.run_directory import RunDirectory
+from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.series.series import Resume, Series, status_of, take_up
 from multinode.stats.estimate import of_repeats
 
 _FILE = "tune.json"

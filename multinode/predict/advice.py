@@ -14,9 +14,9 @@ from multinode.errors import UsageError
 from multinode.job.job_files import Change
 from multinode.levers.levers import Levers
 from multinode.model.workload import JobSettings
+from multinode.predict.back_test import BackTest
 from multinode.predict.break_even import gain
 from multinode.predict.forecast import PredictedScenario
-from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
 from multinode.stats.estimate import Estimate, exactly, of_bounds

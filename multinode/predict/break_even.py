@@ -18,7 +18,7 @@ import msgspec
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario
 from multinode.predict.draws import HIGH, LOW, MIDDLE, interval, quantile
-from multinode.predict.predict import Prediction
+from multinode.predict.prediction import Prediction
 from multinode.stats.estimate import Estimate
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import passing_bytes

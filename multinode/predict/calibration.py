@@ -14,6 +14,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.levers.levers import NONE, Levers
+from multinode.predict.back_test import ResidualQuantile
 from multinode.predict.cost_model import (
     HIDEABLE_SHARE,
     Overlap,
@@ -25,7 +26,6 @@ from multinode.predict.cost_model import (
     step_parts,
 )
 from multinode.predict.draws import Draw
-from multinode.predict.leave_one_out import ResidualQuantile
 from multinode.predict.network_model import CommTimes, Link, NetworkCase, NetworkModel, UncertaintySource, comm_times
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary

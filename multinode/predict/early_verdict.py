@@ -11,8 +11,8 @@ import msgspec
 
 from multinode.errors import MultinodeError
 from multinode.predict.advice import NOTICEABLE, RankedOption, pays, rank_options
-from multinode.predict.advise import training_state
 from multinode.predict.evidence import gather, work_of_calls
+from multinode.predict.recommendations import training_state
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.predict.shortfall import judge_speed, shortfall_words

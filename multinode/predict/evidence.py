@@ -23,7 +23,7 @@ from multinode.predict.calibration import (
 )
 from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import Link, NetworkModel, network_of_scan, stated_network
-from multinode.predict.predict import carry_residual
+from multinode.predict.prediction import carry_residual
 from multinode.predict.run_selection import (
     CONTRAST,
     Record,

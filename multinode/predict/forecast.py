@@ -10,20 +10,20 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
 from multinode.levers.levers import NONE, Levers
+from multinode.predict.back_test import BackTest, Trial, back_test
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
 from multinode.predict.evidence import Evidence
-from multinode.predict.leave_one_out import BackTest, Trial, back_test
 from multinode.predict.network_model import UncertaintySource, why_measure
-from multinode.predict.predict import Basis, Prediction
+from multinode.predict.prediction import Basis, Prediction
 from multinode.predict.shortfall import judge_holdout, judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
-from multinode.records.finding import Finding
 from multinode.stats.estimate import Estimate, exactly, inverse, of_bounds
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy

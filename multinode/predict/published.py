@@ -27,9 +27,6 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Spellings of rates."""
 
     of_device: frozenset[str]
-    each_device: tuple[str, ...]
-    each_second: str
-    handled: tuple[str, ...]
     words: dict[str, str]
 
 
@@ -39,20 +36,6 @@ class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rdma: tuple[str, ...]
     tcp: tuple[str, ...]
     rates: dict[str, float]
-
-
-class Titles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Words in titles next to the names of columns."""
-
-    speed: frozenset[str]
-    speed_of_device: frozenset[str]
-    time: frozenset[str]
-    neutral: frozenset[str]
-    leading: tuple[str, ...]
-    of_all: frozenset[str]
-    of_device: frozenset[str]
-    corners: frozenset[str]
-    passed_over: frozenset[str]
 
 
 class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +58,6 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     counted: dict[str, tuple[str, ...]]
     rates: Rates
     links: Links
-    titles: Titles
     names: dict[str, tuple[str, ...]]
     bare: dict[str, tuple[str, ...]]
 
@@ -101,27 +83,20 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 _TAGS = re.compile(r"<sup>.*?</sup>|<br\s*/?>|</?\w+[^>]*>", re.IGNORECASE)
 _PLUS_MINUS = "\u00b1"
-_LATEX_SIGNS = {r"\pm": _PLUS_MINUS, r"\approx": "~", r"\sim": "~", r"\%": "%", r"\,": "", "{,}": ","}
-_MATH = re.compile(r"\$([^$]*)\$")
-_LATEX = re.compile(r"\\(?:text|math)(?:bf|rm|it|tt)?\b|\\(?:bf|rm|it|tt)\b|\\(?:underline|emph|uparrow|downarrow)\b")
 # Daggers, a section sign, and arrows for the better direction.
 _MARKS = re.compile(r"[*\u2020\u2021\u00a7\u2191\u2193]|\[\w\]$|\^\w$")
 _QUOTED = re.compile(r"`([^`]*)`|\*\*(.*?)\*\*|__(.*?)__")
 
 
 def plain_text(text: str) -> str:
-    """A title or cell without Markdown, HTML and LaTeX markup and footnote marks.
+    """A title or cell without Markdown and HTML markup and footnote marks.
 
     Full-width characters become ASCII; raised, circled or fraction digits stay, as they would change the number before
     them.
     """
-    for sign, plain in _LATEX_SIGNS.items():
-        text = text.replace(sign, plain)
-    text = _MATH.sub(r"\1", text)
-    text = _LATEX.sub("", _TAGS.sub(" ", html.unescape(text)))
+    text = _TAGS.sub(" ", html.unescape(text))
     text = _QUOTED.sub(lambda match: next(filter(None, match.groups()), ""), text)
     text = "".join(char if unicodedata.category(char) == "No" else unicodedata.normalize("NFKC", char) for char in text)
-    text = text.replace("_{", "").replace("{", "").replace("}", "").replace("\\", "")
     return _MARKS.sub("", text.strip()).strip()
 
 

@@ -18,7 +18,7 @@ from multinode.predict.calibration import MOST_FIXED, Calibration, CalibrationRu
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.network_model import Link, UncertaintySource, stated_network
-from multinode.predict.predict import LEAST_DOUBT, with_base
+from multinode.predict.prediction import LEAST_DOUBT, with_base
 from multinode.predict.published import PublishedLink, parse_link, parse_published
 from multinode.predict.rounded import product, round_number
 from multinode.predict.variants import Subject

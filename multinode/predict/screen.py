@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from multinode.cluster.quoting import hosts_option
+from multinode.predict.back_test import LEAST_RUNS
 from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
 from multinode.predict.forecast import Forecast, PredictedScenario
-from multinode.predict.leave_one_out import LEAST_RUNS
 from multinode.predict.shortfall import shortfall_words
 from multinode.render.sheet import Column, Sheet, figure
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table

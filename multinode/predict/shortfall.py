@@ -9,12 +9,12 @@ import math
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.predict.calibration import Calibration, Residual, sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import HoldoutRun
 from multinode.predict.network_model import NetworkCase, NetworkModel
-from multinode.predict.predict import Prediction
-from multinode.records.finding import Finding
+from multinode.predict.prediction import Prediction
 from multinode.units import format_rate, times
 
 _MS_PER_S = 1e3

@@ -18,7 +18,7 @@ from multinode.model.workload import JobSettings
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.forecast import PredictedScenario, predict_scenario
-from multinode.predict.predict import Prediction, calls_of, sent_bytes
+from multinode.predict.prediction import Prediction, calls_of, sent_bytes
 from multinode.predict.variants import Subject, method_of
 from multinode.profile.figures import BalanceOutlook, Straggler
 from multinode.stats.estimate import Estimate

@@ -28,14 +28,14 @@ class _Test(msgspec.Struct, frozen=True, kw_only=True):
     together: _Speed | None = None
 
 
-class _Worker(msgspec.Struct, frozen=True, kw_only=True):
+class _OtherWorker(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     name: str | None = None
     tests: tuple[_Test, ...] = ()
 
 
 class _Node(msgspec.Struct, frozen=True, kw_only=True):
-    workers: tuple[_Worker, ...] = ()
+    workers: tuple[_OtherWorker, ...] = ()
 
 
 class _Bench(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from multinode.records.finding import Finding
+from multinode.findings.finding import Finding
 from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
+from multinode.records.status import Status
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count
 
@@ -150,22 +151,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job ended on one node."""
+    """One node of a run: what it reported last, and whether it can still be reached."""
 
     name: str
     node_rank: int
     state: str = "waiting"  # `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`
-    exit_code: int | None = None  # the job's; None while it runs, or if a signal ended it
-    signal: str | None = None
-    cause: str | None = None  # `exited`, `stopped`, `lease_expired`, `supervisor_lost`, `not_started`
-    ended_s: float | None = None  # on the node's wall clock
-    processes_left: int | None = None  # processes of the run that survived the stop; None if unknown
-    # processes that the kernel killed for lack of memory meanwhile, in the job's cgroup if visible, otherwise on the
-    # whole node; None if unknown
-    oom_kills: int | None = None
-    disk_free_bytes: int | None = None  # on the log's file system when the job ended; None if unknown
-    # who ordered the stop; None if nobody did, for example after a signal to the supervisor
-    stopped_by: str | None = None
+    status: Status = Status()  # the node's own
     lost_s: float | None = None  # the last message of a lost node, on the controller's wall clock; None if unknown
 
 

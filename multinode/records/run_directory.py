@@ -21,7 +21,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import redact_hostfile
 from multinode.decoding import decode_json
-from multinode.errors import MultinodeError, UsageError
+from multinode.errors import MultinodeError, UsageError, printable_line
 from multinode.node.files import describe_stranger, read_end, replace_file
 from multinode.records.files import (
     DIRECTORY_MODE,
@@ -202,15 +202,19 @@ class RunDirectory:
         """Read a file; None if the run has none.
 
         Raises:
-            MultinodeError: the file is invalid.
+            MultinodeError: the file is invalid, or another release of multinode wrote it in another version.
         """
         path = self.path / name
         try:
-            return decode_json(path.read_bytes(), kind)
+            text = path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except OSError as error:
             raise MultinodeError(f"{path} cannot be read: {error}") from error
+        try:
+            return decode_json(text, kind)
+        except msgspec.DecodeError as error:
+            raise _unreadable(path, text, kind) or MultinodeError(f"{path} cannot be read: {error}") from error
 
     def append_log(self, node_rank: int, data: bytes, size: int | None = None) -> None:
         """Append to a node's log, as the job wrote it; `size` as for `append`."""
@@ -366,3 +370,23 @@ def scan_runs(root: Path) -> RunFolders:
             ignored[path.name] = f"run directory {path} {stranger}"
             after_last.append(ignored[path.name])
     return RunFolders(ours, ignored, after_last)
+
+
+class _Versioned(msgspec.Struct):
+    schema: str
+
+
+def _unreadable(path: Path, text: bytes, kind: type) -> MultinodeError | None:
+    """The error of a document whose version is not the one that is read here."""
+    fields = msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
+    ours = next((field.default for field in fields if field.name == "schema"), None)
+    try:
+        theirs = decode_json(text, _Versioned).schema
+    except msgspec.DecodeError:
+        return None
+    if ours is None or theirs == ours:
+        return None
+    return MultinodeError(
+        f"{path} is a {printable_line(theirs)}; this release of multinode reads {ours}",
+        hint="read it with the release that wrote it, or measure again",
+    )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from multinode.decoding import convert, decode_json, printable_values
+from multinode.decoding import convert, decode_json, is_printable_json, printable_values
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 """A node's count, 0 or more. Larger figures are invalid: sums of these stay within a float."""
@@ -512,7 +512,6 @@ Sample = (
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Sample)
 # The longest text that the recorder writes is a traceback.
 _LONGEST_TEXT = 16384
-_DELETE = b"\x7f"
 
 
 def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
@@ -522,17 +521,10 @@ def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
     """
     for line in lines:
         try:
-            yield _DECODER.decode(line) if _is_harmless(line) else _decode_foreign(line)
+            is_printable = len(line) <= _LONGEST_TEXT and is_printable_json(line)
+            yield _DECODER.decode(line) if is_printable else _decode_foreign(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
-
-
-def _is_harmless(line: bytes) -> bool:
-    """Whether all its texts are short and printable, as in nearly all records.
-
-    JSON escapes all control characters but DELETE.
-    """
-    return len(line) <= _LONGEST_TEXT and line.isascii() and b"\\" not in line and _DELETE not in line
 
 
 def _decode_foreign(line: bytes) -> Sample:

@@ -35,14 +35,14 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ssh: SshClient | None = None  # the SSH client
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _SettingsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file."""
 
     defaults: Defaults = Defaults()
     hosts: dict[str, str] = {}  # what `--hosts @NAME` stands for, by NAME
 
 
-class Settings(_File, frozen=True, kw_only=True):
+class Settings(_SettingsFile, frozen=True, kw_only=True):
     """What both files say."""
 
     hosts_file: str = _FILE  # which has the default hosts
@@ -74,7 +74,7 @@ def _version(path: Path) -> tuple[int, ...] | None:
 
 @functools.lru_cache(maxsize=1)
 def _read(*files: tuple[Path, tuple[int, ...] | None]) -> Settings:
-    users, directorys = (_parse(path) if version is not None else _File() for path, version in files)
+    users, directorys = (_parse(path) if version is not None else _SettingsFile() for path, version in files)
     given = {name: value for name, value in msgspec.structs.asdict(directorys.defaults).items() if value is not None}
     return Settings(
         defaults=msgspec.structs.replace(users.defaults, **given),
@@ -83,12 +83,12 @@ def _read(*files: tuple[Path, tuple[int, ...] | None]) -> Settings:
     )
 
 
-def _parse(path: Path) -> _File:
+def _parse(path: Path) -> _SettingsFile:
     if _is_ignored(path):
-        return _File()
+        return _SettingsFile()
     text = read_text(path, "the settings file")
     try:
-        return convert(_renamed(tomllib.loads(text)), _File)
+        return convert(_renamed(tomllib.loads(text)), _SettingsFile)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
         raise UsageError(
             f"{path}: {error}",

@@ -9,51 +9,35 @@ from typing import Literal, cast
 
 import msgspec
 
-from multinode.bench.figures import BenchReport
 from multinode.bench.measure import load_bench
 from multinode.bench.screen import bench_lines, bench_sheets
-from multinode.contrast.figures import Contrast
 from multinode.contrast.screen import contrast_blocks
 from multinode.contrast.side import load_contrast
-from multinode.contrast.unfinished import UnfinishedContrast, load_unfinished, unfinished_blocks
+from multinode.contrast.unfinished import load_unfinished, unfinished_blocks
 from multinode.errors import UsageError
-from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
-from multinode.experiment.cells import CellTable
-from multinode.experiment.sweep import load_table
 from multinode.launch.ending import failure_notes, hang_words
+from multinode.network.measure import load_scan
 from multinode.network.screen import scan_lines
-from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
 from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.files import choose_form, write_text
 from multinode.records.run import Attempt, Run
-from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.render.sheet import Block, Chart, Column, Prose, Sheet, Tiles, blocks_markdown, figure, percent
 from multinode.runs.stored_run import StoredRun, load_run
+from multinode.sweep.cell_sheet import cell_blocks, cell_csv, combined
+from multinode.sweep.cells import CellTable
+from multinode.sweep.sweep import load_table
 from multinode.units import UNKNOWN, format_duration, format_sig
 
+# What a verb may have left beside figures and samples.
+_READERS = (load_contrast, load_unfinished, load_scan, load_table, load_bench)
 
-class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and all that is known of it."""
 
-    run: Run
-    summary: Summary | None = None  # its figures; None where it never got so far
-    observed: Observed | None = None  # its samples; None where it has no nodes of its own, as a contrast
-    scan: ScanReport | None = None  # what an nccl-test measured; None of any other run
-    contrast: Contrast | None = None  # what a contrast found; None of any other run
-    unfinished: UnfinishedContrast | None = None  # what one has measured that has no result; None of any other run
-    cells: CellTable | None = None  # the table of a sweep or an import; None of any other run
-    bench: BenchReport | None = None  # what a bench found out; None of any other run
-    unread: str = ""  # what of it cannot be shown, and why, in a sentence; else empty
-
-    @property
-    def has_result(self) -> bool:
-        """Whether there is something to show beside samples, or a word on why there is not."""
-        return bool(self.unread) or any(
-            part is not None for part in (self.scan, self.contrast, self.unfinished, self.cells, self.bench)
-        )
+def _has_result(run: StoredRun) -> bool:
+    """Whether there is something to show beside samples, or a word on why there is not."""
+    return any(run.result(load_contrast)) or any(run.result(read) is not None for read in _READERS[1:])
 
 
 _CLOCKS = (
@@ -62,7 +46,7 @@ _CLOCKS = (
 )
 
 
-def run_page(runs: Sequence[ReportedRun]) -> str:
+def run_page(runs: Sequence[StoredRun]) -> str:
     """The page; at least one run."""
     from multinode.render.blocks import blocks_html
     from multinode.render.page import page, section
@@ -73,12 +57,12 @@ def run_page(runs: Sequence[ReportedRun]) -> str:
     return page(f"multinode: {title}", [blocks_html([_overview(runs)] if len(runs) > 1 else []), *sections])
 
 
-def run_markdown(runs: Sequence[ReportedRun]) -> str:
+def run_markdown(runs: Sequence[StoredRun]) -> str:
     """Every run under its job's name, most important first, without charts."""
     return "\n".join(blocks_markdown(_blocks(run)).rstrip() + "\n" for run in runs)
 
 
-def _overview(runs: Sequence[ReportedRun]) -> Sheet:
+def _overview(runs: Sequence[StoredRun]) -> Sheet:
     names = ["run", "state"]
     tiles = [_tiles(run) for run in runs]
     shown = list(dict.fromkeys(name for tile in tiles for name in tile))
@@ -90,56 +74,58 @@ def _overview(runs: Sequence[ReportedRun]) -> Sheet:
     return Sheet(title="runs", columns=(*columns, Column("job", words=True)), rows=tuple(rows))
 
 
-def _blocks(run: ReportedRun, name: str | None = None) -> Iterator[Block]:
+def _blocks(run: StoredRun, name: str | None = None) -> Iterator[Block]:
     """Everything known of a run; with charts if it has a `name` on a page."""
     yield from _head(run.run)
     charts = _charts(run, name) if name is not None else {}
+    scan, (_, unread) = run.result(load_scan), run.result(load_contrast)
     # A scan has no training, so figures of one do not apply.
-    summary = run.summary if run.scan is None else None
-    if run.unread:
-        yield Prose(run.unread, "strong")
+    summary = run.summary if scan is None else None
+    if unread:
+        yield Prose(unread, "strong")
     yield from _contrast_blocks(run, charts.get("contrast", ()))
-    if run.cells is not None:
-        yield from cell_blocks(run.cells, charts.get("cells", ()))
-    if run.bench is not None:
-        yield Prose("\n".join(bench_lines(run.bench)), "verbatim", "verdict")
-        yield from bench_sheets(run.bench)
-        yield Prose("\n".join(run.bench.notes), "verbatim")
+    if (cells := run.result(load_table)) is not None:
+        yield from cell_blocks(cells, charts.get("cells", ()))
+    if (bench := run.result(load_bench)) is not None:
+        yield Prose("\n".join(bench_lines(bench)), "verbatim", "verdict")
+        yield from bench_sheets(bench)
+        yield Prose("\n".join(bench.notes), "verbatim")
     if summary is not None:
         yield Tiles(tuple(_key_figures(summary)))
         yield verdict_sheet(summary)
-    if run.scan is not None:
+    if scan is not None:
         yield from charts.get("scan", ())
-        yield Prose("\n".join(scan_lines(run.scan)), "verbatim")
-    if run.observed is not None and any(node.samples for node in run.observed.nodes):
+        yield Prose("\n".join(scan_lines(scan)), "verbatim")
+    if run.sampled is not None and any(node.samples for node in run.sampled.observed.nodes):
         yield from charts.get("steps", ())
-    elif not run.has_result:
+    elif not _has_result(run):
         yield Prose("This run has no recorded samples.")
     if summary is not None:
         yield from (sheet for sheet in summary_sheets(summary) if sheet.title != "verdict")
 
 
-def _contrast_blocks(run: ReportedRun, charts: Iterable[Block]) -> Iterator[Block]:
-    if run.contrast is not None:
-        yield from contrast_blocks(run.contrast, charts)
-    if run.unfinished is not None:
-        yield from unfinished_blocks(run.unfinished)
+def _contrast_blocks(run: StoredRun, charts: Iterable[Block]) -> Iterator[Block]:
+    contrast, unread = run.result(load_contrast)
+    if contrast is not None:
+        yield from contrast_blocks(contrast, charts)
+    elif not unread and (unfinished := run.result(load_unfinished)) is not None:
+        yield from unfinished_blocks(unfinished)
 
 
-def _charts(run: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
+def _charts(run: StoredRun, name: str) -> dict[str, Iterable[Block]]:
     from multinode.contrast.charts import contrast_charts
-    from multinode.experiment.cell_page import cell_charts
     from multinode.network.charts import scan_chart
+    from multinode.sweep.cell_page import cell_charts
 
     charts: dict[str, Iterable[Block]] = {}
-    if run.contrast is not None:
-        charts["contrast"] = contrast_charts(run.contrast, name)
-    if run.cells is not None:
-        charts["cells"] = cell_charts(run.cells, name)
-    if run.scan is not None:
-        charts["scan"] = [scan_chart(run.scan, f"{name}-sweep")]
-    if run.observed is not None:
-        charts["steps"] = _step_charts(run.observed, run.summary, name)
+    if (contrast := run.result(load_contrast)[0]) is not None:
+        charts["contrast"] = contrast_charts(contrast, name)
+    if (cells := run.result(load_table)) is not None:
+        charts["cells"] = cell_charts(cells, name)
+    if (scan := run.result(load_scan)) is not None:
+        charts["scan"] = [scan_chart(scan, f"{name}-sweep")]
+    if run.sampled is not None:
+        charts["steps"] = _step_charts(run.sampled.observed, run.summary, name)
     return charts
 
 
@@ -179,11 +165,11 @@ def _head(run: Run) -> Iterator[Block]:
         yield attempt_sheet(run.attempts)
 
 
-def _tiles(run: ReportedRun) -> dict[str, str]:
-    if run.contrast is not None:
+def _tiles(run: StoredRun) -> dict[str, str]:
+    if (contrast := run.result(load_contrast)[0]) is not None:
         return {
-            "speed-up": format_sig(run.contrast.speedup.value),
-            "efficiency": percent(run.contrast.efficiency, ".0f"),
+            "speed-up": format_sig(contrast.speedup.value),
+            "efficiency": percent(contrast.efficiency, ".0f"),
         }
     return dict(_key_figures(run.summary)) if run.summary is not None else {}
 
@@ -217,23 +203,28 @@ _CELLS = "cells.csv"
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Runs that are reported on."""
 
-    runs: tuple[ReportedRun, ...]
-    directories: tuple[Path, ...]  # where they lie; their raw samples are in `samples` there, a JSON object a line
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def sample_folders(self) -> tuple[Path, ...]:
+        """Raw samples of the runs without a table, a JSON object per line."""
+        return tuple(run.directory.path / "samples" for run in self.runs if run.result(load_table) is None)
 
     @property
     def cells(self) -> CellTable | None:
         """The tables of all runs as one, where several were named and each has one."""
-        tables = [run.cells for run in self.runs if run.cells is not None]
+        tables = [cells for run in self.runs if (cells := run.result(load_table)) is not None]
         return combined(tables) if len(tables) == len(self.runs) > 1 else None
 
 
 def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = lambda _: None) -> Report:
-    """Read runs by id, beginning of an id, or `last`. Duplicates are read once."""
-    stored_runs = {(stored := load_run(root, name)).run.run_id: stored for name in names}
-    return Report(
-        runs=tuple(_load(stored, say) for stored in stored_runs.values()),
-        directories=tuple(stored.directory.path for stored in stored_runs.values()),
-    )
+    """Read runs by id, beginning of an id, or `last`. Duplicates are read once; `say` is told of long reading."""
+    runs = {(stored := load_run(root, name, say)).run_id: stored for name in names}
+    for stored in runs.values():
+        _ = stored.summary, stored.sampled and stored.sampled.observed
+        for read in _READERS:
+            stored.result(read)
+    return Report(runs=tuple(runs.values()))
 
 
 def report_blocks(report: Report) -> Iterator[Block]:
@@ -278,7 +269,7 @@ def write_report(report: Report, form: ReportForm, output: Path) -> tuple[Path, 
     if form == "markdown":
         text = report_markdown(report)
     elif report.cells is not None:
-        from multinode.experiment.cell_page import cell_page
+        from multinode.sweep.cell_page import cell_page
 
         text = cell_page(report.cells)
     else:
@@ -298,35 +289,12 @@ def _write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in files)
 
 
-def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
-    tables = [run.cells for run in runs if run.cells is not None]
+def _csv_files(runs: Sequence[StoredRun]) -> dict[str, str]:
+    tables = [cells for run in runs if (cells := run.result(load_table)) is not None]
     files = {_CELLS: cell_csv(combined(tables))} if tables else {}
     if len(tables) == len(runs):
         return files
-    return csv_files(run.observed for run in runs if run.observed is not None) | files
-
-
-def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:
-    directory = stored.directory
-    attempts = stored.run.attempts
-    # The figures of a run that was restarted are those of its last attempt.
-    last = directory.path.with_name(attempts[-1].run_id) if attempts else None
-    # Another user's directory may have the name of an attempt that is no more.
-    measured = RunDirectory(last) if last is not None and last in list_runs(directory.path.parent) else directory
-    samples = StoredRun(measured, say)
-    contrast, unread = load_contrast(directory)
-    return ReportedRun(
-        run=stored.run,
-        summary=stored.summary,
-        # A contrast has no nodes of its own: its sides' runs lie beside it.
-        observed=samples.observed if samples.plan is not None else None,
-        scan=directory.read("nccl-test.json", ScanReport),
-        contrast=contrast,
-        unfinished=load_unfinished(directory) if contrast is None and not unread else None,
-        cells=load_table(directory),
-        bench=load_bench(directory),
-        unread=unread,
-    )
+    return csv_files(run.sampled.observed for run in runs if run.sampled is not None) | files
 
 
 def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:

@@ -10,14 +10,14 @@ from multinode.records.run import EarlyVerdict, Run
 
 
 class RunDocument(Run, frozen=True, kw_only=True):
-    """The document of `launch`, `attach` and `show`, and a run of `runs`: the record of the run, and its results."""
+    """The document of `launch`, `attach`, `stop` and `show`: the record of the run, and its results."""
 
     schema: str = "multinode.launch/1"
     directory: str
     code: CodeCopy | None = None  # the copied code that it ran in; None without --code
     summary: Summary | None = None  # its figures; None if it ended too early, or launched nothing itself
     early_verdict: EarlyVerdict | None = None
-    # results of other verbs, each as its own verb prints it; null in `runs --json`
+    # results of other verbs, each as its own verb prints it
     contrast: dict[str, Any] | None = None
     nccl_test: dict[str, Any] | None = None
     advice: dict[str, Any] | None = None

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,13 +15,17 @@ from multinode.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError, UsageError
 from multinode.levers.levers import NONE, Levers
 from multinode.model.workload import Workload
+from multinode.profile.measured import hostfile_price
 from multinode.profile.observed import Observed, observe_run
 from multinode.profile.summary import Summary
 from multinode.records.invocation import Invocation
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
+from multinode.runs.devices import devices_of
 from multinode.runs.document import RunDocument
+
+T = TypeVar("T")
 
 # Results beside a run's record and figures, each in a file of its name.
 _RESULTS = ("contrast", "nccl-test", "advice", "sweep", "bench", "tune", "tuning")
@@ -41,6 +45,7 @@ class StoredRun:
 
     def __init__(self, directory: RunDirectory, say: Callable[[str], None] = lambda _: None) -> None:
         self.directory = directory
+        self.results: dict[Callable[[RunDirectory], Any], Any] = {}  # what `result` has read, by its reader
         self._say = say
 
     @classmethod
@@ -111,12 +116,63 @@ class StoredRun:
         """
         return observe_run(self.directory, self.require_plan(), self._say)
 
+    @cached_property
+    def sampled(self) -> StoredRun | None:
+        """The run that has its samples: after restarts its last attempt, else itself; None if it launched nothing."""
+        if self.run.attempts:
+            path = self.directory.path.with_name(self.run.attempts[-1].run_id)
+            # Another user's directory may have the name of an attempt that is no more.
+            return StoredRun(RunDirectory(path), self._say) if path in list_runs(path.parent) else None
+        return self if self.plan is not None else None
+
+    def result(self, read: Callable[[RunDirectory], T]) -> T:
+        """What a verb has left in its directory, read once by that verb's reader."""
+        if read not in self.results:
+            self.results[read] = read(self.directory)
+        found: T = self.results[read]
+        return found
+
     @property
     def levers(self) -> Levers:
         """What changed its training."""
         return self.plan.levers if self.plan is not None else NONE
 
-    @property
+    @cached_property
+    def node_names(self) -> tuple[str, ...]:
+        """In node-rank order; empty if it launched nothing itself, as all that follows from its plan."""
+        return tuple(place.node for place in self.plan.places) if self.plan is not None else ()
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """Of each node, in node-rank order."""
+        return self.plan.workers if self.plan is not None else ()
+
+    @cached_property
+    def devices(self) -> tuple[dict[str, int], ...]:
+        """Of each node, how many workers compute on which; empty if unknown."""
+        return devices_of(self.plan, self.facts) if self.plan is not None else ()
+
+    @cached_property
+    def cores(self) -> tuple[int | None, ...]:
+        """Processors of each node; None if unknown, or shared with other nodes, as those of a lab are."""
+        own = {node.name for node in self.cluster.nodes if not node.is_virtual} if self.cluster is not None else set()
+        return tuple(self.facts[name].cores if name in own & set(self.facts) else None for name in self.node_names)
+
+    @cached_property
+    def price_per_hour(self) -> float | None:
+        """Of its nodes together, by the hostfile; None if one of them has none."""
+        return self._price("hourly")
+
+    @cached_property
+    def price_purchase(self) -> float | None:
+        """To buy its nodes, likewise."""
+        return self._price("purchase")
+
+    def _price(self, kind: Literal["hourly", "purchase"]) -> float | None:
+        plan, cluster = self.plan, self.cluster
+        return hostfile_price(plan, cluster, kind) if plan is not None and cluster is not None else None
+
+    @cached_property
     def link_gbit_per_s(self) -> float | None:
         """Rate of the slowest NIC, as in LaunchPlan."""
         return self.plan.link_gbit_per_s if self.plan is not None else None
@@ -146,16 +202,28 @@ class StoredRun:
             raise UsageError(f"run {self.run_id} consists of other runs", hint="list them: multinode runs --all")
         return self.plan
 
-    def document(self, run: Run | None = None, *, results: bool = True) -> RunDocument:
+    def require_summary(self) -> Summary:
+        """The figures of a training.
+
+        Raises:
+            UsageError: it is no training, or ended too early.
+        """
+        if self.plan is None or self.summary is None:
+            raise UsageError(
+                f"run {self.run_id} has no training figures",
+                hint="name runs of launch, or the two sides of a contrast; list them: multinode runs",
+            )
+        return self.summary
+
+    def document(self, run: Run | None = None) -> RunDocument:
         """The run as JSON, with its results.
 
         Args:
             run: its record, if that is newer than the one on disk.
-            results: whether to include the results of verbs beside the figures.
         """
         record = run or self.run
         fields: dict[str, Any] = {name: getattr(record, name) for name in Run.__struct_fields__ if name != "schema"}
-        for name in _RESULTS if results else ():
+        for name in _RESULTS:
             fields[name.replace("-", "_")] = self.directory.read(f"{name}.json", dict[str, Any])
         return RunDocument(
             **fields,
@@ -166,14 +234,14 @@ class StoredRun:
         )
 
 
-def load_run(root: Path, run_id: str) -> StoredRun:
-    """One run, with its record.
+def load_run(root: Path, run_id: str, say: Callable[[str], None] = lambda _: None) -> StoredRun:
+    """One run, with its record; `say` is told of long reading.
 
     Raises:
         UsageError: there is none of this name.
         MultinodeError: its record cannot be read.
     """
-    stored = StoredRun.open(root, run_id)
+    stored = StoredRun.open(root, run_id, say)
     _ = stored.run
     return stored
 

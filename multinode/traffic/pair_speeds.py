@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.records.finding import Finding
+from multinode.findings.finding import Finding
 from multinode.records.samples import StreamResult
 from multinode.units import BITS_PER_BYTE, format_rate
 

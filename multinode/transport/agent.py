@@ -19,15 +19,15 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, overload
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 import multinode
 from multinode.cluster.cluster import Node
 from multinode.cluster.quoting import quote_path
-from multinode.decoding import convert, decode_json, printable_values
-from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable, printable_line
+from multinode.decoding import LineDecoder, decode_json
+from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable
 from multinode.transport.base import Completed, Outcomes, Stream, Transport, fan_out, gather, time_left
 
 _LOG = logging.getLogger(__name__)
@@ -99,27 +99,20 @@ _MOST_AT_ONCE = 32
 _EARLY_DEADLINE_S = 44.0
 
 
-class _Expected(NamedTuple):
-    """The answer of a verb, and the type of its record; None is plain data."""
+class Refused(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
+    """The agent's record in place of any other: why it could not do what was asked."""
 
-    verb: str
-    kind: type[Any] | None = None
-
-    @property
-    def most_bytes(self) -> int:
-        return _LONG.get(self.verb, _ANSWER_BYTES)
-
-    @property
-    def what(self) -> str:
-        return "facts" if self.verb == "probe" else "answer"
-
-
-class _Head(msgspec.Struct, frozen=True):
-    """Part of any record; for an error, its message."""
-
-    kind: str | None = None
-    message: str | None = None
+    message: str
     hint: str | None = None
+
+
+class _Expected(Generic[_Kind]):
+    """The records of a verb: one type, or a union of them, tagged by `kind`."""
+
+    def __init__(self, verb: str, kind: type[_Kind]) -> None:
+        self.most_bytes = _LONG.get(verb, _ANSWER_BYTES)
+        self.noun = "facts" if verb == "probe" else "answer"
+        self.decoder: LineDecoder[_Kind | Refused] = LineDecoder(kind | Refused, _WITH_LINES)  # type: ignore[arg-type]  # a union is no type
 
 
 class _Greeting(msgspec.Struct, frozen=True):
@@ -129,25 +122,15 @@ class _Greeting(msgspec.Struct, frozen=True):
     python: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+[.][0-9]+[.][0-9]+$")]
 
 
-def read_answer(answer: object, kind: type[_Kind], node: str, noun: str = "answer") -> _Kind:
-    """A node's answer, as `kind`.
+def require_kind(record: object, kind: type[_Kind], node: str) -> _Kind:
+    """A record of a verb, where only this one of its kinds may come.
 
     Raises:
-        NodeFailed: it answered something else.
+        NodeFailed: another came, or none.
     """
-    try:
-        return convert(answer, kind, strict=False)
-    except (msgspec.ValidationError, binascii.Error) as error:
-        raise NodeFailed(f"cannot read its {noun}: {error}", node=node) from error
-
-
-def _read_line(line: bytes, kind: type[_Kind], node: str, noun: str) -> _Kind:
-    try:
-        # Unknown parts are skipped without taking memory.
-        record = decode_json(line, kind, strict=False)
-    except (msgspec.DecodeError, binascii.Error, RecursionError) as error:
-        raise NodeFailed(f"cannot read its {noun}: {printable_line(str(error))}", node=node) from error
-    return read_answer(printable_values(msgspec.to_builtins(record), with_lines=_WITH_LINES), kind, node, noun)
+    if not isinstance(record, kind):
+        raise NodeFailed(f"cannot read its answer: it has no {kind.__name__.strip('_').lower()}", node=node)
+    return record
 
 
 class AgentArchive:
@@ -205,7 +188,7 @@ class AgentTransport:
         self._patience_s = patience_s
         self._archive = archive or load_archive()
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str], AgentStream] = {}
+        self._kept: dict[tuple[str, str], AgentStream[Any]] = {}
         self._early: dict[str, threading.Thread] = {}
         self._is_closed = False
         self._refresh = refresh
@@ -231,20 +214,14 @@ class AgentTransport:
         """Whether a node may receive a secret. See `Transport.verifies`."""
         return self._transport.verifies(node)
 
-    @overload
-    def call(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> Record: ...
-
-    @overload
-    def call(self, node: Node, verb: str, request: Record, kind: type[_Kind], *, deadline_s: float) -> _Kind: ...
-
-    def call(self, node: Node, verb: str, request: Record, kind: type[Any] | None = None, *, deadline_s: float) -> Any:
+    def call(self, node: Node, verb: str, request: Record, kind: type[_Kind], *, deadline_s: float) -> _Kind:
         """Run a verb that answers with one record. Its channel is kept for the next verb, which saves a login.
 
         Args:
             node: the node.
             verb: of the agent.
             request: its arguments.
-            kind: type of the record, so that other parts take no memory; None keeps plain data.
+            kind: type of the record, tagged with its `kind`; other parts take no memory.
             deadline_s: total time.
 
         Raises:
@@ -274,7 +251,7 @@ class AgentTransport:
             nodes: the nodes.
             verb: of the agent.
             request: its arguments, or a function that makes them for a node.
-            kind: type of the record.
+            kind: type of the record, as for `call`.
             deadline_s: total time of each node.
         """
 
@@ -285,11 +262,15 @@ class AgentTransport:
         # A node that is late answers with its own error before this one gives up.
         return gather(nodes, ask, deadline_s=2 * deadline_s)
 
-    def open(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> AgentStream:
-        """Start a verb that keeps communicating, and wait for its first record."""
-        return self._open(node, verb, request, _Expected(verb), deadline_s)
+    def open(
+        self, node: Node, verb: str, request: Record, kind: type[_Kind], *, deadline_s: float
+    ) -> AgentStream[_Kind]:
+        """Start a verb that keeps communicating, and wait for its first record; `kind` is the union of its records."""
+        return self._open(node, verb, request, _Expected(verb, kind), deadline_s)
 
-    def _open(self, node: Node, verb: str, request: Record, expected: _Expected, deadline_s: float) -> AgentStream:
+    def _open(
+        self, node: Node, verb: str, request: Record, expected: _Expected[_Kind], deadline_s: float
+    ) -> AgentStream[_Kind]:
         self._has_asked = True
         end = time.monotonic() + deadline_s
         early = self._early.pop(node.name, None)
@@ -315,7 +296,7 @@ class AgentTransport:
             kept.close()
         return self._start(node, verb, request, expected, end)
 
-    def keep(self, node: Node, stream: AgentStream) -> None:
+    def keep(self, node: Node, stream: AgentStream[Any]) -> None:
         """Keep the channel of a finished verb that was asked with `then`, for the next verb."""
         with self._lock:
             before = self._kept.pop((node.name, stream.channel), None)
@@ -340,21 +321,24 @@ class AgentTransport:
     def _start_early(self, node: Node) -> None:
         try:
             command = f"{_pythons(node)[0]} -I -S ~/{self._archive.path}"
-            stream = AgentStream(self._transport.open(node, command, deadline_s=_EARLY_DEADLINE_S), node)
+            opened = self._transport.open(node, command, deadline_s=_EARLY_DEADLINE_S)
+            stream: AgentStream[Any] = AgentStream(opened, node)
         except Exception as error:  # noqa: BLE001 - a defect, too, is raised at the first use
             with self._lock:
                 self._failed[node.name] = error
         else:
             self.keep(node, stream)
 
-    def _start(self, node: Node, verb: str, request: Record, expected: _Expected, end: float) -> AgentStream:
+    def _start(
+        self, node: Node, verb: str, request: Record, expected: _Expected[_Kind], end: float
+    ) -> AgentStream[_Kind]:
         """Start the agent with the hostfile's interpreter or `python3`; send the archive if missing."""
         pythons = _pythons(node)
         sent = False
         while True:
             command = f"{pythons[0]} -I -S ~/{self._archive.path} {verb}"
             opened = self._transport.open(node, command, deadline_s=time_left(end))
-            stream = AgentStream(opened, node, self._transport.channel(verb))
+            stream: AgentStream[_Kind] = AgentStream(opened, node, self._transport.channel(verb))
             stream.expect(expected)
             try:
                 ended = None if self._greet(stream, node, end) else stream.finish(time_left(end))
@@ -377,7 +361,7 @@ class AgentTransport:
             else:
                 raise _no_agent(node, verb, ended, stream)
 
-    def _greet(self, stream: AgentStream, node: Node, end: float) -> bool:
+    def _greet(self, stream: AgentStream[Any], node: Node, end: float) -> bool:
         """Wait until the agent has started, by `end` on the monotonic clock; False if its command ended before."""
         began = time.monotonic()
         soon = began + self._patience_s
@@ -431,20 +415,20 @@ class AgentTransport:
             raise refusals.NOT_STORED.error(node, folder=folder, said=_said(ended.stderr))
 
 
-class AgentStream:
-    """A running verb on a node."""
+class AgentStream(Generic[_Kind]):
+    """A running verb on a node, and its records."""
 
     def __init__(self, stream: Stream, node: Node, channel: str = "") -> None:
         self.channel = channel  # the transport's name of it
         self._stream = stream
         self._node = node
         self.has_greeted = False  # whether the agent has started
-        self.first: Any = None  # its first record, already read
-        self._expected = _Expected("")
+        self.first: _Kind | None = None  # its first record, already read
+        self._expected: _Expected[Any] = _Expected("", Refused)
         self.passed_over = b""  # the end of the output before the agent started
 
-    def expect(self, expected: _Expected) -> None:
-        """Expect this answer next, which limits its length."""
+    def expect(self, expected: _Expected[_Kind]) -> None:
+        """Expect these records next, which limits their length."""
         self._expected = expected
         self._stream.most_bytes = expected.most_bytes
 
@@ -488,12 +472,12 @@ class AgentStream:
         """Send one JSON line."""
         self._stream.send(msgspec.json.encode(request) + b"\n")
 
-    def read(self, deadline_s: float) -> Record | None:
+    def read(self, deadline_s: float) -> _Kind | None:
         """The next record; None at the end."""
         line = self._stream.read_line(deadline_s)
         return None if line is None else self._decode(line)
 
-    def records(self, end: float) -> Iterator[Record]:
+    def records(self, end: float) -> Iterator[_Kind]:
         """The first record and all that follow, until `end` on the monotonic clock."""
         if self.first is not None:
             yield self.first
@@ -513,23 +497,26 @@ class AgentStream:
         """Release it."""
         self._stream.close()
 
-    def _decode(self, line: bytes) -> Any:
-        most = self._stream.most_bytes
-        if len(line) > most or line.count(b"{") + line.count(b"[") > most // _BYTES_A_VALUE:
-            raise NodeFailed("its answer is too long", node=self._node.name)
+    def _decode(self, line: bytes) -> _Kind:
+        most, node = self._stream.most_bytes, self._node.name
+        values = most // _BYTES_A_VALUE
+        # Nearly all lines have fewer bytes than may be values, and are not counted.
+        if len(line) > most or (len(line) > values and line.count(b"{") + line.count(b"[") > values):
+            raise NodeFailed("its answer is too long", node=node)
         try:
-            head = decode_json(line, _Head)
-            if head.kind == "error":
-                # Advice from the node is marked as the node's.
-                hint = f"{self._node.name} says: {printable_line(head.hint)}" if head.hint else None
-                raise AgentFailed(printable_line(str(head.message)), node=self._node.name, hint=hint)
-            if self._expected.kind is None:
-                return printable_values(decode_json(line, dict[str, Any]), with_lines=_WITH_LINES)
+            record = self._expected.decoder.decode(line)
+        except (msgspec.ValidationError, binascii.Error) as error:
+            raise NodeFailed(f"cannot read its {self._expected.noun}: {error}", node=node) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self.first is not None and self._has_ended():
-                raise ContactLost("the connection ended in the middle of a record", node=self._node.name) from error
-            raise NodeFailed(f"malformed response: {_shown(line)}", node=self._node.name) from error
-        return _read_line(line, self._expected.kind, self._node.name, self._expected.what)
+                raise ContactLost("the connection ended in the middle of a record", node=node) from error
+            raise NodeFailed(f"malformed response: {_shown(line)}", node=node) from error
+        if isinstance(record, Refused):
+            # Advice from the node is marked as the node's.
+            hint = f"{node} says: {record.hint}" if record.hint else None
+            raise AgentFailed(record.message, node=node, hint=hint)
+        kept: _Kind = record
+        return kept
 
     def _has_ended(self) -> bool:
         try:
@@ -539,7 +526,7 @@ class AgentStream:
             return False
 
 
-def _end(stream: AgentStream, deadline_s: float) -> None:
+def _end(stream: AgentStream[Any], deadline_s: float) -> None:
     # However it ends: a session that sshd rejected reports it only now.
     with contextlib.suppress(MultinodeError):
         stream.finish(deadline_s)
@@ -577,7 +564,7 @@ def _greeting(line: bytes) -> str | None:
         return None
 
 
-def _no_agent(node: Node, verb: str, ended: Completed, stream: AgentStream) -> MultinodeError:
+def _no_agent(node: Node, verb: str, ended: Completed, stream: AgentStream[Any]) -> MultinodeError:
     from multinode.transport import refusals
 
     printed = stream.passed_over + ended.stdout + ended.stderr

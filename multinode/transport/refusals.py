@@ -1,4 +1,4 @@
-"""Why a node is unreachable, or cannot run the agent, and the fix: one text per reason."""
+"""Why SSH or Slurm does not bring us to a node, or it cannot run the agent, and the fix: one text per reason."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from multinode.errors import (
     HostKeyError,
     MultinodeError,
     NodeFailed,
+    NodeGone,
     ResolveError,
 )
 
@@ -30,7 +31,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     # the fix, likewise; each line after the first is a command. `{login}` is `ssh NODE` as typed, `{verbose}` the same
     # with `-v`, `{accept}` the same where it asks about an unknown host key.
     hint: str
-    says: str | None = None  # the output of OpenSSH's client; its named groups are values for `message` and `hint`
+    # the output of OpenSSH's client, or of srun; its named groups are values for `message` and `hint`
+    says: str | None = None
 
     def error(self, node: Node, values: Mapping[str, object] | None = None, **more: object) -> MultinodeError:
         """The error, on a node."""
@@ -363,9 +365,51 @@ AGENT_ENDED = Refusal(
 REFUSALS = tuple(refusal for refusal in list(globals().values()) if isinstance(refusal, Refusal))
 """In the order of matching OpenSSH's output: the first match counts."""
 
+NEW_ALLOCATION = "make a new allocation: salloc, or multinode submit"
+"""The hint where a job holds no nodes."""
+# src/common/slurm_errno.c of Slurm 22.05 to 24.11.
+SLURM_REFUSALS = (
+    Refusal(
+        kind=NodeGone,
+        catches="a Slurm job has ended",
+        message="Slurm job {job} has ended and no longer holds its nodes",
+        hint=NEW_ALLOCATION,
+        says="(?i)invalid job id|already complet|unable to confirm allocation|has expired|revoked",
+    ),
+    Refusal(
+        kind=NodeFailed,
+        catches="a Slurm job does not hold a node",
+        message="Slurm job {job} does not (or no longer) hold this node",
+        hint="see its nodes and their state: squeue --job {job}; sinfo -N -l",
+        says="(?i)node configuration is not available|invalid node name|not in this job",
+    ),
+    Refusal(
+        kind=NodeFailed,
+        catches="Slurm allows you no step",
+        message="Slurm does not allow you to start a step in job {job}",
+        hint="it must be your own job, and munge must run on every node",
+        says="(?i)permission denied|invalid user|credential",
+    ),
+    Refusal(
+        kind=NodeFailed,
+        catches="a Slurm job has reached its limit of steps",
+        message="Slurm job {job} has reached its limit of steps (MaxStepCount)",
+        hint=NEW_ALLOCATION,
+        says="(?i)step limit",
+    ),
+    Refusal(
+        kind=ConnectError,
+        catches="slurmctld does not answer",
+        message="slurmctld does not answer, so no step can be started",
+        hint="see whether it is running: scontrol ping",
+        says="(?i)contact slurm controller|contacting slurm|connection refused|connection timed out",
+    ),
+)
+"""Why no step starts, by what srun prints; the first match counts."""
+
 
 def find_refusal(words: str, among: Sequence[Refusal] = REFUSALS) -> tuple[Refusal, dict[str, str]] | None:
-    """The reason in the output of OpenSSH's client, with its values; None if there is none."""
+    """The reason in the output of OpenSSH's client or srun, with its values; None if there is none."""
     for refusal in among:
         match = re.search(refusal.says, words) if refusal.says is not None else None
         if match:

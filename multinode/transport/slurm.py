@@ -21,9 +21,10 @@ from multinode.cluster.allocation import (
     parse_node_addresses,
 )
 from multinode.cluster.cluster import Cluster, Node
-from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError, printable
+from multinode.errors import ConnectError, ContactLost, MultinodeError, UsageError, printable
 from multinode.transport.base import Transport
 from multinode.transport.local import LocalStream, ask_program, start_piped
+from multinode.transport.refusals import NEW_ALLOCATION, SLURM_REFUSALS, find_refusal
 
 # Prefix of the verbs that start a run: only their steps need GPUs.
 _WITH_GPUS = frozenset({"probe", "connectivity", "supervise"})
@@ -45,38 +46,6 @@ _KEPT = frozenset({"SLURM_CONF"})
 _LAYOUT = (
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES SLURM_TASKS_PER_NODE "
     "SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES SLURM_STEP_TASKS_PER_NODE SLURM_STEP_NODELIST"
-)
-
-
-_NEW = "make a new allocation: salloc, or multinode submit"
-# What srun prints, ignoring case; its meaning, with `{job}`; and the fix. The first match counts.
-# src/common/slurm_errno.c of Slurm 22.05 to 24.11.
-SLURM_REFUSALS: tuple[tuple[str, type[MultinodeError], str, str], ...] = (
-    (
-        "invalid job id|already complet|unable to confirm allocation|has expired|revoked",
-        NodeGone,
-        "Slurm job {job} has ended and no longer holds its nodes",
-        _NEW,
-    ),
-    (
-        "node configuration is not available|invalid node name|not in this job",
-        NodeFailed,
-        "Slurm job {job} does not (or no longer) hold this node",
-        "see its nodes and their state: squeue --job {job}; sinfo -N -l",
-    ),
-    (
-        "permission denied|invalid user|credential",
-        NodeFailed,
-        "Slurm does not allow you to start a step in job {job}",
-        "it must be your own job, and munge must run on every node",
-    ),
-    ("step limit", NodeFailed, "Slurm job {job} has reached its limit of steps (MaxStepCount)", _NEW),
-    (
-        "contact slurm controller|contacting slurm|connection refused|connection timed out",
-        ConnectError,
-        "slurmctld does not answer, so no step can be started",
-        "see whether it is running: scontrol ping",
-    ),
 )
 
 
@@ -214,7 +183,7 @@ def read_allocation(environ: Mapping[str, str]) -> tuple[Cluster, str] | None:
         return None
     allocation = _read_job(int(job_id))
     if not allocation.holds_nodes:
-        raise UsageError(f"Slurm job {job_id} is {allocation.state} and holds no nodes", hint=_NEW)
+        raise UsageError(f"Slurm job {job_id} is {allocation.state} and holds no nodes", hint=NEW_ALLOCATION)
     named = environ.get("SLURM_JOB_NODELIST", "")
     addresses = parse_node_addresses(_ask("scontrol", "show", "node", "--oneliner", named)) if named else {}
     return allocation_hostfile(int(job_id), environ, allocation, addresses)
@@ -258,9 +227,9 @@ def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) 
 
 def _raise_refusal(stderr: str, job: object, node: str | None) -> None:
     words = "\n".join(line for line in stderr.splitlines() if line.startswith(("srun: ", "slurm_", "scontrol: ")))
-    for says, kind, message, hint in SLURM_REFUSALS:
-        if re.search(says, words, re.IGNORECASE):
-            raise kind(message.format(job=job), node=node, hint=hint.format(job=job), detail=words)
+    if (found := find_refusal(words, SLURM_REFUSALS)) is not None:
+        refusal, _ = found
+        raise refusal.kind(refusal.message.format(job=job), node=node, hint=refusal.hint.format(job=job), detail=words)
     if "Unable to create step" in words:
         raise ConnectError(f"could not start a step: {_last_line(words)}", node=node, detail=words)
 

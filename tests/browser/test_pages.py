@@ -11,17 +11,20 @@ import msgspec
 import pytest
 
 from multinode.contrast.figures import Contrast
-from multinode.experiment.cells import CellTable
-from multinode.network.measure import scan_messages
+from multinode.contrast.side import load_contrast
+from multinode.network.measure import load_scan, scan_messages
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
-from multinode.results.run_page import ReportedRun, run_page
+from multinode.results.run_page import run_page
+from multinode.sweep.cells import CellTable
+from multinode.sweep.sweep import load_table
 from tests.browser.chromium import Chromium, View, chromium
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
-from tests.experiment.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed
+from tests.stored import made_run
+from tests.sweep.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
 
 pytestmark = pytest.mark.browser
 
@@ -39,14 +42,14 @@ _SWEEP = ScanReport(
 _HOSTILE = "<b>x</b><script>console.error(1)</script><img src=http://127.0.0.1:9/y><a href='http://z'>" + "w" * 90
 _PAGES = {
     "contrast": [
-        ReportedRun(run=CONTRAST_RUN, contrast=CONTRAST),
-        ReportedRun(run=msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), contrast=CURVE),
+        made_run(CONTRAST_RUN, {load_contrast: (CONTRAST, "")}),
+        made_run(msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), {load_contrast: (CURVE, "")}),
     ],
-    "run": [ReportedRun(run=RUN, summary=SUMMARY, observed=observed())],
-    "sweep": [ReportedRun(run=RUN, scan=_SWEEP)],
-    "cells": [ReportedRun(run=SWEEP_RUN, cells=SWEEP)],
-    "published": [ReportedRun(run=SWEEP_RUN, cells=PUBLISHED)],
-    "hostile": [ReportedRun(run=SWEEP_RUN, cells=renamed(SWEEP, _HOSTILE))],
+    "run": [made_run(RUN, summary=SUMMARY, observed=observed())],
+    "sweep": [made_run(RUN, {load_scan: _SWEEP})],
+    "cells": [made_run(SWEEP_RUN, {load_table: SWEEP})],
+    "published": [made_run(SWEEP_RUN, {load_table: PUBLISHED})],
+    "hostile": [made_run(SWEEP_RUN, {load_table: renamed(SWEEP, _HOSTILE)})],
 }
 _CHARTS = {
     "contrast": ["run-1-sides", "run-1-links", "run-2-sides", "run-2-scaling"],

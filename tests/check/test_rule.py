@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from multinode.check.rule import Check, Rule, disagreements, listed
+from multinode.check.rule import Check, CheckRule, disagreements, listed
 
 from .inspecting import inspection
 
-RULE = Rule("c", "note", catches="x", message="{what} on {nodes}", hint="h")
+RULE = CheckRule(code="c", severity="note", about="x", message="{what} on {nodes}", hint="h")
 
 
 def test_what_is_alike_is_said_once_and_what_is_not_apart() -> None:

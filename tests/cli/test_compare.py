@@ -16,8 +16,8 @@ from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
 from multinode.records.run_directory import RunDirectory
-from tests.experiment.cells import SWEEP_RUN
 from tests.network.test_scan_changes import row
+from tests.sweep.cells import SWEEP_RUN
 
 FIRST, SECOND = "20260401-aa", "20260402-bb"
 

@@ -14,12 +14,19 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.launch.ending import MOST_LINES
 from multinode.records.run import NodeRun, Run, StallRecord
 from multinode.records.run_directory import RunDirectory
+from multinode.records.status import Status
 from tests.launch.scripted import make_plan
 from tests.launch.test_ending import HUNG, KEY_ERROR, RUN, STALL, failed
 
 WORDS = "stopped by you; it had hung for 16.0 s: rank 3 on node1 at train.py:24"
 NODES = tuple(
-    NodeRun(name=f"node{rank}", node_rank=rank, state="ended", cause="stopped", processes_left=0) for rank in (0, 1)
+    NodeRun(
+        name=f"node{rank}",
+        node_rank=rank,
+        state="ended",
+        status=Status(state="ended", cause="stopped", processes_left=0),
+    )
+    for rank in (0, 1)
 )
 
 
@@ -73,7 +80,7 @@ def test_a_stopped_hang_is_in_show_and_runs_and_the_report(runs: Path) -> None:
     assert call("show", "last").output.splitlines()[0] == WORDS
     assert " ".join(call("show", "last", "--details").output.split()).count("train.py:24 in <module>") == 1
     assert "stopped (hung)" in call("runs").output
-    assert json.loads(call("runs", "--json").output)["runs"][0]["stalls"][-1]["message"] == STALL.message
+    assert json.loads(call("runs", "--json").output)["runs"][0]["hung"]
     call("report", "last", "-o", "page.md")
     assert f"**{WORDS}**" in Path("page.md").read_text()
 

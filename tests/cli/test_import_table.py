@@ -11,7 +11,7 @@ from multinode.cli import runs, table
 from multinode.errors import UsageError
 
 FIGURES = Path(__file__).parents[2] / "configs" / "figures"
-TABLES = Path(__file__).parents[1] / "experiment" / "tables"
+TABLES = Path(__file__).parents[1] / "tables" / "cases"
 
 
 @pytest.fixture(autouse=True)

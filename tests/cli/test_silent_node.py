@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from multinode.cluster.cluster import Cluster
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from tests.launch.scripted import make_plan
-from tests.predict.test_advise import JOB, keep
+from tests.predict.test_recommendations import JOB, keep
 from tests.transport.silent_sshd import silent_sshd
 
 # Each verb's own: twice what its deadlines add up to. What waits without one reaches it.
@@ -116,7 +116,7 @@ def store(runs: Path, hostfile: str) -> None:
             nodes=tuple(NodeRun(name=name, node_rank=rank) for rank, name in enumerate(("box", "jump"))),
             lease_s=1.0,
         )
-        directory.write_cluster(Cluster(nodes=(), source="hosts"), hostfile)
+        directory.write_cluster(parse_hostfile(hostfile, "hosts"), hostfile)
         directory.write("plan.json", make_plan("box", "jump"))
         directory.write("run.json", running)
     keep(runs, MEASURED, 2, 800)

@@ -11,11 +11,11 @@ from typer.testing import CliRunner, Result
 
 from multinode.cli import sweep
 from multinode.errors import UsageError
-from multinode.launch.grid import GridRecord
-from multinode.launch.series import GRID_FILE
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
-from tests.experiment.sweeping import Elsewhere, sweep_of
+from multinode.series.grid import GridRecord
+from multinode.series.series import GRID_FILE
+from tests.sweep.sweeping import Elsewhere, sweep_of
 
 BATCH = "per_device_train_batch_size"
 LAYOUT = ("--nodes", "1,2", "--workers-per-node", "1")

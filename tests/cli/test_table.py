@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from multinode.cli import contrast, report, runs
 from multinode.errors import UsageError
-from multinode.experiment.sweep import build_table
-from multinode.launch.node_runs import runs_table
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.listing import run_row, runs_table
 from multinode.runs.stored_run import load_runs
-from tests.experiment.cells import PUBLISHED, SWEEP_RUN
-from tests.experiment.stored_sweep import store_sweep
+from multinode.sweep.sweep import build_table
+from tests.sweep.cells import PUBLISHED, SWEEP_RUN
+from tests.sweep.stored_sweep import store_sweep
 
 SWEEP_ID, IMPORT_ID = SWEEP_RUN.run_id, PUBLISHED.run_id
 
@@ -185,5 +185,5 @@ def test_runs_lists_a_sweep_as_one_line_of_at_most_100_columns() -> None:
     assert {one["run_id"] for one in json.loads(run("runs", "--json"))["runs"]} >= {SWEEP_ID, *cells}
     console = Console(width=100, file=io.StringIO())
     with console.capture() as captured:
-        console.print(runs_table(stored := load_runs(Path("runs"))))
-    assert len(captured.get().splitlines()) == 3 + len(stored)
+        console.print(runs_table(rows := [run_row(stored) for stored in load_runs(Path("runs"))]))
+    assert len(captured.get().splitlines()) == 3 + len(rows)

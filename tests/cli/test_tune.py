@@ -12,11 +12,11 @@ from typer.testing import CliRunner, Result
 
 from multinode.cli.main import build_app
 from multinode.errors import MultinodeError, UsageError
-from multinode.experiment.tune import Tuned
-from multinode.experiment.tuning_request import TuningRequest
 from multinode.job.engines.engine import choose_engine
 from multinode.job.launch_options import LaunchOptions
-from tests.experiment.tuning import HOSTS, YAML, Elsewhere, tuning_request
+from multinode.tune.measure import Tuned
+from multinode.tune.request import TuningRequest
+from tests.tune.tuning import HOSTS, YAML, Elsewhere, tuning_request
 
 SHAPE = ("job.yaml", "--hosts", "hosts", "--steps", "64", "--candidates", "3", "--eval-samples", "8")
 

@@ -12,15 +12,16 @@ from multinode.contrast.judge import with_speeds
 from multinode.job.job_files import Change
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Tried
+from multinode.predict.back_test import Trial, back_test
 from multinode.predict.break_even import BreakEven, Needed, NodeGain
 from multinode.predict.cost_model import StepParts
 from multinode.predict.forecast import Forecast, PredictedScenario
-from multinode.predict.leave_one_out import Trial, back_test
 from multinode.predict.network_model import UncertaintySource
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run import NodeRun, Run
+from multinode.records.status import Status
 from multinode.stats.estimate import Estimate, Spread, exactly, of_bounds, of_repeats
 from tests.levers.compressed import compressed
 
@@ -304,7 +305,7 @@ CONTRAST_RUN = Run(
     ended_s=1_800_000_240.0,
     world_size=2,
     nodes=tuple(
-        NodeRun(name=name, node_rank=rank, state="ended", exit_code=0, cause="exited")
+        NodeRun(name=name, node_rank=rank, state="ended", status=Status(state="ended", exit_code=0, cause="exited"))
         for rank, name in enumerate(("box1", "box2"))
     ),
     kind="contrast",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from multinode.contrast.figures import Side
-from multinode.contrast.side import SideRun
 from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
@@ -13,7 +12,11 @@ from multinode.profile.machine_use import NodeUse
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm, Summary
+from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import Estimate, Spread
+from tests.launch.scripted import make_plan
+from tests.profile.observing import RUN
+from tests.stored import made_run
 
 SETTINGS = JobSettings(
     model="tiny",
@@ -92,15 +95,17 @@ def split_summary(exposed_ms: float, late: dict[str, float] | None = None, **kno
     return summary_of(split=StepSplit(source="ddp", mean=mean), stragglers=stragglers, **known)
 
 
-def run_of(summary: Summary | None = None, *, nodes: int = 1, **known: Any) -> SideRun:
+def run_of(summary: Summary | None = None, *, nodes: int = 1, **known: Any) -> StoredRun:
     """A run on n1, n2, ... with two workers each."""
+    names = tuple(f"n{number}" for number in range(1, nodes + 1))
     facts: dict[str, Any] = {
         "summary": summary or summary_of(),
-        "node_names": tuple(f"n{number}" for number in range(1, nodes + 1)),
+        "plan": make_plan(*names),
+        "node_names": names,
         "workers": (2,) * nodes,
         "workload": Workload(settings=SETTINGS, whole=FullRun(steps=1000), versions={"torch": "2.13.0"}),
     }
-    return SideRun(**(facts | known))
+    return made_run(RUN, **(facts | known))
 
 
 def node_use(name: str = "n1", **known: Any) -> NodeUse:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.contrast.side import load_side_run
+from multinode.runs.stored_run import StoredRun
 from tests.predict.stored import on_four, training_record
 from tests.predict.test_request import store
 
@@ -27,7 +27,7 @@ def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
     of_four = on_four(record.plan)
     directory = store(tmp_path, msgspec.structs.replace(record, plan=of_four))
     directory.write("cluster.json", Cluster(nodes=(node,), source="hosts"))
-    assert load_side_run(directory).price_per_hour == price
+    assert StoredRun(directory).price_per_hour == price
 
 
 @pytest.mark.parametrize(("prices", "price"), [((1.5, 2.5), 4.0), ((1.5, None), None)])
@@ -40,4 +40,4 @@ def test_a_side_has_a_price_where_all_its_nodes_have_one(
     directory.write(
         "cluster.json", Cluster(nodes=tuple(Node(name=n.place.node, price=each) for n, each in nodes), source="hosts")
     )
-    assert load_side_run(directory).price_per_hour == price
+    assert StoredRun(directory).price_per_hour == price

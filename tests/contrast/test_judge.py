@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.screen import contrast_parts
-from multinode.contrast.side import SideRun, make_side
+from multinode.contrast.side import make_side
 from multinode.errors import UsageError
 from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.bottleneck import Bottleneck
@@ -20,8 +20,9 @@ from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm
 from multinode.render.table import screen_text
+from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import Spread
-from tests.contrast.made_up_sides import SETTINGS, node_use, side_of, split_of, summary_of
+from tests.contrast.made_up_sides import SETTINGS, node_use, run_of, side_of, split_of, summary_of
 
 MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
 
@@ -145,7 +146,7 @@ COUNTS = st.none() | st.integers(min_value=0, max_value=1 << 60)
 
 
 @st.composite
-def runs(draw: st.DrawFn, nodes: int) -> SideRun:
+def runs(draw: st.DrawFn, nodes: int) -> StoredRun:
     """A run that says anything that its decoded records allow, or nothing."""
     names = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
     mean = draw(st.none() | st.builds(WorkerSplit, rank=st.just(-1), step_ms=st.floats(1e-6, 1e9)))
@@ -170,9 +171,9 @@ def runs(draw: st.DrawFn, nodes: int) -> SideRun:
         per_device_batch=draw(COUNTS), accumulation=draw(COUNTS), strategy=draw(st.none() | st.text())
     )
     workload = Workload(settings=settings, whole=FullRun(steps=draw(COUNTS), epochs=draw(ANYTHING)))
-    return SideRun(
-        summary=msgspec.structs.replace(summary, step_time_ms=spread),
-        node_names=tuple(f"n{number}" for number in range(1, nodes + 1)),
+    return run_of(
+        msgspec.structs.replace(summary, step_time_ms=spread),
+        nodes=nodes,
         workers=tuple(draw(st.integers(min_value=1, max_value=8)) for _ in range(nodes)),
         workload=draw(st.none() | st.just(workload)),
         price_per_hour=draw(ANYTHING),

@@ -8,7 +8,7 @@ import pytest
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.measure import cut_job, with_outlook
-from multinode.contrast.side import load_side_run, make_side
+from multinode.contrast.side import make_side
 from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.levers.averaging import Averaging
@@ -17,7 +17,8 @@ from multinode.levers.levers import Levers
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
 from multinode.records.plan import LaunchPlan
-from tests.predict.test_advise import keep
+from multinode.runs.stored_run import StoredRun
+from tests.predict.test_recommendations import keep
 
 EPOCHS = parse_llamafactory("model_name_or_path: m\nstage: sft\nnum_train_epochs: 3\n", "sft.yaml")
 SHORT = parse_llamafactory("model_name_or_path: m\nstage: sft\nmax_steps: 12\n", "sft.yaml")
@@ -66,7 +67,7 @@ def outlook(root: Path, averaging: Averaging | None) -> Contrast:
     plan = runs[1].read("plan.json", LaunchPlan)
     assert plan is not None
     runs[1].write("plan.json", msgspec.structs.replace(plan, levers=Levers(averaging=averaging)))
-    sides = [make_side(role, [load_side_run(run)]) for role, run in zip(("baseline", "candidate"), runs, strict=True)]
+    sides = [make_side(role, [StoredRun(run)]) for role, run in zip(("baseline", "candidate"), runs, strict=True)]
     return with_outlook(compare(sides, mode="scale-out", why="", job="job.yaml", rule=""), root)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multinode.cluster.cluster import Cluster, Node
 from multinode.contrast.measure import ContrastRequest, Sides, plan_sides
 from multinode.errors import UsageError
-from multinode.launch.grid import in_turns
+from multinode.series.grid import in_turns
 
 TWO = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
 FOUR = Cluster(nodes=tuple(Node(name=name) for name in "abcd"), source="hosts")

@@ -10,11 +10,13 @@ from multinode.diagnose.failure import first_failure
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample
+from multinode.records.status import Status
 
 
 def ended(rank: int, **fields: object) -> NodeRun:
     whole = {"state": "ended", "cause": "exited", "exit_code": 0, **fields}
-    return NodeRun(name=f"node{rank}", node_rank=rank, **whole)  # type: ignore[arg-type]  # fields of NodeRun by name
+    status = Status(**whole)  # type: ignore[arg-type]  # fields of Status by name
+    return NodeRun(name=f"node{rank}", node_rank=rank, state="ended", status=status)
 
 
 def raised(rank: int, time_s: float, kind: str = "ValueError", message: str = "bad data") -> ExceptionSample:

@@ -10,8 +10,9 @@ from multinode.diagnose.explanation import LogFailure, explain
 from multinode.diagnose.failure import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
 from multinode.diagnose.log_words import read_log
 from multinode.records.progress import NodeProgress
-from multinode.records.run import Failure, NodeRun
+from multinode.records.run import Failure
 from multinode.records.samples import NicSample, StepSample
+from multinode.records.status import Status
 from tests.launch.scripted import HELLO, RUNNING, Execution, Talk
 
 from .test_failure import ended, find
@@ -121,13 +122,13 @@ def test_memory_of_the_gpu_is_told_from_memory_of_the_node(text: str, kind: str)
     ],
 )
 def test_a_death_that_only_words_tell_is_for_lack_of_memory_where_the_kernel_has_killed(message: str, log: str) -> None:
-    node = NodeRun(name="node1", node_rank=1, oom_kills=1)
+    node = Status(oom_kills=1)
     assert classify(failure(message, log), node).kind == "out_of_memory"
     assert classify(failure(message, log)).kind == "killed"
 
 
 def test_a_kill_on_the_node_does_not_make_another_error_one_of_memory() -> None:
-    node = NodeRun(name="node1", node_rank=1, oom_kills=1)
+    node = Status(oom_kills=1)
     assert classify(failure("rank 0 raised ValueError: labels must be integers"), node).kind is None
     assert classify(failure("rank 0 raised OutOfMemoryError: CUDA out of memory."), node).kind == "out_of_gpu_memory"
     assert classify(failure("rank 3 was killed by SIGTERM", signal="SIGTERM"), node).kind == "killed"
@@ -144,18 +145,18 @@ def test_the_sentence_counts_for_more_than_the_log() -> None:
 
 def test_a_kill_for_lack_of_memory_is_told_from_one_by_somebody() -> None:
     killed = failure("rank 3 was killed by SIGKILL", signal="SIGKILL")
-    node = NodeRun(name="node1", node_rank=1, oom_kills=0)
+    node = Status(oom_kills=0)
     assert classify(killed).kind == classify(killed, node).kind == "killed"
-    starved = classify(killed, NodeRun(name="node1", node_rank=1, oom_kills=1))
+    starved = classify(killed, Status(oom_kills=1))
     assert (starved.kind, "dmesg" in str(starved.hint)) == ("out_of_memory", True)
     assert classify(failure(signal="SIGSEGV")).kind == "crashed"
     assert "/dev/shm" in str(classify(failure(signal="SIGBUS")).hint)
 
 
 def test_a_full_disk_is_told_although_the_job_could_write_nothing_of_it() -> None:
-    full = NodeRun(name="node1", node_rank=1, disk_free_bytes=4096)
+    full = Status(disk_free_bytes=4096)
     assert classify(failure(), full).kind == "disk_full"
-    assert classify(failure(), NodeRun(name="node1", node_rank=1, disk_free_bytes=1 << 30)).kind is None
+    assert classify(failure(), Status(disk_free_bytes=1 << 30)).kind is None
     assert classify(failure("rank 0 raised MemoryError"), full).kind == "out_of_memory"
 
 

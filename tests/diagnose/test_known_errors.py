@@ -16,6 +16,7 @@ from multinode.diagnose.failure import classify, first_failure
 from multinode.diagnose.known_errors import PROJECTS, decode_catalogue, find_error, known_errors
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample
+from multinode.records.status import Status
 
 LINES = {
     "nccl-locked-memory": [
@@ -811,9 +812,7 @@ _ENTRY = """
 project = 'System'
 texts = ['told']
 cause = 'It was told.'
-cause_zh = 'said'
 fix = 'listen'
-fix_zh = 'listen'
 source = 'errno(3)'
 """
 
@@ -821,7 +820,7 @@ source = 'errno(3)'
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [
-        ("fix_zh = ", "# ", "told: Object missing required field `fix_zh`"),
+        ("fix = ", "# ", "told: Object missing required field `fix`"),
         ("source", "is_genral = true\nsource", "told: Object contains unknown field `is_genral`"),
         ("['told']", "'told'", "told: Expected `array`, got `str` - at `$.texts`"),
         ("source", "cause = 'twice'\nsource", "Cannot overwrite a value"),
@@ -839,7 +838,9 @@ from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure
 from multinode.launch import execute
 from multinode.records.run import NodeRun
-run = NodeRun(name="node0", node_rank=0, state="ended", cause="exited", exit_code=0, ended_s=1.0)
+from multinode.records.status import Status
+status = Status(state="ended", cause="exited", exit_code=0, ended_s=1.0)
+run = NodeRun(name="node0", node_rank=0, state="ended", status=status)
 assert first_failure([NodeEvidence(run=run, log="step 3\\n")]) is None
 print(known_errors.known_errors.cache_info().currsize)
 """
@@ -869,9 +870,9 @@ def test_a_text_with_dots_does_not_reach_into_other_lines() -> None:
 
 def test_an_error_that_names_its_own_cause_comes_before_what_its_peers_say() -> None:
     def ended(rank: int, said: str, time_s: float) -> NodeEvidence:
-        run = NodeRun(name=f"node{rank}", node_rank=rank, state="ended", cause="exited", exit_code=1, ended_s=time_s)
+        status = Status(state="ended", cause="exited", exit_code=1, ended_s=time_s)
         return NodeEvidence(
-            run=run,
+            run=NodeRun(name=f"node{rank}", node_rank=rank, state="ended", status=status),
             exceptions=[
                 ExceptionSample(rank=rank, time_s=time_s, type="DistBackendError", message=said, traceback=said)
             ],

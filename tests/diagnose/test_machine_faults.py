@@ -8,6 +8,7 @@ from multinode.diagnose.evidence import FaultWatch, NodeEvidence
 from multinode.diagnose.failure import blame_machine, first_failure
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample, parse_samples
+from multinode.records.status import Status
 
 # As the NVIDIA driver, the block layer, ext4 and EDAC log them.
 XID_79 = "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -51,7 +52,8 @@ def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s
         [] if said is None else [ExceptionSample(rank=rank, time_s=100.0 + offset_s, type=said[0], message=said[1])]
     )
     how = {"cause": "stopped", "signal": "SIGTERM"} if said is None else {"cause": "exited", "exit_code": 1}
-    run = NodeRun(name=f"node{rank}", node_rank=rank, state="ended", ended_s=101.0 + offset_s, **how)
+    status = Status(state="ended", ended_s=101.0 + offset_s, **how)
+    run = NodeRun(name=f"node{rank}", node_rank=rank, state="ended", status=status)
     return NodeEvidence(run=run, exceptions=raised, clock_offset_s=offset_s, faults=watch.faults)
 
 

@@ -74,7 +74,7 @@ def test_a_rank_that_sleeps_is_blamed_and_not_the_one_that_waits_for_the_gpu(con
     assert (blamed.rank, blamed.node) == (asleep, f"gpu{asleep}"), blamed.message
     if nccl.version() >= HAS_RAS:
         assert any(node.ras for node in record.nodes), [node.ras_missing for node in record.nodes]
-    assert all(node.processes_left == 0 for node in launched.run.nodes)
+    assert all(node.status.processes_left == 0 for node in launched.run.nodes)
 
 
 def test_a_rank_that_is_killed_is_the_first_failure(train: Callable[..., Launched]) -> None:
@@ -82,7 +82,7 @@ def test_a_rank_that_is_killed_is_the_first_failure(train: Callable[..., Launche
     failure = run.first_failure
     assert failure is not None
     assert (failure.node, failure.rank, failure.signal) == ("gpu1", 1, "SIGKILL"), failure
-    assert all(node.processes_left == 0 for node in run.nodes)
+    assert all(node.status.processes_left == 0 for node in run.nodes)
 
 
 def test_a_batch_that_does_not_fit_is_told_as_out_of_memory(train: Callable[..., Launched]) -> None:

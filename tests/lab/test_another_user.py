@@ -16,6 +16,7 @@ STRANGER, ANOTHER = 65534, 5
 # As the other user: a run directory that looks like one of a launch, whose hostfile names an SSH configuration.
 MAKE_RUN = """
 import pathlib, sys
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 root, folder = map(pathlib.Path, sys.argv[1:3])
@@ -24,7 +25,8 @@ run = Run(run_id=sys.argv[3], job="j", engine="torchrun", status="running", star
 directory = RunDirectory.create(root, run.run_id)
 directory.write("run.json", run)
 directory.write("plan.json", {"run_id": run.run_id})
-directory.write_bytes("hostfile.txt", f"gpu-a ssh_config={folder}/evil_ssh\\n".encode())
+hostfile = f"gpu-a ssh_config={folder}/evil_ssh\\n"
+directory.write_cluster(parse_hostfile(hostfile, "hosts"), hostfile)
 for path in (directory.path, *directory.path.rglob("*")):
     path.chmod(0o755)
 """

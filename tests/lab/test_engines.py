@@ -116,7 +116,7 @@ def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     assert document["schema"] == "multinode.launch/1"
     assert (document["engine"], document["world_size"], document["summary"]["steps"]) == ("llamafactory", 2, 16)
     assert document["first_failure"] is None
-    nodes = [(node["name"], node["node_rank"], node["exit_code"]) for node in document["nodes"]]
+    nodes = [(node["name"], node["node_rank"], node["status"]["exit_code"]) for node in document["nodes"]]
     assert nodes == [("node0", 0, 0), ("node1", 1, 0)]
     assert document["summary"]["last_loss"] < document["summary"]["first_loss"] - 1
     assert 0 < document["summary"]["step_time_ms"]["median"] <= document["summary"]["step_time_ms"]["p95"]

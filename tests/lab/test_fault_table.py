@@ -204,7 +204,7 @@ def test_a_worker_that_ignores_term_is_killed_after_the_grace(command: Command) 
         controller.send_signal(signal.SIGINT)
         ended = read_document(controller)
     assert (ended["status"], controller.returncode) == ("stopped", 130)
-    assert [node["processes_left"] for node in ended["nodes"]] == [0, 0]
+    assert [node["status"]["processes_left"] for node in ended["nodes"]] == [0, 0]
     assert not processes_of(run_id)
 
 
@@ -277,7 +277,7 @@ def test_a_job_that_ends_well_on_one_node_and_badly_on_the_other(command: Comman
     job = ("--", sys.executable, script(shared_dir, "half.py", text))
     code, ended = command.code_and_document(*OPTIONS, "--engine", "exec", *job)
     assert (code, ended["status"]) == (1, "failed")
-    assert [node["exit_code"] for node in ended["nodes"]] == [0, 17]
+    assert [node["status"]["exit_code"] for node in ended["nodes"]] == [0, 17]
     assert (ended["first_failure"]["node"], ended["first_failure"]["exit_code"]) == ("node1", 17)
 
 

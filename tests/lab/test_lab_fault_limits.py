@@ -150,7 +150,7 @@ def test_a_launch_tells_the_node_and_the_rank_that_the_kernel_killed(
     failure = ended["first_failure"]
     assert (code, failure["kind"], failure["node"], failure["rank"]) == (1, "out_of_memory", "node1", 1)
     assert failure["signal"] == "SIGKILL"
-    assert [node["oom_kills"] for node in ended["nodes"]] == [0, 1]
+    assert [node["status"]["oom_kills"] for node in ended["nodes"]] == [0, 1]
     # The supervisor lived to tell, and left nothing.
     assert [node["state"] for node in ended["nodes"]] == ["ended", "ended"]
 
@@ -163,7 +163,7 @@ def test_a_worker_that_somebody_killed_did_not_run_out_of_memory(
     code, ended = launched(command, KILLED_BY_SOMEBODY, shared_dir)
     failure = ended["first_failure"]
     assert (code, failure["kind"], failure["node"], failure["rank"]) == (1, "killed", "node0", 0)
-    assert [node["oom_kills"] for node in ended["nodes"]] == [0, 1]
+    assert [node["status"]["oom_kills"] for node in ended["nodes"]] == [0, 1]
 
 
 @pytest.mark.timing

@@ -110,7 +110,7 @@ def test_a_node_that_vanishes_is_the_first_failure_and_nothing_is_left_on_it_or_
     assert failure["consequences"] == [raised]
     assert abs(failure["time_s"] - vanished_s) < 5
     assert [node["state"] for node in document["nodes"]] == ["ended", "lost"]
-    assert document["nodes"][0]["processes_left"] == 0
+    assert document["nodes"][0]["status"]["processes_left"] == 0
     assert document["nodes"][1]["lost_s"] == failure["time_s"]
     assert document["summary"]["steps"] > 0
 

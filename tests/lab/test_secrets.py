@@ -15,7 +15,7 @@ from multinode.lab.cluster import ns_command
 from multinode.lab.state import Lab
 from tests.lab.launching import DEADLINE_S, Command, command_line, processes_of, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
-from tests.predict.test_advise import JOB, keep
+from tests.predict.test_recommendations import JOB, keep
 
 pytestmark = [pytest.mark.lab]
 

@@ -192,7 +192,7 @@ def test_cancelling_the_job_stops_the_run_in_order(login: Login) -> None:
         login.said("scancel", job)
         salloc.communicate(timeout=DEADLINE_S)
     assert login.read(run_id)["status"] == "stopped"
-    assert {node["processes_left"] for node in login.read(run_id)["nodes"]} == {0}
+    assert {node["status"]["processes_left"] for node in login.read(run_id)["nodes"]} == {0}
 
 
 @pytest.mark.thorough
@@ -202,7 +202,7 @@ def test_the_time_limit_of_the_job_stops_the_run_in_order(login: Login) -> None:
         login.said("scontrol", "update", f"jobid={job}", "timelimit=1")
         said, _ = salloc.communicate(timeout=DEADLINE_S)
     assert login.read(run_id)["status"] == "stopped", said
-    assert {node["processes_left"] for node in login.read(run_id)["nodes"]} == {0}
+    assert {node["status"]["processes_left"] for node in login.read(run_id)["nodes"]} == {0}
 
 
 def test_a_contrast_takes_its_sides_from_the_allocation(login: Login) -> None:

@@ -30,12 +30,12 @@ def test_a_run_that_goes_well_succeeds_and_all_of_it_is_kept(pair: Execution) ->
         talk.chunk("log", 0, b"hello from ")
         talk.chunk("log", 11, talk.node.name.encode() + b"\xff\n")
         talk.chunk("samples/rank-0.jsonl", 0, samples)
-        talk.say({"kind": "alive", "time_s": 0.0}, {"kind": "of a newer agent"})
+        talk.say({"kind": "alive", "time_s": 0.0}, {"kind": "note", "message": "the lease could not be renewed"})
         talk.end()
 
     run = pair.run(play)
     assert (run.status, run.first_failure, run.world_size) == ("succeeded", None, 4)
-    assert [(node.name, node.state, node.cause, node.exit_code) for node in run.nodes] == [
+    assert [(node.name, node.state, node.status.cause, node.status.exit_code) for node in run.nodes] == [
         ("a", "ended", "exited", 0),
         ("b", "ended", "exited", 0),
     ]
@@ -83,7 +83,7 @@ def test_when_the_job_fails_on_one_node_the_others_are_asked_to_stop(pair: Execu
     assert run.first_failure is not None
     assert (run.first_failure.node, run.first_failure.exit_code) == ("b", 1)
     assert run.first_failure.log_tail == "loading\nMemoryError"
-    assert [node.cause for node in run.nodes] == ["stopped", "exited"]
+    assert [node.status.cause for node in run.nodes] == ["stopped", "exited"]
 
 
 def test_the_others_are_stopped_before_the_failed_node_has_sent_its_whole_log(pair: Execution) -> None:
@@ -113,7 +113,7 @@ def test_a_node_that_refuses_to_start_is_the_failure_and_the_others_are_stopped(
 
     run = pair.run(play)
     assert run.status == "failed"
-    assert run.nodes[0].cause == "not_started"
+    assert run.nodes[0].status.cause == "not_started"
     assert run.first_failure is not None
     assert (run.first_failure.node, run.first_failure.message, run.first_failure.hint) == (
         "a",
@@ -197,7 +197,7 @@ def test_one_request_to_stop_gives_the_grace_period_and_a_second_one_none(pair: 
 
     run = pair.run(play)
     assert (run.status, run.first_failure, run.stop_reason) == ("stopped", None, "Ctrl-C")
-    assert [(node.state, node.processes_left) for node in run.nodes] == [("ended", 0), ("ended", 0)]
+    assert [(node.state, node.status.processes_left) for node in run.nodes] == [("ended", 0), ("ended", 0)]
 
 
 def test_a_node_without_contact_is_asked_to_stop_when_it_is_back(pair: Execution) -> None:
@@ -279,7 +279,7 @@ def test_a_node_that_was_lost_while_it_started_may_be_running_and_is_no_refused_
 ) -> None:
     alone = Execution(tmp_path, "a", lease_s=0.2, silence_s=0.5)
     run = alone.run(lambda talk: talk.hang_up())
-    assert (run.status, run.nodes[0].state, run.nodes[0].cause) == ("lost", "lost", None)
+    assert (run.status, run.nodes[0].state, run.nodes[0].status.cause) == ("lost", "lost", None)
 
 
 def test_a_node_that_was_lost_while_it_started_and_says_that_nothing_runs_was_not_started(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_node_that_was_lost_while_it_started_and_says_that_nothing_runs_was_no
             talk.say({"kind": "error", "message": "no run r.0 on this node"})
 
     run = alone.run(play)
-    assert (run.status, run.nodes[0].cause) == ("failed", "not_started")
+    assert (run.status, run.nodes[0].status.cause) == ("failed", "not_started")
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ from multinode.errors import (
     ResolveError,
     UsageError,
 )
-from multinode.launch.attach import RecordedRun, attach, follow_logs
+from multinode.launch.attach import attach, follow_logs
 from multinode.launch.context import ExecuteOptions, RunContext, StopRequest
 from multinode.records.plan import TraceWindow
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentArchive, AgentTransport
 from tests.launch.scripted import DEADLINE_S, HELLO, RUNNING, ScriptedNodes, Talk, make_plan
 
@@ -48,13 +49,14 @@ class Nodes(ScriptedNodes):
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> RecordedRun:
+def known(tmp_path: Path) -> StoredRun:
     plan = make_plan(*NODES)
     directory = RunDirectory.create(tmp_path, plan.run_id)
     run = msgspec.structs.replace(new_run(plan, 1.0), lease_s=0.1)
     directory.write("run.json", run)
-    cluster = Cluster(nodes=tuple(Node(name=name) for name in NODES), source="hosts")
-    return RecordedRun(run=run, plan=plan, cluster=cluster, directory=directory)
+    directory.write("plan.json", plan)
+    directory.write_cluster(Cluster(nodes=tuple(Node(name=name) for name in NODES), source="hosts"), "")
+    return StoredRun(directory)
 
 
 def goes_well(talk: Talk) -> None:
@@ -63,24 +65,24 @@ def goes_well(talk: Talk) -> None:
     talk.end()
 
 
-def context(known: RecordedRun, nodes: ScriptedNodes) -> RunContext:
+def context(known: StoredRun, nodes: ScriptedNodes) -> RunContext:
     return RunContext(AgentTransport(nodes, AgentArchive(b"")), known.directory.path.parent)
 
 
-def follow(known: RecordedRun, nodes: ScriptedNodes) -> dict[str, bytes]:
+def follow(known: StoredRun, nodes: ScriptedNodes) -> dict[str, bytes]:
     try:
         return dict(follow_logs(known, (0, 1), context(known, nodes), SOON))
     finally:
         nodes.check()
 
 
-def recorded(known: RecordedRun) -> Run:
+def recorded(known: StoredRun) -> Run:
     run = known.directory.read("run.json", Run)
     assert run is not None
     return run
 
 
-def test_logs_are_followed_to_the_end(known: RecordedRun) -> None:
+def test_logs_are_followed_to_the_end(known: StoredRun) -> None:
     assert follow(known, Nodes(goes_well, {})) == dict.fromkeys(NODES, b"one\n")
     assert recorded(known).status == "succeeded"
 
@@ -88,7 +90,7 @@ def test_logs_are_followed_to_the_end(known: RecordedRun) -> None:
 @pytest.mark.parametrize("names", ["ab", "b"])
 @pytest.mark.parametrize("error", [TIMED_OUT, ContactLost("sshd did not answer in time")])
 def test_a_node_that_stays_out_of_reach_is_the_error_and_lost(
-    known: RecordedRun, error: MultinodeError, names: str
+    known: StoredRun, error: MultinodeError, names: str
 ) -> None:
     """Also where all of them are at the same moment: that one was never started is for the node to say."""
     with pytest.raises(ContactLost, match=error.message) as caught:
@@ -99,7 +101,7 @@ def test_a_node_that_stays_out_of_reach_is_the_error_and_lost(
     assert [node.name for node in run.nodes if node.state == "lost"] == list(names)
 
 
-def test_a_node_that_comes_into_reach_is_followed(known: RecordedRun) -> None:
+def test_a_node_that_comes_into_reach_is_followed(known: StoredRun) -> None:
     nodes = Nodes(goes_well, {"b": TIMED_OUT})
     seen = context(known, nodes)
     # So many looks at the progress, which shows that it is being sought.
@@ -109,7 +111,7 @@ def test_a_node_that_comes_into_reach_is_followed(known: RecordedRun) -> None:
 
 
 @pytest.mark.parametrize("kind", [UsageError, ResolveError, HostKeyError, AuthError])
-def test_what_only_we_can_put_right_leaves_the_run_alone(known: RecordedRun, kind: type[MultinodeError]) -> None:
+def test_what_only_we_can_put_right_leaves_the_run_alone(known: StoredRun, kind: type[MultinodeError]) -> None:
     left = threading.Event()
 
     def goes_on(talk: Talk) -> None:
@@ -128,9 +130,7 @@ def test_what_only_we_can_put_right_leaves_the_run_alone(known: RecordedRun, kin
 
 
 @pytest.mark.parametrize("kind", [ConnectError, AuthError, NodeFailed])
-def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(
-    known: RecordedRun, kind: type[MultinodeError]
-) -> None:
+def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(known: StoredRun, kind: type[MultinodeError]) -> None:
     request = StopRequest()
     request.ask("stop")
     nodes = Nodes(goes_well, dict.fromkeys("ab", kind("no way to it")))
@@ -140,7 +140,7 @@ def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(
     assert (run.first_failure.node, "no way to it" in run.first_failure.message) == ("a", True)
 
 
-def test_a_node_that_knows_no_such_run_is_the_error(known: RecordedRun) -> None:
+def test_a_node_that_knows_no_such_run_is_the_error(known: StoredRun) -> None:
     def play(talk: Talk) -> None:
         if talk.node.name == "b":
             talk.say({"kind": "error", "message": "no run r.1 on this node"})
@@ -152,10 +152,11 @@ def test_a_node_that_knows_no_such_run_is_the_error(known: RecordedRun) -> None:
     assert caught.value.node == "b"
 
 
-def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_time(known: RecordedRun) -> None:
+def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_time(known: StoredRun) -> None:
     """The record says it before the thread that follows is done: here it waits for a trace."""
     window = TraceWindow(steps=2, ranks=(0,))
-    traced = msgspec.structs.replace(known, plan=msgspec.structs.replace(known.plan, trace=window))
+    known.directory.write("plan.json", msgspec.structs.replace(known.require_plan(), trace=window))
+    traced = StoredRun(known.directory)
     told = threading.Event()
 
     def play(talk: Talk) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from multinode.errors import ContactLost
 from multinode.launch.hang_watch import StallClock
-from multinode.launch.session import Chunk, Ended, Event, Hello, Message, Status
+from multinode.launch.session import Chunk, Ended, Event, Hello, Message, StatusReport
 from multinode.records.run import Run, Stall, StallRecord
 from tests.node.localnode import wait_until
 
@@ -237,7 +237,7 @@ def test_a_run_that_is_stopped_while_it_hangs_ends_in_that_hang_whatever_its_job
     assert (run.hang.rank, run.hang.resumed_s) == (3, None)
 
 
-RUNS = Status(state="running")
+RUNS = StatusReport(state="running")
 
 
 def clock(*said: tuple[float, int, Message]) -> StallClock:

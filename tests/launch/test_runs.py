@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
-from multinode.cluster.cluster import Cluster
+from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import MultinodeError, UsageError
-from multinode.launch.attach import RecordedRun, choose_logs, choose_nodes, follow_logs, node_logs
+from multinode.launch.attach import choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.context import RunContext
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
-from multinode.runs.stored_run import load_run, load_runs
+from multinode.runs.stored_run import StoredRun, load_run, load_runs
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
 
@@ -242,13 +242,14 @@ def test_a_launch_goes_on_without_its_controller(tmp_path: Path) -> None:
 
 
 def test_a_defect_of_who_follows_a_run_is_no_good_end_of_its_logs(tmp_path: Path) -> None:
-    """Of a plan with more nodes than there are: what is raised then is none of our own errors."""
-    run = msgspec.structs.replace(RUN, status="running", ended_s=None)
     directory = store(tmp_path)
-    directory.write("run.json", run)
-    known = RecordedRun(
-        run=run, plan=make_plan("box-a"), cluster=Cluster(nodes=(), source="hosts"), directory=directory
-    )
-    context = RunContext(FakeTransport(lambda *_: []), tmp_path)
+    directory.write("run.json", msgspec.structs.replace(RUN, status="running", ended_s=None))
+    directory.write("plan.json", make_plan("box-a"))
+    directory.write_cluster(Cluster(nodes=(Node(name="box-a"),), source="hosts"), "")
+
+    class Defective(RunContext):
+        def with_part_of(self, run_id: str | None) -> RunContext:
+            raise IndexError(run_id)
+
     with pytest.raises(IndexError):
-        list(follow_logs(known, (0,), context))
+        list(follow_logs(StoredRun(directory), (0,), Defective(FakeTransport(lambda *_: []), tmp_path)))

@@ -13,11 +13,14 @@ import pytest
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch import attach
-from multinode.launch.attach import RecordedRun, find_recorded, stop
+from multinode.launch.attach import find_recorded, nodes_of, stop, whole_of
 from multinode.launch.context import RunContext
 from multinode.launch.node_runs import stop_by_id
+from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run
 from multinode.records.run_directory import RunDirectory
+from multinode.records.status import Status
+from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
@@ -25,23 +28,27 @@ from tests.launch.scripted import make_plan
 STOPPED = {"kind": "stopped", "state": "ended", "processes_left": 0}
 
 
+def store(directory: RunDirectory, plan: LaunchPlan) -> None:
+    directory.write("plan.json", plan)
+    directory.write("run.json", new_run(plan, 1.0))
+    directory.write_cluster(Cluster(nodes=tuple(Node(name=place.node) for place in plan.places), source="hosts"), "")
+
+
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedRun]:
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoredRun]:
     """A run whose lock is held, as by the process that follows it."""
     monkeypatch.setattr(attach, "ANSWER_S", 0.5)
     plan = make_plan("a", "b")
     directory = RunDirectory.create(tmp_path, plan.run_id)
-    run = new_run(plan, 1.0)
-    directory.write("run.json", run)
-    cluster = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+    store(directory, plan)
     with directory.lock():
-        yield RecordedRun(run=run, plan=plan, cluster=cluster, directory=directory)
+        yield StoredRun(directory)
 
 
 @pytest.mark.parametrize("ended_by", ["a", "b"])
 @pytest.mark.parametrize("unreachable", ["", "b", "ab"])
 def test_the_recorded_end_counts_and_without_one_the_error_of_the_node(
-    known: RecordedRun, unreachable: str, ended_by: str
+    known: StoredRun, unreachable: str, ended_by: str
 ) -> None:
     """As in a batch job: the node that is told ends it, and the channel to the other may go with it."""
 
@@ -62,7 +69,7 @@ def test_the_recorded_end_counts_and_without_one_the_error_of_the_node(
         assert raised.value.node == unreachable[0]
 
 
-def test_an_end_that_nobody_records_is_an_error(known: RecordedRun) -> None:
+def test_an_end_that_nobody_records_is_an_error(known: StoredRun) -> None:
     answers = FakeTransport(lambda *_: [json.dumps(STOPPED).encode() + b"\n"])
     with pytest.raises(MultinodeError, match="its end was not recorded"):
         stop(known, RunContext(answers, known.directory.path.parent), 0.1)
@@ -71,25 +78,25 @@ def test_an_end_that_nobody_records_is_an_error(known: RecordedRun) -> None:
     assert (recorded.status, {node for node, *_ in answers.ran}) == ("running", {"a", "b"})
 
 
-def record(known: RecordedRun, status: str, *nodes: NodeRun) -> RecordedRun:
+def record(known: StoredRun, status: str, *nodes: NodeRun) -> StoredRun:
     run = msgspec.structs.replace(known.run, status=status, nodes=nodes)
     known.directory.write("run.json", run)
-    return msgspec.structs.replace(known, run=run)
+    return StoredRun(known.directory)
 
 
 @pytest.fixture
-def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
     """A run that nobody follows."""
     monkeypatch.setattr(attach, "ANSWER_S", 0.5)
     plan = make_plan("a", "b")
     directory = RunDirectory.create(tmp_path, plan.run_id)
-    cluster = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
-    return RecordedRun(run=new_run(plan, 1.0), plan=plan, cluster=cluster, directory=directory)
+    store(directory, plan)
+    return StoredRun(directory)
 
 
 def over(name: str, node_rank: int, **fields: Any) -> NodeRun:
     whole = {"state": "ended", "cause": "stopped", "processes_left": 0, **fields}
-    return NodeRun(name=name, node_rank=node_rank, **whole)
+    return NodeRun(name=name, node_rank=node_rank, state=whole["state"], status=Status(**whole))
 
 
 UNCLEAR: dict[str, dict[str, Any]] = {
@@ -101,7 +108,7 @@ UNCLEAR: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", UNCLEAR)
-def test_a_node_that_has_not_said_that_it_is_over_is_asked_whatever_was_recorded(left: RecordedRun, how: str) -> None:
+def test_a_node_that_has_not_said_that_it_is_over_is_asked_whatever_was_recorded(left: StoredRun, how: str) -> None:
     known = record(left, "lost", over("a", 0, exit_code=1, cause="exited"), over("b", 1, **UNCLEAR[how]))
     nodes = FakeTransport(
         lambda *_: [json.dumps({**STOPPED, "cause": "stopped", "signal": "SIGTERM"}).encode() + b"\n"]
@@ -114,14 +121,14 @@ def test_a_node_that_has_not_said_that_it_is_over_is_asked_whatever_was_recorded
     assert known.directory.read("run.json", Run) == run
 
 
-def test_a_run_that_every_node_said_to_be_over_is_left_as_it_is(left: RecordedRun) -> None:
+def test_a_run_that_every_node_said_to_be_over_is_left_as_it_is(left: StoredRun) -> None:
     known = record(left, "succeeded", over("a", 0, cause="exited"), over("b", 1, cause="exited"))
     nodes = FakeTransport(lambda *_: [])
     assert stop(known, RunContext(nodes, known.directory.path.parent), 0.1).run == known.run
     assert nodes.ran == []
 
 
-def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: RecordedRun) -> None:
+def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: StoredRun) -> None:
     known = record(left, "lost", over("a", 0, state="lost"), over("b", 1, state="lost"))
 
     def answer(node: Node, *_: object) -> list[bytes]:
@@ -135,10 +142,10 @@ def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: Recor
     run = stop(known, context, 0.1).run
     assert (run.status, [node.state for node in run.nodes]) == ("lost", ["ended", "lost"])
     assert said == ["b: it may still run there: no route"]
-    assert run.nodes[0].cause == "stopped"
+    assert run.nodes[0].status.cause == "stopped"
 
 
-def test_nothing_runs_any_more_where_the_allocation_has_ended(left: RecordedRun) -> None:
+def test_nothing_runs_any_more_where_the_allocation_has_ended(left: StoredRun) -> None:
     known = record(left, "lost", over("a", 0, state="lost"), over("b", 1, state="lost"))
 
     def answer(node: Node, *_: object) -> list[bytes]:
@@ -148,7 +155,7 @@ def test_nothing_runs_any_more_where_the_allocation_has_ended(left: RecordedRun)
     assert (run.status, [node.state for node in run.nodes]) == ("stopped", ["ended", "ended"])
 
 
-def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(left: RecordedRun) -> None:
+def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(left: StoredRun) -> None:
     here: dict[str, dict[str, Any]] = {
         "a": {"runs": [{"run_id": "r-x.0"}, {"run_id": "r-x-1.0"}, {"run_id": "other.0"}], "living": []},
         "b": {"runs": [{"run_id": "r-x.0", "machine": "a"}], "living": ["r-x.1"]},
@@ -162,14 +169,14 @@ def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(l
         return [json.dumps(STOPPED).encode() + b"\n"]
 
     agent = AgentTransport(FakeTransport(answer))
-    stops = stop_by_id(agent, left.cluster, "r-x", 0.1)
+    stops = stop_by_id(agent, nodes_of(left), "r-x", 0.1)
     assert sorted(asked) == [("a", "r-x-1.0"), ("a", "r-x.0"), ("b", "r-x.1")]
     assert [(one.node, one.runs, one.processes_left) for one in stops] == [
         ("a", ("r-x-1.0", "r-x.0"), 0),
         ("b", ("r-x.1",), 0),
     ]
     with pytest.raises(UsageError, match="no run 'nosuch' on the nodes of hosts"):
-        stop_by_id(agent, left.cluster, "nosuch", 0.1)
+        stop_by_id(agent, nodes_of(left), "nosuch", 0.1)
 
 
 def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_an_attempt_of_ours(
@@ -181,8 +188,8 @@ def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_a
     attempt.write_cluster(Cluster(nodes=(Node(name="a"),), source="hosts"), "a\n")
     attempt.write("run.json", new_run(plan, 1.0, part_of="r"))
     whole.write("run.json", msgspec.structs.replace(new_run(plan, 1.0), has_parts=True))
-    found = find_recorded(tmp_path, "r-1").whole
+    found = whole_of(find_recorded(tmp_path, "r-1"))
     assert found is not None
-    assert found.path == whole.path
+    assert found.directory.path == whole.path
     whole.path.chmod(0o777)
-    assert find_recorded(tmp_path, "r-1").whole is None
+    assert whole_of(find_recorded(tmp_path, "r-1")) is None

@@ -4,14 +4,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from multinode.errors import AuthError, ContactLost, NodeFailed
-from multinode.launch.session import Chunk, Ended, Event, Gone, Hello, Message, Status, parse_record
+from multinode.launch.session import Chunk, Ended, Event, Gone, Hello, Message, StatusReport
 from multinode.launch.tracker import KeptLimits, Tracker
 from multinode.profile.summary import summarise_run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import NoteSample, parse_samples
+from multinode.records.status import Status
 
 from .scripted import make_plan
 
@@ -47,7 +49,10 @@ def piece() -> Callable[[str, bytes], Chunk]:
 
 def test_a_nodes_state_follows_what_it_says_and_the_others_is_untouched(tracker: Tracker) -> None:
     assert [node.state for node in tracker.progress.nodes] == ["waiting", "waiting"]
-    told_in_turn: list[tuple[Message, str]] = [(Hello(time_s=0), "starting"), (Status(state="running"), "running")]
+    told_in_turn: list[tuple[Message, str]] = [
+        (Hello(time_s=0), "starting"),
+        (StatusReport(state="running"), "running"),
+    ]
     for message, state in told_in_turn:
         tell(tracker, message)
         assert [node.state for node in tracker.progress.nodes] == ["waiting", state]
@@ -60,7 +65,7 @@ def test_until_the_first_step_a_node_shows_what_it_does_and_then_no_more(
     worker = b'{"kind":"worker","rank":2,"local_rank":0,"world_size":4,"time_s":1,"source":"trainer"}\n'
     told_in_turn: list[tuple[Message, str]] = [
         (Hello(time_s=0), "starting"),
-        (Status(state="running"), "running, importing"),
+        (StatusReport(state="running"), "running, importing"),
         (piece("log", b"Loading checkpoint shards:  50%"), "running, loading the model 50%"),
         (piece("samples/rank-2.jsonl", worker), "running, first step"),
         (piece("samples/rank-2.jsonl", STEP % (2, 1)), "running"),
@@ -77,7 +82,7 @@ def test_a_run_that_is_taken_up_shows_what_its_log_said_last(tmp_path: Path) -> 
     directory = RunDirectory.create(tmp_path, "r")
     directory.append_log(1, b"Tokenizing\n")
     tracker = Tracker(make_plan("a", "b"), directory)
-    tell(tracker, Status(state="running"))
+    tell(tracker, StatusReport(state="running"))
     assert tracker.progress.nodes[1].doing == "running, tokenizing the data"
 
 
@@ -136,12 +141,12 @@ def test_the_clock_offset_is_the_nodes_clock_minus_ours(tracker: Tracker) -> Non
 
 
 def test_contact_that_comes_back_leaves_no_error_behind(tracker: Tracker) -> None:
-    tell(tracker, Status(state="running"))
+    tell(tracker, StatusReport(state="running"))
     tracker.take(Event(node_rank=1, error=ContactLost("silent")))
     assert "reconnecting" in tracker.progress.nodes[1].message
     assert not tracker.any_failed
     tell(tracker, Hello(time_s=0))
-    tell(tracker, Status(state="running"))
+    tell(tracker, StatusReport(state="running"))
     assert (tracker.progress.nodes[1].message, tracker.evidence()[1].error) == ("", None)
 
 
@@ -150,14 +155,22 @@ def test_an_error_before_anything_was_asked_means_that_nothing_started(
     tracker: Tracker, error: NodeFailed | AuthError
 ) -> None:
     tracker.take(Event(node_rank=1, error=error, over=True))
-    assert (tracker.node_runs[1].state, tracker.node_runs[1].cause) == ("ended", "not_started")
+    assert (tracker.node_runs[1].state, tracker.node_runs[1].status.cause) == ("ended", "not_started")
     assert tracker.any_failed
 
 
-def test_an_error_of_a_running_node_means_that_it_is_lost(tracker: Tracker) -> None:
-    tell(tracker, Status(state="running"))
+def test_a_lost_node_keeps_the_status_that_it_reported_last(tracker: Tracker) -> None:
+    tell(tracker, StatusReport(state="running", message="supervised again", oom_kills=1))
     tracker.take(Event(node_rank=1, error=NodeFailed("no such run"), over=True))
-    assert (tracker.node_runs[1].state, tracker.node_runs[1].cause) == ("lost", None)
+    lost = tracker.node_runs[1]
+    assert (lost.state, lost.status) == ("lost", Status(state="running", message="supervised again", oom_kills=1))
+    assert msgspec.json.decode(msgspec.json.encode(lost))["status"]["state"] == "running"
+
+
+def test_an_error_of_a_running_node_means_that_it_is_lost(tracker: Tracker) -> None:
+    tell(tracker, StatusReport(state="running"))
+    tracker.take(Event(node_rank=1, error=NodeFailed("no such run"), over=True))
+    assert (tracker.node_runs[1].state, tracker.node_runs[1].status.cause) == ("lost", None)
 
 
 def test_giving_up_loses_whoever_has_not_ended(tracker: Tracker) -> None:
@@ -185,9 +198,7 @@ def test_what_is_gone_on_the_node_is_said_in_its_place_and_counts_for_whoever_go
     at = 0
     for part in pieces:
         length = part if isinstance(part, int) else len(part)
-        record = {"kind": "gone", "file": "log", "offset": at, "size_bytes": length}
-        gone = parse_record(record, "b")
-        assert isinstance(gone, Gone)
+        gone = Gone(file="log", offset=at, size_bytes=length)
         tell(tracker, gone if isinstance(part, int) else Chunk(file="log", offset=at, data=part))
         at += length
         # By a controller that follows it from here on.
@@ -315,9 +326,3 @@ def test_a_log_that_somebody_removed_or_changed_is_wanted_again_as_a_whole(tmp_p
     assert tracker.fetch_again(1)["log"] == 0
     tell(tracker, Chunk(file="log", offset=0, data=b"first\nsecond\n"))
     assert (tracker.behind, directory.log_path(1).read_text()) == ((), "first\nsecond\n")
-
-
-@pytest.mark.parametrize("chunk", [{"file": "log", "data": "A" * (1 << 20)}, {"file": "log", "data": "not base64"}])
-def test_a_piece_of_no_such_size_is_the_nodes_failure(chunk: dict[str, str]) -> None:
-    with pytest.raises(NodeFailed, match="cannot read its record"):
-        parse_record({"kind": "chunk", "offset": 0, **chunk}, "b")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.network.screen import next_step, scan_lines, scan_parts
 from multinode.network.size_scan import ScanChanges, ScanReport, StepEstimate
-from multinode.records.finding import Finding
 from multinode.traffic.pair_speeds import RawTcp
 from multinode.traffic.step_calls import Call
 from tests.golden import Golden

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from multinode.launch.copy_chain import make_credentials
+from multinode.copy.chain import make_credentials
 from multinode.node.channel import AgentError
 from multinode.node.copies import wire
 from multinode.node.copies.manifest import (

@@ -21,7 +21,7 @@ from multinode.predict.advice_screen import advice_notes
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
-from multinode.predict.predict import Prediction
+from multinode.predict.prediction import Prediction
 from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.predict.tuning_options import setting_options
 from multinode.predict.variants import Subject

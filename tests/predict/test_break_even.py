@@ -16,7 +16,7 @@ from multinode.predict.break_even import (
 from multinode.predict.calibration import Calibration, Residual
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
-from multinode.predict.predict import Prediction
+from multinode.predict.prediction import Prediction
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
 

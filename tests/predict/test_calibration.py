@@ -7,7 +7,7 @@ from multinode.errors import UsageError
 from multinode.predict.calibration import Calibration, CalibrationRun, calibrate, calibrate_without_single
 from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import Link, NetworkModel
-from multinode.predict.predict import Prediction
+from multinode.predict.prediction import Prediction
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Spread

@@ -16,12 +16,12 @@ from multinode.predict.cost_model import Scenario, StepCosts, make_low_rank
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.network_model import Link
-from multinode.predict.predict import Prediction, calls_of, sent_bytes
+from multinode.predict.prediction import Prediction, calls_of, sent_bytes
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy, TrafficInputs, Work
 from tests.levers.compressed import compressions
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, sweep_record, training_record
-from tests.predict.test_predict import CALIBRATION, LINK, G
+from tests.predict.test_prediction import CALIBRATION, LINK, G
 
 changed = msgspec.structs.replace
 TWO = Layout(nodes=2)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from multinode.predict.back_test import Trial, back_test
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
-from multinode.predict.leave_one_out import Trial, back_test
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.request import load_published_benchmarks
 

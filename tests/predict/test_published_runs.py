@@ -9,7 +9,7 @@ from multinode.predict.break_even import accumulation_for, link_for
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts, StepParts, step_parts
 from multinode.predict.network_model import CommTimes, Link, NetworkModel
-from multinode.predict.predict import Prediction
+from multinode.predict.prediction import Prediction
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve, nic_bytes, strategy_calls
 

@@ -11,7 +11,7 @@ from multinode.levers.levers import Levers
 from multinode.predict.advice import rank_options
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import gather
-from multinode.predict.predict import Prediction
+from multinode.predict.prediction import Prediction
 from multinode.predict.run_selection import Record
 from multinode.predict.training_state import TrainingState
 from multinode.profile.calls import SeenCall

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.predict.early_verdict import judge
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.shortfall import shortfall_words
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.records.finding import Finding
 from tests.predict.stored import comm_ms, renamed, sweep_record, training_record
 from tests.predict.test_published_benchmarks import figures
 from tests.profile.made_up_steps import MadeUp, always

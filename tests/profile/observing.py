@@ -33,6 +33,7 @@ from multinode.records.samples import (
     TrafficSample,
     WorkerSample,
 )
+from multinode.records.status import Status
 from multinode.stats.estimate import Spread
 
 __all__ = ["NAMES", "RUN", "STEPS", "SUMMARY", "collective_samples", "observed"]
@@ -56,7 +57,7 @@ RUN = Run(
     ended_s=_BEGUN_S + 30,
     world_size=len(NAMES) * _WORKERS,
     nodes=tuple(
-        NodeRun(name=name, node_rank=index, state="ended", exit_code=0, cause="exited")
+        NodeRun(name=name, node_rank=index, state="ended", status=Status(state="ended", exit_code=0, cause="exited"))
         for index, name in enumerate(NAMES)
     ),
 )

@@ -6,19 +6,21 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from multinode.network.measure import scan_messages
+from multinode.bench.measure import load_bench
+from multinode.network.measure import load_scan, scan_messages
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.profile.observed import observe
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import CollectiveTest
-from multinode.results.run_page import ReportedRun, run_page
+from multinode.results.run_page import run_page
 from tests.bench.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed
+from tests.stored import made_run
 
-WHOLE = ReportedRun(run=RUN, summary=SUMMARY, observed=observed())
+WHOLE = made_run(RUN, summary=SUMMARY, observed=observed())
 _ASKING = {"src", "href", "srcset", "poster", "data", "action", "background", "manifest"}
 _BEFORE_BODY = re.compile(r"^.*<body>", re.DOTALL)
 
@@ -106,7 +108,7 @@ def test_a_run_without_samples_has_a_page_that_says_so() -> None:
     bare = Summary(run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"})
     seen = observed()
     silent = observe(RUN.run_id, [msgspec.structs.replace(node, samples=()) for node in seen.nodes])
-    for run in (ReportedRun(run=RUN), ReportedRun(run=RUN, summary=bare, observed=silent)):
+    for run in (made_run(RUN), made_run(RUN, summary=bare, observed=silent)):
         read = _Read(run_page([run]))
         assert "This run has no recorded samples" in read.text
         assert read.charts == []
@@ -116,7 +118,7 @@ def test_a_run_without_samples_has_a_page_that_says_so() -> None:
 def test_several_runs_have_a_section_each_and_one_table_beside_each_other() -> None:
     other = msgspec.structs.replace(RUN, run_id="20260103-bb", job="other.yaml")
     figures = msgspec.structs.replace(SUMMARY, samples_per_s=77.7, utilisation=None)
-    read = _Read(run_page([WHOLE, ReportedRun(run=other, summary=figures, observed=observed())]))
+    read = _Read(run_page([WHOLE, made_run(other, summary=figures, observed=observed())]))
     assert read.tags.count("section") == 2
     assert len(set(read.charts)) == 8
     head = next(cells for cells in read.rows if cells[:2] == ["run", "state"])
@@ -140,7 +142,7 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
         directory="/r",
     )
     untrained = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no steps"})
-    read = _Read(run_page([ReportedRun(run=RUN, scan=sweep, summary=untrained)]))
+    read = _Read(run_page([made_run(RUN, {load_scan: sweep}, summary=untrained)]))
     assert read.charts == ["run-1-sweep"]
     assert "this is what the link carries" in read.text
     # Its run trained nothing, and nothing of a training is missing.
@@ -150,7 +152,7 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
 
 def test_a_bench_has_its_verdict_and_its_tables() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.5), gpu()), node="<b>1"))
-    read = _Read(run_page([ReportedRun(run=RUN, bench=found)]))
+    read = _Read(run_page([made_run(RUN, {load_bench: found})]))
     assert "<b>1 is slow: 50% of the speed of node0 in matrix products" in read.text
     assert ["node0", "0", "alone", "250.0 80%", "1400/-"] in read.rows
     assert ["<b>1", "0", "alone", "125.0 40%!", "1400/-"] in read.rows
@@ -166,7 +168,7 @@ def test_nothing_that_a_node_or_a_job_says_is_run_by_the_page() -> None:
         RUN, job=attack, nodes=tuple(msgspec.structs.replace(node, name=attack) for node in RUN.nodes)
     )
     summary = msgspec.structs.replace(SUMMARY, rule=attack, missing={attack: attack})
-    page = run_page([ReportedRun(run=run, summary=summary, observed=msgspec.structs.replace(seen, nodes=nodes))])
+    page = run_page([made_run(run, summary=summary, observed=msgspec.structs.replace(seen, nodes=nodes))])
     read = _Read(page)
     assert read.asked == []
     assert "<script>alert" not in page

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from multinode.api import document
 from multinode.cli.main import build_app
-from multinode.contrast.side import load_side_run
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import Launched
 from multinode.predict.request import read_record
@@ -21,6 +20,7 @@ from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts, load_runs, whole_runs
 from tests.launch.scripted import make_plan
+from tests.profile.observing import SUMMARY
 
 
 def plan_with_links(*rates: float | None) -> LaunchPlan:
@@ -32,10 +32,12 @@ def plan_with_links(*rates: float | None) -> LaunchPlan:
     return msgspec.structs.replace(plan, nodes=tuple(nodes))
 
 
-def store(root: Path, run_id: str, *, part_of: str | None = None, has_parts: bool = False) -> Run:
+def store(
+    root: Path, run_id: str, *, part_of: str | None = None, has_parts: bool = False, status: str = "succeeded"
+) -> Run:
     plan = msgspec.structs.replace(plan_with_links(10.0, 25.0), run_id=run_id)
     directory = RunDirectory.create(root, run_id)
-    run = msgspec.structs.replace(new_run(plan, 1.0, part_of), has_parts=has_parts, status="succeeded")
+    run = msgspec.structs.replace(new_run(plan, 1.0, part_of), has_parts=has_parts, status=status)
     if not has_parts:
         directory.write("plan.json", plan)
     directory.write("run.json", run)
@@ -86,7 +88,7 @@ def test_contrast_and_predict_take_a_run_for_the_same_link(
     directory.write("summary.json", Summary(run_id="r", steps=0, steady_steps=0, rule=""))
     record = read_record(directory)
     assert record is not None
-    assert (load_side_run(directory).link_gbit_per_s, record.link_gbit_per_s) == (expected, expected)
+    assert (StoredRun(directory).link_gbit_per_s, record.link_gbit_per_s) == (expected, expected)
 
 
 def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +96,7 @@ def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch:
     summary = Summary(run_id="r", steps=3, steady_steps=2, rule="", missing={"samples_per_s": "no steps"})
     RunDirectory(tmp_path / "r").write("summary.json", summary)
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
-    printed = [CliRunner().invoke(build_app(), [*words, "--json"]).stdout for words in (["show", "r"], ["runs"])]
-    shown, (listed,) = json.loads(printed[0]), json.loads(printed[1])["runs"]
-    assert shown == listed
+    shown = json.loads(CliRunner().invoke(build_app(), ["show", "r", "--json"]).stdout)
     launched = Launched(
         run=run, summary=summary, plan=plan_with_links(10.0, 25.0), directory=RunDirectory(tmp_path / "r")
     )
@@ -104,3 +104,21 @@ def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch:
     assert (shown["run_id"], shown["status"], shown["part_of"]) == ("r", "succeeded", "w")
     assert (shown["summary"]["steps"], shown["summary"]["missing"]) == (3, {"samples_per_s": "no steps"})
     assert [node["name"] for node in shown["nodes"]] == ["n0", "n1"]
+
+
+def test_a_run_is_listed_with_its_headline_figures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = store(tmp_path, "r", part_of="w")
+    store(tmp_path, "early", status="failed")
+    RunDirectory(tmp_path / "r").write("summary.json", msgspec.structs.replace(SUMMARY, run_id="r"))
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
+    listed = json.loads(CliRunner().invoke(build_app(), ["runs", "--json"]).stdout)["runs"]
+    rows = {row["run_id"]: row for row in listed}
+    whole, early = rows["r"], rows["early"]
+    assert SUMMARY.step_time_ms is not None
+    assert (whole["samples_per_s"], whole["step_time_ms"]) == (SUMMARY.samples_per_s, SUMMARY.step_time_ms.median)
+    assert (whole["status"], whole["part_of"], whole["nodes"]) == ("succeeded", "w", ["n0", "n1"])
+    assert (whole["world_size"], whole["directory"]) == (run.world_size, str(tmp_path / "r"))
+    assert (early["status"], early["hung"]) == ("failed", False)
+    assert (early["samples_per_s"], early["step_time_ms"]) == (None, None)
+    assert set(whole) == set(early)
+    assert not {"summary", "first_failure", "command"} & set(whole)

@@ -11,20 +11,20 @@ from typing import Any
 
 import msgspec
 
-from multinode.experiment.sweep import build_table
-from multinode.experiment.tuning import judge
 from multinode.records.run import Failure, Run
 from multinode.records.run_directory import RunDirectory
+from multinode.sweep.sweep import build_table
+from multinode.tune.judge import judge
 from tests.bench.made_up_bench import report as bench_report
 from tests.bench.test_screen import GPUS
 from tests.cli.test_report import PLAN
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
-from tests.experiment.cells import PUBLISHED, SWEEP_RUN
-from tests.experiment.stored_sweep import store_sweep
-from tests.experiment.test_measured_screens import TUNED
-from tests.experiment.test_tuning_screen import TUNINGS
 from tests.network.test_screen import CHANGES, LIKE, SLOW, WELL
 from tests.profile.observing import RUN, SUMMARY, observed
+from tests.sweep.cells import PUBLISHED, SWEEP_RUN
+from tests.sweep.stored_sweep import store_sweep
+from tests.tune.test_measured_screens import TUNED
+from tests.tune.test_tuning_screen import TUNINGS
 
 __all__ = ["NAMES", "store_made_up"]
 

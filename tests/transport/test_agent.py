@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from multinode.cluster.cluster import Node
@@ -24,9 +25,21 @@ MISSING = Completed(
 Answer = Completed | Iterable[bytes]
 
 
-def call(answer: Callable[[str], Answer]) -> tuple[dict[str, Any], FakeTransport]:
+class Facts(msgspec.Struct, frozen=True, tag_field="kind", tag="facts"):
+    """What the nodes here answer."""
+
+    cores: int | None = None
+    hostname: str | None = None
+    env: dict[str, list[str]] | None = None
+
+
+class Connected(msgspec.Struct, frozen=True, tag_field="kind", tag="connected"):
+    """What comes of a further verb."""
+
+
+def call(answer: Callable[[str], Answer]) -> tuple[Facts, FakeTransport]:
     fake = FakeTransport(lambda _node, command, _stdin: answer(command))
-    return AgentTransport(fake, ARCHIVE).call(NODE, "probe", {"schema": 1}, deadline_s=5), fake
+    return AgentTransport(fake, ARCHIVE).call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5), fake
 
 
 def failure(answer: Answer) -> MultinodeError:
@@ -39,8 +52,8 @@ def failure(answer: Answer) -> MultinodeError:
 def test_the_command_line_is_constant_and_the_request_is_one_line_on_stdin() -> None:
     request = {"python": "$(reboot); '\"\n", "env": {"A": "`x`"}}
     fake = FakeTransport(lambda *_: [FACTS])
-    record = AgentTransport(fake, ARCHIVE).call(NODE, "probe", request, deadline_s=5)
-    assert record == {"kind": "facts", "cores": 2}
+    record = AgentTransport(fake, ARCHIVE).call(NODE, "probe", request, Facts, deadline_s=5)
+    assert record == Facts(cores=2)
     ((node, command, stdin),) = fake.ran
     assert (node, command) == ("a", VERB)
     assert stdin.count(b"\n") == 1
@@ -50,7 +63,7 @@ def test_the_command_line_is_constant_and_the_request_is_one_line_on_stdin() -> 
 def test_an_agent_that_is_missing_is_sent_once_and_then_run() -> None:
     answers: Iterator[Answer] = iter([MISSING, Completed(exit_code=0, stdout=b"", stderr=b""), [FACTS]])
     record, fake = call(lambda _: next(answers))
-    assert record["cores"] == 2
+    assert record.cores == 2
     assert [command for _, command, _ in fake.ran][::2] == [VERB, VERB]
     _, upload, stdin = fake.ran[1]
     assert stdin == ARCHIVE.data
@@ -119,7 +132,7 @@ class ShellTransport(FakeTransport):
 )
 def test_what_a_bashrc_prints_first_is_passed_over_whatever_it_looks_like(before: list[bytes]) -> None:
     agent = AgentTransport(ShellTransport(*before, GREETING, FACTS), ARCHIVE)
-    assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
+    assert agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5).cores == 2
 
 
 @pytest.mark.parametrize(
@@ -133,7 +146,7 @@ def test_what_a_bashrc_prints_first_is_passed_over_whatever_it_looks_like(before
 def test_what_a_node_printed_instead_of_an_answer_is_shown(code: int, words: str, hint: str) -> None:
     transport = ShellTransport(b"Not today.", exit_code=code, stderr=b"no shim" if code == 127 else b"")
     with pytest.raises(NodeFailed) as caught:
-        AgentTransport(transport, ARCHIVE).call(NODE, "probe", {"schema": 1}, deadline_s=5)
+        AgentTransport(transport, ARCHIVE).call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
     assert words in caught.value.message
     assert hint in str(caught.value.hint)
 
@@ -169,7 +182,7 @@ def test_an_agent_that_went_without_a_word_is_lost() -> None:
         b'{"kind":\n',
         b"{\xff\xfe}\n",
         b'{"kind":"facts"}{"kind":"facts"}\n',
-        b'{"kind":' + b"[" * 100_000 + b"\n",
+        b'{"kind":"facts","x":' + b"[" * 100_000 + b"\n",
     ],
 )
 def test_what_is_not_a_record_is_the_nodes_failure_and_no_defect_of_ours(lie: bytes) -> None:
@@ -183,8 +196,8 @@ def test_what_is_not_a_record_is_the_nodes_failure_and_no_defect_of_ours(lie: by
 def test_a_record_that_a_lost_connection_cut_off_is_no_lie_of_the_node(
     rest: tuple[bytes, ...], error: type[Exception]
 ) -> None:
-    fake = FakeTransport(lambda *_: [FACTS, b'{"kind":"chunk","data":"4MTY5\n', *rest])
-    stream = AgentTransport(fake, ARCHIVE).open(NODE, "follow", {"schema": 1}, deadline_s=5)
+    fake = FakeTransport(lambda *_: [FACTS, b'{"kind":"facts","hostname":"4MTY5\n', *rest])
+    stream = AgentTransport(fake, ARCHIVE).open(NODE, "follow", {"schema": 1}, Facts, deadline_s=5)
     with pytest.raises(error):
         stream.read(5)
 
@@ -228,8 +241,8 @@ class KeepingTransport(FakeTransport):
 def test_a_further_verb_takes_the_same_channel() -> None:
     transport = KeepingTransport(b'{"kind":"connected"}')
     agent = AgentTransport(transport, ARCHIVE)
-    agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
-    assert agent.open(NODE, "connect", {"schema": 1, "x": 2}, deadline_s=5).first == {"kind": "connected"}
+    agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
+    assert agent.open(NODE, "connect", {"schema": 1, "x": 2}, Connected, deadline_s=5).first == Connected()
     assert transport.opened == 1
     assert transport.channels[0].requests[1] == {"schema": 1, "x": 2, "verb": "connect"}
 
@@ -239,17 +252,17 @@ def test_an_agent_that_has_gone_meanwhile_or_cannot_be_told_is_started_again(bro
     transport = KeepingTransport(ContactLost("gone") if broken else None, None)
     transport.channels[0].broken = broken
     agent = AgentTransport(transport, ARCHIVE)
-    agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
-    assert agent.open(NODE, "probe", {"schema": 1}, deadline_s=5).first == {"kind": "facts", "cores": 2}
+    agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
+    assert agent.open(NODE, "probe", {"schema": 1}, Facts, deadline_s=5).first == Facts(cores=2)
     assert transport.opened == 2
 
 
 def test_a_request_that_may_have_arrived_is_not_sent_twice() -> None:
     transport = KeepingTransport(ContactLost("silent"), None)
     agent = AgentTransport(transport, ARCHIVE)
-    agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
     with pytest.raises(ContactLost):
-        agent.open(NODE, "supervise", {"schema": 1}, deadline_s=5)
+        agent.open(NODE, "supervise", {"schema": 1}, Facts, deadline_s=5)
     assert transport.opened == 1
 
 
@@ -257,7 +270,7 @@ def test_the_interpreter_of_the_hostfile_runs_the_agent_and_python3_where_it_can
     node = Node(name="a", python="/my env/bin/python")
     cannot = Completed(exit_code=126, stdout=b"", stderr=b"Permission denied\n")
     fake = FakeTransport(lambda _node, command, _stdin: cannot if "my env" in command else [FACTS])
-    AgentTransport(fake, ARCHIVE).call(node, "probe", {"schema": 1}, deadline_s=5)
+    AgentTransport(fake, ARCHIVE).call(node, "probe", {"schema": 1}, Facts, deadline_s=5)
     assert [command for _, command, _ in fake.ran] == [f"'/my env/bin/python' -I -S ~/{ARCHIVE.path} probe", VERB]
 
 
@@ -269,8 +282,8 @@ def test_what_a_node_says_carries_no_control_characters() -> None:
     fake = FakeTransport(
         lambda *_: [b'{"kind":"facts","hostname":"a\\u001b[2Jb","env":{"NCCL_\\u0007X":["\\u009b1m"]}}\n']
     )
-    record = AgentTransport(fake, ARCHIVE).call(NODE, "probe", {}, deadline_s=5)
-    assert record == {"kind": "facts", "hostname": "a [2Jb", "env": {"NCCL_ X": [" 1m"]}}
+    record = AgentTransport(fake, ARCHIVE).call(NODE, "probe", {}, Facts, deadline_s=5)
+    assert record == Facts(hostname="a [2Jb", env={"NCCL_ X": [" 1m"]})
 
 
 class FrozenStream(FakeStream):
@@ -291,7 +304,7 @@ def test_agents_that_wait_for_a_further_verb_are_ended_at_once() -> None:
     agent = AgentTransport(fake, ARCHIVE)
     for number in range(4):
         node = Node(name=f"n{number}")
-        agent.keep(node, AgentStream(FrozenStream(fake, node, "x"), node))
+        agent.keep(node, AgentStream[Facts](FrozenStream(fake, node, "x"), node))
     agent.close()
     assert FrozenStream.most > 1
 
@@ -323,7 +336,7 @@ def test_a_channel_that_waited_with_an_old_python_is_let_go_of() -> None:
     stream = Old(fake, NODE, "x")
     agent.keep(NODE, AgentStream(stream, NODE))
     with pytest.raises(NodeFailed, match=r"Python 3\.8\.1"):
-        agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+        agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
     assert stream.is_closed
 
 
@@ -337,7 +350,7 @@ def test_an_agent_that_was_started_early_takes_the_first_verb() -> None:
     agent.start_early([NODE])
     agent.refresh()
     assert not refreshed
-    assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
+    assert agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5).cores == 2
     agent.refresh()
     assert refreshed == [True]
     ((_, command, stdin),) = fake.ran
@@ -350,7 +363,7 @@ def test_an_agent_that_was_missing_when_it_was_started_early_is_sent_at_the_firs
     fake = FakeTransport(lambda *_: next(answers))
     agent = AgentTransport(fake, ARCHIVE)
     agent.start_early([NODE])
-    assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
+    assert agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5).cores == 2
     assert [command for _, command, _ in fake.ran if "cat >" not in command] == [EARLY, VERB, VERB]
 
 
@@ -373,9 +386,9 @@ def test_a_node_that_could_not_be_reached_early_is_told_at_the_first_use_and_tri
     agent = AgentTransport(transport, ARCHIVE)
     agent.start_early([NODE])
     with pytest.raises(ConnectError, match="refused"):
-        agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+        agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
     assert transport.tried == 1
-    assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
+    assert agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5).cores == 2
 
 
 def test_a_defect_while_an_agent_is_started_early_is_raised_at_the_first_use() -> None:
@@ -386,4 +399,4 @@ def test_a_defect_while_an_agent_is_started_early_is_raised_at_the_first_use() -
     agent = AgentTransport(Defect(lambda *_: [FACTS]))
     agent.start_early([NODE])
     with pytest.raises(ZeroDivisionError):
-        agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+        agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from multinode.check.probe import SentFacts
 from multinode.cluster.cluster import Node
 from multinode.errors import NodeFailed
+from multinode.launch.node_runs import NodeRuns
 from multinode.transport.agent import AgentArchive, AgentStream, AgentTransport, build_archive, load_archive
 from multinode.transport.base import Completed
 from multinode.transport.fake import FakeStream, FakeTransport
@@ -101,7 +103,7 @@ def test_a_node_gets_all_of_it_or_nothing_and_its_senders_have_names_of_their_ow
         return ended
 
     def call() -> None:
-        AgentTransport(FakeTransport(answer), archive).call(Node(name="a"), "probe", {}, deadline_s=5)
+        AgentTransport(FakeTransport(answer), archive).call(Node(name="a"), "probe", {}, SentFacts, deadline_s=5)
 
     if sent < 1:
         for _ in range(2):
@@ -156,7 +158,7 @@ def test_a_damaged_archive_or_copy_is_noticed_and_healed(tmp_path: Path, how: st
     def call() -> None:
         agent, node = AgentTransport(Recorded(tmp_path)), Node(name="a", python=sys.executable)
         request = {"schema": 1, "run_id": "none"}
-        assert agent.call(node, "runs", request, deadline_s=20)["kind"] == "runs"
+        assert not agent.call(node, "runs", request, NodeRuns, deadline_s=20).runs
         # It compiles its modules first, which takes seconds where others use the processors.
         agent.close(60.0)
 
@@ -214,7 +216,7 @@ def test_its_first_lines_are_for_any_python_3_and_say_which_one_it_is(tmp_path: 
     assert json.loads(ended.stdout) == {"kind": "agent", "schema": 1, "python": "3.6.15"}
     for node in (Node(name="a"), Node(name="a", python="/old/python")):
         fake = FakeTransport(lambda *_: ended)
-        stream = AgentStream(Raw(fake, node, "agent"), node)
+        stream = AgentStream[SentFacts](Raw(fake, node, "agent"), node)
         with pytest.raises(NodeFailed, match=f"{node.python or 'python3'} there is Python 3.6.15") as caught:
             stream.greet(5)
         assert "python=" in str(caught.value.hint)

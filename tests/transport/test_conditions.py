@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from multinode.cluster.cluster import Node
 from multinode.errors import MultinodeError
+from multinode.launch.node_runs import NodeRuns
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fabric_ssh import FabricTransport
 from multinode.transport.openssh import OpensshTransport
@@ -131,8 +132,8 @@ class Case:
         transport = self.make()
         agent = AgentTransport(transport, patience_s=self.patience_s)
         try:
-            record = agent.call(node, "runs", {"schema": 1, "run_id": "none"}, deadline_s=DEADLINE_S)
-            assert record["kind"] == "runs"
+            request = {"schema": 1, "run_id": "none"}
+            assert not agent.call(node, "runs", request, NodeRuns, deadline_s=DEADLINE_S).runs
         finally:
             agent.close()
             transport.close()

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import base64
+import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from multinode.cluster.cluster import Cluster, Node, local_cluster
 from multinode.errors import ContactLost, NodeFailed
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
+from multinode.launch.session import Chunk, Ended, FollowedRecord
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.transport.agent import AgentStream, AgentTransport, load_archive
 from multinode.transport.local import LocalTransport
@@ -148,24 +150,28 @@ def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTranspo
 def test_a_run_is_supervised_let_go_followed_and_stopped(agent: AgentTransport, node: Node, home: Path) -> None:
     argv = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
     asked = LocalNode.request(argv, RUN_ID, schema=1)
-    stream = agent.open(node, "supervise", asked, deadline_s=DEADLINE_S)
-    supervisor = int((stream.first or {})["supervisor_pid"])
+    stream = open_followed(agent, node, "supervise", asked)
     read_log_until(stream, b"begun\n")
     stream.close()
-    followed = agent.open(node, "follow", {"schema": 1, "run_id": RUN_ID, "offsets": {}}, deadline_s=DEADLINE_S)
+    supervisor = int(json.loads((home / ".multinode/runs" / RUN_ID / "supervisor.json").read_text())["pid"])
+    followed = open_followed(agent, node, "follow", {"schema": 1, "run_id": RUN_ID, "offsets": {}})
     read_log_until(followed, b"begun\n")
     followed.send({"op": "stop", "grace_s": 1.0})
-    last = [record for record in followed.records(time.monotonic() + DEADLINE_S) if record["kind"] == "end"]
+    last = [record for record in followed.records(time.monotonic() + DEADLINE_S) if isinstance(record, Ended)]
     followed.close()
-    assert [(one["cause"], one["processes_left"]) for one in last] == [("stopped", 0)]
+    assert [(one.cause, one.processes_left) for one in last] == [("stopped", 0)]
     wait_until_gone(supervisor)
     assert [path.name for path in home.iterdir()] == [".multinode"]
 
 
-def read_log_until(stream: AgentStream, text: bytes) -> None:
+def open_followed(agent: AgentTransport, node: Node, verb: str, request: dict[str, Any]) -> AgentStream[FollowedRecord]:
+    return agent.open(node, verb, request, FollowedRecord, deadline_s=DEADLINE_S)  # type: ignore[arg-type]  # a union is no type
+
+
+def read_log_until(stream: AgentStream[FollowedRecord], text: bytes) -> None:
     log = b""
     while text not in log:
         record = stream.read(DEADLINE_S)
         assert record is not None, f"it ended before {text!r}"
-        if record["kind"] == "chunk" and record["file"] == "log":
-            log += base64.b64decode(record["data"])
+        if isinstance(record, Chunk) and record.file == "log":
+            log += record.data

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from multinode.check.probe import SentFacts
 from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, NodeError
 from multinode.transport.agent import AgentTransport
@@ -81,7 +82,7 @@ def let_go(transport: SshTransport, node: Node) -> None:
 
 
 def call(transport: SshTransport, node: Node) -> object:
-    return AgentTransport(transport).call(node, "probe", {"schema": 1}, deadline_s=0.7)
+    return AgentTransport(transport).call(node, "probe", {"schema": 1}, SentFacts, deadline_s=0.7)
 
 
 def jump(transport: SshTransport, node: Node) -> object:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from multinode.check.probe import SentFacts
 from multinode.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
 from multinode.transport.agent import AgentTransport, load_archive
@@ -207,11 +208,11 @@ def test_the_agent_is_sent_once_then_reused_in_a_home_that_only_its_owner_reads(
     path = sshd.home / load_archive().path
     path.unlink(missing_ok=True)
     request = {"schema": 1, "packages": False}
-    assert agent.call(node, "probe", request, deadline_s=DEADLINE_S)["home"] == str(sshd.home)
+    assert agent.call(node, "probe", request, SentFacts, deadline_s=DEADLINE_S).home == str(sshd.home)
     assert path.read_bytes() == load_archive().data
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o700, 0o700)
     stamp = path.stat().st_mtime_ns
-    agent.call(node, "probe", request, deadline_s=DEADLINE_S)
+    agent.call(node, "probe", request, SentFacts, deadline_s=DEADLINE_S)
     assert path.stat().st_mtime_ns == stamp
     agent.close()
     # Beside it there is at most its compiled copy.
@@ -223,12 +224,12 @@ def test_a_bashrc_that_prints_disturbs_nothing(ssh: Transport, sshd: Sshd, node:
     bashrc.write_text("echo 'Welcome!'; echo 'to stderr' >&2; echo\n")
     try:
         agent = AgentTransport(ssh)
-        record = agent.call(node, "probe", {"schema": 1, "packages": False}, deadline_s=DEADLINE_S)
+        record = agent.call(node, "probe", {"schema": 1, "packages": False}, SentFacts, deadline_s=DEADLINE_S)
         agent.close()
         noisy = ssh.run(node, "echo in", deadline_s=DEADLINE_S).stdout
     finally:
         bashrc.unlink()
-    assert record["kind"] == "facts"
+    assert record.home == str(sshd.home)
     assert noisy == b"Welcome!\n\nin\n"  # the shell of this test does read it
 
 

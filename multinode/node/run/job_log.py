@@ -40,7 +40,7 @@ class LogIndex(NamedTuple):
         return {"schema": 1, "base_bytes": self.base, "whole_from_bytes": self.whole_from, "busy": self.busy}
 
 
-class _Piece(NamedTuple):
+class _LogPiece(NamedTuple):
     name: str
     offset: int
     length: int
@@ -55,7 +55,7 @@ class KeptLog:
         self._seen: Optional[tuple[int, int, int]] = None
         self._index = LogIndex()
         self._states: tuple[Optional[tuple[int, int, int]], ...] = ()
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_LogPiece] = []
 
     def read(self, offset: int, most: int) -> tuple[int, bytes]:
         """Bytes that are gone from `offset` on, and if none are, the data there: empty at the end, or for now."""
@@ -100,7 +100,7 @@ class KeptLog:
                 next_offset = min(next_offset, piece.offset)
         return next_offset - offset, b""
 
-    def _list_pieces(self) -> list[_Piece]:
+    def _list_pieces(self) -> list[_LogPiece]:
         paths = {name: os.path.join(self._run.path, name) for name in (TAIL, KEPT)}
         states = tuple(map(_state, paths.values()))
         if states != self._states:
@@ -120,12 +120,12 @@ def _read_file(path: str, place: int, most: int) -> bytes:
         return b""
 
 
-def _pieces(name: str, path: str) -> Iterator[_Piece]:
+def _pieces(name: str, path: str) -> Iterator[_LogPiece]:
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         place = 0
         while len(head := os.pread(file.fileno(), PIECE.size, place)) == PIECE.size:
             offset, length = PIECE.unpack(head)
-            yield _Piece(name, offset, length, place + PIECE.size)
+            yield _LogPiece(name, offset, length, place + PIECE.size)
             place += PIECE.size + length
 
 

@@ -1,0 +1,1 @@
+"""Files to the nodes, between them and back."""

@@ -1,1 +1,0 @@
-"""Several short runs in turns, and their tables."""

@@ -1,0 +1,1 @@
+"""Judgements: what was found, and the rules that word it."""

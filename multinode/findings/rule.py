@@ -1,0 +1,75 @@
+"""Rule: one kind of finding, declared once with its words. RuleGroup: the rules of one subject.
+
+A rule decides nothing: the code that judges calls `found` with the figures, and `docs/reference/findings.md` lists it.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+import msgspec
+
+from multinode.findings.finding import Finding
+
+NODES = "\0"
+"""Stands for the names of the nodes until all are known that share a finding: no text of a node has it."""
+
+
+class _Word(str):
+    """A text in a hint: quoted for a shell, unless `!s` asks for it unquoted."""
+
+    __slots__ = ()
+
+    def __format__(self, _spec: str) -> str:
+        return shlex.quote(self)
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of finding; the reference of the findings is generated from these."""
+
+    code: str  # identifies its kind, or the check it belongs to
+    about: str  # what it finds, for a list
+    # the finding's, with `{names}` for values known at run time. If it or the hint contains `{nodes}`, nodes with equal
+    # values share one finding.
+    message: str
+    # as `message`, but `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each line
+    # after the first is a command to copy. Empty if there is nothing to do.
+    hint: str = ""
+    figures: tuple[str, ...] = ()  # names of the values that the finding keeps, with their units
+
+    def found(self, on: str | None, /, **values: object) -> Finding:
+        """A finding on a node, which message and hint may refer to as `{node}`; None concerns the whole cluster."""
+        message, hint = self.worded(on, values)
+        return Finding(code=self.code, node=on, message=message, hint=hint or None, figures=self.known(values))
+
+    def worded(self, on: str | None, values: dict[str, object]) -> tuple[str, str]:
+        """Message and hint with these values."""
+        # A node's text must not begin a line that looks like one of ours.
+        texts = {name: _text(value) for name, value in {"node": on, "nodes": NODES, **values}.items()}
+        words = {name: _Word(text) if isinstance(text, str) else text for name, text in texts.items()}
+        return self.message.format_map(texts), self.hint.format_map(words)
+
+    def known(self, values: dict[str, object]) -> dict[str, float | str]:
+        """The figures among these values, without those that are None."""
+        kept = {name: values.get(name) for name in self.figures}
+        return {name: value for name, value in kept.items() if isinstance(value, int | float | str)}
+
+
+def _text(value: object) -> object:
+    if isinstance(value, tuple):
+        return "\n".join(str(_text(line)) for line in value)
+    return value.replace("\n", " ") if isinstance(value, str) else value
+
+
+class RuleGroup:
+    """The rules of one subject, in the order of their declaration."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.rules: list[Rule] = []
+
+    def rule(self, code: str, *, about: str, message: str, hint: str = "", figures: tuple[str, ...] = ()) -> Rule:
+        """Declare a rule."""
+        rule = Rule(code=code, about=about, message=message, hint=hint, figures=figures)
+        self.rules.append(rule)
+        return rule

@@ -1,0 +1,1 @@
+"""Several short runs in turns, which are taken up where they were broken off."""

@@ -1,0 +1,241 @@
+"""Rows of a sweep: what became of a cell, and the runs that measured it -> its CellRow. Pure.
+
+`make_row` has the figures of a contrast's side, `fill_rows` the settings of cells without figures, and
+`with_full_run` how long the user's full run would take in each. Prices of the hostfile come with the runs
+(`profile/measured.py`), others from a file of prices (`cell_table`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from multinode.contrast.figures import Side
+from multinode.contrast.side import make_side
+from multinode.errors import UsageError
+from multinode.levers.levers import NONE
+from multinode.model.workload import FullRun, JobSettings, global_batch
+from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
+from multinode.runs.stored_run import StoredRun
+from multinode.series.grid import CellRecord
+from multinode.stats.estimate import attempt
+from multinode.stats.unknown import UnknownError
+from multinode.sweep.cells import MEASURED, CellRow, has_speed
+from multinode.sweep.columns import COLUMNS
+
+_UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
+
+
+class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell and what its runs found."""
+
+    record: CellRecord
+    # that ended well, in the order in which they were measured; none of a cell that has no figures
+    runs: tuple[StoredRun, ...] = ()
+
+    @property
+    def whole(self) -> FullRun:
+        """The user's full run, as far as one of the runs knows it."""
+        return FullRun.first_of(run.workload.whole for run in self.runs if run.workload is not None)
+
+
+def make_row(measured: MeasuredCell) -> CellRow:
+    """The row of one cell; one that was not measured, or has no speed, says why and has no figures."""
+    record, runs, cell = measured.record, measured.runs, measured.record.cell
+    row = CellRow(
+        label=cell.label,
+        state=record.state if record.state != "running" else "waiting",
+        out_of=record.out_of,
+        reason=record.reason,
+        run_ids=record.run_ids,
+        varied=cell.settings,
+        device=device_of(runs[-1].devices) if runs else None,
+        node_devices=runs[-1].devices if runs else (),
+        nodes=cell.nodes,
+        workers_per_node=cell.workers_per_node,
+        world_size=cell.nodes * cell.workers_per_node if cell.workers_per_node is not None else None,
+        price_purchase=runs[-1].price_purchase if runs else None,
+    )
+    if record.state != MEASURED:
+        return row
+    reason = "its runs are no longer stored"
+    try:
+        if runs:
+            return _measured(row, make_side("point", runs), runs)
+    except UsageError as error:
+        # A run that ended well and tells no speed, as a script's may, has failed at what it was run for.
+        reason = error.message
+    return msgspec.structs.replace(row, state="failed", reason=row.reason or reason)
+
+
+def _measured(row: CellRow, side: Side, runs: Sequence[StoredRun]) -> CellRow:
+    used = [run.require_summary().utilisation for run in runs]
+    row = msgspec.structs.replace(
+        row,
+        **{
+            **{name: getattr(side, name) for name in Measured.__struct_fields__},
+            "settings": side.settings or JobSettings(),
+            "workers_per_node": side.workers_per_node if len(set(runs[-1].workers)) == 1 else None,
+        },
+        network_share=side.exposed_share,
+        exposed_steps=side.exposed_steps,
+        peak_memory_gib=_peak_memory_gib(runs),
+        tokens_per_sample=_median([run.require_summary().tokens_per_sample for run in runs]),
+        **{name: _median([getattr(side, name, None) for side in used]) for name in _UTILISATION},
+    )
+    return msgspec.structs.replace(row, missing=_missing(row, side, runs[-1]))
+
+
+def _peak_memory_gib(runs: Sequence[StoredRun]) -> float | None:
+    nodes = [node for run in runs for node in run.require_summary().nodes]
+    return max((gib for node in nodes for gib in node.peak_worker_memory_gib.values()), default=None)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    counts = [value for value in values if value is not None]
+    return statistics.median(counts) if counts and len(counts) == len(values) else None
+
+
+def _missing(row: CellRow, side: Side, last: StoredRun) -> dict[str, str]:
+    summary = last.require_summary()
+    no_peak = summary.missing.get("utilisation", "") if summary.utilisation is None else summary.utilisation.denominator
+    missing = side.missing | {
+        "network_share": side.missing.get("exposed_share", ""),
+        "tokens_per_sample": summary.missing.get("tokens_per_sample", ""),
+        "peak_memory_gib": "no worker reported its memory",
+        "device": "the nodes did not report their devices",
+        "workers_per_node": "the nodes have unequal numbers of workers",
+        "price_purchase": "not every node has a price (price_purchase= in the hostfile)",
+        **dict.fromkeys(_UTILISATION, no_peak),
+    }
+    unknown = [name for name in row.__struct_fields__ if getattr(row, name) is None]
+    return {name: missing[name] or "not every repeat has it" for name in unknown if name in missing}
+
+
+def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
+    """The name of the device, of different ones how many of each; None where no node tells.
+
+    Args:
+        devices: of each node.
+    """
+    counts: Counter[str] = Counter()
+    for names in devices:
+        counts.update(names)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return " + ".join(f"{count} x {name}" for name, count in counts.items()) or None
+
+
+T = TypeVar("T")
+
+
+def fill_rows(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
+    """The rows of one sweep, those without figures with all that is certain of them."""
+    measured = [row for row in rows if row.state == MEASURED]
+    return tuple(row if row.state == MEASURED else _filled(row, measured) for row in rows)
+
+
+def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
+    names = (name for name in JobSettings.__struct_fields__ if name != "levers")
+    levers = _agreed(other.settings.levers for other in measured)
+    settings = JobSettings(**{name: _setting(row, name, measured) for name in names}, levers=levers or NONE)
+    alike = [other for other in measured if other.nodes == row.nodes]
+    workers = row.workers_per_node or _agreed(other.workers_per_node for other in alike)
+    world_size = _agreed(other.world_size for other in alike)
+    if row.nodes is not None and workers is not None:
+        world_size = row.nodes * workers
+    return msgspec.structs.replace(
+        row,
+        settings=settings,
+        device=row.device or _agreed(other.device for other in alike or measured),
+        workers_per_node=workers,
+        world_size=world_size,
+        global_batch=global_batch(settings, world_size),
+    )
+
+
+def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
+    column = COLUMNS[name]
+    keys = [key for key in column.keys if key in row.varied]
+    alike = [other for other in measured if all(other.varied.get(key) == row.varied[key] for key in keys)]
+    if alike:
+        return _agreed(getattr(other.settings, name) for other in alike)
+    if keys != [column.key]:
+        return None
+    value = row.varied[column.key]
+    is_fit = type(value) is int and value > 0 if column.kind == "count" else isinstance(value, str)
+    return value if is_fit else None
+
+
+def _agreed(values: Iterable[T]) -> T | None:
+    given = list(values)
+    return given[0] if given and all(value == given[0] for value in given) else None
+
+
+def with_full_run(
+    rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None = None, least_workers: int | None = None
+) -> tuple[tuple[CellRow, ...], str]:
+    """The rows of one sweep with the time of the full run, at the rate of their steady state; and what it trains.
+
+    Args:
+        rows: of one sweep.
+        whole: what the job asks for when it is not cut short.
+        worker_batch: samples of a worker's step as the job's own file has it; None takes the sweep's first cell that
+            has the most workers.
+        least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
+    """
+    most = max([least_workers or 0, *(row.world_size or 0 for row in rows)])
+    missing: dict[str, str] = {}
+    work = attempt(missing, "whole_s", partial(_asked, rows, whole, worker_batch, most))
+    if work is None:
+        return tuple(
+            msgspec.structs.replace(row, missing=row.missing | missing) if _is_timed(row) else row for row in rows
+        ), ""
+    samples, trains = work
+    return tuple(
+        msgspec.structs.replace(row, whole_s=full_run_s(row.samples_per_s, count))
+        if row.samples_per_s is not None and _is_timed(row)
+        else row
+        for row, count in zip(rows, samples, strict=True)
+    ), trains
+
+
+def _asked(
+    rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
+) -> tuple[Sequence[float], str]:
+    """How many samples the full run trains, by row, and in a sentence."""
+    if (steps := whole.steps) is not None:
+        own = _worker_batch(rows, worker_batch, workers)
+        samples = steps * own * workers
+        return [float(samples)] * len(rows), (
+            f"The full run is {samples:,} samples in every cell ({steps:,} steps of {own:,} samples per worker on "
+            f"{workers:,} workers), at the rate of the measured steps."
+        )
+    epochs = asked_epochs(whole)
+    # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
+    dataset_samples = dataset_size(row.dataset_samples for row in rows)
+    counts = [epochs * (row.dataset_samples or dataset_samples) for row in rows]
+    times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+    size = f" ({dataset_samples:,} samples)" if len(set(counts)) == 1 else ""
+    return counts, f"The full run is {times} of the dataset{size}, at the rate of the measured steps."
+
+
+def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:
+    if not workers:
+        raise UnknownError("the number of workers is unknown")
+    if worker_batch:
+        return worker_batch
+    batches = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
+    if not batches:
+        raise UnknownError("the batch per worker is unknown")
+    widest, batch = max(batches, key=lambda pair: pair[0])
+    return batch // widest
+
+
+def _is_timed(row: CellRow) -> bool:
+    return row.state == MEASURED and has_speed(row)

@@ -1,0 +1,427 @@
+"""CellTable made of rows, of several tables, relative to a baseline; sorted and filtered; prices of a file. Pure."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from multinode.cluster.accelerators import device_key, short_device_name
+from multinode.cluster.prices import Price, Prices
+from multinode.errors import UsageError
+from multinode.model.workload import FullRun
+from multinode.profile.measured import with_costs
+from multinode.profile.summary import Summary
+from multinode.stats.estimate import Estimate, attempt, ratio
+from multinode.stats.unknown import UnknownError
+from multinode.sweep.cell_rows import MeasuredCell, fill_rows, make_row, with_full_run
+from multinode.sweep.cells import (
+    MEASURED,
+    CellRow,
+    CellTable,
+    Cheapest,
+    Offer,
+    differing,
+    has_speed,
+    other_job,
+    require_name,
+    untold,
+    value_of,
+)
+from multinode.units import format_duration, format_figure
+
+# What each price of a row is called in a prices file, and in the hostfile (read by `profile.measured.hostfile_price`).
+_PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
+_EQUAL = 1e-6
+
+
+def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
+    """The table with its rows' prices, and what follows from them: cost, samples for money, speed for money.
+
+    Args:
+        table: with the figures of its rows; prices of an earlier file in it give way to those of this one.
+        prices: of devices and nodes; None leaves it at what the rows have.
+    """
+    rows = tuple(_with_row_costs(_priced(row, prices)) for row in table.cells)
+    return msgspec.structs.replace(table, cells=rows)
+
+
+def _priced(row: CellRow, prices: Prices | None) -> CellRow:
+    if prices is None:
+        return row
+    prices_of = {name: None if name in row.filed_prices else getattr(row, name) for name in _PRICES}
+    own = row.currency if any(price is not None for price in prices_of.values()) else None
+    if own not in {None, prices.currency}:
+        return row
+    missing = dict(row.missing)
+    filed: dict[str, float] = {}
+    for name, price in prices_of.items():
+        if price is None and (amount := attempt(missing, name, partial(_of_file, row, prices, name))) is not None:
+            filed[name] = amount
+    return msgspec.structs.replace(
+        row,
+        **(prices_of | filed),
+        # A hostfile and a table that have no word for their currency are in the file's.
+        currency=prices.currency if any(price is not None for price in (prices_of | filed).values()) else None,
+        filed_prices=tuple(filed),
+        missing=missing,
+    )
+
+
+def _of_file(row: CellRow, prices: Prices, name: str) -> float:
+    """What the row's nodes, or its GPUs, cost by the file."""
+    nodes = [prices.nodes.get(node) for node in row.node_names]
+    if not any(nodes):
+        total = _of_devices(_devices(row), prices, name)
+    else:
+        own = (_kind_of(node, name) for node in nodes)
+        total = sum(
+            price if price is not None else _of_devices(_devices(row, rank), prices, name)
+            for rank, price in enumerate(own)
+        )
+    return total
+
+
+def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
+    if not row.node_devices:
+        count = row.world_size if rank is None else row.workers_per_node
+        return {row.device: count} if row.device is not None else {}
+    if rank is not None:
+        return row.node_devices[rank] if rank < len(row.node_devices) else {}
+    counts: Counter[str] = Counter()
+    for devices in row.node_devices:
+        counts.update(devices)
+    return counts
+
+
+def _of_devices(devices: Mapping[str, int | None], prices: Prices, name: str) -> float:
+    if not devices:
+        raise UnknownError("the device, and therefore its price, is unknown")
+    total = 0.0
+    for device, count in devices.items():
+        each = _kind_of(prices.of_device(device), name)
+        if each is None:
+            kind, key = _PRICES[name]
+            raise UnknownError(
+                f"no {kind} price of {short_device_name(device)} in the prices file, and no {key} in the hostfile"
+            )
+        if count is None:
+            raise UnknownError("the number of GPUs, and therefore their price, is unknown")
+        total += each * count
+    return total
+
+
+def _kind_of(price: Price | None, name: str) -> float | None:
+    amount: float | None = getattr(price, _PRICES[name][0], None)
+    return amount
+
+
+def _with_row_costs(row: CellRow) -> CellRow:
+    if row.state != MEASURED:
+        return row
+    missing = dict(row.missing)
+    for name, (_, key) in _PRICES.items():
+        if getattr(row, name) is not None:
+            missing.pop(name, None)
+        else:
+            missing.setdefault(name, f"it has no price; set {key} in the hostfile, or use a prices file")
+    return with_costs(msgspec.structs.replace(row, missing=missing))
+
+
+def unpriced_devices(rows: Sequence[CellRow], prices: Prices | None) -> tuple[str, ...]:
+    """Devices of measured cells that the file, or one that gave the rows their prices before, does not have."""
+    lacking = [
+        row for row in rows if row.state == MEASURED and row.price_per_hour is None and row.price_purchase is None
+    ]
+    devices = (device for row in lacking for device in _devices(row) if not (prices and prices.of_device(device)))
+    return tuple(dict.fromkeys(short_device_name(device) for device in devices))
+
+
+def lack_currency(rows: Sequence[CellRow]) -> bool:
+    """Whether one has a price without a currency; it is taken to be in that of the file that it gets."""
+    return any(row.currency is None and any(getattr(row, name) is not None for name in _PRICES) for row in rows)
+
+
+def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
+    """The cheapest cell whose full run ends by the deadline; of equal ones the one that ends first.
+
+    Of cells whose full runs are different jobs none is the cheapest.
+
+    Args:
+        table: with prices.
+        deadline_s: how long the full run may take.
+    """
+    timed = [(row, row.whole_s) for row in table.cells if row.state == MEASURED and row.whole_s is not None]
+    rows = [row for row, _ in timed]
+    if other := other_job(rows):
+        column = next(iter((*differing(rows), *untold(rows))), "label")
+        words = f"Cells {other}, so their full runs differ and none is the cheapest"
+        sentence = f"{words}. To select one value: --where {column}=..."
+        return Cheapest(deadline_s=deadline_s, outcome="other_jobs", reason=other, column=column, sentence=sentence)
+    if not timed:
+        reasons = (row.missing.get("whole_s") for row in table.cells if row.state == MEASURED)
+        reason = next(filter(None, reasons), "")
+        sentence = f"The duration of the full run is unknown for every cell: {reason or 'none was measured'}."
+        return Cheapest(deadline_s=deadline_s, outcome="untimed", reason=reason, sentence=sentence)
+    all_offers = [
+        Offer(label=row.label, time_s=time_s, cost=row.whole_cost, currency=row.currency) for row, time_s in timed
+    ]
+    early = [offer for offer in all_offers if offer.time_s.value <= deadline_s]
+    if not early:
+        fastest = min(all_offers, key=lambda offer: offer.time_s.value)
+        takes, within = format_duration(fastest.time_s.value), format_duration(deadline_s)
+        sentence = f"No cell finishes within {within}: the fastest, {fastest.label}, takes {takes}."
+        return Cheapest(deadline_s=deadline_s, outcome="too_late", best=fastest, sentence=sentence)
+    priced = [(offer.cost, offer) for offer in early if offer.cost is not None]
+    if not priced:
+        sentence = "No cell that finishes in time has a price. Set price= in the hostfile, or use a prices file."
+        return Cheapest(deadline_s=deadline_s, outcome="no_price", unpriced=len(early), sentence=sentence)
+    paid = tuple(dict.fromkeys(offer.currency for _, offer in priced))
+    if len(paid) > 1:
+        named = " and ".join(sorted(currency or "an unknown currency" for currency in paid))
+        sentence = f"Prices are in {named}, so the cheapest cell is unknown."
+        return Cheapest(deadline_s=deadline_s, outcome="currencies", currencies=paid, sentence=sentence)
+    priced.sort(key=lambda offer: (offer[0], offer[1].time_s.value))
+    (least, best), *others = priced
+    offered = Cheapest(
+        deadline_s=deadline_s,
+        label=best.label,
+        outcome="found",
+        best=best,
+        equal=tuple(offer.label for cost, offer in others if math.isclose(cost, least, rel_tol=_EQUAL)),
+        safe=next((offer for _, offer in priced if offer.time_s.high <= deadline_s), None),
+        in_time=len(priced),
+        unpriced=len(early) - len(priced),
+    )
+    return msgspec.structs.replace(offered, sentence=" ".join(_found(offered, best)))
+
+
+def _found(cheapest: Cheapest, best: Offer) -> Iterator[str]:
+    takes, limit = format_duration(best.time_s.value), format_duration(cheapest.deadline_s)
+    if cheapest.equal:
+        also = f"{best.label} is the cheapest within the deadline of {limit}, with {', '.join(cheapest.equal)}"
+        yield f"{also}: each costs {_amount(best)}; it is the fastest of them, {takes}."
+    else:
+        costs = f"the full run costs {_amount(best)} and takes {takes}"
+        yield f"{best.label} is the cheapest within the deadline of {limit}: {costs}."
+    if best.time_s.high > cheapest.deadline_s:
+        late = f"By its 95% confidence interval it may take {format_duration(best.time_s.high)} and miss the deadline"
+        if cheapest.safe is not None:
+            yield f"{late}; the cheapest cell that will not is {cheapest.safe.label}, for {_amount(cheapest.safe)}."
+        else:
+            yield f"{late}, like every other cell." if cheapest.in_time > 1 else f"{late}."
+    if cheapest.unpriced:
+        is_one = cheapest.unpriced == 1
+        count = "1 cell that finishes" if is_one else f"{cheapest.unpriced} cells that finish"
+        yield f"{count} in time {'has' if is_one else 'have'} no price."
+
+
+def _amount(offer: Offer) -> str:
+    cost = offer.cost or 0.0
+    figure = f"{cost:,.2f}" if cost >= 1 else format_figure(cost)
+    return f"{figure} {offer.currency or '(currency unknown)'}"
+
+
+class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep has measured so far."""
+
+    run_id: str
+    job: str
+    cells: tuple[MeasuredCell, ...]  # in the order of its grid
+    worker_batch: int | None = None  # as GridRecord has it
+    most_workers: int | None = None  # of its largest cell, whether that is measured or not; None is not known
+
+
+def table_of_sweep(sweep: SweptCells) -> CellTable:
+    """The table of a sweep: a row a cell, whatever became of it; what its full run trains is a note."""
+    rows = fill_rows([make_row(cell) for cell in sweep.cells])
+    whole = FullRun.first_of(cell.whole for cell in sweep.cells)
+    rows, trains = with_full_run(rows, whole, sweep.worker_batch, sweep.most_workers)
+    table = CellTable(
+        run_id=sweep.run_id,
+        job=sweep.job,
+        rule=_rule([run.summary for cell in sweep.cells for run in cell.runs if run.summary is not None]),
+        cells=rows,
+        notes=(trains,) if trains else (),
+    )
+    return relative_to(table)
+
+
+def combine(tables: Sequence[CellTable]) -> CellTable:
+    """Several tables below each other in one; a label that two of them have gets its run's id."""
+    if len(tables) == 1:
+        return tables[0]
+    labels = Counter(row.label for table in tables for row in table.cells)
+    rows = [
+        row if labels[row.label] == 1 else msgspec.structs.replace(row, label=f"{row.label} ({table.run_id})")
+        for table in tables
+        for row in table.cells
+    ]
+    return relative_to(
+        CellTable(
+            run_id=",".join(table.run_id for table in tables),
+            job=", ".join(dict.fromkeys(table.job for table in tables)),
+            rule="; ".join(dict.fromkeys(table.rule for table in tables if table.rule)),
+            cells=tuple(rows),
+            notes=tuple(note for table in tables for note in _own_notes(table, tables)),
+        )
+    )
+
+
+def relative_to(table: CellTable, label: str | None = None) -> CellTable:
+    """The table with every row's speed over that of the baseline.
+
+    Args:
+        table: the table.
+        label: of the baseline; None takes the first row that has a speed.
+    """
+    baseline = _find(table.cells, label) if label is not None else next(filter(has_speed, table.cells), None)
+    rows = tuple(msgspec.structs.replace(row, relative=_relative(row, baseline)) for row in table.cells)
+    return msgspec.structs.replace(table, baseline=baseline.label if baseline is not None else None, cells=rows)
+
+
+def _find(rows: Sequence[CellRow], label: str) -> CellRow:
+    row = next((row for row in rows if row.label == label), None)
+    if row is None:
+        raise UsageError(
+            f"the table has no row {label!r}", hint=f"its rows are: {', '.join(row.label for row in rows)}"
+        )
+    if not has_speed(row):
+        fast = ", ".join(row.label for row in rows if has_speed(row)) or "none of its rows"
+        raise UsageError(f"row {label!r} has no samples/s for comparison: {row.state}", hint=f"these have: {fast}")
+    return row
+
+
+def _relative(row: CellRow, baseline: CellRow | None) -> Estimate | None:
+    if baseline is None or row.samples_per_s is None or baseline.samples_per_s is None or not has_speed(row):
+        return None
+    if row is baseline:
+        # Over itself it is 1, however much its repeats scatter.
+        return Estimate(value=1.0, low=1.0, high=1.0, repeats=row.samples_per_s.repeats)
+    return ratio(row.samples_per_s, baseline.samples_per_s)
+
+
+def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[str]:
+    for note in table.notes:
+        yield note if all(note in other.notes for other in tables) else f"{table.run_id}: {note}"
+
+
+def _rule(summaries: Sequence[Summary]) -> str:
+    rules = dict.fromkeys(summary.rule for summary in summaries if summary.rule)
+    if len(rules) <= 1:
+        return next(iter(rules), "")
+    dropped, made = (
+        _span(summary.steps - summary.steady_steps for summary in summaries),
+        _span(summary.steps for summary in summaries),
+    )
+    return f"the first steps of each run are warm-up, excluded: {dropped} of {made}"
+
+
+def _span(counts: Iterable[int]) -> str:
+    ordered = sorted(counts)
+    least, most = ordered[0], ordered[-1]
+    return str(least) if least == most else f"{least} to {most}"
+
+
+_Condition = Callable[[CellRow], bool]
+
+_CONDITION = re.compile(r"(?P<name>[^=!<>]+)(?P<sign>!=|<=|>=|=|<|>)(?P<value>.*)", re.DOTALL)
+_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+}
+_TRUTHS = {"yes": True, "true": True, "no": False, "false": False}
+_EXAMPLES = "for example method=lora, nodes>=2, state!=failed"
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """How a table is asked for."""
+
+    # label of the row that the others are relative to; None takes the first that is shown and has a speed
+    baseline: str | None = None
+    sort: str | None = None  # name of a value to sort by, the least first; with `-` before it the greatest
+    where: tuple[str, ...] = ()  # conditions such as `method=lora` and `nodes>=2`; rows that meet all of them are shown
+    prices: Prices | None = None  # of devices and nodes; None takes those that the rows have
+    deadline_s: float | None = None  # by when the full run has to end, for the cheapest cell; None does not ask
+
+
+def look_at(table: CellTable, look: Look) -> CellTable:
+    """The table as it was asked for."""
+    # Once for what is sorted and chosen by price, and once more for notes on prices of the rows that are left.
+    shown = with_prices(_chosen(with_prices(table, look.prices), look), look.prices)
+    if look.deadline_s is None or not shown.cells:
+        return shown
+    return msgspec.structs.replace(shown, cheapest=cheapest(shown, look.deadline_s))
+
+
+def _chosen(table: CellTable, look: Look) -> CellTable:
+    if look.baseline is not None:
+        table = relative_to(table, look.baseline)
+    conditions = [_condition(table.cells, text) for text in look.where]
+    rows = [row for row in table.cells if all(meets(row) for meets in conditions)]
+    if look.sort is not None:
+        require_name(table.cells, look.sort.removeprefix("-"))
+        rows = _sorted(rows, look.sort.removeprefix("-"), descending=look.sort.startswith("-"))
+    if not rows and table.cells and conditions:
+        none = f"No row of {len(table.cells):,} matches {' and '.join(look.where)}."
+        return msgspec.structs.replace(table, cells=(), baseline=None, rule="", notes=(none,))
+    shown = msgspec.structs.replace(table, cells=tuple(rows))
+    if look.baseline is not None or any(row.label == table.baseline for row in rows):
+        return shown
+    return relative_to(shown)
+
+
+def _sorted(rows: Sequence[CellRow], name: str, *, descending: bool) -> list[CellRow]:
+    valued = [(value, row) for row in rows if (value := value_of(row, name)) is not None]
+    if any(not isinstance(value, (int, float)) for value, _ in valued):
+        valued = [(str(value).casefold(), row) for value, row in valued]
+    valued.sort(key=lambda pair: pair[0], reverse=descending)
+    return [row for _, row in valued] + [row for row in rows if value_of(row, name) is None]
+
+
+def _condition(all_rows: Sequence[CellRow], text: str) -> _Condition:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a condition", hint=_EXAMPLES)
+    name, sign, wanted = match["name"].strip(), match["sign"], match["value"].strip()
+    require_name(all_rows, name)
+    if not wanted:
+        raise UsageError(f"{text!r} has no value to compare with", hint=_EXAMPLES)
+    if sign in {"=", "!="}:
+        return lambda row: _is(value_of(row, name), wanted) == (sign == "=")
+    bound = _number(wanted)
+    if bound is None:
+        raise UsageError(f"{text!r}: {wanted!r} is not a number, but {sign} compares numbers", hint=_EXAMPLES)
+    return lambda row: isinstance(value := value_of(row, name), (int, float)) and _ORDER[sign](value, bound)
+
+
+def _is(value: object, wanted: str) -> bool:
+    """Whether it is what a person wrote: numbers as numbers, words in either case, devices by any of their names.
+
+    What a row does not have is nothing in particular, and equals nothing.
+    """
+    if value is None:
+        return False
+    if isinstance(value, bool):
+        return value is _TRUTHS.get(wanted.casefold())
+    if isinstance(value, (int, float)):
+        number = _number(wanted)
+        return number is not None and math.isclose(value, number, rel_tol=1e-9)
+    text = str(value)
+    return text.casefold() == wanted.casefold() or device_key(text) == device_key(wanted)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,412 @@
+"""CellRow and CellTable: a sweep's cells in figures, and imported ones with their contradictions. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.findings.finding import Finding
+from multinode.model.workload import BATCH_NAMES, SETTINGS, JobSettings
+from multinode.predict.rounded import product
+from multinode.profile.measured import Measured
+from multinode.profile.step_split import KnownSteps
+from multinode.stats.estimate import Estimate, exactly
+from multinode.sweep.columns import COLUMNS, column_name
+from multinode.units import format_figure, format_list
+
+# Tolerance between two ways to one figure, beyond the rounding of published digits.
+_TOLERANCE = 0.02
+
+Figures = Mapping[str, Estimate]
+
+
+class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one row that contradict each other."""
+
+    # two ways to one figure, as formulas of the names of `sweep.columns`: `samples_per_s*whole_s`,
+    # `dataset_samples*epochs`; or `out_of_memory` and the names of figures that such a row has
+    sides: tuple[str, ...]
+    values: tuple[float, ...] = ()  # of both ways; empty for a row out of memory
+
+
+class _Way(NamedTuple):
+    """One way to a figure: a product over another, or a function."""
+
+    words: str
+    names: tuple[str, ...]
+    under: tuple[str, ...] = ()
+    compute: Callable[[Figures], Estimate] | None = None
+    computed: str = ""
+
+    @property
+    def formula(self) -> str:
+        """Its name."""
+        return self.computed or "/".join("*".join(names) for names in (self.names, self.under) if names)
+
+    def of(self, figures: Figures) -> Estimate:
+        """The figure."""
+        if self.compute is not None:
+            return self.compute(figures)
+        return product((figures[name] for name in self.names), (figures[name] for name in self.under))
+
+
+def find_contradictions(figures: Figures) -> dict[str, Contradiction]:
+    """Contradictions beyond the tolerance, by their sentence.
+
+    Args:
+        figures: of one row as published, by the names of `sweep.columns`.
+    """
+    return dict(_breaches(figures))
+
+
+def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
+    for first, other in _SAME:
+        needed = {*first.names, *first.under, *other.names, *other.under}
+        # Samples/s predict the runtime better than tokens/s.
+        if not needed <= figures.keys() or (first is _TOKENS_OF_RUNTIME and "samples_per_s" in figures):
+            continue
+        left, right = first.of(figures), other.of(figures)
+        if max(left.low / right.high, right.low / left.high) > 1 + _TOLERANCE:
+            apart = left.value / right.value - 1 if right.value else math.inf
+            size = f"{100 * abs(apart):.1f}% {'more' if apart > 0 else 'less'}"
+            text = f"{first.words} is {_number(left.value)}, {other.words} is {_number(right.value)}: {size}"
+            yield text, Contradiction(sides=(first.formula, other.formula), values=(left.value, right.value))
+
+
+def _number(value: float) -> str:
+    return format_figure(value, digits=6)
+
+
+def _steps_for_samples(figures: Figures) -> Estimate:
+    """The last step of an epoch may be partial, or its samples may be dropped."""
+    whole = figures["dataset_samples"] / figures["global_batch"]
+    epochs = figures["epochs"]
+    least, most = max(1, math.floor(whole.low)) * epochs.low, max(1, math.ceil(whole.high)) * epochs.high
+    return Estimate(value=(whole * epochs).value, low=max(1, math.floor(least)), high=max(1, math.ceil(most)))
+
+
+def _samples_of_step(figures: Figures) -> Estimate:
+    batch = figures["global_batch"]
+    if not {"dataset_samples", "epochs", "steps"} <= figures.keys():
+        return batch
+    average = figures["dataset_samples"] * figures["epochs"] / figures["steps"]
+    expected = _steps_for_samples(figures)
+    if not expected.low <= figures["steps"].value <= expected.high:
+        return batch
+    return Estimate(value=batch.value, low=min(batch.low, average.low), high=max(batch.high, average.high))
+
+
+_GLOBAL_BATCH = _Way("the global batch", ("global_batch",))
+_STEPS = _Way("the number of steps", ("steps",))
+_TOKENS_PER_S = _Way("tokens/s", ("tokens_per_s",))
+_TOKENS_OF_RUNTIME = _Way("tokens/s x runtime", ("tokens_per_s", "whole_s"))
+# Pairs of ways to one figure.
+_SAME = (
+    (
+        _GLOBAL_BATCH,
+        _Way("GPUs x accumulation x batch per GPU", ("world_size", "accumulation", "per_device_batch")),
+    ),
+    (
+        _Way("the batch of all GPUs", ("all_devices_batch",)),
+        _Way("GPUs x batch per GPU", ("world_size", "per_device_batch")),
+    ),
+    (_GLOBAL_BATCH, _Way("batch of all GPUs x accumulation", ("all_devices_batch", "accumulation"))),
+    (_Way("the number of GPUs", ("world_size",)), _Way("nodes x workers per node", ("nodes", "workers_per_node"))),
+    (
+        _Way("samples/s x runtime", ("samples_per_s", "whole_s")),
+        _Way("samples x epochs", ("dataset_samples", "epochs")),
+    ),
+    (_TOKENS_OF_RUNTIME, _Way("tokens x epochs", ("tokens", "epochs"))),
+    (_Way("steps/s x runtime", ("steps_per_s", "whole_s")), _STEPS),
+    (
+        _STEPS,
+        _Way(
+            "samples x epochs / global batch",
+            ("dataset_samples", "epochs", "global_batch"),
+            compute=_steps_for_samples,
+            computed="dataset_samples*epochs/global_batch",
+        ),
+    ),
+    (
+        _Way("samples/s over steps/s", ("samples_per_s",), ("steps_per_s",)),
+        _Way("the global batch", ("global_batch",), compute=_samples_of_step),
+    ),
+    (
+        _Way("samples/s x step time in ms", ("samples_per_s", "step_time_ms")),
+        _Way(
+            "1000 x the global batch",
+            ("global_batch",),
+            compute=lambda figures: _samples_of_step(figures) * exactly(1e3),
+            computed="1000*global_batch",
+        ),
+    ),
+    (_TOKENS_PER_S, _Way("samples/s x tokens / samples", ("samples_per_s", "tokens"), ("dataset_samples",))),
+    (_TOKENS_PER_S, _Way("samples/s x tokens per sample", ("samples_per_s", "tokens_per_sample"))),
+    (
+        _Way("tokens per sample", ("tokens_per_sample",)),
+        _Way("tokens / samples", ("tokens",), ("dataset_samples",)),
+    ),
+    (_Way("tokens/s per GPU x GPUs", ("tgs", "world_size")), _TOKENS_PER_S),
+    (
+        _Way("samples_per_s_per_gpu*world_size", ("samples_per_s_per_gpu", "world_size")),
+        _Way("samples_per_s", ("samples_per_s",)),
+    ),
+    (
+        _Way("MFU x the hardware's TFLOP/s", ("mfu", "hardware_tflops")),
+        _Way("HFU x the model's TFLOP/s", ("hfu", "model_tflops")),
+    ),
+)
+
+
+MEASURED = "measured"
+
+
+class CellRow(Measured, frozen=True, kw_only=True):
+    """One cell; None comes with a reason in `missing`, and in a state that has no figures in `reason`."""
+
+    label: str  # its name, unique in its table
+    source: str = "measured"  # `measured` here, or `imported`
+    state: str = "measured"  # `measured`, `out_of_memory`, `skipped`, `failed` or `waiting`
+    # whose memory did not suffice, of the cell or of a repeat of one that was measured: `gpu` or `node`
+    out_of: str | None = None
+    reason: str = ""  # of a state that has no figures, or of repeats that failed
+    # of each node how many workers compute on which device; empty where it is not known
+    node_devices: tuple[dict[str, int], ...] = ()
+    # what the sweep set in the job, by key; of an imported row, its labels, by the title of their column
+    varied: dict[str, Any] = msgspec.field(default_factory=dict)
+    # what a worker computes on: `NVIDIA GeForce RTX 4090` as NVML has it, a processor as the kernel has it, `CPU` where
+    # that does not name it; None is unknown
+    device: str | None = None
+    settings: JobSettings = JobSettings()
+    # of the model and of those trained, as an imported table has them
+    parameters: float | None = None
+    trainable_parameters: float | None = None
+    # the rate of all NICs of a node together, how many these are, and whether collectives use RDMA, likewise
+    network_gbit_per_s: float | None = None
+    nics: int | None = None
+    rdma: bool | None = None
+    tokens_per_sample: float | None = None  # padded length, on average
+    # TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again
+    model_tflops: float | None = None
+    hardware_tflops: float | None = None
+    mfu: float | None = None  # of the device's peak; `hfu` with what is computed again
+    hfu: float | None = None
+    network_share: float | None = None  # of the step, exposed communication
+    exposed_steps: KnownSteps = KnownSteps()  # in which it is known
+    peak_memory_gib: float | None = None  # of the worker that needed most, on its GPU, else resident in its process
+    price_purchase: float | None = None  # of its nodes together, or of its GPUs
+    currency: str | None = None  # of its prices, one word; None where nobody told it, as the hostfile does not
+    # which of the two a prices file gave, by name; another file's come in their place
+    filed_prices: tuple[str, ...] = ()
+    samples_per_money: float | None = None  # samples for a unit of money by the hour
+    samples_per_s_per_purchase: float | None = None  # samples per second for a unit of money that the devices cost
+    relative: Estimate | None = None  # samples_per_s over the table's baseline's
+    # what of an imported row does not fit together; `contradictions` likewise
+    contradicted: tuple[Contradiction, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    # of an imported row: its several nodes were slower than their link allows; None if they were not, or with a reason
+    # in `missing` if that cannot be judged
+    shortfall: Finding | None = None
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell whose full run is timed: how long it takes and what it costs, in words of a currency or in units."""
+
+    label: str
+    time_s: Estimate
+    cost: float | None = None
+    currency: str | None = None
+
+
+class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
+    """The cheapest cell that ends the full run in time."""
+
+    deadline_s: float
+    label: str | None = None  # the cell's; None where none ends in time or none has a price
+    # `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`: how long
+    # they take is known of none; `too_late`; `currencies`, which are several
+    outcome: str = ""
+    best: Offer | None = None  # that cell; of `too_late` the fastest one
+    equal: tuple[str, ...] = ()  # labels of those that cost the same
+    safe: Offer | None = None  # the cheapest whose interval does not reach beyond the deadline
+    in_time: int = 0  # how many cells with a price are in time; `unpriced` without one
+    unpriced: int = 0
+    reason: str = ""  # why it is not known how long they take, or in what their jobs differ
+    column: str = ""  # by which cells of one job can be chosen
+    currencies: tuple[str | None, ...] = ()  # of `currencies`; None is unknown
+    sentence: str = ""  # which, when it ends and what it costs; or why none
+
+
+class CellTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The cells of one or more sweeps, or of an import."""
+
+    schema: str = "multinode.sweep/1"
+    run_id: str  # of the sweep or import; several are separated by commas
+    job: str
+    rule: str = ""  # which steps are measured
+    baseline: str | None = None  # label of the row that `relative` refers to; None if no row has a speed
+    cells: tuple[CellRow, ...]
+    cheapest: Cheapest | None = None  # None without a deadline
+    notes: tuple[str, ...] = ()  # for readers, one sentence each
+
+
+_SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
+_FIELDS = CellRow.__struct_fields__
+_MOST_SUGGESTED = 3
+
+SHORTFALL = "shortfall"
+"""The name of the reason in `CellRow.missing` why a row is not judged by its link."""
+
+RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
+"""Values with a spread over repeats."""
+
+VALUES = tuple(name for name in COLUMNS if name in {*_FIELDS, *SETTINGS, *_SPREAD})
+"""Named values of every row, in the order of its table."""
+
+# Beside samples/s.
+_MEASURED = {column.name for column in COLUMNS.values() if column.is_measured}.intersection(_FIELDS) - {"samples_per_s"}
+
+
+def _other_names() -> dict[str, str]:
+    """Names of values by the titles of tables, and by those of jobs and foreign tables in our unit.
+
+    A title that fits two values, such as `samples` and `price`, names neither.
+    """
+    called: dict[str, set[str]] = {}
+    for column in COLUMNS.values():
+        names = {column_name(column.title), column.key, column.written, *column.names}
+        for name in names | {name for name, scale in column.units.items() if scale == 1}:
+            called.setdefault(name, set()).add(column.name)
+    ours = {name: names.pop() for name, names in called.items() if len(names) == 1 and name not in VALUES}
+    return {name: value for name, value in (ours | BATCH_NAMES).items() if value in VALUES}
+
+
+_NAMES = _other_names()
+_BY_TITLE = {column_name(name): value for name, value in (dict(zip(VALUES, VALUES, strict=True)) | _NAMES).items()}
+
+
+def value_of(row: CellRow, name: str) -> Any:
+    """One of `VALUES`, or a key that the sweep set; None if the row has none.
+
+    Titles of tables and names of foreign columns are accepted.
+    """
+    name = name if name in row.varied else our_name(name)
+    if name in SETTINGS:
+        return row.settings.by_name[name]
+    if name in _SPREAD:
+        return None if row.step_spread is None else getattr(row.step_spread, _SPREAD[name])
+    if name not in VALUES:
+        return row.varied.get(name)
+    value = getattr(row, name)
+    return value.value if isinstance(value, Estimate) else value
+
+
+def our_name(name: str) -> str:
+    """Our name of a value, from that of a job, framework, foreign table or column title."""
+    title = column_name(name) if name[:1].isalnum() else name
+    return _NAMES.get(name) or _BY_TITLE.get(title, name)
+
+
+def value_names(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """All accepted names of values of these rows."""
+    return tuple(dict.fromkeys((*VALUES, *_NAMES, *(key for row in rows for key in row.varied))))
+
+
+def require_name(rows: Sequence[CellRow], name: str) -> None:
+    """Refuse an unknown name of a value.
+
+    Raises:
+        UsageError: it is unknown.
+    """
+    names = value_names(rows)
+    if name in names or our_name(name) in VALUES:
+        return
+    near = " or ".join(_nearest(name, names))
+    columns = dict.fromkeys((*VALUES, *(key for row in rows for key in row.varied)))
+    raise UsageError(
+        f"the table has no column {name!r}" + (f": did you mean {near}?" if near else ""),
+        hint=f"its columns are: {', '.join(columns)}",
+    )
+
+
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
+    title = column_name(name)
+    called = {column_name(name): name for name in names}
+    begun = [name for name in VALUES if title and column_name(name).startswith(title)]
+    near = (
+        our_name(called[near_title]) for near_title in difflib.get_close_matches(title, called, n=2 * _MOST_SUGGESTED)
+    )
+    return list(dict.fromkeys((*begun, *near)))[:_MOST_SUGGESTED]
+
+
+def has_figures(row: CellRow) -> bool:
+    """Whether anything was measured: a published table may have tokens/s or memory without samples/s."""
+    return has_speed(row) or (row.state == MEASURED and any(getattr(row, name) is not None for name in _MEASURED))
+
+
+def has_speed(row: CellRow) -> bool:
+    """Whether there is a speed to compare; an imported row may have one and have run out of memory."""
+    return row.state == MEASURED and row.samples_per_s is not None and row.samples_per_s.low > 0
+
+
+# Settings that change the work per sample.
+_WORK = ("model", "dataset", "stage", "sequence_length")
+# Published figures are inconsistent by some percent; another number of epochs differs more.
+_SAME_AMOUNT = 1.1
+
+
+def differing(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """Settings for which two of the rows have different values."""
+    return tuple(name for name in _WORK if len(_told(rows, name) - {None}) > 1)
+
+
+def untold(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """Settings that only some of the rows have, with equal values."""
+    return tuple(name for name in _WORK if len(values := _told(rows, name)) > 1 and len(values - {None}) == 1)
+
+
+def differing_labels(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """Labels of imported rows that differ, and do not tell every row from every other as a date may do."""
+    imported = [row for row in rows if row.source == "imported"]
+    values = {name: [row.varied.get(name) for row in imported] for row in imported for name in row.varied}
+    return tuple(name for name, found in values.items() if 1 < len(set(found)) < len(found))
+
+
+def other_work(rows: Sequence[CellRow]) -> str:
+    """How the samples of the rows differ: `differ in model and stage`; empty if they do not."""
+    differ, unknown = ([COLUMNS[name].words for name in names] for names in (differing(rows), untold(rows)))
+    parts = [f"differ in {format_list(differ)}"] if differ else []
+    return " and ".join([*parts, f"do not all have {format_list(unknown)}"] if unknown else parts)
+
+
+def other_job(rows: Sequence[CellRow]) -> str:
+    """How the full runs of the rows differ in their samples or number of samples; empty if they do not.
+
+    Args:
+        rows: rows with a time of the full run.
+    """
+    work = other_work(rows)
+    if work:
+        return work
+    by_packing: dict[bool | None, list[float]] = {}
+    for row in rows:
+        if row.whole_s is not None and row.samples_per_s is not None:
+            # Packing changes the number of samples, but not the data.
+            by_packing.setdefault(row.settings.packing, []).append(row.whole_s.value * row.samples_per_s.value)
+    alike = all(max(amounts) <= _SAME_AMOUNT * min(amounts) for amounts in by_packing.values())
+    return "" if alike else "train different numbers of samples"
+
+
+def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
+    """The distinct currencies of the rows' prices; None is an unknown one."""
+    priced = (row for row in rows if row.price_per_hour is not None or row.price_purchase is not None)
+    return tuple(dict.fromkeys(row.currency for row in priced))
+
+
+def _told(rows: Sequence[CellRow], name: str) -> set[str | int | None]:
+    return {getattr(row.settings, name) for row in rows}

@@ -1,0 +1,1 @@
+"""Tables of other people: read, and stored like those of a sweep."""

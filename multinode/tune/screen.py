@@ -1,0 +1,235 @@
+"""What `tune` prints: the verdict, one table of speed, loss and time to the loss, and what was not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from multinode.render.sheet import Column, Sheet
+from multinode.render.table import DOUBTFUL, GOOD, CommandLine, Part, labelled_parts, paragraph, sheet_table
+from multinode.series.grid import about
+from multinode.stats.estimate import PLUS_MINUS, text_of
+from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
+from multinode.tune.trial import LeftOut
+from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
+
+_LEFT_OUT = {
+    "memory": "does not fit the GPUs",
+    "little": f"predicted to gain less than {SOONER:.0%}",
+    "slower": "predicted slower than one node, even allowing for the prediction error",
+    "more": "others are predicted to be better; try more with --candidates",
+}
+
+
+def left_out_words(left_out: Sequence[LeftOut]) -> tuple[str, ...]:
+    """Which changes are not tried, and why, a line a reason."""
+    names: dict[str, list[str]] = {}
+    for change in left_out:
+        needs = f"needs runs of {change.needs_steps} steps (--steps {change.needs_steps})"
+        names.setdefault(needs if change.reason == "short" else _LEFT_OUT[change.reason], []).append(change.name)
+    return tuple(f"{', '.join(named)}: {why}" for why, named in names.items())
+
+
+def loss_words(tuning: Tuning) -> str:
+    """What the losses of its table are of."""
+    if tuning.loss_of == "held-out":
+        return (
+            f"on held-out data, after {tuning.samples:,} samples; for methods that average between nodes, the loss of "
+            "the averaged parameters"
+        )
+    if tuning.loss_of == "training":
+        return (
+            f"logged training loss, mean of the last part of {tuning.samples:,} samples; with averaging between "
+            "nodes, of parameters between two averages"
+        )
+    return "not recorded in every run"
+
+
+_STYLES = {"change": GOOD, "one_node": GOOD, "inconclusive": DOUBTFUL}
+_MARKS = {"worse": "worse", "diverged": "diverged"}
+_STATES = {"out_of_memory": "out of memory", "failed": "failed", "skipped": "skipped", "waiting": "not run"}
+
+
+def tuning_parts(tuning: Tuning, *, details: bool = False, next_command: str = "") -> Iterator[Part]:
+    """The screen of `tune`.
+
+    Args:
+        tuning: with its verdict.
+        details: with what the columns mean.
+        next_command: launches the winner; empty where there is none.
+    """
+    yield paragraph(tuning.verdict, _STYLES.get(tuning.outcome, "bold"))
+    yield ""
+    yield sheet_table(_sheet(tuning), legend=details)
+    yield ""
+    yield from labelled_parts(_rows(tuning, next_command))
+
+
+def plan_parts(tuning: Tuning) -> Iterator[Part]:
+    """The screen of `tune --dry-run`: what would be tried, and how long that takes."""
+    has_prediction = any(row.candidate.predicted_samples_per_s is not None for row in tuning.rows)
+    sheet = Sheet(
+        title="",
+        columns=(
+            Column("change", words=True),
+            Column("predicted", "samples/s"),
+            Column("against", "1 node"),
+            Column("a run", "takes"),
+        ),
+        rows=tuple(
+            (
+                row.candidate.name,
+                _predicted(row),
+                UNKNOWN if row.candidate.against_one_node is None else row.candidate.against_one_node.text("times"),
+                UNKNOWN if row.candidate.expected_s is None else format_duration(row.candidate.expected_s),
+            )
+            for row in tuning.rows
+        ),
+    )
+    yield sheet_table(sheet)
+    yield ""
+    runs = f"{tuning.seeds} of each"
+    if tuning.learning_rates:
+        runs = (
+            f"one seed of each at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
+        )
+    rows: list[tuple[str, str]] = [
+        ("Runs", f"{runs}, on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged training)")
+    ]
+    if tuning.needed_s is not None:
+        within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
+        rows.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
+    if not has_prediction:
+        rows.append(("Changes", "are chosen by predictions from the first two runs"))
+    rows += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
+    yield from labelled_parts([*rows, *_not_tried(tuning)])
+
+
+def _sheet(tuning: Tuning) -> Sheet:
+    return Sheet(
+        title="",
+        columns=(
+            Column("change", words=True),
+            *((Column("lr"),) if tuning.learning_rates else ()),
+            Column("samples/s"),
+            Column("loss"),
+            Column("time", "to the loss"),
+            Column("against", "1 node"),
+        ),
+        rows=tuple(_row(row, has_rates=bool(tuning.learning_rates)) for row in tuning.rows),
+        notes=tuple(_notes(tuning)),
+        legend=tuple(_legend(tuning)),
+    )
+
+
+def _row(row: TunedRow, *, has_rates: bool) -> tuple[str, ...]:
+    rate = (UNKNOWN if row.learning_rate is None else f"{row.learning_rate:g}",) if has_rates else ()
+    if not row.run_ids:
+        return row.candidate.name, *rate, _STATES.get(row.state, row.state), UNKNOWN, UNKNOWN, UNKNOWN
+    return (
+        row.candidate.name,
+        *rate,
+        text_of(row.samples_per_s),
+        " ".join(filter(None, (text_of(row.loss), _MARKS.get(row.loss_verdict or "")))),
+        _time(row),
+        UNKNOWN if row.sooner is None or row.candidate.nodes == 1 else row.sooner.text("times"),
+    )
+
+
+def _time(row: TunedRow) -> str:
+    if row.time_to_loss_s is not None:
+        return f"{text_of(row.time_to_loss_s)} s"
+    seeds = len(row.run_ids)
+    return f"reached by {row.reached} of {seeds}" if row.reached else "not reached"
+
+
+def _predicted(row: TunedRow) -> str:
+    rate = row.candidate.predicted_samples_per_s
+    if rate is None:
+        return UNKNOWN
+    return format_sig(rate.value) + ("" if rate.is_exact else f" ({rate.text('range')})")
+
+
+def _notes(tuning: Tuning) -> Iterator[str]:
+    yield f"loss: {loss_words(tuning)}"
+    seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
+    if seeds == 1:
+        yield "one seed: the variation between seeds is unknown"
+
+
+def _legend(tuning: Tuning) -> Iterator[str]:
+    yield (
+        f"time: training time until the loss is within {SAME_LOSS:.1%} of the first row's final loss; against 1 node: "
+        "the time of one node divided by this time"
+    )
+    if tuning.learning_rates:
+        rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)
+        yield f"lr: learning rate; of {rates}, the one with the lowest final loss for the first seed"
+    seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
+    if any(row.loss_verdict in _MARKS for row in tuning.rows):
+        noise = " and by more than the noise" if seeds > 1 else ""
+        yield f"worse: the loss is higher by more than {SAME_LOSS:.1%}{noise}; such a change is never recommended"
+    if seeds > 1:
+        yield (
+            f"{seeds} seeds, interleaved; with each seed, all changes see the same data in the same order; "
+            f"{PLUS_MINUS} and ranges: 95% confidence interval over seeds"
+        )
+
+
+def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:
+    winner = tuning.row(tuning.recommended)
+    if next_command:
+        yield "Launch it", CommandLine(next_command)
+    if winner is not None and winner.candidate.meaning not in {"", "nothing"}:
+        yield "Note", f"{winner.candidate.name}: {winner.candidate.meaning}"
+    why = _why(tuning)
+    if why:
+        yield "Why", why
+    ends = [row.candidate.name for row in tuning.rows if _is_at_an_end(row)]
+    if ends:
+        words = "the best is at the end of the tried learning rates; others may be better: --learning-rates"
+        yield "Rates", f"{', '.join(ends)}: {words}"
+    for row in tuning.rows:
+        if row.reason:
+            yield "Failed", f"{row.candidate.name}: {row.reason}"
+    yield from _not_tried(tuning)
+    yield from _budget(tuning)
+
+
+def _why(tuning: Tuning) -> str:
+    if tuning.outcome != "one_node":
+        return ""
+    alone = tuning.rows[1]
+    rates = [row for row in tuning.rows if row.candidate.nodes > 1 and row.samples_per_s and row.samples_to_loss]
+    fastest = max(rates, key=lambda row: row.samples_per_s.value if row.samples_per_s else 0.0, default=None)
+    if fastest is None or alone.samples_per_s is None or alone.samples_to_loss is None:
+        return ""
+    if fastest.samples_per_s is None or fastest.samples_to_loss is None:
+        return ""
+    speed = fastest.samples_per_s.value / alone.samples_per_s.value
+    more = fastest.samples_to_loss.value / alone.samples_to_loss.value
+    text = f"{fastest.candidate.name}: {times(speed)} the samples/s of one node"
+    if more <= 1:
+        return text
+    return f"{text}, but {times(more)} the samples to the same loss: the larger batch saves too few steps"
+
+
+def _is_at_an_end(row: TunedRow) -> bool:
+    return bool(row.rates) and row.learning_rate in {row.rates[0].learning_rate, row.rates[-1].learning_rate}
+
+
+def _not_tried(tuning: Tuning) -> Iterator[tuple[str, str]]:
+    for number, words in enumerate(left_out_words(tuning.left_out)):
+        yield _label(number, "Not tried"), words
+
+
+def _budget(tuning: Tuning) -> Iterator[tuple[str, str]]:
+    if tuning.budget_s is None:
+        return
+    used = f"{format_duration(tuning.spent_s)} of {format_duration(tuning.budget_s)}"
+    if tuning.waiting:
+        used += f"; {format_count(tuning.waiting, 'run')} left: run the same command with a larger --budget"
+    yield "Budget", used
+
+
+def _label(number: int, label: str) -> str:
+    return "" if number else label

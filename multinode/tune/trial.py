@@ -1,0 +1,350 @@
+"""Trial: the runs of one candidate, its best learning rate; what is worth a trial, and what fits the budget. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from multinode.job.job import LlamaFactoryJob, LlamaFactorySettings, limit_steps, override_job
+from multinode.job.job_files import Change
+from multinode.predict.advice import RankedOption, pays
+from multinode.profile.observed import Observed
+from multinode.records.samples import EvaluationSample, LossSample
+from multinode.series.grid import GridRecord, Turn, due_turns
+from multinode.stats.estimate import Estimate
+
+# Only settings: no purchase, no other model, no other nodes.
+_KINDS = frozenset(
+    {"gradients", "averaging", "outer", "accumulation", "overlap", "buckets", "batch", "strategy", "pair"}
+)
+# One round is warm-up, and two are measured.
+_ROUNDS = 3
+_FEWEST_STEPS = 8
+# PowerSGD does not compress the first ten iterations, and at most a third of a run is warm-up.
+_LOW_RANK_STEPS = 32
+
+_LEAST_RATES = 2
+DEFAULT_SEED = 42
+"""Default of LLaMA-Factory and the Trainer."""
+
+Reason = Literal["memory", "little", "short", "slower", "more"]
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A change to try."""
+
+    label: str  # its name in run names; `baseline` and `one-node` are the unchanged training, and that on one node
+    name: str  # for people
+    kind: str = ""  # as in Advice
+    change: Change = Change()  # how `launch` makes it
+    nodes: int  # that it trains on; `workers_per_node` on each of them, None where they have unequal numbers
+    workers_per_node: int | None
+    # None where nothing was predicted; likewise the speed over that of one node alone
+    predicted_samples_per_s: Estimate | None = None
+    against_one_node: Estimate | None = None
+    expected_s: float | None = None  # wall time of one run with all that goes around it; None where nothing is known
+    meaning: str = ""  # what else it changes, as Advice has it
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that is not tried."""
+
+    name: str
+    # `memory`: it does not fit the GPUs; `little`: it gains too little; `short`: it needs more steps than a run has;
+    # `slower`: certainly slower than one node; `more`: others are predicted to be better
+    reason: Reason
+    needs_steps: int | None = None  # of a run, for `short`
+
+
+class Shortlist(msgspec.Struct, frozen=True, kw_only=True):
+    """The candidates, best first, and the changes left out."""
+
+    chosen: tuple[RankedOption, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def make_shortlist(ranked: Sequence[RankedOption], *, steps: int, most: int) -> Shortlist:
+    """The best change of each kind, then the second best of each, until there are enough.
+
+    Args:
+        ranked: as from `rank_options`, best first.
+        steps: optimizer steps of the unchanged training; changes train on the same number of samples.
+        most: maximum number of candidates.
+    """
+    able: dict[str, list[RankedOption]] = {}
+    left_out: list[LeftOut] = []
+    for option in ranked:
+        if option.option.kind not in _KINDS or option.advice.change is None:
+            continue
+        reason, needed = _why_not(option, steps), steps_needed(option)
+        if reason is None:
+            able.setdefault(option.option.kind, []).append(option)
+        else:
+            left_out.append(
+                LeftOut(name=option.advice.name, reason=reason, needs_steps=needed if reason == "short" else None)
+            )
+    in_turn = list(_in_turn(able))
+    chosen = sorted(in_turn[:most], key=_by_gain)
+    left_out += (LeftOut(name=option.advice.name, reason="more") for option in in_turn[most:])
+    return Shortlist(chosen=tuple(chosen), left_out=tuple(left_out))
+
+
+def steps_needed(option: RankedOption) -> int:
+    """Steps that a run of the unchanged training needs for this change to have its effect."""
+    before, after = option.option.before.scenario, option.option.after.scenario
+    levers = option.option.after.settings.levers
+    least = _FEWEST_STEPS if levers.round_steps == 1 else _ROUNDS * levers.round_steps
+    if levers.compression is not None and levers.compression.rank is not None:
+        least = _LOW_RANK_STEPS
+    return math.ceil(least * after.samples / before.samples)
+
+
+def candidate_of(option: RankedOption, label: str) -> Candidate:
+    """A ranked change as a candidate."""
+    advice = option.advice
+    return Candidate(
+        label=label,
+        name=advice.name,
+        kind=option.option.kind,
+        change=advice.change or Change(),
+        nodes=advice.outlook.nodes,
+        workers_per_node=None if advice.outlook.unequal else advice.outlook.workers_per_node,
+        predicted_samples_per_s=advice.outlook.samples_per_s,
+        against_one_node=advice.against_one_node,
+        meaning=advice.meaning,
+    )
+
+
+def _why_not(option: RankedOption, steps: int) -> Reason | None:
+    beside = option.advice.against_one_node
+    if option.advice.fits is False:
+        return "memory"
+    if not pays(option.advice):
+        return "little"
+    if beside is not None and beside.high < 1:
+        return "slower"
+    return "short" if steps_needed(option) > steps else None
+
+
+def _in_turn(able: dict[str, list[RankedOption]]) -> Iterator[RankedOption]:
+    for row in itertools.zip_longest(*able.values()):
+        yield from sorted((option for option in row if option is not None), key=_by_gain)
+
+
+def _by_gain(option: RankedOption) -> float:
+    return -option.advice.gain.value
+
+
+def spent_s(record: GridRecord) -> float:
+    """Wall time of all finished runs."""
+    return math.fsum(took for cell in record.cells for took in cell.took_s)
+
+
+def time_needed_s(record: GridRecord, turns: Sequence[Turn], expected_s: Sequence[float | None]) -> float:
+    """Estimated time of these runs: as earlier runs of the same cell, otherwise as expected; 0 if unknown.
+
+    Args:
+        record: the grid.
+        turns: runs of it.
+        expected_s: of a run of each cell.
+    """
+    took = [cell.took_s for cell in record.cells]
+    one_s = [statistics.fmean(done) if done else expected for done, expected in zip(took, expected_s, strict=True)]
+    return math.fsum(one_s[turn.cell] or 0.0 for turn in turns)
+
+
+def fits(record: GridRecord, turn: Turn, expected_s: Sequence[float | None], budget_s: float) -> bool:
+    """Whether a run fits the budget with all that come before it: earlier rounds, and better cells of its own.
+
+    The last round may thus lack the candidates predicted worst, but never those that all are compared with.
+    """
+    before = [other for other in due_turns(record) if (other.number, other.cell) <= (turn.number, turn.cell)]
+    return spent_s(record) + time_needed_s(record, before, expected_s) <= budget_s
+
+
+PARTS = 8
+"""Number of evaluations per run, and of parts over which the training loss is averaged."""
+
+
+class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A loss after a number of samples; None if it was NaN or infinite."""
+
+    samples: float
+    loss: float | None
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
+    """The losses of one run by samples, ascending."""
+
+    held_out: tuple[LossPoint, ...] = ()  # from evaluations, on averaged parameters; empty if nothing was evaluated
+    training: tuple[LossPoint, ...] = ()  # as logged, averaged over each part of the run; empty if nothing was logged
+
+
+def read_losses(observed: Observed, global_batch: int) -> Losses:
+    """The losses that a run recorded, of the lowest rank that has any."""
+    held_out = _by_step(observed.of(EvaluationSample))
+    return Losses(
+        held_out=tuple(LossPoint(samples=step * global_batch, loss=loss) for step, loss in held_out),
+        training=_smoothed(_by_step(observed.of(LossSample)), global_batch),
+    )
+
+
+def samples_to(points: Sequence[LossPoint], target: float) -> float | None:
+    """Samples at which the loss first reaches this value, interpolated linearly; None if it never does."""
+    before: LossPoint | None = None
+    for point in points:
+        if point.loss is not None and point.loss <= target:
+            if before is None or before.loss is None:
+                return point.samples
+            share = (before.loss - target) / (before.loss - point.loss)
+            return before.samples + share * (point.samples - before.samples)
+        before = point
+    return None
+
+
+def _by_step(samples: Sequence[EvaluationSample] | Sequence[LossSample]) -> list[tuple[int, float | None]]:
+    rank = min((sample.rank for sample in samples), default=0)
+    losses: dict[int, float | None] = {}
+    for sample in samples:
+        if sample.rank == rank:
+            losses.setdefault(sample.step, sample.loss)
+    return sorted(losses.items())
+
+
+def _smoothed(losses: Sequence[tuple[int, float | None]], global_batch: int) -> tuple[LossPoint, ...]:
+    if not losses:
+        return ()
+    last = losses[-1][0]
+    points = []
+    for part in range(PARTS):
+        first, end = last * part / PARTS, last * (part + 1) / PARTS
+        logged = [loss for step, loss in losses if first < step <= end]
+        if logged:
+            finite = [loss for loss in logged if loss is not None]
+            mean = statistics.fmean(finite) if len(finite) == len(logged) else None
+            points.append(LossPoint(samples=end * global_batch, loss=mean))
+    return tuple(points)
+
+
+LossOf = Literal["held-out", "training", ""]
+
+
+class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured run; runs of one seed have the same data in the same order."""
+
+    run_id: str
+    seed: int
+    learning_rate: float | None = None
+    samples_per_s: float
+    losses: Losses
+
+
+class CandidateTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a candidate."""
+
+    candidate: Candidate
+    state: str  # as in CellRecord: `waiting`, `measured`, `out_of_memory`, `failed` and so on
+    reason: str = ""  # why it, or a repeat of it, has no figures
+    runs: tuple[TrialRun, ...] = ()
+
+
+def loss_of_all(runs: Sequence[TrialRun]) -> LossOf:
+    """The kind of loss that all runs have; losses on different data are not compared."""
+    if runs and all(run.losses.held_out for run in runs):
+        return "held-out"
+    return "training" if runs and all(run.losses.training for run in runs) else ""
+
+
+def points_of(run: TrialRun, loss_of: LossOf) -> tuple[LossPoint, ...]:
+    """The losses of this kind."""
+    return run.losses.held_out if loss_of == "held-out" else run.losses.training if loss_of else ()
+
+
+def end_loss(run: TrialRun, loss_of: LossOf) -> float | None:
+    """The final loss; None if it diverged or has none."""
+    points = points_of(run, loss_of)
+    return points[-1].loss if points else None
+
+
+def first_seed_losses(runs: Sequence[TrialRun]) -> dict[float, float | None]:
+    """Final loss by learning rate, of the runs of the first seed, ascending."""
+    loss_of, first = loss_of_all(runs), min((run.seed for run in runs), default=0)
+    rated = [(run.learning_rate, run) for run in runs if run.seed == first]
+    return {rate: end_loss(run, loss_of) for rate, run in sorted(rated, key=_rate) if rate is not None}
+
+
+def at_best_rate(trial: CandidateTrial) -> CandidateTrial:
+    """The trial with only the runs at the learning rate that has the lowest loss for the first seed."""
+    losses = first_seed_losses(trial.runs)
+    if not losses:
+        return trial
+    best = min(losses, key=lambda rate: (_or_infinity(losses[rate]), rate))
+    return msgspec.structs.replace(trial, runs=tuple(run for run in trial.runs if run.learning_rate == best))
+
+
+def _rate(rated: tuple[float | None, TrialRun]) -> float:
+    return rated[0] or 0.0
+
+
+def _or_infinity(loss: float | None) -> float:
+    return math.inf if loss is None else loss
+
+
+class TrialTraining(msgspec.Struct, frozen=True, kw_only=True):
+    """How one run trains."""
+
+    steps: int  # optimizer steps
+    seed: int = DEFAULT_SEED  # of the weights that are new, the order of the data, and their split
+    every: int = 1  # steps of a round in which nodes average; an evaluation comes at the end of one
+    parts: int  # evaluations in a run, or fewer
+    evaluation_samples: int  # that are held out
+
+    @property
+    def evaluation_steps(self) -> int:
+        """From one evaluation to the next: whole rounds, as an evaluation ends one."""
+        return self.every * math.ceil(self.steps / (self.parts * self.every))
+
+
+def can_evaluate(job: LlamaFactoryJob) -> bool:
+    """Whether LLaMA-Factory can hold out data: what was tokenized before is split already, or is not."""
+    config = job.config
+    return not config.get("tokenized_path") or bool(config.get("eval_dataset"))
+
+
+def parse_learning_rates(text: str) -> tuple[float, ...]:
+    """`5e-4,1e-3` as numbers, ascending: the first is the one least likely to diverge.
+
+    Raises:
+        ValueError: one is not a number between 0 and 1, or stands twice.
+    """
+    try:
+        rates = sorted(float(part) for part in text.split(","))
+    except ValueError:
+        rates = []
+    if len(set(rates)) < max(_LEAST_RATES, len(rates)) or not all(0 < rate < 1 for rate in rates):
+        raise ValueError(f"{text!r} is not a list of distinct numbers between 0 and 1, such as 5e-4,1e-3,2e-3")
+    return tuple(rates)
+
+
+def trial_job(job: LlamaFactoryJob, training: TrialTraining) -> LlamaFactoryJob:
+    """The job as it is trained for its figures and its loss."""
+    every = training.evaluation_steps
+    changed: dict[str, Any] = {"seed": training.seed}
+    if (job.settings.logging_steps or math.inf) > every:
+        changed["logging_steps"] = every
+    if can_evaluate(job):
+        changed |= {
+            "eval_strategy": "steps",
+            "eval_steps": every,
+            "per_device_eval_batch_size": job.config.get(
+                "per_device_train_batch_size", LlamaFactorySettings().per_device_train_batch_size
+            ),
+        }
+        if not job.config.get("eval_dataset"):
+            changed["val_size"] = training.evaluation_samples
+    return limit_steps(override_job(job, changed), training.steps)

@@ -1,0 +1,408 @@
+"""A copy as a whole, over loopback: every node is this machine with a home directory of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.copy.chain import (
+    Copied,
+    CopyProgress,
+    Member,
+    Participant,
+    Room,
+    Trouble,
+    _Need,
+    find_failures,
+    require_room,
+)
+from multinode.copy.paths import (
+    CONTROLLER,
+    CopiedNode,
+    CopyReport,
+    CopyRequest,
+    PathLook,
+    choose_source,
+    copy_parts,
+    copy_paths,
+    progress_text,
+)
+from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeFailed, UsageError
+from multinode.node.copies.manifest import BLOCK_BYTES
+from multinode.transport.agent import AgentTransport
+from multinode.transport.base import Stream, Transport
+from multinode.transport.fake import FakeTransport
+from multinode.transport.local import LocalTransport
+from tests.golden import Golden
+
+PATH = "~/model"
+WEIGHTS = bytes(range(256)) * (2 * BLOCK_BYTES // 256) + b"the rest"
+Hook = Callable[[Any, bytes], None]
+
+
+class Homes(Transport):
+    """Nodes that are this machine, each with a home directory; `hooks` see what is sent to a node's agent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.down: set[str] = set()
+        self.hooks: dict[str, Hook] = {}
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> Stream:
+        if node.name in self.down:
+            raise ConnectError("connection refused", node=node.name)
+        home = self.folder / node.name
+        home.mkdir(exist_ok=True)
+        stream = LocalTransport(home).open(node, command, deadline_s=deadline_s)
+        hook = self.hooks.get(node.name)
+        if hook is not None:
+            send = stream.send
+
+            def watched(data: bytes) -> None:
+                send(data)
+                hook(stream, data)
+
+            stream.send = watched  # type: ignore[method-assign]
+        return stream
+
+    def close(self) -> None:
+        pass
+
+
+class Nodes:
+    """Some of them, and the command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.homes = Homes(folder)
+        self.folder = folder
+
+    def model(self, node: str) -> Path:
+        return self.folder / node / "model"
+
+    def write(self, node: str, **files: bytes) -> Path:
+        for name, data in files.items():
+            path = self.model(node) / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return self.model(node)
+
+    def copy(
+        self,
+        nodes: str = "abc",
+        path: str = PATH,
+        observe: Callable[[CopyProgress], None] = lambda _: None,
+        **more: Any,
+    ) -> CopyReport:
+        cluster = Cluster(nodes=tuple(Node(name=name, addr="127.0.0.1") for name in nodes), source="hosts")
+        agent = AgentTransport(self.homes)
+        here = LocalTransport(self.folder / CONTROLLER)
+        try:
+            (self.folder / CONTROLLER).mkdir(exist_ok=True)
+            return copy_paths(agent, cluster, CopyRequest(paths=(path,), **more), observe, here=here)
+        finally:
+            agent.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    yield Nodes(tmp_path)
+    # No node keeps anything but what was copied and the agent's own.
+    for home in tmp_path.iterdir():
+        assert not list(home.rglob("*.multinode-copy")), "what was staged stays"
+
+
+def contents(top: Path) -> dict[str, Any]:
+    """All below a directory: content, mode and time of files, texts of links."""
+    found: dict[str, Any] = {}
+    for path in sorted(top.rglob("*")):
+        name = os.fsdecode(os.fsencode(path.relative_to(top)))
+        if path.is_symlink():
+            found[name] = path.readlink()
+        elif path.is_dir():
+            found[name] = path.stat().st_mode
+        else:
+            found[name] = (path.read_bytes(), path.stat().st_mode, path.stat().st_mtime_ns)
+    return found
+
+
+def states(report: CopyReport) -> list[tuple[str, str, int]]:
+    return [(node.name, node.state, node.received_bytes) for node in report.nodes]
+
+
+def test_a_model_is_equal_on_all_nodes_and_a_second_copy_sends_nothing(nodes: Nodes) -> None:
+    model = nodes.write("b", weights=WEIGHTS, config=b"{}", empty=b"", sub__deep__more=b"x" * 1000)
+    (model / "sub" / "run").write_bytes(b"#!")
+    (model / "sub" / "run").chmod(0o750)
+    (model / "link").symlink_to("sub/deep")
+    (model / "nothing in it").mkdir(mode=0o700)
+    (model / "line\nbreak").write_bytes(b"1")
+    Path(os.fsdecode(os.fsencode(model) + b"/not-utf-8-\xff")).write_bytes(b"2")
+    os.utime(model / "config", ns=(1, 1_500_000_000_123_456_789))
+    report = nodes.copy()
+    size = len(WEIGHTS) + 2 + 1000 + 2 + 2
+    assert states(report) == [("a", "copied", size), ("b", "source", 0), ("c", "copied", size)]
+    assert (report.ok, report.files, report.size_bytes) == (True, 7, size)
+    assert contents(nodes.model("a")) == contents(model)
+    assert contents(nodes.model("c")) == contents(model)
+    again = nodes.copy(source="b")
+    assert states(again) == [("a", "equal", 0), ("b", "source", 0), ("c", "equal", 0)]
+    assert again.digest == report.digest
+
+
+def test_only_what_differs_is_sent_and_more_is_removed_only_if_asked(nodes: Nodes) -> None:
+    files = {"weights": WEIGHTS, "config": b"{}", "sub__x": b"old"}
+    nodes.write("a", **files)
+    nodes.write("b", **files | {"config": b"[]", "extra": b"1", "sub__extra": b"2", "more__than__one": b"3"})
+    nodes.write("c", **files | {"weights": WEIGHTS[:-1] + b"!"})
+    report = nodes.copy(source="a")
+    assert states(report) == [("a", "source", 0), ("b", "copied", 2), ("c", "copied", len(WEIGHTS))]
+    assert [node.extra_files for node in report.nodes] == [0, 3, 0]
+    assert (nodes.model("b") / "extra").exists()
+    assert (nodes.model("c") / "weights").read_bytes() == WEIGHTS
+    report = nodes.copy(source="a", delete=True)
+    assert [node.extra_files for node in report.nodes] == [0, 3, 0]
+    assert contents(nodes.model("b")) == contents(nodes.model("a")) == contents(nodes.model("c"))
+
+
+def test_what_an_earlier_copy_has_left_is_not_sent_again(nodes: Nodes) -> None:
+    nodes.write("a", weights=WEIGHTS, config=b"{}")
+    for node, came in (("b", WEIGHTS[: BLOCK_BYTES + 5]), ("c", b"!" + WEIGHTS[1 : 2 * BLOCK_BYTES])):
+        tree = nodes.folder / node / ".model.multinode-copy" / "tree"
+        tree.mkdir(parents=True)
+        tree.parent.chmod(0o700)
+        (tree / "weights").write_bytes(came)
+        (tree / "of another copy").write_bytes(b"1")
+    report = nodes.copy()
+    rest = len(WEIGHTS) - BLOCK_BYTES + len(b"{}")
+    assert states(report) == [("a", "source", 0), ("b", "copied", rest), ("c", "copied", rest)]
+    assert contents(nodes.model("b")) == contents(nodes.model("c")) == contents(nodes.model("a"))
+
+
+def test_one_file_and_a_path_that_is_a_link_to_another_disk(nodes: Nodes) -> None:
+    nodes.write("a", weights=WEIGHTS)
+    disk = nodes.folder / "b" / "disk"
+    disk.mkdir(parents=True)
+    nodes.model("b").symlink_to(disk / "models")
+    assert nodes.copy("ab").ok
+    assert (disk / "models" / "weights").read_bytes() == WEIGHTS
+    assert nodes.model("b").is_symlink()
+    (nodes.model("a") / "weights").write_bytes(b"new")
+    report = nodes.copy("ab", PATH + "/weights", source="a")
+    assert states(report)[1] == ("b", "copied", 3)
+    assert (disk / "models" / "weights").read_bytes() == b"new"
+
+
+def test_files_of_this_machine_go_to_the_nodes_through_the_first_of_them(nodes: Nodes) -> None:
+    nodes.write(CONTROLLER, weights=WEIGHTS, config=b"{}")
+    report = nodes.copy()
+    size = len(WEIGHTS) + 2
+    assert states(report) == [
+        (CONTROLLER, "source", 0),
+        ("a", "copied", size),
+        ("b", "copied", size),
+        ("c", "copied", size),
+    ]
+    assert contents(nodes.model("c")) == contents(nodes.model(CONTROLLER))
+
+
+def test_a_node_that_is_down_is_left_out_and_the_rest_get_theirs(nodes: Nodes) -> None:
+    nodes.write("a", weights=WEIGHTS)
+    nodes.homes.down.add("b")
+    report = nodes.copy()
+    assert states(report) == [("a", "source", 0), ("b", "failed", 0), ("c", "copied", len(WEIGHTS))]
+    assert (report.ok, report.unreached, report.nodes[1].message) == (False, True, "connection refused")
+
+
+def test_a_node_that_dies_in_the_middle_of_the_chain_takes_nobody_with_it(nodes: Nodes) -> None:
+    nodes.write("a", weights=WEIGHTS)
+
+    def die(stream: Any, data: bytes) -> None:
+        if b'"go"' in data:
+            os.killpg(stream._process.pid, signal.SIGKILL)  # noqa: SLF001 - the node dies, not the transport
+
+    nodes.homes.hooks["b"] = die
+    report = nodes.copy("abcd")
+    assert [node.state for node in report.nodes] == ["source", "failed", "copied", "copied"]
+    assert contents(nodes.model("c")) == contents(nodes.model("d")) == contents(nodes.model("a"))
+    assert not nodes.model("b").exists()
+    nodes.homes.hooks.clear()
+    assert nodes.copy("ab").ok
+
+
+def test_a_node_where_something_is_in_the_way_says_so_and_the_rest_get_theirs(nodes: Nodes) -> None:
+    nodes.write("a", sub__x=b"1")
+    nodes.write("b", sub=b"a file")
+    report = nodes.copy(source="a")
+    assert [node.state for node in report.nodes] == ["source", "failed", "copied"]
+    assert "model/sub is a file here and a directory on the source" in (report.nodes[1].message or "")
+    assert contents(nodes.model("b")).keys() == {"sub"}
+
+
+def test_an_interrupted_copy_says_that_nothing_is_lost(nodes: Nodes) -> None:
+    nodes.write("a", weights=WEIGHTS)
+
+    def interrupt(_: CopyProgress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as raised:
+        nodes.copy(observe=interrupt)
+    assert "run the same command to send the rest" in (raised.value.hint or "")
+    assert nodes.copy().ok
+
+
+def test_a_file_that_changes_meanwhile_is_no_copy(nodes: Nodes) -> None:
+    weights = nodes.write("a", weights=WEIGHTS) / "weights"
+
+    def change(_: Any, data: bytes) -> None:
+        if b'"hash"' in data:
+            weights.write_bytes(WEIGHTS + b"more")
+
+    nodes.homes.hooks["a"] = change
+    with pytest.raises(NodeFailed, match="weights has changed while it was copied"):
+        nodes.copy()
+    assert not nodes.model("b").exists()
+    nodes.homes.hooks.clear()
+    assert nodes.copy().ok
+
+
+@pytest.mark.parametrize("path", ["~", "/", "~/..", "~/."])
+def test_a_home_directory_is_never_copied(nodes: Nodes, path: str) -> None:
+    with pytest.raises(UsageError, match="holds the home directory"):
+        nodes.copy("ab", path)
+
+
+def look(*, exists: bool = True, digest: str = "1", path: str = "m", **more: Any) -> PathLook:
+    return PathLook(path=path, full=f"/{path}", exists=exists, digest=digest, files=2, size_bytes=3, **more)
+
+
+MISSING = look(exists=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "looks", "here", "found"),
+    [
+        (None, {"a": MISSING, "b": look()}, MISSING, "b"),
+        (None, {"a": look(), "b": look()}, MISSING, "a"),
+        (None, {"a": MISSING, "b": MISSING}, look(), CONTROLLER),
+        ("b", {"a": look(), "b": look(digest="2")}, MISSING, "b"),
+        (CONTROLLER, {"a": look()}, look(), CONTROLLER),
+    ],
+)
+def test_who_has_the_files_is_the_source(
+    asked: str | None, looks: dict[str, PathLook], here: PathLook, found: str
+) -> None:
+    request = CopyRequest(paths=("m",), source=asked)
+    assert choose_source(request, {name: (one,) for name, one in looks.items()}, (here,)) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "looks", "message", "hint"),
+    [
+        (None, {"a": look(), "b": look(digest="2")}, "m differs: on a (2 files, 3 B) and b", "--from a"),
+        (None, {"a": MISSING, "b": MISSING}, "m is on no node and not on this machine", "correct"),
+        ("a", {"a": MISSING, "b": look()}, "a does not have m", "it is on b"),
+        ("x", {"a": look()}, "there is no node named x", "--from takes a and controller"),
+        (None, {"a": look(reason="a/b is a link to nowhere")}, "m: a/b is a link to nowhere", None),
+    ],
+)
+def test_without_one_source_it_is_said_why(
+    asked: str | None, looks: dict[str, PathLook], message: str, hint: str | None
+) -> None:
+    request = CopyRequest(paths=("m",), source=asked)
+    with pytest.raises(MultinodeError) as raised:
+        choose_source(request, {name: (one,) for name, one in looks.items()}, (MISSING,))
+    assert message in raised.value.message
+    assert hint is None or hint in (raised.value.hint or "")
+
+
+def test_paths_of_several_nodes_are_copied_one_by_one() -> None:
+    looks = {"a": (look(), look(exists=False, path="d")), "b": (MISSING, look(path="d"))}
+    with pytest.raises(UsageError, match="no node has all of these paths"):
+        choose_source(CopyRequest(paths=("m", "d")), looks, (MISSING, look(exists=False, path="d")))
+
+
+def member(name: str, *said: Any, error: MultinodeError | None = None) -> Member:
+    agent = AgentTransport(FakeTransport(lambda *_: []))
+    made = Member(Participant(Node(name=name), agent, "127.0.0.1", ("/m",)))
+    for record in said:
+        made.take(record)
+    made.error = error
+    return made
+
+
+UP = Trouble(where="upstream", message="it closed the connection")
+DONE = Copied(digest="1", extra=0)
+
+
+def test_of_a_broken_chain_the_first_that_fails_counts() -> None:
+    down = Trouble(where="downstream", message="refused")
+    failures = find_failures([member("a", down), member("b", UP), member("c", UP)])
+    assert failures.certain == {}
+    assert failures.suspect is not None
+    assert (failures.suspect[0], str(failures.suspect[1])) == ("b", "b: a cannot send to it: refused")
+    gone = ConnectError("gone", node="b")
+    assert find_failures([member("a", down), member("b", error=gone), member("c", UP)]) == ({"b": gone}, None)
+    here = Trouble(where="here", message="No space left on device", hint="make room")
+    (name, error) = next(iter(find_failures([member("a", down), member("b", here), member("c")]).certain.items()))
+    assert (name, error.message, error.hint) == ("b", "No space left on device", "make room")
+    behind = find_failures([member("a"), member("b", DONE, down), member("c", UP)])
+    assert behind.suspect is not None
+    assert behind.suspect[0] == "c"
+    alone = find_failures([member("a"), member("b"), member("c", UP)])
+    assert alone.suspect is not None
+    assert alone.suspect[0] == "b"
+    with pytest.raises(NodeFailed, match="No space left"):
+        find_failures([member("a", here), member("b", UP)])
+
+
+def test_a_node_without_room_is_named_with_what_it_lacks() -> None:
+    fits, full = Room("/data", 1 << 30, 2 << 30), Room("/data", 3 << 30, 2 << 30)
+    need = [_Need(receive_bytes=1, places=places) for places in ((fits,), (full,), (fits, full))]
+    require_room([member("a", need[0])])
+    with pytest.raises(NodeFailed) as raised:
+        require_room([member(name, one) for name, one in zip("abc", need, strict=True)])
+    assert str(raised.value) == "b: 3 GiB would be written below /data, and 2 GiB are free there: nothing was written"
+    assert "also c: 3 GiB" in raised.value.detail
+
+
+def test_progress_is_that_of_the_slowest_node() -> None:
+    assert progress_text(CopyProgress(hashed_bytes={})) == "comparing existing files"
+    assert progress_text(CopyProgress(hashed_bytes={"a": 1 << 20})) == "comparing existing files: 1 MiB"
+    half = CopyProgress(
+        hashed_bytes={},
+        moved_bytes={"b": 1 << 30, "c": 1 << 29},
+        receive_bytes={"b": 1 << 30, "c": 1 << 30},
+        time_s=5.0,
+    )
+    assert progress_text(half) == "copying: c has 50% of 1 GiB, 0.107 GB/s, 5.0 s left"
+
+
+def test_the_screen_names_every_node(golden: Golden) -> None:
+    nodes = (
+        CopiedNode(name="gpu-a", state="source"),
+        CopiedNode(name="gpu-b", state="copied", received_bytes=15 << 30, extra_files=3, cpu_s=10.0),
+        CopiedNode(name="gpu-c", state="equal"),
+        CopiedNode(
+            name="gpu-d", state="failed", message="no answer within 45 s", hint="see whether it is up: ssh gpu-d true"
+        ),
+    )
+    report = CopyReport(
+        ok=False,
+        paths=("models/qwen", "my data"),
+        source="gpu-a",
+        files=12,
+        size_bytes=15 << 30,
+        digest="0123456789abcdef" * 4,
+        nodes=nodes,
+        deleted=False,
+        transfer_s=140.0,
+        time_s=150.0,
+        unreached=True,
+    )
+    golden.check_screen("copy", copy_parts(report))

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from multinode.cli.main import build_app
+from multinode.cluster.dataplane import Endpoint
+from multinode.cluster.hostfile import parse_hostfile
+from multinode.cluster.quoting import Command
+from multinode.errors import UsageError
+from multinode.model.workload import JobSettings, Workload
+from multinode.predict.advice import Recommendations, shortlist
+from multinode.predict.recommendations import advise_runs, measured_job
+from multinode.profile.figures import Straggler
+from multinode.profile.machine_use import GpuUse, NodeUse
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.summary import Summary
+from multinode.records.invocation import Invocation
+from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous
+from multinode.records.run import Run, new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.stats.estimate import Spread
+from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
+from tests.predict.stored import on_four
+
+NAMES = ("a", "b")
+G = 14_767_104
+changed = msgspec.structs.replace
+
+
+def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Straggler | None = None) -> RunDirectory:
+    """A stored run of the small model in fp32 under DDP: 166 ms of compute per step of 2 samples per worker."""
+    step_ms = 166 + exposed_ms
+    directory = RunDirectory.create(root, run_id)
+    plans = tuple(
+        NodePlan(
+            place=Place(
+                node=name,
+                node_rank=rank,
+                ranks=(rank,),
+                run_dir="/r",
+                endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=0.1),
+            ),
+            command=Command(argv=("true",)),
+        )
+        for rank, name in enumerate(NAMES[:nodes])
+    )
+    plan = LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(1,) * nodes),
+        run_id=run_id,
+        engine="llamafactory",
+        job="job.yaml",
+        nodes=plans,
+    )
+    gpu = GpuUse(index=0, memory_total_gib=24.0)
+    summary = Summary(
+        run_id=run_id,
+        strategy="DDP",
+        world_size=nodes,
+        steps=20,
+        steady_steps=15,
+        rule="",
+        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.01),
+        samples_per_s=2 * nodes / step_ms * 1e3,
+        micro_steps=1,
+        split=StepSplit(
+            source="",
+            mean=WorkerSplit(rank=-1, step_ms=step_ms, compute_ms=166, exposed_ms=exposed_ms, data_ms=0, wait_ms=0),
+        ),
+        stragglers=(straggler,) if straggler is not None else (),
+        nodes=tuple(
+            NodeUse(node=name, node_rank=rank, ranks=(rank,), gpus=(gpu,), peak_worker_memory_gib={rank: 3.0})
+            for rank, name in enumerate(NAMES[:nodes])
+        ),
+    )
+    work = Work(
+        strategy=Strategy.DDP,
+        load=TrafficInputs(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4),
+    )
+    settings = JobSettings(
+        model="tiny", method="full", strategy="DDP", per_device_batch=2, accumulation=1, precision="fp32", overlap=True
+    )
+    directory.write("plan.json", plan)
+    directory.write("summary.json", summary)
+    directory.write("workload.json", Workload(settings=settings, work=work))
+    directory.write("cluster.json", parse_hostfile("a\nb\nc\n", "hosts"))
+    directory.write(
+        "run.json",
+        Run(
+            run_id=run_id,
+            job="job.yaml",
+            engine="llamafactory",
+            status="succeeded",
+            started_s=1.0,
+            world_size=nodes,
+            nodes=(),
+        ),
+    )
+    return directory
+
+
+JOB = """\
+model_name_or_path: tiny
+stage: sft
+finetuning_type: full
+per_device_train_batch_size: 2
+output_dir: /home/u/.multinode/runs/two.0/output
+max_steps: 35
+"""
+
+
+def keep_job(directory: RunDirectory, text: str = JOB) -> None:
+    """The files that went to the nodes with a stored run, and what a probe looked at there."""
+    plan = directory.read("plan.json", LaunchPlan)
+    assert plan is not None
+    first = changed(plan.nodes[0], files=(PlanFile(path="job.yaml", text=text),))
+    directory.write("plan.json", changed(plan, nodes=(first, *plan.nodes[1:])))
+    directory.write("facts.json", [{"node": "a", "paths": [{"path": "tiny", "kind": "directory"}]}])
+
+
+def advise_on_the_command_line(root: Path, *args: str, verb: str = "advise") -> str:
+    result = CliRunner(env={"MULTINODE_RUNS": str(root)}).invoke(
+        build_app(), [verb, *args], catch_exceptions=False, standalone_mode=False
+    )
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
+    keep(tmp_path, "one", 1, 0)
+    keep(tmp_path, "two", 2, 1181, Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, hint="look at b"))
+    recommendations = advise_runs(tmp_path, ["one", "two"])
+    found = {one.name: one for one in recommendations.advice}
+    assert recommendations.runs == ("one", "two")
+    assert recommendations.measured_samples_per_s == pytest.approx(4 / 1.347)
+    # The NIC takes 1.255 s for the gradients. 1.181 s of it were exposed, 1.142 s are by the timeline of two buckets.
+    # Part of the difference is the overlap's, part the network's; for half the gradients it takes 0.627 s.
+    hidden_s = (1.255 - 1.181, 1.255 - 1.142)
+    slow, fast = (1.347 / (0.166 + 0.627 - one) for one in hidden_s)
+    assert slow < found["gradients in fp16"].gain.value < fast
+    assert found["one node"].outlook.samples_per_s.value == pytest.approx(2 / 0.166, rel=0.01)
+    # The hostfile has a third node.
+    assert found["3 nodes"].command == "--nodes 3"
+    assert any("for b: look at b" in note for note in recommendations.notes)
+    assert any("there is no stored nccl-test of these nodes" in note for note in recommendations.notes)
+
+
+def test_a_contrast_and_tried_advice_stand_for_the_runs_that_they_were_made_from(tmp_path: Path) -> None:
+    keep(tmp_path, "one", 1, 0)
+    keep(tmp_path, "two", 2, 1181)
+    both = advise_runs(tmp_path, ["one", "two"])
+    contrast = RunDirectory.create(tmp_path, "against")
+    contrast.write("contrast.json", {"baseline": {"run_ids": ["one"]}, "candidate": {"run_ids": ["two"]}})
+    run = RunDirectory(tmp_path / "one").read("run.json", Run)
+    contrast.write("run.json", run)
+    assert advise_runs(tmp_path, ["against"]) == both
+    tried = RunDirectory.create(tmp_path, "tried")
+    tried.write("advice.json", both)
+    tried.write("run.json", run)
+    assert advise_runs(tmp_path, ["tried"]) == both
+
+
+def test_room_and_stragglers_are_those_of_today_in_whichever_order_the_runs_are_named(tmp_path: Path) -> None:
+    one = keep(tmp_path, "one", 1, 0)
+    keep(tmp_path, "two", 2, 1181, Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, hint="look at b"))
+    # A GPU that was nearly full in another layout says nothing of this one.
+    summary = one.read("summary.json", Summary)
+    assert summary is not None
+    full = changed(summary.nodes[0], peak_worker_memory_gib={0: 23.9})
+    one.write("summary.json", changed(summary, nodes=(full,)))
+    for names in (["one", "two"], ["two", "one"]):
+        recommendations = advise_runs(tmp_path, names)
+        assert next(found for found in recommendations.advice if found.name == "gradients in fp16").fits is True
+        assert any("for b: look at b" in note for note in recommendations.notes)
+
+
+def test_one_node_that_was_measured_on_other_gpus_is_no_option_for_the_hostfile_as_it_is(tmp_path: Path) -> None:
+    one, two = keep(tmp_path, "one", 1, 0), keep(tmp_path, "two", 2, 1181)
+    plan = one.read("plan.json", LaunchPlan)
+    assert plan is not None
+    one.write("plan.json", on_four(plan))
+    one.write("cluster.json", parse_hostfile("a gpus=1,2,3,5\n", "hosts"))
+    two.write("cluster.json", parse_hostfile("a gpus=6,7\nb gpus=1,6\n", "hosts"))
+    found = {advice.name: advice for advice in advise_runs(tmp_path, ["one", "two"]).advice}
+    assert found["one node"].change is None
+    assert found["one node"].command.startswith("set 4 ids in gpus=")
+    assert found["4 workers on each node"].change is None
+
+
+def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path) -> None:
+    keep(tmp_path, "one", 1, 0)
+    two = keep(tmp_path, "two", 2, 1181)
+    recommendations = advise_runs(tmp_path, ["one", "two"])
+    with pytest.raises(UsageError, match="the measured job is a script, or not stored with its runs"):
+        measured_job(tmp_path, recommendations)
+    keep_job(two)
+    job = measured_job(tmp_path, recommendations)
+    assert (job.config["max_steps"], job.config_path) == (35, "job.yaml")
+    plan = two.read("plan.json", LaunchPlan)
+    assert plan is not None
+    two.write("plan.json", changed(plan, config_path="my configs/job.yaml"))
+    assert advise_runs(tmp_path, ["one", "two"]).job == "my configs/job.yaml"
+    # A name that could be the hub's is a directory, as it was found to be.
+    assert job.local_paths == ("tiny",)
+    workload = two.read("workload.json", Workload)
+    assert workload is not None
+    other = changed(recommendations, settings=changed(workload.settings, accumulation=4))
+    with pytest.raises(UsageError, match="the measured job"):
+        measured_job(tmp_path, other)
+
+
+def test_a_try_takes_the_stored_job_and_refuses_another(tmp_path: Path) -> None:
+    keep(tmp_path, "one", 1, 0)
+    keep_job(keep(tmp_path, "two", 2, 1181))
+    hosts, other = tmp_path / "hosts", tmp_path / "other.yaml"
+    hosts.write_text("a slots=1\nb slots=1\n")
+    other.write_text(JOB + "gradient_accumulation_steps: 4\n")
+
+    def tune(*more: str) -> None:
+        words = ("--from", "one", "--from", "two", "--pick", "nothing like this", "--hosts", str(hosts), *more)
+        advise_on_the_command_line(tmp_path, *words, verb="tune")
+
+    with pytest.raises(UsageError, match="none of the advised changes can be tried"):
+        tune()
+    with pytest.raises(UsageError, match="not the measured job: accumulation is 4, but 1 was measured"):
+        tune(str(other))
+    with pytest.raises(UsageError, match="not the measured job: model is 'other'"):
+        tune("--set", "model_name_or_path=other")
+
+
+def test_another_link_has_other_advice(tmp_path: Path) -> None:
+    keep(tmp_path, "one", 1, 0)
+    keep(tmp_path, "two", 2, 1181)
+    fast = advise_runs(tmp_path, ["one", "two"], link_gbit_per_s=10)
+    assert fast.today.link_gbit_per_s == 10
+    assert fast.measured_samples_per_s is None
+    assert next(one for one in fast.advice if one.name == "gradients in fp16").gain.value < 1.2
+
+
+def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
+    keep(tmp_path, "one", 1, 0)
+    two = keep(tmp_path, "two", 2, 1181)
+    best = [one.name for one in shortlist(advise_runs(tmp_path, ["one", "two"]).advice, 3)]
+    shown = advise_on_the_command_line(tmp_path, "one", "two")
+    rows = [line[3:].split("  ")[0] for line in shown.splitlines() if line[:1].isdigit()]
+    assert rows == best
+    # Of a script nobody knows how it was started, unless its command line was kept.
+    assert "multinode tune" not in shown
+    typed = Invocation(verb="launch", options=(("--hosts", "h"), ("--detach",)), job=("--", "train.py", "--lr", "1"))
+    plan = two.read("plan.json", LaunchPlan)
+    assert plan is not None
+    two.write("run.json", changed(new_run(plan, 0.0), command=typed))
+    assert (
+        "Next        multinode tune --from one --from two --candidates 2 --hosts h -- train.py --lr 1\n"
+        in advise_on_the_command_line(tmp_path, "one", "two")
+    )
+    shown = advise_on_the_command_line(tmp_path, "one", "two", "--top", "50")
+    assert "--set gradient_accumulation_steps=8" in shown
+    document = json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json"))
+    assert document["schema"] == "multinode.advise/1"
+    recommendations = msgspec.convert(document, Recommendations)
+    assert recommendations == advise_runs(tmp_path, ["one", "two"])
+    names = [
+        one["name"]
+        for one in json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json", "--top", "2"))["advice"]
+    ]
+    assert names == [one.name for one in recommendations.advice[:2]]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--link", "fast"], "--link: 'fast' is not a link rate"),
+        (["--link", "1000tbit"], "--link 1000tbit: not a possible link rate"),
+        (["--job", "job.yaml"], "no such option: --job"),
+        (["nothing"], "no run begins with 'nothing'"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, args: list[str], message: str) -> None:
+    keep(tmp_path, "one", 1, 0)
+    with pytest.raises(UsageError, match=message):
+        advise_on_the_command_line(tmp_path, *args)

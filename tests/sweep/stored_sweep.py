@@ -1,0 +1,83 @@
+"""A sweep as it lies on disk: its grid, and the run of every cell that was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint
+from multinode.cluster.facts import Gpu, NodeFacts
+from multinode.cluster.quoting import Command
+from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
+from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
+from multinode.series.grid import Grid, GridRecord
+from multinode.sweep.cell_rows import MeasuredCell
+from tests.sweep.cells import GPU, SWEEP_RUN, measured_cell
+
+__all__ = ["store_sweep"]
+
+OOM = {"state": "out_of_memory", "out_of": "gpu", "reason": "CUDA out of memory on box1"}
+CELLS = (
+    measured_cell(1, "lora", 1),
+    measured_cell(1, "lora", 2),
+    measured_cell(2, "lora", 2),
+    measured_cell(1, "full", 2, **OOM),
+)
+_NODE = Node(name="box", price=0.8, price_purchase_gpu=1600.0)
+
+
+def store_sweep(root: Path, run_id: str = SWEEP_RUN.run_id, cells: tuple[MeasuredCell, ...] = CELLS) -> RunDirectory:
+    """The sweep without its table; its runs lie beside it, with nodes that have a price and two GPUs."""
+    for run in (run for cell in cells for run in cell.runs):
+        if not (root / run.run_id).exists():
+            _store_run(root, run)
+    directory = RunDirectory.create(root, run_id)
+    record = GridRecord(
+        fingerprint="f",
+        command=SWEEP_RUN.job,
+        grid=Grid(nodes=(1, 2)),
+        cells=tuple(cell.record for cell in cells),
+    )
+    directory.write("grid.json", record)
+    directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=run_id))
+    return directory
+
+
+def _store_run(root: Path, run: StoredRun) -> None:
+    run_id = run.run_id
+    nodes = [msgspec.structs.replace(_NODE, name=name) for name in run.node_names]
+    workers = run.workers[0]
+    plan = LaunchPlan(
+        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(workers,) * len(nodes)),
+        run_id=run_id,
+        engine="llamafactory",
+        job=SWEEP_RUN.job,
+        nodes=tuple(
+            NodePlan(
+                place=Place(
+                    node=node.name,
+                    node_rank=rank,
+                    ranks=tuple(range(workers * rank, workers * (rank + 1))),
+                    run_dir="/r",
+                    endpoint=Endpoint(addr=None, ifname="ens1f0"),
+                ),
+                gpus=tuple(range(workers)),
+                command=Command(argv=("true",)),
+            )
+            for rank, node in enumerate(nodes)
+        ),
+    )
+    directory = RunDirectory.create(root, run_id)
+    directory.write(
+        "run.json",
+        msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="launch", part_of=SWEEP_RUN.run_id, has_parts=False),
+    )
+    directory.write("plan.json", plan)
+    directory.write("summary.json", run.summary)
+    directory.write("workload.json", run.workload)
+    directory.write("cluster.json", Cluster(nodes=tuple(nodes), source="hosts.txt"))
+    gpus = tuple(Gpu(index=index, name=GPU) for index in range(workers))
+    directory.write("facts.json", [NodeFacts(node=node.name, gpus=gpus) for node in nodes])

@@ -1,0 +1,156 @@
+"""The screen of tune: a change that wins, none that does, one seed, a plan; whole, at both widths."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.job.job_files import Change
+from multinode.levers.averaging import Averaging
+from multinode.levers.levers import Levers
+from multinode.stats.estimate import of_bounds
+from multinode.tune.judge import Tuning, judge
+from multinode.tune.screen import plan_parts, tuning_parts
+from multinode.tune.trial import Candidate, CandidateTrial, LeftOut, Losses
+from tests.golden import Golden
+from tests.tune.trials import curve, trial
+
+changed = msgspec.structs.replace
+ASKED = Tuning(
+    run_id="20261123-120000-abcd",
+    job="train.yaml (LLaMA-Factory sft full)",
+    samples=800,
+    steps=200,
+    seeds=3,
+    budget_s=1200.0,
+    spent_s=741.0,
+    left_out=(
+        LeftOut(name="DiLoCo every 64 steps in fp16", reason="short", needs_steps=192),
+        LeftOut(name="gradient accumulation 2", reason="slower"),
+        LeftOut(name="local SGD every 4 steps", reason="slower"),
+        LeftOut(name="buckets of 100 MiB", reason="little"),
+    ),
+)
+SEEDS = ((1.0, 0.0), (1.02, 0.01), (0.98, -0.01))
+
+
+def candidate(label: str, name: str, nodes: int = 2, **others: object) -> Candidate:
+    return Candidate(label=label, name=name, nodes=nodes, workers_per_node=2, **others)  # type: ignore[arg-type]
+
+
+def measured(one: Candidate, rate: float, *losses: float) -> CandidateTrial:
+    runs = ((rate * by, curve(*(loss + off for loss in losses))) for by, off in SEEDS)
+    return trial(one.label, *runs, candidate=one)
+
+
+AVERAGED = candidate(
+    "local-sgd",
+    "local SGD every 16 steps in fp16",
+    change=Change(levers=Levers(averaging=Averaging(every=16, dtype="fp16"))),
+    predicted_samples_per_s=of_bounds(38.0, (30.0, 44.0)),
+    against_one_node=of_bounds(1.7, (1.2, 2.1)),
+    expected_s=95.0,
+    meaning="a different algorithm; the loss may be worse, as nodes train independently between averaging steps",
+)
+BASELINE = measured(candidate("baseline", "unchanged, 2 nodes"), 10, 3.0, 2.5, 2.2, 2.0)
+ALONE = measured(candidate("one-node", "one node", 1, kind="nodes"), 12, 2.6, 2.0, 1.8, 1.7)
+WINNER = measured(AVERAGED, 40, 3.0, 2.5, 2.2, 2.0)
+WORSE = measured(candidate("accumulation", "gradient accumulation 8"), 44, 3.2, 2.9, 2.7, 2.5)
+FAILED = trial(
+    "power-sgd",
+    state="out_of_memory",
+    reason="b: CUDA out of memory",
+    candidate=candidate("power-sgd", "PowerSGD of rank 4"),
+)
+WAITING = trial("pair", state="waiting", candidate=candidate("pair", "gradients in fp16 + gradient accumulation 4"))
+
+
+def first_seed(one: CandidateTrial) -> CandidateTrial:
+    return changed(one, runs=one.runs[:1])
+
+
+def logged(one: CandidateTrial) -> CandidateTrial:
+    """As if nothing was evaluated."""
+    runs = (changed(run, losses=Losses(training=run.losses.held_out)) for run in one.runs)
+    return changed(one, runs=tuple(runs))
+
+
+def at_rates(one: CandidateTrial, *more: float | None) -> CandidateTrial:
+    """The same runs at three learning rates: how much higher each loss is; None diverged."""
+    runs = []
+    for rate, higher in zip((1e-3, 2e-3, 4e-3), more, strict=True):
+        for run in one.runs if higher == 0.0 else one.runs[:1]:
+            points = (
+                changed(point, loss=None if higher is None or point.loss is None else point.loss + higher)
+                for point in run.losses.held_out
+            )
+            runs.append(changed(run, learning_rate=rate, losses=Losses(held_out=tuple(points))))
+    return changed(one, runs=tuple(runs))
+
+
+TUNINGS = {
+    "winner": (ASKED, (BASELINE, ALONE, WINNER, WORSE, FAILED)),
+    "none": (changed(ASKED, waiting=2), (BASELINE, ALONE, WORSE, WAITING)),
+    "learning_rates": (
+        changed(ASKED, learning_rates=(1e-3, 2e-3, 4e-3), left_out=()),
+        (
+            at_rates(BASELINE, 0.2, 0.0, 0.1),
+            at_rates(ALONE, 0.0, 0.1, 0.2),
+            at_rates(WINNER, 0.1, 0.0, None),
+            WAITING,
+        ),
+    ),
+    "one_seed": (
+        changed(ASKED, seeds=1, left_out=()),
+        tuple(logged(first_seed(one)) for one in (BASELINE, ALONE, WINNER, WORSE)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TUNINGS)
+def test_the_screen_of_a_tuning(golden: Golden, name: str) -> None:
+    asked, trials = TUNINGS[name]
+    tuning = judge(asked, trials)
+    command = "multinode launch --with runs/20261123-120000-abcd/tuned.yaml train.yaml --hosts hosts.txt"
+    golden.check_screen(f"tuning_{name}", list(tuning_parts(tuning, next_command=command if name != "none" else "")))
+
+
+def test_the_screen_of_a_plan(golden: Golden) -> None:
+    planned = changed(ASKED, needed_s=1140.0, waiting=9, notes=("from 20261123-110000-aaaa, 20261123-110500-bbbb",))
+    trials = [
+        trial(one.label, state="waiting", candidate=one) for one in (BASELINE.candidate, ALONE.candidate, AVERAGED)
+    ]
+    golden.check_screen("tuning_plan", list(plan_parts(judge(planned, trials))))
+    golden.check_screen(
+        "tuning_plan_rates", list(plan_parts(judge(changed(planned, learning_rates=(1e-3, 2e-3)), trials)))
+    )
+    unknown = judge(changed(ASKED, left_out=()), trials[:2])
+    golden.check_screen("tuning_plan_unknown", list(plan_parts(unknown)))
+
+
+def with_losses(one: CandidateTrial, losses: Losses) -> CandidateTrial:
+    return changed(one, runs=tuple(changed(run, losses=losses) for run in one.runs))
+
+
+NOTHING = "No recommendation: "
+ALONE_IS_FASTER = "Train on one node: it reaches the loss of the unchanged training 2.4x faster"
+
+
+@pytest.mark.parametrize(
+    ("trials", "verdict"),
+    [
+        ((BASELINE, ALONE), f"{ALONE_IS_FASTER}, and no change is predicted to be worth a run."),
+        ((BASELINE, changed(ALONE, runs=()), WORSE),
+         "Keep the training as it is: no measured change is better."),
+        ((BASELINE, changed(ALONE, runs=(), state="waiting")),
+         f"{NOTHING[:-2]} yet: only the unchanged training is measured. 1 change not measured yet."),
+        ((changed(BASELINE, runs=(), reason="a: it hung"), ALONE),
+         f"{NOTHING}the unchanged training has no figures: a: it hung."),
+        ((BASELINE, ALONE, with_losses(WINNER, Losses())),
+         f"{NOTHING}not every run recorded a loss, and speed is not enough."),
+        ((with_losses(BASELINE, Losses(held_out=curve(2.0, None))), ALONE),
+         f"{NOTHING}the unchanged training diverged, so there is no loss to reach."),
+    ],
+)  # fmt: skip
+def test_why_nothing_else_is_recommended(trials: tuple[CandidateTrial, ...], verdict: str) -> None:
+    assert judge(ASKED, trials).verdict == verdict
