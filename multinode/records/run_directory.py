@@ -382,7 +382,7 @@ def _unreadable(path: Path, text: bytes, kind: type) -> MultinodeError | None:
     ours = next((field.default for field in fields if field.name == "schema"), None)
     try:
         theirs = decode_json(text, _Versioned).schema
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     if ours is None or theirs == ours:
         return None

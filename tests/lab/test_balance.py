@@ -57,7 +57,8 @@ def disagreement(command: Command) -> str:
     fast, slow = after["balance"]["nodes"]
     assert fast["samples"] > slow["samples"]
     assert fast["samples"] + slow["samples"] == pytest.approx(768)
-    advised, gain = advice["gain"], after["samples_per_s"] / before["samples_per_s"]
+    rates = [summary["samples_per_s"]["value"] for summary in (after, before)]
+    advised, gain = advice["gain"], rates[0] / rates[1]
     is_within = advised["low"] <= gain <= advised["high"] and advised["value"] > NOTICEABLE
     return "" if is_within else f"{gain}, and {advised['low']} to {advised['high']} was advised"
 

@@ -200,7 +200,7 @@ def test_a_slow_node_is_told_from_a_slow_network_and_its_limit_is_named(
     assert (straggler["node"], straggler["cause"]) == ("node1", "cpu")
     assert "0.25" in " ".join(straggler["evidence"])
     assert found["bottleneck"]["kind"] == "straggler"
-    assert found["comm"]["exposed_ms"] < straggler["late_ms"]
+    assert found["comm"]["exposed_ms"]["value"] < straggler["late_ms"]
 
 
 def test_what_ctrl_c_leaves_is_compared_where_each_side_was_measured(one_slot: str, command: Command) -> None:

@@ -112,7 +112,7 @@ PACES = (
 
 
 def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
-    found = BalanceOutlook(nodes=PACES, gain=1.5, interval=(1.4, 1.7))
+    found = BalanceOutlook(nodes=PACES, gain=Estimate(value=1.5, low=1.4, high=1.7))
     balanced = named(advise(state(balance=found)), "samples by speed")
     assert (balanced.gain.value, balanced.gain.bounds, balanced.kind) == (1.5, (1.4, 1.7), "balance")
     assert balanced.command == "--balance a=2.9,b=1"
@@ -126,8 +126,8 @@ def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
     "today",
     [
         state(),
-        state(balance=BalanceOutlook(nodes=PACES, gain=1.001, interval=(0.9, 1.1))),
-        state(Strategy.ZERO2, balance=BalanceOutlook(nodes=PACES, gain=1.5, interval=(1.4, 1.7))),
+        state(balance=BalanceOutlook(nodes=PACES, gain=Estimate(value=1.001, low=0.9, high=1.1))),
+        state(Strategy.ZERO2, balance=BalanceOutlook(nodes=PACES, gain=Estimate(value=1.5, low=1.4, high=1.7))),
     ],
 )
 def test_samples_by_speed_are_not_advised_where_they_give_nothing_or_cannot_be(today: TrainingState) -> None:

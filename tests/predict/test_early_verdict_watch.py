@@ -13,6 +13,7 @@ from multinode.predict.early_verdict import judge, verdict_line
 from multinode.profile.summary import summarise
 from multinode.profile.throughput import measure_throughput
 from multinode.records.run import EarlyVerdict
+from multinode.stats.unknown import known
 from multinode.traffic.step_calls import Strategy
 from tests.profile.made_up_steps import MadeUp, always
 from tests.profile.running import TOTAL_STEPS, Recorded, keep_running, recorded
@@ -85,9 +86,8 @@ def test_neither_the_rate_of_the_link_nor_the_samples_need_to_be_known(tmp_path:
     ],
 )
 def test_15_recorded_steps_foretell_what_one_node_then_gave(tmp_path: Path, together: str, alone: str) -> None:
-    several, one = (measure_throughput(recorded(name).observed()).samples_per_s for name in (together, alone))
-    assert several is not None
-    assert one is not None
+    rates = (measure_throughput(recorded(name).observed()).samples_per_s for name in (together, alone))
+    several, one = (known(rate).value for rate in rates)
     verdict = judged(tmp_path, recorded(together).first(15), trainable=3_691_776)
     assert verdict.one_node is not None
     assert verdict.one_node.speedup.value == pytest.approx(one / several, rel=0.15)
@@ -100,7 +100,7 @@ def test_what_recorded_work_took_but_for_the_wait_for_cores_is_the_same_on_one_n
     for name in ("one node, busy", "two nodes, 100 Mbit/s, busy"):
         mean = summarise(recorded(name).observed()).split.workers[0]
         assert mean.core_wait_ms is not None
-        net_ms[name] = mean.step_ms - (mean.exposed_ms or 0) - (mean.wait_ms or 0) - mean.core_wait_ms
+        net_ms[name] = mean.step_ms - known(mean.exposed_ms) - known(mean.wait_ms) - mean.core_wait_ms
         assert mean.core_wait_ms > 1.5 * net_ms[name]
     one, two = net_ms.values()
     assert one == pytest.approx(two, rel=0.15)
