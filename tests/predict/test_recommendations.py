@@ -143,7 +143,7 @@ def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     hidden_s = (1.255 - 1.181, 1.255 - 1.142)
     slow, fast = (1.347 / (0.166 + 0.627 - one) for one in hidden_s)
     assert slow < found["gradients in fp16"].gain.value < fast
-    assert found["one node"].outlook.samples_per_s == pytest.approx(2 / 0.166, rel=0.01)
+    assert found["one node"].outlook.samples_per_s.value == pytest.approx(2 / 0.166, rel=0.01)
     # The hostfile has a third node.
     assert found["3 nodes"].command == "--nodes 3"
     assert any("for b: look at b" in note for note in recommendations.notes)

@@ -56,7 +56,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     found = forecast(two, ForecastRequest(links=(0.1, 1.0, 10.0)))
     slow, here, fast = found.scenarios
     assert here.step_time_ms == pytest.approx(OWN_MS + 400)
-    assert here.speedup == pytest.approx(2 * OWN_MS / (OWN_MS + 400))
+    assert here.speedup.value == pytest.approx(2 * OWN_MS / (OWN_MS + 400))
     # Up to a quarter more is the network's, on any link. A faster link saves that, and what it did not cost before not.
     extra_ms = 400 - 1.25 * comm_ms(1.0)
     assert fast.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(10.0), rel=0.01)
@@ -173,4 +173,4 @@ def test_whatever_was_measured_on_several_nodes_lies_in_the_interval_of_its_own_
     row = measured_row(make_forecast(evidence, ForecastRequest(links=(link,))))
     low, high = row.samples_per_s.bounds
     assert low * (1 - 1e-6) <= rate <= high * (1 + 1e-6)
-    assert row.samples_per_s == pytest.approx(rate, rel=1e-6) or evidence.calibration.residual.left > 0
+    assert row.samples_per_s.value == pytest.approx(rate, rel=1e-6) or evidence.calibration.residual.left > 0

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from multinode.errors import UsageError
@@ -67,9 +66,9 @@ def test_unequal_nodes_stay_as_they_are_and_are_held_against_the_first_one() -> 
     slow, measured = found.scenarios[1:3]
     assert measured.measured
     # Of three workers that do what each of two did.
-    assert measured.samples_per_s == pytest.approx(1000 * 6 / (OWN_MS + exposed_ms), rel=0.01)
+    assert measured.samples_per_s.value == pytest.approx(1000 * 6 / (OWN_MS + exposed_ms), rel=0.01)
     assert slow.step_time_ms == pytest.approx(OWN_MS + comm_ms(0.1, 4 / 3 * BYTES), rel=0.08)
-    assert measured.speedup == pytest.approx(1.5 * OWN_MS / (OWN_MS + exposed_ms), rel=0.01)
+    assert measured.speedup.value == pytest.approx(1.5 * OWN_MS / (OWN_MS + exposed_ms), rel=0.01)
     assert measured.efficiency == pytest.approx(measured.speedup.value / 1.5)
     assert found.break_even is not None
     assert found.break_even.one_node_workers == 2
@@ -259,7 +258,7 @@ def test_a_hook_that_stepped_aside_has_compressed_nothing() -> None:
     request = ForecastRequest(links=(1.0,), levers=compressions(None, "fp16"))
     plain, half = make_forecast(gather([*records, sweep_record("sweep")]), request).scenarios
     assert (plain.measured, half.measured) == (True, False)
-    assert plain.samples_per_s == pytest.approx(records[1].samples_per_s, rel=0.02)
+    assert plain.samples_per_s.value == pytest.approx(records[1].samples_per_s, rel=0.02)
     assert half.samples_per_s.value > plain.samples_per_s.value
 
 
@@ -267,4 +266,4 @@ def with_hook(record: Record) -> Record:
     job = record.job
     assert job is not None
     workload = read_workload(job, record.model, record.layout, levers=compressed("fp16"))
-    return msgspec.structs.replace(record, workload=workload)
+    return record.having(workload=workload)
