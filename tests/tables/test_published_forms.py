@@ -235,11 +235,7 @@ def test_aligned_text_is_read_however_a_program_draws_it(text: str) -> None:
 
 
 def test_an_empty_cell_of_aligned_text_is_the_one_under_its_title() -> None:
-    text = (
-        "\u5361\u6570  \u6a21\u578b     samples/s  tokens/s\n   8  \u5343\u95ee 7B       14.2\n  16  b"
-        + 25 * " "
-        + "900\n"
-    )
+    text = "\u5361\u6570  \u6a21\u578b     samples/s  tokens/s\n   8  \u5343\u95ee 7B       14.2\n  16  b" + 25 * " " + "900\n"
     one, two = rows(text, "a.txt")
     assert (figures(one), figures(two)) == (
         {"world_size": 8, "samples_per_s": 14.2},
@@ -294,9 +290,7 @@ def test_markdown_has_text_around_its_table_and_marks_in_it() -> None:
     assert (row.words, figures(row), row.line) == ({"device": "A100"}, {"samples_per_s": 14.2}, 7)
     other = "| a | b |\n|---|---|\n| 1 | 2 |\n\n"
     assert len(rows(other + text + "\n" + other, "a.md")) == 1
-    assert (
-        "it has 2 tables: 1 in line 5 ('GPU', 'samples/s'); 2 in line 15" in refused(text + "\n" + text, "a.md").message
-    )
+    assert "it has 2 tables: 1 in line 5 ('GPU', 'samples/s'); 2 in line 15" in refused(text + "\n" + text, "a.md").message
     assert "it has no table" in refused("gpus, samples/s\n", "a.md").message
 
 
