@@ -21,9 +21,8 @@ def made_run(run: Run, results: Mapping[Callable[[RunDirectory], Any], Any] | No
         results: what verbs have left, by the function that reads it.
         parts: other parts by their names in StoredRun; with `observed`, its samples are its own.
     """
-    stored = StoredRun(RunDirectory(Path("/nowhere") / run.run_id))
-    stored.results.update(results or {})
-    vars(stored).update(parts, run=run)
+    nowhere = RunDirectory(Path("/nowhere") / run.run_id)
+    stored = StoredRun(nowhere).having(run=run, results=dict(results or {}), **parts)
     if "observed" in parts:
         vars(stored).update(sampled=stored)
     return stored

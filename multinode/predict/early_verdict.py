@@ -233,7 +233,7 @@ def judge(directory: RunDirectory) -> Judged:
 
 
 def _judged(directory: RunDirectory, record: Record, steps: RunSteps, summary: Summary) -> EarlyVerdict:
-    record, averaging = msgspec.structs.replace(record, summary=summary), record.plan.levers.averaging
+    record, averaging = record.having(summary=summary), record.plan.levers.averaging
     if averaging is not None:
         return unknown_verdict(steps, f"nodes average {averaging.words}: the first steps do not show its cost")
     if isinstance(summary.split.exposed_ms, Unknown):

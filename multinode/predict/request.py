@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import MultinodeError, UsageError
-from multinode.network.measure import load_scan
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
 from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence_of_benchmarks
@@ -123,17 +122,16 @@ def runs_of(directory: RunDirectory) -> list[RunDirectory]:
 
 
 def read_record(directory: RunDirectory) -> Record | None:
-    """The data of a run for predictions; None if it launched nothing."""
-    stored = StoredRun(directory)
-    if stored.plan is None:
+    """A run for predictions; None if it launched nothing.
+
+    Raises:
+        MultinodeError: a part of it cannot be read.
+    """
+    if StoredRun(directory).plan is None:
         return None
-    return Record(
-        plan=stored.plan,
-        summary=stored.summary,
-        workload=stored.workload,
-        sweep=load_scan(directory),
-        model=stored.model,
-    )
+    record = Record(directory)
+    _ = record.plan, record.summary, record.workload, record.model, record.sweep
+    return record
 
 
 def _read_others(paths: Sequence[Path]) -> Iterator[Record]:

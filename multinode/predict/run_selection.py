@@ -1,10 +1,9 @@
-"""Run selection: stored runs as Records, and which of them predictions start from. Pure."""
+"""Run selection: stored runs as Records, and which of them predictions start from."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -12,10 +11,11 @@ from multinode.decoding import parse_option
 from multinode.errors import JobError, UsageError
 from multinode.job.engines.engine import find_kind
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory
-from multinode.model.workload import JobSettings, Workload, differing_setting, read_settings
+from multinode.model.workload import JobSettings, differing_setting, read_settings
+from multinode.network.measure import load_scan
 from multinode.network.size_scan import ScanReport
-from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
+from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import value_of
 from multinode.stats.unknown import Unknown, reason_of
 from multinode.traffic.algorithms import Layout
@@ -25,34 +25,30 @@ from multinode.units import format_rate, is_link_rate, parse_rate
 _NOT_COMPRESSED = "gradients were NOT compressed"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What a stored run has; None where it has none."""
+class Record(StoredRun):
+    """A stored run that launched something, with what predictions ask of it.
 
-    plan: LaunchPlan
-    summary: Summary | None = None
-    workload: Workload | None = None
-    sweep: ScanReport | None = None  # of an nccl-test
-    model: dict[str, Any] | None = None  # the config.json of its model
+    Raises:
+        UsageError: of `plan` and what follows from it, for a run that launched nothing itself.
+    """
+
+    @functools.cached_property
+    def plan(self) -> LaunchPlan:
+        """What was launched."""
+        plan = super().plan
+        if plan is None:
+            raise UsageError(f"run {self.run_id} consists of other runs", hint="list them: multinode runs --all")
+        return plan
 
     @property
-    def run_id(self) -> str:
-        """Of the run."""
-        return self.plan.run_id
+    def sweep(self) -> ScanReport | None:
+        """Of an nccl-test."""
+        return self.result(load_scan)
 
     @property
     def layout(self) -> Layout:
         """Its workers."""
         return Layout.of(self.plan.workers)
-
-    @property
-    def node_names(self) -> tuple[str, ...]:
-        """In node-rank order."""
-        return tuple(place.node for place in self.plan.places)
-
-    @property
-    def link_gbit_per_s(self) -> float | None:
-        """Of the slowest NIC, as in LaunchPlan."""
-        return self.plan.link_gbit_per_s
 
     @property
     def samples_per_s(self) -> float:

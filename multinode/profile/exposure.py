@@ -174,7 +174,7 @@ def _records(observed: Observed) -> dict[tuple[int, int], StepRecords]:
     for node in observed.nodes:
         for sample in node.samples:
             if isinstance(sample, StepSample | DdpSample | DeviceWaitSample) and sample.rank in node.ranks:
-                records[sample.rank, sample.step] = records[sample.rank, sample.step].with_sample(sample)
+                records[sample.rank, sample.step].take(sample)
     return records
 
 

@@ -23,6 +23,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stopped_by: str | None = None
 
     @property
+    def recorded(self) -> Status:
+        """The status alone, of a record of the node that is one."""
+        return Status(**msgspec.structs.asdict(self))
+
+    @property
     def failed(self) -> bool:
         """Whether the job ended otherwise than with exit code 0."""
         return self.exit_code != 0 or self.signal is not None

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -26,6 +26,9 @@ from multinode.runs.devices import devices_of
 from multinode.runs.document import RunDocument
 
 T = TypeVar("T")
+
+# What is read from disk, of which the rest follows.
+_PARTS = {"run", "plan", "summary", "workload", "facts", "cluster", "verdict", "observed", "model", "results"}
 
 # Results beside a run's record and figures, each in a file of its name.
 _RESULTS = ("contrast", "nccl-test", "advice", "sweep", "bench", "tune", "tuning")
@@ -56,6 +59,12 @@ class StoredRun:
             UsageError: there is none of this name, or several match.
         """
         return cls(RunDirectory.open(root, run_id), say)
+
+    def having(self, **parts: Any) -> Self:
+        """A copy with other parts than those on disk, by their names; what follows from them is found anew."""
+        other = type(self)(self.directory, self._say)
+        vars(other).update({name: part for name, part in vars(self).items() if name in _PARTS} | parts)
+        return other
 
     @property
     def run_id(self) -> str:
@@ -177,7 +186,7 @@ class StoredRun:
         """Rate of the slowest NIC, as in LaunchPlan."""
         return self.plan.link_gbit_per_s if self.plan is not None else None
 
-    @property
+    @cached_property
     def model(self) -> dict[str, Any] | None:
         """The config.json of its model, as node 0 has it."""
         return next((facts.model for facts in self.facts.values()), None)

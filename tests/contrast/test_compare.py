@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
@@ -25,7 +24,7 @@ def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
 ) -> None:
     record = training_record("one", 1)
     of_four = on_four(record.plan)
-    directory = store(tmp_path, msgspec.structs.replace(record, plan=of_four))
+    directory = store(tmp_path, record.having(plan=of_four))
     directory.write("cluster.json", Cluster(nodes=(node,), source="hosts"))
     assert StoredRun(directory).price_per_hour == price
 

@@ -6,12 +6,14 @@ that carries exactly its goodput.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
+from multinode.network.measure import load_scan
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.predict.run_selection import Record
@@ -19,6 +21,7 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import StepTimes, Summary
 from multinode.records.benchmark import CollectiveTest
 from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous
+from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import exactly
 from multinode.stats.unknown import Unknown
 from multinode.strict_yaml import dump_yaml
@@ -92,7 +95,7 @@ def training_record(
     files = [PlanFile(path="job.yaml", text=dump_yaml(config))]
     if deepspeed is not None:
         files.append(PlanFile(path="deepspeed.json", text=deepspeed))
-    return Record(plan=plan(run_id, counts, link, tuple(files)), summary=summary, model=model)
+    return made_record(run_id, plan=plan(run_id, counts, link, tuple(files)), summary=summary, model=model)
 
 
 def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Record:
@@ -119,7 +122,12 @@ def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Recor
         verdict=Verdict(text="as it should be"),
         directory=f"/runs/{run_id}",
     )
-    return Record(plan=plan(run_id, (1,) * nodes, link, ()), sweep=report)
+    return made_record(run_id, plan=plan(run_id, (1,) * nodes, link, ()), results={load_scan: report})
+
+
+def made_record(run_id: str, **parts: Any) -> Record:
+    """A run with these parts, which lies nowhere."""
+    return Record(RunDirectory(Path("/nowhere") / run_id)).having(**parts)
 
 
 def plan(run_id: str, workers: tuple[int, ...], link: float | None, files: tuple[PlanFile, ...]) -> LaunchPlan:
@@ -149,7 +157,7 @@ def plan(run_id: str, workers: tuple[int, ...], link: float | None, files: tuple
 def renamed(record: Record, **changes: Any) -> Record:
     """The same record with other figures in its summary."""
     assert record.summary is not None
-    return msgspec.structs.replace(record, summary=msgspec.structs.replace(record.summary, **changes))
+    return record.having(summary=msgspec.structs.replace(record.summary, **changes))
 
 
 def on_four(planned: LaunchPlan) -> LaunchPlan:

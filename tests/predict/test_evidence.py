@@ -8,6 +8,7 @@ import pytest
 from multinode.errors import UsageError
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
+from multinode.network.measure import load_scan
 from multinode.predict.calibration import Residual
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, gather
@@ -196,7 +197,7 @@ def test_a_script_is_predicted_from_what_its_workers_called() -> None:
     call = SeenCall(op="all_reduce", ranks=2, nodes=2, backend="gloo", size_bytes=BYTES, count=1.0, source="ddp")
     record = renamed(training_record("script", 2, exposed_ms=comm_ms(1.0), model=None), comm=Comm(calls=(call,)))
     plan = msgspec.structs.replace(record.plan, engine="torchrun", job="train.py")
-    found = gather([msgspec.structs.replace(record, plan=plan), SWEEP])
+    found = gather([record.having(plan=plan), SWEEP])
     (known,) = found.calibration.work.calls[Strategy.DDP]
     assert (known.size_bytes, known.times, known.per_micro_batch) == (BYTES, 1.0, False)
     assert found.subject.job is None
@@ -268,7 +269,7 @@ def test_a_sweep_on_one_node_or_with_absurd_times_is_refused() -> None:
     odd = msgspec.structs.replace(curve, points=((0, 1.0), (1, -1.0)))
     report = msgspec.structs.replace(SWEEP.sweep, curves={"all_reduce": odd})
     with pytest.raises(UsageError, match="nccl-test sweep cannot be used"):
-        gather([ONE, msgspec.structs.replace(SWEEP, sweep=report)])
+        gather([ONE, SWEEP.having(results={load_scan: report})])
 
 
 def test_the_evidence_is_the_same_whichever_way_it_is_asked() -> None:
@@ -288,7 +289,7 @@ def test_the_evidence_is_the_same_whichever_way_it_is_asked() -> None:
 )
 def test_nothing_is_predicted_from_a_run_of_another_algorithm(changed: dict[str, Any], words: str) -> None:
     one, two = training_record("one", 1), training_record("two", 2, exposed_ms=100.0)
-    plain, many = gather([one, two]), msgspec.structs.replace(two, plan=msgspec.structs.replace(two.plan, **changed))
+    plain, many = gather([one, two]), two.having(plan=msgspec.structs.replace(two.plan, **changed))
     with pytest.raises(UsageError) as refused:
         gather([one, many])
     assert refused.value.message == f"run two cannot be used: {words}"

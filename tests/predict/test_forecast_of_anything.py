@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.errors import MultinodeError
+from multinode.network.measure import load_scan
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import ForecastRequest, make_forecast
 from multinode.profile.calls import SeenCall
@@ -87,14 +88,14 @@ def test_no_record_makes_a_prediction_fail_otherwise(
     one: Summary, two: Summary, curve: SizeCurve, link: float | None, *, model: bool, swept: bool
 ) -> None:
     records = [training_record("one", 1, link), training_record("two", 2, link, exposed_ms=10.0)]
-    records = [msgspec.structs.replace(record, summary=each) for record, each in zip(records, (one, two), strict=True)]
+    records = [record.having(summary=each) for record, each in zip(records, (one, two), strict=True)]
     if not model:
-        records = [msgspec.structs.replace(record, model=None) for record in records]
+        records = [record.having(model=None) for record in records]
     sweep = sweep_record("sweep")
     assert sweep.sweep is not None
     report = msgspec.structs.replace(sweep.sweep, curves={"all_reduce": curve}, link_gbit_per_s=link)
     if swept:
-        records.append(msgspec.structs.replace(sweep, sweep=report))
+        records.append(sweep.having(results={load_scan: report}))
     ask = ForecastRequest(links=(0.1, 100.0, *([link] if link and 1e-4 < link < 1e5 else [])), nodes=(1, 2))
     ask = msgspec.structs.replace(ask, strategies=(Strategy.DDP, Strategy.ZERO2))
     try:

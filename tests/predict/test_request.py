@@ -32,7 +32,7 @@ def store(root: Path, record: Record) -> RunDirectory:
 def launched_record(*arguments: Any, **changes: Any) -> Record:
     """A training, with its settings, as `launch` keeps them."""
     record = training_record(*arguments, **changes)
-    return msgspec.structs.replace(record, workload=Workload(settings=record.settings))
+    return record.having(workload=Workload(settings=record.settings))
 
 
 def run(run_id: str) -> Run:

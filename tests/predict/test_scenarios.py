@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from multinode.errors import UsageError
@@ -267,4 +266,4 @@ def with_hook(record: Record) -> Record:
     job = record.job
     assert job is not None
     workload = read_workload(job, record.model, record.layout, levers=compressed("fp16"))
-    return msgspec.structs.replace(record, workload=workload)
+    return record.having(workload=workload)

@@ -8,6 +8,7 @@ import pytest
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
+from multinode.network.measure import load_scan
 from multinode.predict.advice import rank_options
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import gather
@@ -44,7 +45,7 @@ def swept(round_trip_us: float | None = None) -> Record:
     record = sweep_record("sweep")
     assert record.sweep is not None
     told = (RoundTrip(source="node0", target="node1", median_us=round_trip_us),)
-    return changed(record, sweep=changed(record.sweep, tcp=RawTcp(latency=told)))
+    return record.having(results={load_scan: changed(record.sweep, tcp=RawTcp(latency=told))})
 
 
 def asked(records: list[Record], averaging: Averaging | None = None, nodes: int = 2) -> Prediction:
