@@ -7,7 +7,8 @@ from pathlib import Path
 
 from reference_pages import write_or_check
 
-from multinode.tables.imported_columns import IMPORTED
+from multinode.tables.imported_columns import DERIVED, IMPORTED, SPEEDS
+from multinode.tables.imported_titles import read_title
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "imported-columns.md"
 
@@ -17,8 +18,10 @@ _HEADER = """\
 <!-- Written by scripts/make_columns_reference.py. -->
 
 The titles that `multinode import` reads, the column that it makes of them, and its meaning. Capital letters, spaces,
-dashes and underscores make no difference. Titles of one row may differ in unit: `step_time_s` is in seconds. If a title
-has no unit, each cell needs one. [How to import a table](../how-to/compare-gpus-by-price.md).
+dashes, underscores and brackets make no difference. Titles of one row may differ in unit: `step_time_s` is in seconds.
+If a title has no unit, each cell needs one. The unit of a rate is a title too: `tokens/s`, `img/sec/GPU`, `s/it`.
+A unit or a scale (`k`, `M`, `B`) may follow a title: `memory (MiB)`, `tokens (M)`. `--column 'TITLE=COLUMN'` takes any
+of these names. [How to import a table](../how-to/compare-gpus-by-price.md).
 
 | titles | column | meaning |
 |---|---|---|
@@ -80,7 +83,12 @@ def render_reference() -> str:
     for title, one in IMPORTED.items():
         titles.setdefault(one.column.name, []).append(f"`{title}`")
     rows = (f"| {', '.join(found)} | {name} | {_MEANINGS.get(name, '')} |\n" for name, found in titles.items())
-    return _HEADER + "".join(rows)
+    speeds = ", ".join(f"`{name}`" for name in SPEEDS)
+    left_out = ", ".join(f"`{name}`" for name in dict.fromkeys(DERIVED) if read_title(name) is None)
+    return (
+        f"{_HEADER}{''.join(rows)}| {speeds} | by the unit | what the unit of the title or of each cell counts |\n"
+        f"\nWorked out from the rows, and left out with a note: {left_out}.\n"
+    )
 
 
 if __name__ == "__main__":

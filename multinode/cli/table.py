@@ -188,7 +188,10 @@ def import_(
         bool, typer.Option("--skip-unknown", help="Ignore all columns of numbers with unknown titles.")
     ] = False,
     number: Annotated[
-        int | None, typer.Option("--table", metavar="N", help="Table of a file with several, from 1. Default: the only one with results.")
+        int | None,
+        typer.Option(
+            "--table", metavar="N", help="Table of a file with several, from 1. Default: the only one with results."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

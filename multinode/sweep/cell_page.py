@@ -24,7 +24,7 @@ from multinode.sweep.cell_sheet import (
     state_word,
     tell,
 )
-from multinode.sweep.cells import CellRow, CellTable, value_of
+from multinode.sweep.cells import CellRow, CellTable, has_figures, value_of
 from multinode.sweep.columns import BOUGHT_WITH, MONEY
 from multinode.units import UNKNOWN
 
@@ -72,7 +72,7 @@ def bar_chart(
         level: a value to hold the bars against.
     """
     rows = table.cells[:MOST_BARS]
-    values: list[Estimate | float | None] = [getattr(row, name) for row in rows]
+    values: list[Estimate | float | None] = [getattr(row, name) if has_figures(row) else None for row in rows]
     if scale != 1:
         values = [scale * value if isinstance(value, float) else value for value in values]
     if all(value is None for value in values):

@@ -109,7 +109,9 @@ def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
 
 def _identities(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
     ours = [column for column in COLUMNS.values() if column.title and not column.is_figure and column is not _LABEL]
-    keys = dict.fromkeys(key for row in rows for key in row.varied if key not in _SHOWN_KEYS)
+    keys = dict.fromkeys(
+        key for row in rows for key in row.varied if row.source == "imported" or key not in _SHOWN_KEYS
+    )
     return (*ours, *(CellColumn(key, key, rank=18) for key in keys))
 
 

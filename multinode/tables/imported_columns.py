@@ -149,20 +149,27 @@ def link_unit(text: str) -> Unit | None:
     return Unit("network_gbit_per_s", rate) if rate is not None else None
 
 
-_SCALES = {name: times for name, times in WORDS.thousands.items() if not name.isascii()} | {
-    "k": 1e3,
-    **{name.upper(): times for name, times in WORDS.thousands.items() if name.isascii()},
-}
+_POWER = re.compile(r"[x\u00d7*]?\s*(?:10\^|1e\+?|10\*\*)(?P<exponent>[1-9])|[x\u00d7*]\s*(?P<number>1[0,]*0)")
+_COUNTED_IN_THOUSANDS = frozenset({"tokens", "dataset_samples", "steps", "sequence_length"})
 
 
 def find_scale(text: str, column: CellColumn) -> float | None:
-    """The factor of a title: 1000 for `k`, `K` or a Chinese word, a million for `M`, which `m` is not; None if none."""
-    is_thousand = text in {"k", "K"}
-    times = 1024.0 if is_thousand and column.name == "sequence_length" else _SCALES.get(text)
-    return times if column.kind in _SCALED_KINDS else None
+    """The factor of a title: 1000 for `k` or `x1000`, a million for `M`; None for another word or column.
+
+    A B behind a batch, or an N behind GPUs, is the letter of a formula.
+    """
+    is_large = column.kind in {"number", "measured", "price"} or column.name in _COUNTED_IN_THOUSANDS
+    if column.name == "step_time_ms" or not is_large:
+        return None
+    word = text.lower().removeprefix("in ").strip()
+    if (power := _POWER.fullmatch(word)) is not None:
+        return float(f"1e{power['exponent']}" if power["exponent"] else power["number"].replace(",", ""))
+    return float(_kilo(column)) if word == "k" else WORDS.thousands.get(word)
 
 
-_SCALED_KINDS = frozenset[ColumnKind]({"count", "number", "measured", "price"})
+def _kilo(column: CellColumn) -> int:
+    # A context of 4k tokens is 4096 long.
+    return 1024 if column.name == "sequence_length" else 1000
 
 
 def fits(unit: Unit, column: CellColumn) -> bool:
@@ -325,9 +332,7 @@ def _count(text: str, column: ImportedColumn) -> Estimate:
         return parse_published(text).figure
     if scaled is None:
         return parse_count(text.replace(",", "") if _is_grouped(text) else text)
-    # A context of 4k tokens is 4096 long.
-    kilo = 1024 if column.column.name == "sequence_length" else 1000
-    value = parse_published(text, kilo=kilo).figure.value
+    value = parse_published(text, kilo=_kilo(column.column)).figure.value
     if not round(value, 6).is_integer():
         raise ValueError(text)
     return exactly(round(value))

@@ -230,21 +230,16 @@ def _cut(lines: Sequence[tuple[int, str]]) -> list[tuple[int, list[str]]]:
 
 
 def _at_columns(lines: Sequence[tuple[int, str]], count: int) -> list[tuple[int, list[str]]] | None:
-    """The cells of aligned lines, some of which are empty; None if the lines are not aligned."""
+    """The cells of aligned lines, of which some are empty; None if these are not the columns of the titles."""
     wide = [(number, _wide(line)) for number, line in lines]
     length = max(len(line) for _, line in wide)
-    is_blank = [all(line[at : at + 1].isspace() or at >= len(line) for _, line in wide) for at in range(length)]
-    gaps = [match.end() for match in re.finditer(" {2,}", "".join(" " if blank else "x" for blank in is_blank))]
-    starts = [0, *(at for at in gaps if 0 < at < length)]
-    if is_blank[0]:
-        starts = starts[1:] if len(starts) > count else starts
-    if len(starts) != count:
-        return None
-    ends = [*starts[1:], length]
-    return [
-        (number, [line[start:end].replace(_PAD, "").strip() for start, end in zip(starts, ends, strict=True)])
-        for number, line in wide
-    ]
+    blank = (all(line[at : at + 1] in {"", " "} for _, line in wide) for at in range(length))
+    drawn = "".join(" " if is_blank else "x" for is_blank in blank)
+    places = [match.span() for match in re.finditer(r"x(?:x| (?=x))*", drawn)]
+    cells = [(number, [line[start:end].replace(_PAD, "").strip() for start, end in places]) for number, line in wide]
+    # Row names need no title.
+    titles = cells[0][1]
+    return cells if sum(map(bool, titles)) == count and all(titles[1:]) else None
 
 
 _PAD = "\0"

@@ -146,7 +146,8 @@ def make_table(form: Form, extras: Extras) -> ImportedTable:
     lines = list(_at_most(form.lines))
     given = [Cell(None, title, text) for title, text in extras.defaults.items()]
     cells = [*form.titles, *form.defaults, *given, *(cell for line in lines for cell in line.cells)]
-    titles = _Titles(cells, extras, skips=extras.skip_unknown or form.has_metrics)
+    skips = extras.skip_unknown or form.has_metrics
+    titles = _Titles(cells, extras, skips=skips)
     # Duplicate columns are reported at the line of the titles.
     titles.row(form.titles)
     general = titles.row(form.defaults) | titles.row(given)
@@ -156,8 +157,8 @@ def make_table(form: Form, extras: Extras) -> ImportedTable:
     ]
     if not rows:
         raise TableError("it has no rows", 1)
-    if titles.has_skipped and not any(row.is_measured for row in rows):
-        skipped = ", ".join(map(_shown, titles.ignored))
+    if skips and not any(row.is_measured for row in rows):
+        skipped = ", ".join(map(_shown, titles.ignored)) or "unknown columns"
         raise TableError(
             f"nothing measured is left without {skipped}", None, "--column 'TITLE=samples/s' says what one of them is"
         )
@@ -191,7 +192,6 @@ class _Titles:
     def __init__(self, cells: Sequence[Cell], extras: Extras, *, skips: bool) -> None:
         self.ignored: dict[str, None] = {}
         self.labels: dict[str, None] = {}
-        self.has_skipped = False
         self._skips = skips
         self._columns: dict[str, TitleColumn] = {}
         self._places: set[str] = set()
@@ -234,7 +234,6 @@ class _Titles:
             self._label(first, is_empty=not any(is_told(cell.text) for cell in under))
         elif self._skips:
             self.ignored.setdefault(title)
-            self.has_skipped = True
         else:
             yield first
 

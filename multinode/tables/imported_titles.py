@@ -96,14 +96,25 @@ def named_column(title: str, name: str) -> TitleColumn | None:
     plain = plain_text(title)
     base, parts = _split(plain)
     last = _LAST_WORD.fullmatch(base)
-    for part in (plain, base, *parts, *(last.groups()[1:] if last is not None else ())):
-        if (found := _in_unit(column, part)) is not None:
-            column = found
-        elif (other := _rate(part)) is not None and isinstance(column, ImportedColumn):
-            raise ValueError(f"the title has the unit of {other.written}, not of {column.written}")
-    for part in parts:
-        column = _scaled(column, part) or column
+    for part in (plain, base, *((last[2],) if last is not None else ()), *parts):
+        column = _in_unit(column, part) or column
+    for part in (plain, base, *parts):
+        scaled = _scaled(column, part) if part in parts else None
+        other = _other_quantity(column, part) if scaled is None else ""
+        if other:
+            raise ValueError(f"the title has {part!r}, a unit of {other}")
+        column = scaled or column
     return column
+
+
+def _other_quantity(column: TitleColumn, text: str) -> str:
+    """What a unit measures that the column does not; empty if it is no unit, or a letter behind a count."""
+    unit = parse_unit(text)
+    if isinstance(column, SpeedColumn) or unit is None or _in_unit(column, text) is not None:
+        return ""
+    if is_rate(unit):
+        return COLUMNS[unit.measures].written or unit.measures
+    return unit.measures if unit.measures in _OF_UNIT and column.is_measured else ""
 
 
 def nearest_column(title: str) -> str | None:

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.errors import UsageError
-from multinode.sweep.cell_sheet import lead
+from multinode.sweep.cell_sheet import cells_sheet, lead
 from multinode.sweep.cell_table import relative_to
 from multinode.sweep.cells import CellRow, CellTable
 from multinode.tables.imported_rows import imported_rows
 from multinode.tables.imported_table import Extras, ImportedRow, parse_table
 
 PUBLIC = tomllib.loads((Path(__file__).parent / "cases" / "public.toml").read_text())["table"]
+ARTICLES = tomllib.loads((Path(__file__).parent / "cases" / "articles.toml").read_text())
 BY_SOURCE = {case["source"]: case for case in PUBLIC}
 
 
@@ -69,72 +70,16 @@ def test_samples_follow_from_tokens_if_the_user_says_how_many_a_sample_has() -> 
     assert row.samples_per_s.value == pytest.approx(8369.4557 / 2048)
 
 
-# Articles of one author, figures as published: prices, fine-tuning, a grid of batches, FLOP/s of devices.
-ARTICLES = {
-    "prices": (
-        "| GPU | second-hand price (CNY) |\n|---|---|\n| RTX 4090 | 15000 |\n| RTX 3090 | 6000 |\n| A100 | 80000 |\n"
-        "| RTX 2080 Ti 22G | 2400 |\n| A6000 | 30000 |\n| V100 16G | 1000 |\n",
-        {"second-hand price (CNY)": "price_purchase_gpu"},
-        {"price_purchase_gpu": 15000},
-    ),
-    "fine-tuning": (
-        "| base | card | cards | method | batch | train samples/s | wall | peak (MiB) |\n"
-        "|---|---|---|---|---|---|---|---|\n"
-        "| baichuan2-7b | RTX 4090 | 1 | full ZeRO-3 offload | 1 | 0.085 | 3:35:20 | 15075.9 |\n"
-        "| baichuan2-7b | RTX 4090 | 2 | full ZeRO-3 offload | 4 | 0.909 | 20:10 | 19869.9 |\n"
-        "| baichuan2-7b | RTX 4090 | 1 | LoRA | 4 | - | - | OOM |\n"
-        "| chatglm3-6b | RTX 4090 | 1 | QLoRA | 2 | 1.727 | 10:36 | 11722 |\n",
-        {
-            "base": "model",
-            "card": "gpu",
-            "cards": "gpus",
-            "train samples/s": "samples/s",
-            "wall": "runtime",
-            "peak (MiB)": "memory",
-        },
-        {
-            "world_size": 1,
-            "per_device_batch": 1,
-            "samples_per_s": 0.085,
-            "whole_s": 12920,
-            "peak_memory_gib": 15075.9 / 1024,
-        },
-    ),
-    "batches": (
-        "| run | fp16 | train bs | total train bs | updates | it/s | seq/s | wall (s) |\n"
-        "|---|---|---|---|---|---|---|---|\n"
-        "| V100_4gpu_8 | false | 32 | 128 | 32 | 0.157 | 20.108 | 203.6953 |\n"
-        "| A100_1gpu_8 | true | 8 | 32 | 128 | 1.111 | 35.552 | 115.2122 |\n",
-        {"run": "name", "updates": "steps", "wall (s)": "runtime"},
-        {
-            "all_devices_batch": 32,
-            "global_batch": 128,
-            "steps": 32,
-            "steps_per_s": 0.157,
-            "samples_per_s": 20.108,
-            "whole_s": 203.6953,
-        },
-    ),
-    "devices": (
-        "| device | BERT forward and backward (TFLOP/s) | fp16 matrix product (TFLOP/s) | price (USD) |\n"
-        "|---|---|---|---|\n"
-        "| A100 | 136 | 230 | 16000 |\n| A6000 | 70 | 95 | 4000 |\n| RTX 3090 Ti | 62 | 81 | 1500 |\n",
-        {
-            "BERT forward and backward (TFLOP/s)": "model_tflops",
-            "fp16 matrix product (TFLOP/s)": "hardware_tflops",
-            "price (USD)": "price_purchase_gpu",
-        },
-        {"model_tflops": 136, "hardware_tflops": 230, "price_purchase_gpu": 16000},
-    ),
-}
+def markdown(titles: list[str], rows: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *rows))
 
 
 @pytest.mark.parametrize("article", ARTICLES)
 def test_tables_of_articles_are_read_with_names_of_columns_alone(article: str) -> None:
-    text, columns, first = ARTICLES[article]
-    found = rows(text, "article.md", columns=columns)
-    assert len(found) == text.count("\n") - 2
-    assert figures(found[0]) == pytest.approx(first)
+    table = ARTICLES[article]
+    found = rows(markdown(table["titles"], table["rows"]), "article.md", columns=table["columns"])
+    assert len(found) == len(table["rows"])
+    assert figures(found[-1]) == pytest.approx(table["last"])
 
 
 def test_a_row_that_ran_out_of_memory_is_never_the_fastest() -> None:
@@ -157,15 +102,20 @@ def test_labels_that_differ_hold_back_the_ratio() -> None:
 
 
 def test_labels_tell_rows_apart_and_stand_in_the_table() -> None:
-    text = "gpu,gpus,Distribution Type,tokens/s\nA100,2,ZeRO-2,1800\nA100,2,DDP,2700\n"
+    # The second has the name of a key of a job.
+    text = "gpu,gpus,Distribution Type,deepspeed,tokens/s\nA100,2,ZeRO-2,on,1800\nA100,2,DDP,off,2700\n"
     found = cells(text)
-    assert [row.label for row in found] == ["a100-x2-zero-2", "a100-x2-ddp"]
-    assert [row.varied for row in found] == [{"Distribution Type": "ZeRO-2"}, {"Distribution Type": "DDP"}]
+    assert [row.label for row in found] == ["a100-x2-zero-2-on", "a100-x2-ddp-off"]
+    shown = cells_sheet(CellTable(run_id="run", job="job", cells=found))
+    assert [column.name for column in shown.columns][1:3] == ["Distribution Type", "deepspeed"]
+    assert [row[1:3] for row in shown.rows] == [("ZeRO-2", "on"), ("DDP", "off")]
 
 
 _pieces = st.sampled_from(
-    ["gpus", "samples/s", "note", "(k)", "| ", " | ", "  ", "\t", "---|", "|--|--|", "8", "14.2", "OOM", "45%"]
-    + ["\n", "{", "}", "[", "]", '"', ":", ",", "\u5343", "\u2502", "train_runtime", "log_history"]
+    [
+        *("gpus", "samples/s", "note", "(k)", "| ", " | ", "  ", "\t", "---|", "|--|--|", "8", "14.2", "OOM", "45%"),
+        *("\n", "{", "}", "[", "]", '"', ":", ",", "\u5343", "\u2502", "train_runtime", "log_history"),
+    ]
 )
 
 

@@ -139,6 +139,9 @@ def test_unknown_columns_are_not_left_out_until_nothing_measured_is_left() -> No
     error = refused(text, skip_unknown=True)
     assert error.message == "table.csv: nothing measured is left without 'img rate', 'loss'"
     assert "--column" in (error.hint or "")
+    text_only = refused("gpus,Speed of it\n8,fast\n", skip_unknown=True)
+    assert text_only.message == "table.csv: nothing measured is left without unknown columns"
+    assert rows("gpus,samples/s\n8,OOM\n", skip_unknown=True)[0].out_of == "gpu"
 
 
 def test_a_column_that_is_named_has_to_be_there_and_its_name_to_be_known() -> None:
@@ -161,6 +164,15 @@ def test_a_column_that_is_named_has_to_be_there_and_its_name_to_be_known() -> No
         ("Wall (h)", "runtime", "2", "whole_s", 7200),
         ("B", "batch", "4", "per_device_batch", 4),  # a title is no scale
         ("data (k)", "samples", "50", "dataset_samples", 50_000),
+        ("Rate (x1000)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (10^3)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate [in thousands]", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (\u00d71000)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (ktok/s)", "tokens/s", "1.5", "tokens_per_s", 1500),
+        ("Rate (\u4e07 tokens/s)", "tokens/s", "1.5", "tokens_per_s", 15_000),
+        ("rate (m)", "tokens/s", "1.5", "tokens_per_s", 1.5e6),
+        ("wall (m)", "runtime", "2", "whole_s", 120),
+        ("Size (B)", "batch", "32", "per_device_batch", 32),  # B is the batch of a formula
     ],
 )
 def test_unit_and_scale_of_a_title_count_whatever_column_the_user_names(
@@ -170,9 +182,19 @@ def test_unit_and_scale_of_a_title_count_whatever_column_the_user_names(
     assert figures(row) == pytest.approx({column: value})
 
 
-def test_a_title_in_the_unit_of_another_quantity_is_refused() -> None:
-    error = refused("gpus,Speed A (tokens/s)\n8,9\n", columns={"Speed A (tokens/s)": "samples/s"})
-    assert "the title has the unit of tokens_per_s, not of samples_per_s" in error.message
+@pytest.mark.parametrize(
+    ("title", "name", "unit"),
+    [
+        ("Speed A (tokens/s)", "samples/s", "'tokens/s', a unit of tokens_per_s"),
+        ("Speed A (%)", "samples/s", "'%', a unit of share"),
+        ("Latency (ms)", "tokens/s", "'ms', a unit of time"),
+        ("it/s", "samples/s", "'it/s', a unit of steps_per_s"),
+        ("Wall (GB)", "runtime", "'GB', a unit of memory"),
+    ],
+)
+def test_a_title_in_the_unit_of_another_quantity_is_refused(title: str, name: str, unit: str) -> None:
+    error = refused(f"gpus,{title}\n8,9\n", columns={title: name})
+    assert error.message == f"table.csv: --column {title}={name}: the title has {unit}"
 
 
 def test_text_of_an_unknown_column_is_a_label() -> None:
@@ -219,11 +241,26 @@ def test_one_of_several_tables_is_chosen_by_its_number() -> None:
     [
         "gpus  samples/s  gpu type\n8          14.2  RTX 4090\n16           28  A100\n",
         "gpus | samples/s | gpu type\n   8 |      14.2 | RTX 4090\n  16 |        28 | A100\n",
-        "+------+-----------+----------+\n| gpus | samples/s | gpu type |\n|------+-----------+----------|\n"
-        "| 8    | 14.2      | RTX 4090 |\n| 16   | 28        | A100     |\n+------+-----------+----------+\n",
+        """
++------+-----------+----------+
+| gpus | samples/s | gpu type |
+|------+-----------+----------|
+| 8    | 14.2      | RTX 4090 |
+| 16   | 28        | A100     |
++------+-----------+----------+
+""",
         "Results\n\ngpus\tsamples/s\tgpu type\n8\t14.2\tRTX 4090\n16\t28\tA100\n\nend\n",
-        "\u2502 gpus \u2502 samples/s \u2502 gpu type \u2502\n\u2502 8 \u2502 14.2 \u2502 RTX 4090 \u2502\n"
-        "\u2502 16 \u2502 28 \u2502 A100 \u2502\n",
+        """
+\u2502 gpus \u2502 samples/s \u2502 gpu type \u2502
+\u2502 8    \u2502 14.2      \u2502 RTX 4090 \u2502
+\u2502 16   \u2502 28        \u2502 A100     \u2502
+""",
+        # As pandas prints it, with row names.
+        """
+   gpus  samples/s  gpu type
+0     8       14.2  RTX 4090
+1    16         28      A100
+""",
     ],
 )
 def test_aligned_text_is_read_however_a_program_draws_it(text: str) -> None:
@@ -235,7 +272,11 @@ def test_aligned_text_is_read_however_a_program_draws_it(text: str) -> None:
 
 
 def test_an_empty_cell_of_aligned_text_is_the_one_under_its_title() -> None:
-    text = "\u5361\u6570  \u6a21\u578b     samples/s  tokens/s\n   8  \u5343\u95ee 7B       14.2\n  16  b" + 25 * " " + "900\n"
+    text = """
+\u5361\u6570  \u6a21\u578b     samples/s  tokens/s
+   8  \u5343\u95ee 7B       14.2
+  16  b                         900
+"""
     one, two = rows(text, "a.txt")
     assert (figures(one), figures(two)) == (
         {"world_size": 8, "samples_per_s": 14.2},
@@ -290,7 +331,8 @@ def test_markdown_has_text_around_its_table_and_marks_in_it() -> None:
     assert (row.words, figures(row), row.line) == ({"device": "A100"}, {"samples_per_s": 14.2}, 7)
     other = "| a | b |\n|---|---|\n| 1 | 2 |\n\n"
     assert len(rows(other + text + "\n" + other, "a.md")) == 1
-    assert "it has 2 tables: 1 in line 5 ('GPU', 'samples/s'); 2 in line 15" in refused(text + "\n" + text, "a.md").message
+    twice = refused(text + "\n" + text, "a.md").message
+    assert "it has 2 tables: 1 in line 5 ('GPU', 'samples/s'); 2 in line 15" in twice
     assert "it has no table" in refused("gpus, samples/s\n", "a.md").message
 
 
