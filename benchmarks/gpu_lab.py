@@ -103,6 +103,11 @@ def why_not(strategy: str) -> str | None:
     return "left out of the rehearsal" if strategy.startswith("zero") and strategy != "zero2" else None
 
 
+def known(figure: Any) -> Any:
+    """A figure of a document, or None if it is unknown."""
+    return None if isinstance(figure, dict) and figure.get("is") == "unknown" else figure
+
+
 class Run(NamedTuple):
     """A run that ended, and its summary."""
 
@@ -113,12 +118,12 @@ class Run(NamedTuple):
     @property
     def step_ms(self) -> float:
         """The median step."""
-        return float(self.summary["step_time_ms"]["median"])
+        return float(self.summary["step_time_ms"]["median"]["value"])
 
     def part_ms(self, *names: str) -> float | None:
         """The sum of parts of the mean step; None if one is unknown."""
-        mean = self.summary["split"]["mean"] or {}
-        parts = [float(mean[name]) for name in names if mean.get(name) is not None]
+        mean = self.summary["split"]["mean"]
+        parts = [float(part) for name in names if (part := known(mean.get(name))) is not None]
         return sum(parts) if len(parts) == len(names) else None
 
 
@@ -155,7 +160,7 @@ def truth_row(name: str, run: Run, known: Known) -> Row:
 def bytes_row(name: str, summary: dict[str, Any]) -> Row:
     """The bytes of a run by its calls, by the formula, and by the NIC; one that is unknown keeps no bound."""
     told = summary["comm"]["bytes_per_step"]
-    calls, expected, nic = (told[key] for key in ("calls", "expected", "nic"))
+    calls, expected, nic = (known(told[key]) for key in ("calls", "expected", "nic"))
     apart = nic / expected - 1 if nic and expected else None
     cells = [name, *(megabytes(value) for value in (calls, expected, nic))]
     cells += ["unknown" if apart is None else f"{apart:+.1%}", "; ".join(summary["comm"]["explained"])]
@@ -420,7 +425,7 @@ class Lab:
         told = json.loads(text)
         path = Path(told["directory"]) / "summary.json"
         summary = json.loads(path.read_text())
-        if summary["step_time_ms"] is None:
+        if known(summary["step_time_ms"]) is None:
             raise RuntimeError(f"{name} has no measured step: {(told['first_failure'] or {}).get('message')}")
         shutil.copy(path, _place() / f"{name}.json")
         return Run(told["run_id"], summary, self._own_ms(told["run_id"]))

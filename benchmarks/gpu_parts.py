@@ -347,13 +347,13 @@ def _llamafactory(home: Path) -> tuple[str, bool]:
         runs.append((name, lab.launch(*words, name=name, options=traced)))
         sharing = lab.sharing.words
     for name, run in runs:
-        mean = run.summary["split"]["mean"] or {}
-        exposed = mean.get("exposed_ms")
+        mean = run.summary["split"]["mean"]
+        exposed = gpu_lab.known(mean.get("exposed_ms"))
         share = f"{exposed / mean['step_ms']:.0%}" if exposed is not None else "-"
         agreement = run.summary["trace"]["agreement"] if run.summary["trace"] else "no window"
         sent = run.summary["comm"]["bytes_per_step"]["calls"]
         rule = run.summary["split"]["rule"].partition(";")[0]
-        rows.append([name, f"{run.step_ms:.0f}", share, gpu_lab.megabytes(sent), rule, agreement])
+        rows.append([name, f"{run.step_ms:.0f}", share, gpu_lab.megabytes(gpu_lab.known(sent)), rule, agreement])
     head = ["training", "step (ms)", "exposed", "sent by the calls (MB)", "exposed from", "counters and trace"]
     return "\n".join([*gpu_lab.table(head, rows), "", f"Here {sharing}."]), True
 

@@ -86,7 +86,7 @@ def _alone(job: str) -> str:
             path.write_text(line + "\n")
         options = (*SHAPE[2:], "--set", f"max_steps={_ALONE}", *JOBS[job])
         runs = list(pool.map(lambda path: json.loads(call("launch", JOB, "--hosts", str(path), *options)), hostfiles))
-    slower: str = min(runs, key=lambda run: run["samples_per_s"])["run_id"]
+    slower: str = min(runs, key=lambda run: run["summary"]["samples_per_s"]["value"])["run_id"]
     return slower
 
 
@@ -95,7 +95,7 @@ def _cell(alone: str, scan: str, rate: str, job: str, lever: str) -> dict[str, A
     predicting = ("predict", alone, scan, "--link", rate, "--nodes", "2", "--json", *(asked or options))
     predicted = json.loads(call(*predicting))["scenarios"][0]
     measured = train("--set", f"max_steps={_STEPS[every]}", *JOBS[job], *options)
-    rate_of, (low, high) = measured["samples_per_s"], predicted["interval"]
+    rate_of, (low, high) = measured["samples_per_s"]["value"], predicted["interval"]
     return {
         "measured_samples_per_s": rate_of,
         "predicted_samples_per_s": predicted["samples_per_s"],

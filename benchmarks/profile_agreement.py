@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _row(rate: str, one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    step_ms, exposed_ms = two["step_time_ms"]["median"], two["comm"]["exposed_ms"]
+    step_ms, exposed_ms = two["step_time_ms"]["median"]["value"], two["comm"]["exposed_ms"]["value"]
     bandwidth = two["comm"]["in_training"]
     return {
         "rate": rate,
@@ -51,7 +51,7 @@ def _row(rate: str, one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
         "exposed_ms": {
             "counters": exposed_ms,
             "window": two["trace"]["exposed_ms"],
-            "difference": step_ms - (one["step_time_ms"]["median"] - one["comm"]["exposed_ms"]),
+            "difference": step_ms - (one["step_time_ms"]["median"]["value"] - one["comm"]["exposed_ms"]["value"]),
         },
         "busbw_gb_per_s": {"training": bandwidth["busbw_gb_per_s"], "nccl_test": bandwidth["alone"]["busbw_gb_per_s"]},
     }

@@ -76,9 +76,9 @@ def _figures(summary: dict[str, Any]) -> dict[str, Any]:
     rounds = summary.get("rounds") or {}
     sent = summary["comm"]["bytes_per_step"]
     return {
-        "samples_per_s": summary["samples_per_s"],
+        "samples_per_s": summary["samples_per_s"]["value"],
         # Of a round the mean step: the median step of a training without rounds.
-        "step_ms": summary["step_time_ms"]["median"],
+        "step_ms": summary["step_time_ms"]["median"]["value"],
         "loss": [summary["first_loss"], summary["last_loss"]],
         "bytes_per_step": sent,
         **{name: rounds[name] for name in ("rounds", "sync_ms", "size_bytes", "drift", "last_drift") if name in rounds},

@@ -31,7 +31,7 @@ def main() -> None:
         cells = json.loads(call("sweep", JOB, "--steps", str(arguments.steps), "--fresh", *SHAPE))["cells"]
         swept.append(cells[0]["step_time_ms"]["value"])
         plain = json.loads(call("launch", JOB, "--set", f"max_steps={arguments.steps + _WARM_UP}", *SHAPE))
-        launched.append(plain["summary"]["step_time_ms"]["median"])
+        launched.append(plain["summary"]["step_time_ms"]["median"]["value"])
         sys.stderr.write(f"cell {swept[-1]:.1f} ms, launch {launched[-1]:.1f} ms\n")
     document = {
         "schema": "multinode.benchmark.sweep-cell/1",

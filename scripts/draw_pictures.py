@@ -22,7 +22,7 @@ from multinode.contrast.figures import Contrast
 from multinode.contrast.side import load_contrast
 from multinode.launch.progress_table import ProgressTable
 from multinode.records.plan import LaunchPlan
-from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.records.progress import RunProgress, start_progress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.records.samples import Sample, StepSample, parse_samples
@@ -76,12 +76,10 @@ def _progress(directory: RunDirectory) -> RunProgress:
     samples = [list(parse_samples(directory.sample_lines(node.node_rank))) for node in start.nodes]
     steps = [one for one in samples[0] if isinstance(one, StepSample)]
     at = steps[int(len(steps) * _PART)]
-    nodes = tuple(_node_at(node, told, at) for node, told in zip(start.nodes, samples, strict=True))
-    return msgspec.structs.replace(start, nodes=nodes, elapsed_s=at.time_s - run.started_s)
-
-
-def _node_at(node: NodeProgress, samples: list[Sample], at: StepSample) -> NodeProgress:
-    return msgspec.structs.replace(advance_node(node, _until(samples, at)), state="running")
+    for node, told in zip(start.nodes, samples, strict=True):
+        node.take(_until(told, at))
+        node.state = "running"
+    return msgspec.structs.replace(start, elapsed_s=at.time_s - run.started_s)
 
 
 def _until(samples: list[Sample], at: StepSample) -> Iterator[Sample]:

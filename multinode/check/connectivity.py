@@ -151,11 +151,11 @@ class _Reached(msgspec.Struct, frozen=True):
     path_mtu: int | None = None
 
 
-class _Attempts(msgspec.Struct, frozen=True, tag_field="kind", tag="attempts"):
+class _ConnectResults(msgspec.Struct, frozen=True, tag_field="kind", tag="attempts"):
     results: tuple[_Reached, ...]
 
 
-class _Streams(msgspec.Struct, frozen=True, tag_field="kind", tag="streams"):
+class _StreamResults(msgspec.Struct, frozen=True, tag_field="kind", tag="streams"):
     results: tuple[StreamResult, ...]
 
 
@@ -163,7 +163,7 @@ class _Closed(msgspec.Struct, frozen=True, tag_field="kind", tag="ended"):
     """All ports are closed."""
 
 
-_Answer = _Opened | _Attempts | _Streams | _Closed
+_Answer = _Opened | _ConnectResults | _StreamResults | _Closed
 _Kind = TypeVar("_Kind")
 
 
@@ -257,7 +257,7 @@ class ConnectivityTest:
         def ask(node: Node) -> list[Attempted]:
             mine = targets[node.name]
             self._order(node, {"attempts": [target for _, target in mine], "timeout_s": timeout_s})
-            results = self._hear(node, _Attempts, timeout_s).results
+            results = self._hear(node, _ConnectResults, timeout_s).results
             if len(results) != len(mine):
                 raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
             answers = zip(mine, results, strict=True)
@@ -281,7 +281,7 @@ class ConnectivityTest:
             self._order(node, {"streams": [target], "timeout_s": timeout_s})
 
         def hear(node: Node) -> PairSpeed:
-            return stream_speed(node.name, peers[node.name], self._hear(node, _Streams, timeout_s).results)
+            return stream_speed(node.name, peers[node.name], self._hear(node, _StreamResults, timeout_s).results)
 
         callers = [node for node in self.present if peers.get(node.name) in ports]
         # All start before any result is read: only some nodes are read at a time, and the streams must overlap.

@@ -162,8 +162,7 @@ CONTROLLER_CLOCK_OFF = _CLOCK.warning(
 )
 
 SMALL_SHM = _MACHINE.warning(
-    about="too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus "
-    "error",
+    about="too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus error",
     message="{nodes} has only {total} in /dev/shm, and {users} share data there: a worker may fail with `Bus error` or "
     "`No space left on device`",
     hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}:\n"

@@ -167,9 +167,7 @@ class CheckRules(RuleGroup):
         self.error, self.warning, self.note = (partial(self._declare, severity) for severity in SEVERITIES)
 
     def _declare(self, severity: str, *, about: str, message: str, hint: str, by_hand: bool = False) -> CheckRule:
-        rule = CheckRule(
-            code=self.title, severity=severity, about=about, message=message, hint=hint, by_hand=by_hand
-        )
+        rule = CheckRule(code=self.title, severity=severity, about=about, message=message, hint=hint, by_hand=by_hand)
         self.rules.append(rule)
         return rule
 

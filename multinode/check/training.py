@@ -56,8 +56,7 @@ ZERO3_ON_CPU = _TRAINING.error(
     hint="remove train_batch_size from the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
 DEVICES_NOT_NUMBERED = _TRAINING.warning(
-    about="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, and CUDA_VISIBLE_DEVICES holds something other than "
-    "numbers",
+    about="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, and CUDA_VISIBLE_DEVICES holds something other than numbers",
     message="{name} will be {value}, and DeepSpeed {version} reads it as whole numbers when ZeRO-{stage} starts (where "
     "nvidia-ml-py is installed): each worker would fail with 'invalid literal for int()'",
     hint="{way!s}",

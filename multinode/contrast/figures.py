@@ -14,6 +14,7 @@ from multinode.profile.measured import Measured
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import KnownSteps, WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
+from multinode.stats.unknown import Unknown
 from multinode.units import BITS_PER_BYTE, format_count, format_figure, format_list, format_rate, goodput_gb_per_s
 
 
@@ -165,12 +166,12 @@ PARTS = {
 def network_words(side: Side) -> str:
     """Bytes per step through the busiest NIC, and the share of its link; empty if unknown."""
     seen = side.bytes_per_step
-    counted = next((size for size in (seen.nic, seen.expected) if size is not None), None)
+    counted = next((size for size in (seen.nic, seen.expected) if not isinstance(size, Unknown)), None)
     step_s = side.step_time_ms.value / _MS_PER_S
     if not counted or not step_s or side.nodes == 1:
         return ""
     gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / step_s
-    by_rule = "" if seen.nic is not None else " (expected from the strategy, not counted)"
+    by_rule = "" if not isinstance(seen.nic, Unknown) else " (expected from the strategy, not counted)"
     text = f"{format_figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
     link = side.link_gbit_per_s
     most = goodput_gb_per_s(link) * BITS_PER_BYTE if link else 0.0

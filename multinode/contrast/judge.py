@@ -32,7 +32,7 @@ from multinode.levers.levers import TYPES
 from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
 from multinode.stats.estimate import ratio
-from multinode.stats.unknown import UnknownError
+from multinode.stats.unknown import UnknownError, or_none
 from multinode.units import format_count, format_figure, format_ms, format_rate
 
 _LEVERS = {lever.column: lever.title for lever in TYPES.values()}
@@ -381,7 +381,9 @@ def _told_parts(side: Side) -> str:
     if split is None:
         return ""
     shares = {
-        words: part / split.step_ms for name, words in PARTS.items() if (part := getattr(split, name)) is not None
+        words: part / split.step_ms
+        for name, words in PARTS.items()
+        if (part := or_none(getattr(split, name))) is not None
     }
     noticed = [words for words in sorted(shares, key=lambda words: -shares[words]) if is_noticeable(shares[words], 1.0)]
     return ", ".join(f"{shares[words]:.0%} {words}" for words in noticed)
@@ -405,7 +407,7 @@ def _without_network(contrast: Contrast) -> str:
 
 
 def _compute_ms(side: Side) -> float | None:
-    return side.split.compute_ms if side.split is not None else None
+    return or_none(side.split.compute_ms) if side.split is not None else None
 
 
 def _told_node(side: Side, *, unequal: bool) -> str:

@@ -9,6 +9,7 @@ from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.slowdown_attribution import is_noticeable
 from multinode.render.sheet import RANGES, Column, Sheet, figure, megabytes, percent
 from multinode.stats.estimate import PLUS_MINUS, Estimate
+from multinode.stats.unknown import or_none
 from multinode.units import UNKNOWN, format_count, format_duration, format_placement, format_sig
 
 # Mark of settings that differ between the sides.
@@ -79,13 +80,15 @@ _WHERE_NOTICED = {"wait_ms": "straggler wait", "data_ms": "data wait", "host_ms"
 
 
 def _is_noticed(side: Side, field: str) -> bool:
-    part_ms = getattr(side.split, field, None)
+    part_ms = or_none(getattr(side.split, field, None))
     return side.split is not None and part_ms is not None and is_noticeable(part_ms, side.split.step_ms)
 
 
 def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
     split = side.split
-    parts: list[float | None] = [getattr(split, field, None) for field in ("compute_ms", "exposed_ms", *noticed)]
+    parts: list[float | None] = [
+        or_none(getattr(split, field, None)) for field in ("compute_ms", "exposed_ms", *noticed)
+    ]
     known_parts = [part for part in parts if part is not None]
     return max(0.0, split.step_ms - sum(known_parts)) if split is not None and len(known_parts) == len(parts) else None
 
@@ -93,7 +96,7 @@ def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
 def _part(side: Side, field: str) -> str:
     if field == "exposed_ms" and side.exposed_ms is not None and side.exposed_ms.value > 0:
         return side.exposed_ms.text()
-    return format_sig(getattr(side.split, field, None))
+    return format_sig(or_none(getattr(side.split, field, None)))
 
 
 def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
@@ -172,8 +175,8 @@ def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "step time, p95 (ms)", lambda side: format_sig(side.step_spread.p95))
     yield _row(sides, "exposed communication (ms)", lambda side: _value(side.exposed_ms))
     yield _row(sides, "exposed, share of the step", lambda side: percent(side.exposed_share))
-    yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
-    yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(side.bytes_per_step.nic))
+    yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(or_none(side.bytes_per_step.calls)))
+    yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(or_none(side.bytes_per_step.nic)))
     yield "speed-up", _speedups(sides, lambda speedup: format_sig(speedup.value))
     yield "speed-up, range", _speedups(sides, partial(Estimate.text, form="range"))
     shares = (None if side.role == "baseline" else side.efficiency for side in sides)

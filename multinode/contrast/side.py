@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,10 +18,11 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.measured import energy_of, with_costs
 from multinode.profile.step_split import PARTS, KnownSteps, WorkerSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
-from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, of_scatter
+from multinode.stats.estimate import Estimate, known_mean, of_repeats, value_of
+from multinode.stats.unknown import Unknown, found, known, or_none, reason_of
 
 _PARTS = (*PARTS, "overlap")
 
@@ -42,26 +45,20 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
 
     tokens: dict[str, Estimate | None] = {}
     for name in ("tokens_per_s", "tgs"):
-        values: list[float | None] = [getattr(summary, name) for summary in summaries]
-        counted = [value for value in values if value is not None]
-        tokens[name] = _estimate(counted, summaries, name) if len(counted) == len(values) else None
-        if tokens[name] is None:
-            reasons = (summary.missing[name] for summary in summaries if name in summary.missing)
-            missing[name] = next(reasons, "no worker counted tokens")
+        counted = found(partial(_estimate, summaries, partial(_figure, name)))
+        tokens[name] = or_none(counted)
+        if isinstance(counted, Unknown):
+            missing[name] = counted.reason
     split = _mean_split(summaries)
-    exposed_ms: list[float] = []
-    late_ms: dict[str, float] = {}
-    if split is not None and split.exposed_ms is not None:
-        exposed_ms = [
-            mean.exposed_ms for summary in summaries if (mean := summary.split.mean) and mean.exposed_ms is not None
-        ]
-        late_ms = _late_ms(summaries)
-    else:
-        reasons = (reason for summary in summaries if (reason := summary.split.missing.get("exposed_ms")))
-        unknown = ("exposed_ms", "exposed_share", "late_ms", *(("split",) if split is None else ()))
-        missing |= dict.fromkeys(unknown, next(reasons, "its steps were not split"))
+    share = found(lambda: known(split).exposed_share)
+    exposed_ms = found(lambda: _estimate(summaries, lambda summary: known(summary.comm.exposed_ms)))
+    late_ms = {} if isinstance(exposed_ms, Unknown) else _late_ms(summaries)
+    if isinstance(exposed_ms, Unknown):
+        unknown = ("exposed_ms", "exposed_share", "late_ms", *(("split",) if isinstance(split, Unknown) else ()))
+        missing |= dict.fromkeys(unknown, exposed_ms.reason)
     energy = [
-        energy_of(summary.nodes, summary.steady_steps * (batch or 0), summary.samples_per_s) for summary in summaries
+        energy_of(summary.nodes, summary.steady_steps * (batch or 0), value_of(summary.samples_per_s))
+        for summary in summaries
     ]
     power = {
         "power_w": known_mean([use.power_w for use in energy]),
@@ -83,21 +80,21 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
         settings=last.workload.settings if last.workload is not None else None,
         global_batch=batch,
         versions=workload.versions,
-        samples_per_s=_estimate([summary.samples_per_s or 0.0 for summary in summaries], summaries, "samples_per_s"),
-        step_time_ms=_estimate([spread.median for spread in steps], summaries, "step_time_ms"),
-        step_spread=max(steps, key=lambda spread: spread.cv),
+        samples_per_s=_estimate(summaries, lambda summary: known(summary.samples_per_s)),
+        step_time_ms=_estimate(summaries, lambda summary: known(summary.step_time_ms).median),
+        step_spread=max(steps, key=lambda times: times.cv).spread,
         steady_steps=sum(summary.steady_steps for summary in summaries),
-        split=split,
-        exposed_ms=_estimate(exposed_ms, summaries, "exposed_ms") if exposed_ms else None,
-        exposed_share=split.exposed_ms / split.step_ms if split and split.exposed_ms is not None else None,
+        split=or_none(split),
+        exposed_ms=or_none(exposed_ms),
+        exposed_share=or_none(share),
         exposed_steps=sum((summary.split.steps for summary in summaries), KnownSteps()),
         bytes_per_step=newest.comm.bytes_per_step,
         bottleneck=newest.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
         link_gbit_per_s=last.link_gbit_per_s,
         stragglers=tuple(sorted(late_ms, key=lambda node: -late_ms[node])),
-        late_ms=max(late_ms.values(), default=0.0) if exposed_ms else None,
+        late_ms=None if isinstance(exposed_ms, Unknown) else max(late_ms.values(), default=0.0),
         whole=workload.whole,
-        dataset_samples=newest.dataset_samples,
+        dataset_samples=or_none(newest.dataset_samples),
         disturbed=tuple(disturbances.values()),
         disturbances=tuple(disturbances),
         tokens_per_s=tokens["tokens_per_s"],
@@ -110,20 +107,21 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
     return with_costs(side)
 
 
-def _estimate(values: Sequence[float], summaries: Sequence[Summary], name: str) -> Estimate:
-    if len(values) > 1:
-        return of_repeats(values)
-    value, summary = values[0], summaries[0]
-    interval = summary.intervals.get(name)
-    low, high = interval or of_scatter(value, _steps_of(summary).cv, summary.steady_steps)
-    return Estimate(value=value, low=min(low, value), high=max(high, value))
+def _estimate(summaries: Sequence[Summary], figure: Callable[[Summary], Estimate]) -> Estimate:
+    estimates = [figure(summary) for summary in summaries]
+    return of_repeats([estimate.value for estimate in estimates]) if len(estimates) > 1 else estimates[0]
 
 
-def _steps_of(summary: Summary) -> Spread:
+def _figure(name: str, summary: Summary) -> Estimate:
+    figure: Estimate | Unknown = getattr(summary, name)
+    return known(figure)
+
+
+def _steps_of(summary: Summary) -> StepTimes:
     """Its step times in ms; refuses a run without a speed."""
-    steps, rate = summary.step_time_ms, summary.samples_per_s
-    if steps is None or rate is None:
-        reason = summary.missing.get("samples_per_s", "it recorded no measured step")
+    steps = summary.step_time_ms
+    if isinstance(steps, Unknown) or isinstance(summary.samples_per_s, Unknown):
+        reason = reason_of(summary.samples_per_s) or reason_of(steps)
         raise UsageError(
             f"run {summary.run_id} has no samples/s to compare: {reason}",
             hint="use a LLaMA-Factory job, or run more steps with --steps",
@@ -131,16 +129,18 @@ def _steps_of(summary: Summary) -> Spread:
     return steps
 
 
-def _mean_split(summaries: Sequence[Summary]) -> WorkerSplit | None:
-    """Mean of each part that all repeats have; None if a repeat has no split."""
-    splits = [mean for summary in summaries if (mean := summary.split.mean) is not None]
-    if len(splits) < len(summaries):
-        return None
-    return WorkerSplit(
-        rank=-1,
-        step_ms=statistics.fmean(split.step_ms for split in splits),
-        **{name: known_mean(getattr(split, name) for split in splits) for name in _PARTS},
-    )
+def _mean_split(summaries: Sequence[Summary]) -> WorkerSplit | Unknown:
+    """Mean of each part that all repeats have; unknown if a repeat has no split."""
+
+    def mean_part(splits: Sequence[WorkerSplit], name: str) -> float:
+        return statistics.fmean(known(getattr(split, name)) for split in splits)
+
+    def mean_of_all() -> WorkerSplit:
+        splits = [known(summary.split.mean) for summary in summaries]
+        parts: dict[str, Any] = {name: found(partial(mean_part, splits, name)) for name in _PARTS}
+        return WorkerSplit(rank=-1, step_ms=statistics.fmean(split.step_ms for split in splits), **parts)
+
+    return found(mean_of_all)
 
 
 def _late_ms(summaries: Sequence[Summary]) -> dict[str, float]:
@@ -160,8 +160,8 @@ def _unknown_facts(last: StoredRun, newest: Summary) -> dict[str, str]:
     if last.link_gbit_per_s is None:
         alone = "one node uses no link"
         missing["link_gbit_per_s"] = alone if len(last.node_names) == 1 else "not every node's NIC reports its rate"
-    if newest.dataset_samples is None:
-        missing["dataset_samples"] = newest.missing.get("dataset_samples", "no worker reported it")
+    if isinstance(newest.dataset_samples, Unknown):
+        missing["dataset_samples"] = newest.dataset_samples.reason
     return missing
 
 

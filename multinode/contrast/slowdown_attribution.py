@@ -9,6 +9,7 @@ import msgspec
 
 from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, name_side
 from multinode.stats.estimate import Estimate, ratio
+from multinode.stats.unknown import Unknown, or_none, or_zero
 from multinode.units import format_ms
 
 NOTICEABLE = 0.05
@@ -64,11 +65,11 @@ def _samples_of_worker(side: Side) -> float:
 
 def _growing_share(side: Side) -> float:
     split = side.split
-    if split is None or split.compute_ms is None:
+    if split is None or isinstance(split.compute_ms, Unknown):
         return 1.0
-    growing_ms = split.compute_ms + (split.data_ms or 0.0)
+    growing_ms = split.compute_ms + or_zero(split.data_ms)
     if _exchanges_in_micro_batches(side):
-        growing_ms += (split.exposed_ms or 0.0) + (split.wait_ms or 0.0)
+        growing_ms += or_zero(split.exposed_ms) + or_zero(split.wait_ms)
     return min(1.0, max(0.0, growing_ms / split.step_ms))
 
 
@@ -80,7 +81,7 @@ def _exchanges_in_micro_batches(side: Side) -> bool:
 def exposed_ms(side: Side) -> float | None:
     """Exposed part of the median step, by the share of the split steps; 0 for one worker."""
     split = side.split
-    if split is None or split.exposed_ms is None:
+    if split is None or isinstance(split.exposed_ms, Unknown):
         return 0.0 if side.world_size == 1 else None
     return split.exposed_ms / split.step_ms * side.step_time_ms.value
 
@@ -96,7 +97,7 @@ def network_ms_of(case: CandidateLoss, reference: Side) -> float | None:
 
 def part_ms(side: Side, name: str, case: CandidateLoss) -> float | None:
     """A part of its median step, scaled to the candidate's samples per worker."""
-    value: float | None = getattr(side.split, name, None)
+    value: float | None = or_none(getattr(side.split, name, None))
     if side.split is None or value is None:
         return None
     grows = work_ratio(side, case) if name in _GROWING else 1.0

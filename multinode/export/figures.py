@@ -147,6 +147,7 @@ def node_values(nodes: Sequence[NodeProgress]) -> list[Value]:
 def _values(name: str, document: Mapping[str, Any]) -> Iterator[Value]:
     def walk(value: Any, parts: Sequence[str], labels: tuple[tuple[str, str], ...]) -> Iterator[Value]:
         if not parts:
+            value = value.get("value") if isinstance(value, Mapping) else value
             if isinstance(value, (int, float)) and math.isfinite(value):
                 yield Value(name, value, labels)
         elif isinstance(value, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,29 +133,25 @@ def attach(stored: StoredRun, context: RunContext, options: ExecuteOptions, clus
 def stop(stored: StoredRun, context: RunContext, grace_s: float, cluster: Cluster | None = None) -> Launched:
     """Stop a run on all its nodes and verify that nothing of it is left.
 
-    If another process follows it, that process records the end; this one waits for it. A process that restarts the
-    run finds a stop order: it stops the attempt and starts no other. Whatever is recorded, every node is asked that has
-    not reported the end itself; an unreachable one makes the run lost. `cluster` has its nodes, if not as it was
-    launched.
+    The nodes decide, and the record follows. If another process follows the run, it records what the nodes say; if it
+    restarts the run, it also finds a stop order and starts no other attempt. Otherwise this process follows the run to
+    its end. Every node is asked that has not reported the end itself; an unreachable one makes the run lost. `cluster`
+    has its nodes, if not as it was launched.
     """
     nodes = nodes_of(stored, cluster)
     whole = whole_of(stored)
-    if whole is not None and whole.directory.is_locked:
-        whole.directory.write(STOP_FILE, StopOrder(grace_s))
-        # That process stops the current attempt; if it fails to, we do.
-        with contextlib.suppress(MultinodeError):
-            launched = _wait_ended(stored, whole.directory, grace_s + 2 * ANSWER_S)
-            return _stop_left(launched, _restarted(whole)[1] or stored, nodes, context, grace_s)
-        return _stop_followed(stored, whole.directory, nodes, context, grace_s)
-    request = StopRequest()
-    request.ask("stop")
-    try:
+    followed = next((one for one in (whole, stored) if one is not None and one.directory.is_locked), None)
+    if followed is None:
+        request = StopRequest()
+        request.ask("stop")
         launched = attach(stored, context.with_stop(request), ExecuteOptions(grace_s=grace_s), nodes)
-    except UsageError:
-        if not stored.directory.is_locked:
-            raise
-        launched = _stop_followed(stored, stored.directory, nodes, context, grace_s)
-    return _stop_left(launched, stored, nodes, context, grace_s)
+        return _stop_left(launched, stored, nodes, context, grace_s)
+    if followed is whole:
+        whole.directory.write(STOP_FILE, StopOrder(grace_s))
+    launched = _stop_followed(stored, followed.directory, nodes, context, grace_s)
+    # An attempt may have begun meanwhile.
+    last = _restarted(whole)[1] if whole is not None else None
+    return _stop_left(launched, last or stored, nodes, context, grace_s)
 
 
 def has_ended(stored: StoredRun) -> bool:
@@ -191,7 +186,8 @@ def _stop_followed(
     ranks = {place.node: place.node_rank for place in stored.require_plan().places}
     answers = _ask_to_stop(ranks, stored.run_id, cluster, context, grace_s)
     try:
-        return _wait_ended(stored, directory, ANSWER_S)
+        # It may stop an attempt that has just begun.
+        return _wait_ended(stored, directory, grace_s + ANSWER_S)
     except MultinodeError as error:
         # Stopping the first node ends the run, and with it the batch job: Slurm may then end our step on another node.
         if not any(answer.processes_left for answer in answers.require().values()):
@@ -230,7 +226,7 @@ def _with_answer(node: NodeRun, answer: Status | None) -> NodeRun:
     if answer.cause == "unknown":
         # Without a run directory, its processes were found by their environment.
         answer = Status(state="ended", cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
-    return msgspec.structs.replace(node, state="ended", status=Status.kept(answer))
+    return msgspec.structs.replace(node, state="ended", status=answer)
 
 
 def _wait_ended(stored: StoredRun, directory: RunDirectory, within_s: float) -> Launched:

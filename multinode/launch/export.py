@@ -16,7 +16,7 @@ from multinode.export.target import METRICS_PORT, Target
 from multinode.launch.context import RunContext
 from multinode.profile.observed import ObservedNode
 from multinode.records.plan import LaunchPlan
-from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.records.progress import NodeProgress, RunProgress, start_progress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, SampleTail
 from multinode.records.samples import Sample, parse_samples
@@ -119,12 +119,10 @@ class _Following:
         return StoredRun(self._directory).run
 
     def _look(self) -> None:
-        nodes = []
         for node in self._nodes:
             samples: list[Sample] = list(parse_samples(self._tails[node.node_rank].lines()))
             self._stream.add(node.node_rank, samples, time.monotonic())
-            nodes.append(advance_node(node, samples))
-        self._nodes = tuple(nodes)
+            node.take(samples)
 
 
 def _unobserved(node: NodeProgress) -> ObservedNode:

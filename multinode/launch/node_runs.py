@@ -73,7 +73,7 @@ def stop_on_node(
 ) -> Status:
     """Stop the run of this name there; its last status, of cause `unknown` if the node has no directory of it."""
     order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
-    return agent.call(node, "stop", order, Stopped, deadline_s=grace_s + answer_s)
+    return agent.call(node, "stop", order, Stopped, deadline_s=grace_s + answer_s).recorded
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):

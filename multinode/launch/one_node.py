@@ -10,6 +10,7 @@ from multinode.model.workload import differing_setting
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.runs.stored_run import StoredRun
+from multinode.stats.estimate import value_of
 
 # Newest runs among which one is looked for.
 _MOST_RUNS = 200
@@ -17,7 +18,7 @@ _MOST_RUNS = 200
 
 def _is_measured(stored: StoredRun) -> bool:
     """Whether its speed and its training are known."""
-    return bool(stored.plan and stored.summary and stored.summary.samples_per_s and stored.workload)
+    return bool(stored.plan and stored.summary and value_of(stored.summary.samples_per_s) and stored.workload)
 
 
 def newest_training(root: Path) -> Invocation | None:

@@ -12,7 +12,8 @@ from multinode.profile.summary import Summary, unused_gpus
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
 from multinode.render.sheet import Column, Sheet, percent
 from multinode.render.table import BAD, DOUBTFUL, GOOD, WIDE, Part, footer, labelled, paragraph, sheet_table
-from multinode.stats.estimate import PLUS_MINUS, of_bounds
+from multinode.stats.estimate import PLUS_MINUS, exactly
+from multinode.stats.unknown import Unknown, or_none
 from multinode.units import format_count, format_duration, format_figure
 
 
@@ -65,25 +66,25 @@ _MEANS = (
 def step_sheet(summary: Summary) -> Sheet:
     """Speed and step split, with confidence intervals."""
     rows = []
-    if summary.samples_per_s is not None:
-        rows.append(("samples/s", measured(summary, "samples_per_s", summary.samples_per_s), ""))
-    mean = summary.split.mean
-    if summary.step_time_ms is not None:
-        rows.append(("step time (ms)", measured(summary, "step_time_ms", summary.step_time_ms.median), ""))
+    rate, times, mean = or_none(summary.samples_per_s), or_none(summary.step_time_ms), or_none(summary.split.mean)
+    if rate is not None:
+        rows.append(("samples/s", rate.text(), ""))
+    if times is not None:
+        rows.append(("step time (ms)", times.median.text(), ""))
         for field, name in PARTS.items():
-            part_ms = getattr(mean, field, None)
+            part_ms = or_none(getattr(mean, field, None))
             if mean is not None and part_ms is not None and mean.step_ms > 0:
-                figures = measured(summary, field, part_ms)
+                exposed = or_none(summary.comm.exposed_ms) if field == "exposed_ms" else None
+                figures = (exposed or exactly(part_ms)).text()
                 rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
                 if field == "exposed_ms" and mean.local_ms:
                     inside = percent(mean.local_ms / mean.step_ms, ".0f")
-                    rows.append((f"  {INSIDE}", measured(summary, "local_ms", mean.local_ms), inside))
-    if summary.first_loss is not None and summary.last_loss is not None:
-        rows.append(
-            ("loss, first and last", f"{format_figure(summary.first_loss)}, {format_figure(summary.last_loss)}", "")
-        )
+                    rows.append((f"  {INSIDE}", exactly(mean.local_ms).text(), inside))
+    first, last = or_none(summary.first_loss), or_none(summary.last_loss)
+    if first is not None and last is not None:
+        rows.append(("loss, first and last", f"{format_figure(first)}, {format_figure(last)}", ""))
     columns = (Column("", words=True), Column("measured"), Column("of the step"))
-    has_parts = mean is not None and summary.step_time_ms is not None
+    has_parts = mean is not None and times is not None
     known = summary.split.steps.words if has_parts else ""
     return Sheet(
         title="",
@@ -92,11 +93,6 @@ def step_sheet(summary: Summary) -> Sheet:
         notes=(f"exposed communication: {known}",) if known else (),
         legend=(_MEANS,) if has_parts else (),
     )
-
-
-def measured(summary: Summary, name: str, value: float) -> str:
-    """A figure of the summary with its confidence interval, if it has one."""
-    return of_bounds(value, summary.intervals.get(name)).text()
 
 
 _STOP_REASONS = {SLOWER_THAN_ONE_NODE: " because one node is faster"}
@@ -109,9 +105,8 @@ def has_ending(run: Run) -> bool:
 
 def run_verdict(run: Run, summary: Summary) -> str:
     """One line: the outcome, the speed, and what limits it."""
-    speed = ""
-    if summary.samples_per_s is not None:
-        speed = f": {measured(summary, 'samples_per_s', summary.samples_per_s)} samples/s"
+    rate = summary.samples_per_s
+    speed = "" if isinstance(rate, Unknown) else f": {rate.text()} samples/s"
     limit = _limit(summary)
     return _how_it_ended(run, speed) + (f"; {limit}" if limit else "")
 

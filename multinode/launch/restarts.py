@@ -35,6 +35,7 @@ from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import VERDICT_FILE, Attempt, Run, make_run_id, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory
+from multinode.stats.unknown import or_none
 from multinode.transport.base import gather
 from multinode.units import format_count, format_duration
 
@@ -346,8 +347,8 @@ class _Attempts:
     def _note_losses(self, launched: Launched, start: Start) -> None:
         last = self._done[-1]
         lost = max(0, last.last_step - start.choice.step) if isinstance(self._job, LlamaFactoryJob) else None
-        step = launched.summary.step_time_ms
-        took_s = lost * step.median / 1000 if lost is not None and step is not None else 0.0
+        step = or_none(launched.summary.step_time_ms)
+        took_s = lost * step.median.value / 1000 if lost is not None and step is not None else 0.0
         between_s = time.time() - (last.ended_s or time.time())
         self._done[-1] = msgspec.structs.replace(last, lost_steps=lost, lost_s=between_s + took_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFaile
 from multinode.launch.session import Chunk, Event, Gone, Hello, Message, StatusReport, steady_s
 from multinode.records.log import next_stage
 from multinode.records.plan import LaunchPlan, Place
-from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.records.progress import NodeProgress, RunProgress, start_progress
 from multinode.records.run import Failure, NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import ExceptionSample, NcclWarningSample, parse_samples
@@ -239,7 +240,7 @@ class Tracker:
     @property
     def progress(self) -> RunProgress:
         """How far the nodes are."""
-        return replace(self._start, nodes=tuple(track.progress for track in self._tracks))
+        return replace(self._start, nodes=tuple(copy.copy(track.progress) for track in self._tracks))
 
     @property
     def node_runs(self) -> tuple[NodeRun, ...]:
@@ -333,7 +334,7 @@ class Tracker:
         track.error = error
         if not over:
             message = f"contact lost{_since(track)}, the job may be running; reconnecting"
-            track.progress = replace(track.progress, message=message)
+            track.progress.message = message
         elif may_run or isinstance(error, ContactLost) or track.run.state != "waiting":
             _set_lost(track, error.message)
         else:
@@ -373,17 +374,16 @@ def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
     warnings = [sample.message for sample in samples if isinstance(sample, NcclWarningSample)]
     track.nccl_warnings += warnings[: _MOST_EXCEPTIONS - len(track.nccl_warnings)]
     track.hardware.take(samples)
-    track.progress = advance_node(track.progress, samples)
+    track.progress.take(samples)
 
 
 def _take_log(track: _NodeTrack, log: str) -> None:
     if track.progress.step is None:
-        stage = next_stage(track.progress.stage, log)
-        track.progress = replace(track.progress, stage=stage)
+        track.progress.stage = next_stage(track.progress.stage, log)
 
 
 def _take_status(track: _NodeTrack, report: StatusReport) -> None:
-    status = Status.kept(report)
+    status = report.recorded
     track.run = replace(track.run, status=status)
     if status.state == "ended" and track.ended_heard_s is None:
         track.ended_heard_s = steady_s()
@@ -413,4 +413,4 @@ def _since(track: _NodeTrack) -> str:
 
 def _set_state(track: _NodeTrack, state: str, message: str = "") -> None:
     track.run = replace(track.run, state=state)
-    track.progress = replace(track.progress, state=state, message=message)
+    track.progress.state, track.progress.message = state, message

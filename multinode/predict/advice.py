@@ -19,7 +19,7 @@ from multinode.predict.break_even import gain
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
-from multinode.stats.estimate import Estimate, exactly, of_bounds
+from multinode.stats.estimate import Estimate, exactly
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_figure
 
@@ -192,9 +192,9 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         return None
     levers = today.settings.levers
     is_ddp = today.scenario.strategy is Strategy.DDP and levers.beside(Levers(balance=balance.balance)) == levers
-    if not is_ddp or levers.balance is not None or balance.gain < 1 + _WORTH_A_LINE:
+    if not is_ddp or levers.balance is not None or balance.gain.value < 1 + _WORTH_A_LINE:
         return None
-    balanced = of_bounds(balance.gain, balance.interval)
+    balanced = balance.gain
     change = Change(levers=Levers(balance=balance.balance))
     option = TuningOption(
         name="samples by speed",
@@ -208,7 +208,7 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
     beside = _beside_one_node(today, option)
     then = msgspec.structs.replace(
         now,
-        step_time_ms=now.step_time_ms / balance.gain,
+        step_time_ms=now.step_time_ms / balanced.value,
         samples_per_s=now.samples_per_s * balanced,
     )
     paces = (

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,7 +31,8 @@ from multinode.predict.network_model import CommTimes, Link, NetworkCase, Networ
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
-from multinode.stats.estimate import known_mean
+from multinode.stats.estimate import value_of
+from multinode.stats.unknown import Unknown, found, known, or_none, or_zero, reason_of
 from multinode.traffic.algorithms import Layout, MessageSteps, between_us, message_steps
 from multinode.traffic.step_calls import SMALL_BYTES, Call, TrafficInputs, Work, passing_bytes, with_gradients
 from multinode.units import format_ms
@@ -157,11 +159,10 @@ def calibrate_without_single(
         UsageError: as `calibrate`; or the exposed communication is unknown.
     """
     summary = several.summary
-    mean = summary.split.mean
-    if mean is None or mean.exposed_ms is None:
-        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
+    mean, exposed_ms = summary.split.mean, summary.split.exposed_ms
+    if isinstance(exposed_ms, Unknown):
         raise UsageError(
-            f"run {summary.run_id} does not show the cost of a step without the network: {reason}",
+            f"run {summary.run_id} does not show the cost of a step without the network: {exposed_ms.reason}",
             hint="add a run on one node, such as from multinode contrast",
         )
     alone = several.layout.on(1)
@@ -171,7 +172,7 @@ def calibrate_without_single(
     seen = _calibrated(first, work, network, share)
     note = (
         f"no run on one node was named: the cost of a step without the network is that of run {summary.run_id} "
-        f"minus its {format_ms(mean.exposed_ms)} of exposed communication"
+        f"minus its {format_ms(exposed_ms)} of exposed communication"
     )
     doubts = (
         UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node was not measured"),
@@ -213,12 +214,16 @@ def _first_nodes(split: StepSplit, alone: Layout) -> WorkerSplit | None:
     if not mine:
         return None
     parts = ("step_ms", "compute_ms", "exposed_ms", "data_ms", "optimizer_ms", "host_ms")
-    means: dict[str, Any] = {name: known_mean(getattr(worker, name) for worker in mine) for name in parts}
+    means: dict[str, Any] = {name: found(partial(_mean, mine, name)) for name in parts}
     return WorkerSplit(rank=-1, **means, wait_ms=max(own_ms) - statistics.fmean(own_ms))
 
 
+def _mean(workers: Sequence[WorkerSplit], name: str) -> float:
+    return statistics.fmean(known(getattr(worker, name)) for worker in workers)
+
+
 def _alone_ms(worker: WorkerSplit) -> float:
-    return worker.step_ms - (worker.exposed_ms or 0.0) - (worker.wait_ms or 0.0)
+    return worker.step_ms - or_zero(worker.exposed_ms) - or_zero(worker.wait_ms)
 
 
 def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource, ...]:
@@ -238,7 +243,7 @@ def _core_wait_ms(worker: WorkerSplit) -> float:
 
 
 def _local_gb_per_s(several: CalibrationRun, work: Work, backend: str) -> tuple[float, float]:
-    comm_ms, accumulation = several.summary.split.comm_ms, _accumulation(several.summary)
+    comm_ms, accumulation = or_none(several.summary.split.comm_ms), several.summary.accumulation
     factor = gradient_factor(work.load, several.levers)
     low, high = _LOCAL_GB_PER_S["gloo" if backend == "gloo" else "nccl"]
     try:
@@ -258,7 +263,7 @@ def _calibrated(run: CalibrationRun, work: Work, network: NetworkModel, share: f
             hint="measure on several nodes: multinode nccl-test --hosts H",
         )
     summary = run.summary
-    accumulation = _accumulation(summary)
+    accumulation, times = summary.accumulation, or_none(summary.step_time_ms)
     batch = batch_of(summary, run.layout.workers, accumulation)
     costs, local_ms, notes = _costs(summary, accumulation, run.layout.workers * batch * accumulation)
     return Calibration(
@@ -269,14 +274,10 @@ def _calibrated(run: CalibrationRun, work: Work, network: NetworkModel, share: f
         accumulation=accumulation,
         work=work,
         network=network,
-        scatter=summary.step_time_ms.cv if summary.step_time_ms is not None else 0.0,
-        tokens_per_sample=summary.tokens_per_sample,
+        scatter=times.cv if times is not None else 0.0,
+        tokens_per_sample=or_none(summary.tokens_per_sample),
         notes=notes,
     )
-
-
-def _accumulation(summary: Summary) -> int:
-    return max(1, round(summary.micro_steps or 1))
 
 
 def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
@@ -285,19 +286,20 @@ def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
     Raises:
         UsageError: the run has no samples per second, or implausible ones.
     """
-    if summary.samples_per_s is None or summary.step_time_ms is None:
-        reason = summary.missing.get("samples_per_s", "it recorded no measured step")
+    rate, times = summary.samples_per_s, summary.step_time_ms
+    if isinstance(rate, Unknown) or isinstance(times, Unknown):
+        reason = reason_of(rate) or reason_of(times)
         raise UsageError(
             f"run {summary.run_id} has no samples/s for a prediction: {reason}",
             hint="use a run of a LLaMA-Factory job, or more steps (--steps)",
         )
-    mean = summary.split.mean
-    step_ms = mean.step_ms if mean is not None else summary.step_time_ms.median
-    samples = summary.samples_per_s * step_ms / _MS_PER_S / (workers * accumulation)
-    if not math.isfinite(samples) or summary.step_time_ms.median <= 0:
+    mean = or_none(summary.split.mean)
+    step_ms = mean.step_ms if mean is not None else times.median.value
+    samples = rate.value * step_ms / _MS_PER_S / (workers * accumulation)
+    if not math.isfinite(samples) or times.median.value <= 0:
         raise UsageError(f"the summary of run {summary.run_id} has implausible step times")
     # A micro-batch has a whole number of samples, unless the last one of an epoch was shorter.
-    return summary.per_device_batch or float(round(samples)) or samples
+    return or_none(summary.per_device_batch) or float(round(samples)) or samples
 
 
 def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
@@ -305,30 +307,30 @@ def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCos
 
     The step time comes from the rate, which predictions use: a few long steps make the median step shorter.
     """
-    mean, rate = summary.split.mean, summary.samples_per_s
+    mean, exposed_ms, rate = or_none(summary.split.mean), summary.split.exposed_ms, value_of(summary.samples_per_s)
     step_ms = samples / rate * _MS_PER_S if rate else 0.0
-    if mean is None or mean.exposed_ms is None:
-        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
+    if mean is None or isinstance(exposed_ms, Unknown):
+        reason = reason_of(exposed_ms)
         note = f"the whole step counts as compute, including communication between its own workers: {reason}"
         return StepCosts(compute_ms=step_ms / accumulation, most_fixed=MOST_FIXED), 0.0, (note,)
     scale = step_ms / mean.step_ms if step_ms and mean.step_ms else 1.0
-    optimizer_ms, data_ms = mean.optimizer_ms or 0.0, mean.data_ms or 0.0
+    optimizer_ms, data_ms = or_zero(mean.optimizer_ms), or_zero(mean.data_ms)
     compute_ms, host_ms, notes = _own_ms(mean, optimizer_ms + data_ms)
     costs = StepCosts(
         # A step takes as long as its slowest worker: waits of the others count as its compute.
-        compute_ms=scale * (compute_ms + (mean.wait_ms or 0.0)) / accumulation,
+        compute_ms=scale * (compute_ms + or_zero(mean.wait_ms)) / accumulation,
         optimizer_ms=scale * optimizer_ms,
         # The rest of a mean may be slightly negative by rounding.
         host_ms=scale * max(0.0, host_ms),
         data_ms=scale * data_ms / accumulation,
     )
-    return costs, scale * mean.exposed_ms, notes
+    return costs, scale * exposed_ms, notes
 
 
 def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str, ...]]:
-    exposed_ms, wait_ms = mean.exposed_ms or 0.0, mean.wait_ms or 0.0
-    if mean.compute_ms is not None:
-        return mean.compute_ms, mean.host_ms or 0.0, ()
+    exposed_ms, wait_ms = or_zero(mean.exposed_ms), or_zero(mean.wait_ms)
+    if not isinstance(mean.compute_ms, Unknown):
+        return mean.compute_ms, or_zero(mean.host_ms), ()
     rest_ms = max(0.0, mean.step_ms - exposed_ms - wait_ms - known_ms)
     return rest_ms, 0.0, ("everything except communication, data and optimizer counts as compute",)
 
@@ -339,7 +341,7 @@ def _with_overlap(seen: Calibration, several: CalibrationRun) -> Calibration:
     If computation could have hidden everything, only a lower bound of rho is known. If overlap was off, nothing is
     learned about rho.
     """
-    work, accumulation = seen.work, _accumulation(several.summary)
+    work, accumulation = seen.work, several.summary.accumulation
     costs = _of_batch(seen, batch_of(several.summary, several.layout.workers, accumulation))
     exposed_ms = _exposed_ms(several.summary, costs)
     if not several.overlap or not overlaps(work.strategy, seen.network.backend) or exposed_ms is None:
@@ -389,13 +391,11 @@ def largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
 
 
 def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
-    mean = summary.split.mean
-    if mean is not None and mean.exposed_ms is not None:
-        return mean.exposed_ms
-    if summary.step_time_ms is None:
-        return None
-    alone = step_parts(costs, CommTimes(), accumulation=_accumulation(summary))
-    return max(0.0, summary.step_time_ms.median - alone.step_ms)
+    exposed_ms, times = or_none(summary.split.exposed_ms), or_none(summary.step_time_ms)
+    if exposed_ms is not None or times is None:
+        return exposed_ms
+    alone = step_parts(costs, CommTimes(), accumulation=summary.accumulation)
+    return max(0.0, times.median.value - alone.step_ms)
 
 
 def sent_as(calibration: Calibration, scenario: Scenario) -> Scenario:

@@ -31,6 +31,7 @@ from multinode.records.run import (
 )
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Estimate, exactly, inverse, of_bounds
+from multinode.stats.unknown import Unknown, or_none
 from multinode.traffic.step_calls import Strategy, passing_bytes
 from multinode.units import format_count, format_duration, format_figure, format_ms, times
 
@@ -135,10 +136,10 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
         today: the run, calibrated only from itself.
         summary: of its records.
     """
-    rate, step_ms = summary.samples_per_s, summary.step_time_ms
-    if not rate or step_ms is None:
+    measured = or_none(summary.samples_per_s)
+    if measured is None or not measured.value or isinstance(summary.step_time_ms, Unknown):
         return unknown_verdict(steps, "no measured step was recorded by all workers")
-    low, high = summary.intervals.get("samples_per_s") or _by_time(rate, step_ms.median, summary)
+    rate, (low, high) = measured.value, measured.bounds
     left_s = None
     if steps.total_steps is not None:
         left_s = max(0, steps.total_steps - steps.step) * today.scenario.samples / rate
@@ -160,11 +161,6 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
         core_wait_ms=_core_wait_ms(summary, alone.after.scenario.layout.workers, prediction.step_time_ms),
     )
     return msgspec.structs.replace(verdict, sentence=verdict_line(verdict))
-
-
-def _by_time(rate: float, median_ms: float, summary: Summary) -> tuple[float, float]:
-    low_ms, high_ms = summary.intervals.get("step_time_ms", (median_ms, median_ms))
-    return rate * median_ms / high_ms, rate * median_ms / low_ms
 
 
 def _core_wait_ms(summary: Summary, workers: int, step_ms: float) -> float | None:
@@ -240,10 +236,8 @@ def _judged(directory: RunDirectory, record: Record, steps: RunSteps, summary: S
     record, averaging = record.having(summary=summary), record.plan.levers.averaging
     if averaging is not None:
         return unknown_verdict(steps, f"nodes average {averaging.words}: the first steps do not show its cost")
-    mean = summary.split.mean
-    if mean is None or mean.exposed_ms is None:
-        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
-        return unknown_verdict(steps, f"exposed communication is unknown: {reason}")
+    if isinstance(summary.split.exposed_ms, Unknown):
+        return unknown_verdict(steps, f"exposed communication is unknown: {summary.split.exposed_ms.reason}")
     try:
         evidence = gather([record], link_measured=_carried_gbit_per_s(record, summary))
         today = training_state(evidence, [directory], [summary])
@@ -259,11 +253,11 @@ def _by_all(observed: Observed) -> list[int]:
 
 
 def _by_step(summary: Summary) -> Summary:
-    step_ms = summary.step_time_ms
-    if summary.samples_per_s is not None or step_ms is None:
+    times, mean = summary.step_time_ms, or_none(summary.split.mean)
+    if isinstance(times, Unknown) or not isinstance(summary.samples_per_s, Unknown):
         return summary
-    mean = summary.split.mean.step_ms if summary.split.mean is not None else step_ms.median
-    per_s = summary.world_size * max(1, round(summary.micro_steps or 1)) / mean * 1e3
+    per_s = inverse(times.median) * (times.median.value / (mean.step_ms if mean is not None else times.median.value))
+    per_s *= summary.world_size * summary.accumulation * 1e3
     return msgspec.structs.replace(summary, samples_per_s=per_s, per_device_batch=1.0)
 
 
@@ -272,11 +266,11 @@ def _carried_gbit_per_s(record: Record, summary: Summary) -> float | None:
 
     The comparison with one node does not depend on it; gains of changes do.
     """
-    comm_ms = summary.split.comm_ms or (summary.split.mean.exposed_ms if summary.split.mean is not None else None)
+    comm_ms = or_none(summary.split.comm_ms) or or_none(summary.split.exposed_ms)
     recorded = record.workload.work if record.workload is not None else None
     work = recorded or work_of_calls(summary, record.layout)
     if not comm_ms or work is None:
         return None
     calls = work.calls_of(work.strategy, record.layout)
-    sent = passing_bytes(calls, max(1, round(summary.micro_steps or 1)), record.layout)
+    sent = passing_bytes(calls, summary.accumulation, record.layout)
     return sent / comm_ms / _BYTES_PER_MS * _BITS_PER_BYTE

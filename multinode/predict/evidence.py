@@ -37,6 +37,7 @@ from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.estimate import Estimate, exactly, of_repeats, ratio
+from multinode.stats.unknown import Unknown, or_none
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
 from multinode.units import BITS_PER_BYTE, format_figure, format_rate, is_link_rate
@@ -64,16 +65,16 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
     if not seen:
         return None
     strategy = _strategy(summary, seen)
-    accumulation = float(max(1, round(summary.micro_steps or 1)))
+    accumulation = float(summary.accumulation)
     once = _once_a_step(summary, seen, strategy, accumulation)
     calls = tuple(_step_call(call, strategy, layout, None if call.op in once else accumulation) for call in seen)
     if compressed:
         calls = with_gradients(calls, _WIDTHS[0] / _WIDTHS[1])
     reduced = sum(call.size_bytes * call.times for call in calls if call.collective in _REDUCTIONS)
-    trainable = max(summary.trainable or round(reduced / _WIDTHS[0]), 1)
+    trainable = max(or_none(summary.trainable) or round(reduced / _WIDTHS[0]), 1)
     width = min(_WIDTHS, key=lambda width_: abs(width_ * trainable - reduced))
     load = TrafficInputs(
-        parameters=summary.parameters,
+        parameters=or_none(summary.parameters),
         trainable=trainable,
         parameter_bytes=_WIDTHS[0],
         gradient_bytes=width,
@@ -115,7 +116,7 @@ def _once_a_step(summary: Summary, seen: Sequence[SeenCall], strategy: Strategy,
     if accumulation == 1 or gathers / reductions > _MORE * (1 if keeps else 2):
         return _REDUCTIONS
     gathered = sum(call.size_bytes * call.count for call in seen if call.op == _GATHER)
-    whole = _WIDTHS[0] * (summary.parameters or 0)
+    whole = _WIDTHS[0] * (or_none(summary.parameters) or 0)
     return _REDUCTIONS | {_GATHER} if keeps and gathered < _MORE * whole else frozenset()
 
 
@@ -195,7 +196,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         if record.summary is None:
             raise UsageError(f"run {record.run_id} has no summary", hint="use a finished run")
         summary, settings = record.summary, record.settings
-        if summary.micro_steps is None and settings.accumulation is not None:
+        if isinstance(summary.micro_steps, Unknown) and settings.accumulation is not None:
             # The passes could not be counted.
             summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
         if settings.per_device_batch is not None:
@@ -217,7 +218,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         """The scenario of a run; for one on one node, on the nodes of the network."""
         settings, one_node = record.settings, record.layout.nodes == 1
         summary = self.measured(record).summary
-        accumulation = max(1, round(summary.micro_steps or 1))
+        accumulation = summary.accumulation
         return Scenario(
             link=(None if one_node else self.link_of(record)) or self.network.link,
             layout=self.network.layout if one_node else record.layout,

@@ -35,6 +35,8 @@ from multinode.predict.network_model import (
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
+from multinode.stats.estimate import value_of
+from multinode.stats.unknown import or_none, reason_of
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, passing_bytes, with_gradients
 from multinode.units import format_count, format_figure, format_ms, format_rate
@@ -434,19 +436,19 @@ def carry_residual(calibration: Calibration, several: CalibrationRun, scenario: 
 
 
 def _step_ms(summary: Summary, scenario: Scenario) -> float:
-    rate = summary.samples_per_s or 0.0
+    rate = value_of(summary.samples_per_s) or 0.0
     step_ms = scenario.samples / rate * _MS_PER_S if rate > 0 else 0.0
     if not _LEAST_MS <= step_ms <= _MOST_MS:
-        reason = summary.missing.get("samples_per_s", f"{rate:g} samples/s is implausible")
+        reason = reason_of(summary.samples_per_s) or f"{rate:g} samples/s is implausible"
         raise UsageError(f"run {summary.run_id} has no samples/s to predict from: {reason}", hint=_AGAIN)
     return step_ms
 
 
 def _exposed_ms(summary: Summary, step_ms: float, alone: StepParts) -> float:
-    mean = summary.split.mean
-    if mean is None or mean.exposed_ms is None or mean.step_ms <= 0:
+    mean, exposed_ms = or_none(summary.split.mean), or_none(summary.split.exposed_ms)
+    if mean is None or exposed_ms is None or mean.step_ms <= 0:
         return max(0.0, step_ms - (alone.step_ms - alone.exposed_ms))
-    return min(1.0, max(0.0, mean.exposed_ms / mean.step_ms)) * step_ms
+    return min(1.0, max(0.0, exposed_ms / mean.step_ms)) * step_ms
 
 
 def _of_exposed(alone: Prediction, exposed_ms: float) -> Residual:

@@ -23,8 +23,9 @@ from multinode.predict.published import PublishedLink, parse_link, parse_publish
 from multinode.predict.rounded import product, round_number
 from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
-from multinode.profile.summary import Summary
-from multinode.stats.estimate import Estimate, Spread, exactly
+from multinode.profile.summary import StepTimes, Summary
+from multinode.stats.estimate import Estimate, exactly
+from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.strict_yaml import WrongValue
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
@@ -539,12 +540,12 @@ def _run(benchmarks: PublishedBenchmarks, point: _Point) -> CalibrationRun:
         steps=1,
         steady_steps=1,
         rule="as published",
-        step_time_ms=Spread(median=point.step_ms, p95=point.step_ms, cv=0.0),
-        samples_per_s=samples / point.step_ms * _MS_PER_S,
+        step_time_ms=StepTimes(median=exactly(point.step_ms), p95=point.step_ms, cv=0.0),
+        samples_per_s=exactly(samples / point.step_ms * _MS_PER_S),
         micro_steps=float(point.accumulation),
         per_device_batch=point.per_device_batch,
-        tokens_per_sample=benchmarks.tokens_per_sample,
-        split=StepSplit(missing={"exposed_ms": "the data do not separate it"}),
+        tokens_per_sample=UNMEASURED if benchmarks.tokens_per_sample is None else benchmarks.tokens_per_sample,
+        split=StepSplit(mean=Unknown("the data do not separate it")),
     )
     return CalibrationRun(summary=summary, layout=alone)
 

@@ -23,6 +23,7 @@ from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.profile.summary import Summary
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.runs.stored_run import StoredRun
+from multinode.stats.unknown import or_none
 
 
 def advise_runs(
@@ -124,7 +125,7 @@ def training_state(
         single_samples_per_s=evidence.single_samples_per_s,
         single_gain=evidence.single_gain,
         stragglers=alike[-1].stragglers if alike else (),
-        dataset_samples=alike[-1].dataset_samples if alike else None,
+        dataset_samples=or_none(alike[-1].dataset_samples) if alike else None,
         balance=alike[-1].balance if alike else None,
     )
 

@@ -16,6 +16,8 @@ from multinode.network.measure import load_scan
 from multinode.network.size_scan import ScanReport
 from multinode.records.plan import LaunchPlan
 from multinode.runs.stored_run import StoredRun
+from multinode.stats.estimate import value_of
+from multinode.stats.unknown import Unknown, reason_of
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_rate, is_link_rate, parse_rate
@@ -51,12 +53,12 @@ class Record(StoredRun):
     @property
     def samples_per_s(self) -> float:
         """Of all workers; 0 where it tells none."""
-        return (self.summary.samples_per_s if self.summary is not None else None) or 0.0
+        return (value_of(self.summary.samples_per_s) if self.summary is not None else None) or 0.0
 
     @property
     def is_training(self) -> bool:
         """Whether it tells how fast a training is whose workers average at every step."""
-        has_speed = self.summary is not None and self.summary.samples_per_s is not None
+        has_speed = self.summary is not None and not isinstance(self.summary.samples_per_s, Unknown)
         return self.sweep is None and has_speed and self.plan.levers.algorithm is None
 
     @functools.cached_property
@@ -84,8 +86,8 @@ class Record(StoredRun):
         else:
             settings = JobSettings(method="script", command=self.plan.job)
         # A worker says so, as `worker/levers/compress.py` does where the training has a hook of its own.
-        reasons = self.summary.missing.values() if self.summary is not None else ()
-        stepped_aside = any(_NOT_COMPRESSED in reason for reason in reasons)
+        notes = self.summary.notes.values() if self.summary is not None else ()
+        stepped_aside = any(_NOT_COMPRESSED in note for note in notes)
         return (
             msgspec.structs.replace(settings, levers=settings.levers.without("compression"))
             if stepped_aside
@@ -188,8 +190,7 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
 
 def tells_exposed(record: Record) -> bool:
     """Whether its exposed communication is known."""
-    mean = record.summary.split.mean if record.summary is not None else None
-    return mean is not None and mean.exposed_ms is not None
+    return record.summary is not None and not isinstance(record.summary.split.exposed_ms, Unknown)
 
 
 def _usual(runs: Sequence[Record]) -> Record:
@@ -225,7 +226,7 @@ def _nothing_to_use(named: Sequence[Record]) -> UsageError:
                 f"run {record.run_id} is an nccl-test, but no training on its nodes is stored",
                 hint=f"measure one: {CONTRAST}",
             )
-        reason = record.summary.missing.get("samples_per_s", "") if record.summary is not None else "it has no summary"
+        reason = reason_of(record.summary.samples_per_s) if record.summary is not None else "it has no summary"
         cause = f": {reason}" if reason else ""
         return UsageError(
             f"run {record.run_id} has no samples/s for a prediction{cause}",

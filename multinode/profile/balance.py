@@ -17,6 +17,7 @@ from multinode.profile.figures import BalanceOutlook, NodePace
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.stats.estimate import Estimate, estimate_rate, known_mean
+from multinode.stats.unknown import Unknown, or_zero
 
 _LEAST_STEPS = 4
 # Of computing, what may not shrink with the samples: kernels that few samples do not fill, and their launches.
@@ -57,7 +58,6 @@ def find_balance(observed: Observed, exposure: Exposure, split: StepSplit) -> Ba
     passes = max(1, round(_mean_of(exposure, "micro_steps") or 1))
     whole = max(len(workers), round(sum(worker.samples for worker in workers) / passes))
     dealt = deal_step(whole, [speeds[worker.node] for worker in workers], passes)
-    gain = _gain(exposure, workers, dealt)
     return BalanceOutlook(
         nodes=tuple(
             NodePace(
@@ -69,8 +69,7 @@ def find_balance(observed: Observed, exposure: Exposure, split: StepSplit) -> Ba
             )
             for node in nodes
         ),
-        gain=gain.value,
-        interval=(gain.low, gain.high),
+        gain=_gain(exposure, workers, dealt),
     )
 
 
@@ -100,10 +99,10 @@ def _workers(observed: Observed, exposure: Exposure, split: StepSplit) -> tuple[
 
 def _growing(worker: WorkerSplit) -> float:
     """Computing and batches; all of it where computing is not told apart."""
-    if worker.compute_ms is None:
+    if isinstance(worker.compute_ms, Unknown):
         return 1.0
-    grows_ms = worker.compute_ms + (worker.data_ms or 0.0)
-    stays_ms = (worker.optimizer_ms or 0.0) + (worker.host_ms or 0.0)
+    grows_ms = worker.compute_ms + or_zero(worker.data_ms)
+    stays_ms = or_zero(worker.optimizer_ms) + or_zero(worker.host_ms)
     return grows_ms / (grows_ms + stays_ms) if grows_ms > 0 else 1.0
 
 

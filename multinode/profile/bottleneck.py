@@ -8,6 +8,7 @@ import msgspec
 
 from multinode.profile.figures import Straggler, Waiting
 from multinode.profile.step_split import Passes, StepSplit, WorkerSplit
+from multinode.stats.unknown import Unknown, or_none, or_zero, unknown_fields
 from multinode.units import format_ms
 
 WORTH = 0.05
@@ -47,24 +48,25 @@ def find_bottleneck(
         nodes: how many there are; on one of them all communication stays inside.
     """
     waiting = waiting or Waiting()
-    mean = split.mean
-    if mean is None or mean.exposed_ms is None or mean.step_ms <= 0:
-        why = split.missing.get("exposed_ms", "no measured step was recorded")
+    mean, exposed_ms = or_none(split.mean), split.exposed_ms
+    if mean is None or isinstance(exposed_ms, Unknown) or mean.step_ms <= 0:
+        why = exposed_ms.reason if isinstance(exposed_ms, Unknown) else "no measured step was recorded"
         return Bottleneck(kind="unknown", sentence=f"bottleneck unknown: {why}")
-    local_ms = mean.exposed_ms if nodes == 1 else mean.local_ms or 0.0
+    local_ms = exposed_ms if nodes == 1 else mean.local_ms or 0.0
+    host_ms, compute_ms = or_zero(mean.host_ms), or_none(mean.compute_ms)
     lost_ms = {
-        "network": mean.exposed_ms - local_ms,
+        "network": exposed_ms - local_ms,
         "local": local_ms,
         "straggler": max((straggler.late_ms for straggler in stragglers), default=waiting.late_ms or 0.0),
-        "data": 0.0 if is_bound(split) else mean.data_ms or 0.0,
-        "host": mean.host_ms or 0.0,
+        "data": 0.0 if is_bound(split) else or_zero(mean.data_ms),
+        "host": host_ms,
     }
     kind = max(lost_ms, key=lambda name: lost_ms[name])
     share = lost_ms[kind] / mean.step_ms
     passes = split.passes
-    own_ms = None if mean.compute_ms is None else mean.compute_ms + (mean.optimizer_ms or 0.0)
+    own_ms = None if compute_ms is None else compute_ms + or_zero(mean.optimizer_ms)
     if passes is not None and own_ms is not None and passes.host_sets_pace and (kind == "host" or share <= WORTH):
-        paced_ms = own_ms + (mean.host_ms or 0.0)
+        paced_ms = own_ms + host_ms
         return Bottleneck(kind="launch", share=paced_ms / mean.step_ms, sentence=_launch_bound(passes))
     if share > WORTH:
         take_turns = kind == "straggler" and not stragglers and waiting.take_turns
@@ -97,7 +99,8 @@ def _launch_bound(passes: Passes) -> str:
 
 def is_bound(split: StepSplit) -> bool:
     """Whether the host's waits for batches are only an upper bound, as a GPU may have computed meanwhile."""
-    return split.mean is not None and split.mean.compute_ms is None and split.device != "cpu"
+    mean = or_none(split.mean)
+    return mean is not None and isinstance(mean.compute_ms, Unknown) and split.device != "cpu"
 
 
 def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) -> str:
@@ -105,12 +108,13 @@ def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) ->
     if own_ms is not None:
         own = f"compute and optimizer take {_share(own_ms, mean)}"
         return f"compute-bound: {own}; no other part exceeds {threshold}"
-    unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in split.missing]
+    unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in unknown_fields(mean)]
     sentence = f"no measured part exceeds {threshold} of {format_ms(mean.step_ms)} per step"
     if unknown:
         sentence += f"; not measured: {', '.join(unknown)}"
-    if is_bound(split) and mean.data_ms is not None and mean.data_ms > WORTH * mean.step_ms:
-        waited = f"{format_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%})"
+    data_ms = or_zero(mean.data_ms)
+    if is_bound(split) and data_ms > WORTH * mean.step_ms:
+        waited = f"{format_ms(data_ms)} ({data_ms / mean.step_ms:.0%})"
         sentence += f"; the host waited {waited} for batches, while the GPU may have computed"
     # FSDP and ZeRO have no counters of their passes, as DDP has.
     return sentence + (_UNTIMED_PASSES if split.device == "cuda" and split.passes is None else "")

@@ -14,6 +14,7 @@ from multinode.profile.step_split import PARTS, StepSplit
 from multinode.records.samples import CpuSample, GpuSample, LossSample, NicSample, StepSample
 from multinode.render.charts import PALETTE, Figure, Scatter, make_subplots, stacked_bars, thinned, with_axes
 from multinode.render.sheet import html_text
+from multinode.stats.unknown import or_none
 
 # A browser draws each one again at every move.
 _MOST_SHADES = 20
@@ -49,7 +50,7 @@ def loss_chart(observed: Observed) -> Figure | None:
 
 def split_chart(split: StepSplit) -> Figure | None:
     """One stacked bar per worker with the parts of its step; None without a split."""
-    parts = {name: [getattr(worker, field) for worker in split.workers] for field, name in PARTS.items()}
+    parts = {name: [or_none(getattr(worker, field)) for worker in split.workers] for field, name in PARTS.items()}
     return stacked_bars([f"rank {worker.rank}" for worker in split.workers], parts, "ms of a step, mean")
 
 

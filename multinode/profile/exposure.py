@@ -16,8 +16,7 @@ from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, GroupSample, StepSample, TrafficSample
-from multinode.stats.estimate import attempt
-from multinode.stats.unknown import UnknownError
+from multinode.stats.unknown import Unknown, UnknownError, found
 
 # Occasional checkpoints are not typical of a step. Events in more than one step of twenty belong to the training's
 # rhythm (a loader that refills its queue), and stay.
@@ -121,14 +120,14 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step], 
         records=_records(observed),
         reduces_inside=_reduces_inside(observed),
     )
-    reasons: dict[str, str] = {}
-    source, means = attempt(reasons, "source", lambda: _tell_best(usual, evidence)) or (None, usual)
+    told = found(lambda: _tell_best(usual, evidence))
+    source, means = (None, usual) if isinstance(told, Unknown) else told
     return Exposure(
         source=source,
         steps=tuple(means),
         device=evidence.device,
         accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
-        reason=reasons.get("source", ""),
+        reason=told.reason if isinstance(told, Unknown) else "",
         rule=_rule(observed, len(whole) - len(usual), len(means)) + _about_counters(evidence, source, means),
         measured=measured,
     )
@@ -175,7 +174,7 @@ def _records(observed: Observed) -> dict[tuple[int, int], StepRecords]:
     for node in observed.nodes:
         for sample in node.samples:
             if isinstance(sample, StepSample | DdpSample | DeviceWaitSample) and sample.rank in node.ranks:
-                records[sample.rank, sample.step] = records[sample.rank, sample.step].with_sample(sample)
+                records[sample.rank, sample.step].take(sample)
     return records
 
 

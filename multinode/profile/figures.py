@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from multinode.levers.balance import Balance
-from multinode.stats.estimate import Bounds
+from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.units import format_list
 
 _MOST_NAMED = 4
@@ -77,8 +78,8 @@ class BalanceOutlook(msgspec.Struct, frozen=True, kw_only=True):
     """What dealing samples out by speed would give (`launch --balance`)."""
 
     nodes: tuple[NodePace, ...]  # in node-rank order
-    gain: float  # samples/s over those of the run
-    interval: Bounds  # of the gain, low and high: what of a worker's own work grows with its samples, and scatter
+    # samples/s over those of the run; its interval: what of a worker's own work grows with its samples, and scatter
+    gain: Estimate
 
     @property
     def balance(self) -> Balance:
@@ -94,7 +95,7 @@ class WorkerTrace(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float  # the window over its steps
     comm_ms: float  # union of the intervals of collectives
     exposed_ms: float  # the part that no computation overlapped
-    overlap: float | None  # |communication and computation| / |communication|
+    overlap: float | None  # |communication and computation| / |communication|; None without communication
     compute_ms: float  # union of the intervals of computation
 
 
@@ -105,11 +106,10 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
     comm_ms: float | None = None  # transfer per step: `WorkerTrace.comm_ms` of the worker that waited least
     exposed_ms: float | None = None  # likewise
     overlap: float | None = None  # of that worker
-    # of its all-reduces: factor x bytes / union of their transfer times; None without an all-reduce
-    busbw_gb_per_s: float | None = None
+    busbw_gb_per_s: float | Unknown = UNMEASURED  # of its all-reduces: factor x bytes / union of their transfer times
     message_bytes: tuple[int, ...] = ()  # sizes of those all-reduces per step
     agreement: str = ""  # a sentence that compares it with the trace-free figures
-    missing: dict[str, str] = {}  # reason by name
+    notes: dict[str, str] = {}  # what limits these figures, by what it concerns
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 class InTraining(msgspec.Struct, frozen=True, kw_only=True):
     """Busbw of the training's all-reduces."""
 
-    busbw_gb_per_s: float | None = None  # factor x bytes of a step's all-reduces / their time; None if unknown
+    busbw_gb_per_s: float | Unknown = UNMEASURED  # factor x bytes of a step's all-reduces / their time
     sizes_bytes: tuple[int, ...] = ()  # of a step's all-reduces; empty if unknown
     # `trace` (transfers in a profiler window), `nccl inspector` (NCCL's records) or `ddp span` (first to last bucket,
     # including waits for buckets: a lower bound, tight if the link is the limit)
@@ -133,4 +133,3 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
     asked_bytes: float | None = None  # requested by the calls of a worker per step, for comparison
     alone: Alone | None = None  # nccl-test's result, if a run of the same nodes and workers is stored
     sentence: str = ""  # both in words; empty without a bandwidth
-    reason: str = ""  # why there is none

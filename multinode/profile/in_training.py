@@ -13,8 +13,7 @@ from multinode.profile.calls import last_models
 from multinode.profile.figures import Alone, InTraining, TraceView
 from multinode.profile.observed import Observed
 from multinode.records.samples import DdpSample, NcclOpSample
-from multinode.stats.estimate import attempt
-from multinode.stats.unknown import UnknownError
+from multinode.stats.unknown import Unknown, UnknownError, found
 from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 from multinode.units import format_figure
@@ -158,27 +157,30 @@ def in_training(
         scan: an nccl-test of the same nodes and workers, for comparison.
     """
     bandwidth = _by_best_source(observed, trace)
-    if bandwidth.busbw_gb_per_s is None:
+    busbw = bandwidth.busbw_gb_per_s
+    if isinstance(busbw, Unknown):
         return bandwidth
     requested = asked_bytes if bandwidth.bytes_per_step is not None and asked_bytes else None
     alone = _alone(bandwidth.sizes_bytes, scan, observed.world_size) if scan is not None else None
     bandwidth = msgspec.structs.replace(bandwidth, asked_bytes=requested, alone=alone)
-    return msgspec.structs.replace(bandwidth, sentence=_sentence(bandwidth))
+    return msgspec.structs.replace(bandwidth, sentence=_sentence(bandwidth, busbw))
 
 
 def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
-    if trace is not None and trace.busbw_gb_per_s is not None:
+    if trace is not None and not isinstance(trace.busbw_gb_per_s, Unknown):
         return InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes)
-    missing: dict[str, str] = {}
-    has_records = bool(observed.of(NcclOpSample))
-    bandwidth = attempt(missing, "inspector", lambda: view_inspector(observed)) if has_records else None
-    bandwidth = bandwidth or attempt(missing, "ddp", lambda: _by_counters(observed))
-    if bandwidth is not None:
-        return bandwidth
-    reasons = [missing[name] for name in ("ddp", "inspector") if name in missing]
-    if trace is not None:
-        reasons.append(f"the profiler's window: {trace.missing.get('busbw_gb_per_s', 'it has none')}")
-    return InTraining(reason="; ".join(reasons))
+    recorded = found(lambda: view_inspector(observed)) if observed.of(NcclOpSample) else None
+    if isinstance(recorded, InTraining):
+        return recorded
+    counted = found(lambda: _by_counters(observed))
+    if isinstance(counted, InTraining):
+        return counted
+    reasons = [counted.reason]
+    if recorded is not None:
+        reasons.append(recorded.reason)
+    if trace is not None and isinstance(trace.busbw_gb_per_s, Unknown):
+        reasons.append(f"the profiler's window: {trace.busbw_gb_per_s.reason}")
+    return InTraining(busbw_gb_per_s=Unknown("; ".join(reasons)))
 
 
 def _alone(sizes_bytes: Sequence[int], scan: ScanCurves, world_size: int) -> Alone | None:
@@ -189,8 +191,7 @@ def _alone(sizes_bytes: Sequence[int], scan: ScanCurves, world_size: int) -> Alo
     return Alone(run_id=scan.run_id, busbw_gb_per_s=_busbw(sizes, took_us, world_size))
 
 
-def _sentence(training: InTraining) -> str:
-    busbw = training.busbw_gb_per_s or 0.0
+def _sentence(training: InTraining, busbw: float) -> str:
     parts = [f"The training's all-reduces reach {format_figure(busbw)} GB/s busbw, {_SOURCES[training.source or '']}"]
     if training.recorded < 1.0:
         parts.append(f"this is a sample: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")

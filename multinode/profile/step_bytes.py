@@ -15,8 +15,7 @@ from multinode.profile.nic_flows import Manner, NicFlows, Share, expect_flows
 from multinode.profile.nics import LEAST_BYTES_A_WORKER, Carried, NodeNics, find_carrier, is_rdma, read_node_nics
 from multinode.profile.observed import Observed
 from multinode.records.samples import WorkerSample
-from multinode.stats.estimate import attempt
-from multinode.stats.unknown import UnknownError
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found
 from multinode.traffic.algorithms import algorithms_of, protocols_of
 from multinode.units import format_count, format_figure, format_list
 
@@ -38,9 +37,9 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 class BytesPerStep(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per optimizer step in one direction, over the measured steps."""
 
-    calls: float | None = None  # requested by the busiest worker: factor(op, ranks) x S, with busbw's factors
-    expected: float | None = None  # through the busiest node's NIC, by the backend's algorithms
-    nic: float | None = None  # payload counted by that NIC in that direction, without headers
+    calls: float | Unknown = UNMEASURED  # requested by the busiest worker: factor(op, ranks) x S, with busbw's factors
+    expected: float | Unknown = UNMEASURED  # through the busiest node's NIC, by the backend's algorithms
+    nic: float | Unknown = UNMEASURED  # payload counted by that NIC in that direction, without headers
 
 
 class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +50,6 @@ class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
     # one sentence per difference above 3% (calls and expected) or 5% (expected and NIC); an unexplained one starts with
     # "unexplained"
     explained: tuple[str, ...] = ()
-    missing: dict[str, str] = {}  # reason by name of every None in `bytes_per_step`
 
 
 def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTraffic:
@@ -69,20 +67,19 @@ def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTra
     flows, nics = expect_flows(calls, observed), read_node_nics(observed)
     busiest = busiest_worker(calls.values())
     alone = len(observed.nodes) == 1
-    missing: dict[str, str] = {}
     figures = BytesPerStep(
-        calls=attempt(missing, "calls", lambda: _asked(busiest, observed, every)),
-        expected=0.0 if alone else attempt(missing, "expected", lambda: _expected(busiest, observed, every, flows)),
-        nic=attempt(missing, "nic", lambda: _counted(observed, flows, nics)),
+        calls=found(lambda: _asked(busiest, observed, every)),
+        expected=0.0 if alone else found(lambda: _expected(busiest, observed, every, flows)),
+        nic=found(lambda: _counted(observed, flows, nics)),
     )
-    explained = _why_nic_differs(observed, calls, nics, flows if figures.expected is not None else None)
-    if busiest is not None and figures.expected is not None and not alone:
+    is_expected = not isinstance(figures.expected, Unknown)
+    explained = _why_nic_differs(observed, calls, nics, flows if is_expected else None)
+    if busiest is not None and is_expected and not alone:
         explained = [*_why_expected_differs(busiest, flows), *explained]
     return SeenTraffic(
         bytes_per_step=figures,
         calls=_rows(busiest) if busiest else (),
         explained=tuple(explained),
-        missing=missing,
     )
 
 

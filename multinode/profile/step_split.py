@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from multinode.profile.exposure import Exposure, WorkerStep
 from multinode.stats.estimate import known_mean
+from multinode.stats.unknown import UNMEASURED, Unknown, found, known, or_none
 
 # Of the host's time for both passes the GPU's, where it follows the host kernel by kernel.
 _FOLLOWS = 0.85
@@ -23,26 +25,35 @@ _SOURCES = {
 }
 
 
-class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="split"):
     """One worker's step in ms: means over the same steps, so the parts add up to the step."""
 
     rank: int  # global rank
     step_ms: float
-    compute_ms: float | None = None  # forward and backward computation
-    exposed_ms: float | None = None  # exposed communication without the wait for stragglers
+    compute_ms: float | Unknown = UNMEASURED  # forward and backward computation
+    exposed_ms: float | Unknown = UNMEASURED  # exposed communication without the wait for stragglers
     # wait for slower workers: its exposed communication minus the minimum of all workers in that step
-    wait_ms: float | None = None
+    wait_ms: float | Unknown = UNMEASURED
     # waiting for batches; like `optimizer_ms` of a GPU, host time in which the GPU neither computed nor communicated,
     # hence an upper bound
-    data_ms: float | None = None
-    optimizer_ms: float | None = None
-    host_ms: float | None = None  # the rest
+    data_ms: float | Unknown = UNMEASURED
+    optimizer_ms: float | Unknown = UNMEASURED
+    host_ms: float | Unknown = UNMEASURED  # the rest
     # of `exposed_ms`, in groups of workers inside a node, of several nodes; None if exposed communication is unknown
     local_ms: float | None = None
-    overlap: float | None = None  # share of the communication hidden by computation; None if unknown
+    overlap: float | Unknown = UNMEASURED  # share of the communication hidden by computation
     # on a CPU, wait for a core during compute, optimizer and host; the share in the backward pass, which also waits for
     # communication, is taken from outside of it. None if unknown.
     core_wait_ms: float | None = None
+
+    @property
+    def exposed_share(self) -> float:
+        """Exposed communication over the step.
+
+        Raises:
+            UnknownError: it is unknown.
+        """
+        return known(self.exposed_ms) / self.step_ms
 
 
 class Passes(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,21 +92,24 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The split of all workers."""
 
     # `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives), `alone` (one
-    # worker), or None if exposed communication is unknown
+    # worker), or None without one, as exposed communication is unknown
     source: str | None = None
     device: str | None = None  # of all workers, `cpu` or `cuda`; None if unknown or mixed
-    mean: WorkerSplit | None = None  # over the workers, `rank` -1
+    mean: WorkerSplit | Unknown = UNMEASURED  # over the workers, `rank` -1
     workers: tuple[WorkerSplit, ...] = ()  # by rank
-    # span of communication per step, hidden or not, minimum of all workers; None if unknown
-    comm_ms: float | None = None
+    comm_ms: float | Unknown = UNMEASURED  # span of communication per step, hidden or not, minimum of all workers
     # minimum over steps and workers of calls other than DDP's reducer; None if only the sum is known
     beside_ms: float | None = None
     # of the steps that the host began when the GPU had nothing left to do, and in which torch did not make it wait;
     # None if there are none
     passes: Passes | None = None
-    missing: dict[str, str] = {}  # reason by name of every None part
     rule: str = ""  # the method, in words
     steps: KnownSteps = KnownSteps()  # that these means are of
+
+    @property
+    def exposed_ms(self) -> float | Unknown:
+        """Exposed communication of the mean step."""
+        return found(lambda: known(known(self.mean).exposed_ms))
 
 
 # Parts of a step by WorkerSplit's names, in display order.
@@ -124,20 +138,18 @@ def transfers_us(exposure: Exposure) -> list[float | None]:
 def split_steps(exposure: Exposure) -> StepSplit:
     """Split the steps with known exposure; per step, the minimum wait of all workers is transfer."""
     if not exposure.steps:
-        return StepSplit(missing=dict.fromkeys((*PARTS, "overlap", "comm_ms"), exposure.reason))
+        return StepSplit(mean=Unknown(exposure.reason), comm_ms=Unknown(exposure.reason))
     transfers = transfers_us(exposure)
     workers = tuple(_split_worker(exposure, transfers, rank) for rank in exposure.steps[0])
     mean = _mean(exposure, workers)
-    comm_ms = _comm_ms(exposure)
     return StepSplit(
         source=exposure.source,
         device=exposure.device,
         mean=mean,
         workers=workers,
-        comm_ms=comm_ms,
+        comm_ms=_comm_ms(exposure),
         beside_ms=_beside_ms(exposure),
         passes=_passes(exposure),
-        missing=_missing(exposure, mean, comm_ms),
         rule=_rule(exposure, mean),
         steps=KnownSteps(known=len(exposure.steps), measured=exposure.measured),
     )
@@ -150,8 +162,8 @@ def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: i
     return WorkerSplit(
         rank=rank,
         step_ms=statistics.fmean(worker.step_us for worker in steps) / 1000,
-        overlap=_overlap(steps) if exposure.source == "ddp" else None,
-        **{name: _mean_ms(part[name] for part in parts) for name in (*PARTS, *_BESIDE_PARTS)},
+        overlap=_overlap(steps, exposure),
+        **_part_figures(exposure, lambda name: _mean_ms(part[name] for part in parts)),
     )
 
 
@@ -233,10 +245,12 @@ def _phase(worker: WorkerStep, phase: str) -> float:
     return (worker.record.phases_us or {}).get(phase, 0.0)
 
 
-def _overlap(steps: Iterable[WorkerStep]) -> float | None:
+def _overlap(steps: Iterable[WorkerStep], exposure: Exposure) -> float | Unknown:
     counters = [worker.ddp for worker in steps if worker.ddp is not None]
     comm_us = math.fsum(ddp.comm_us for ddp in counters)
-    return 1 - math.fsum(ddp.exposed_us for ddp in counters) / comm_us if comm_us else None
+    if exposure.source != "ddp" or not comm_us:
+        return Unknown(ALONE if exposure.source == "alone" else _ONLY_DDP)
+    return 1 - math.fsum(ddp.exposed_us for ddp in counters) / comm_us
 
 
 def _mean_ms(times_us: Iterable[float | None]) -> float | None:
@@ -249,16 +263,16 @@ def _mean(exposure: Exposure, workers: Sequence[WorkerSplit]) -> WorkerSplit:
     return WorkerSplit(
         rank=-1,
         step_ms=statistics.fmean(worker.step_ms for worker in workers),
-        overlap=_overlap(everything) if exposure.source == "ddp" else None,
-        **{name: known_mean(getattr(worker, name) for worker in workers) for name in (*PARTS, *_BESIDE_PARTS)},
+        overlap=_overlap(everything, exposure),
+        **_part_figures(exposure, lambda name: known_mean(or_none(getattr(worker, name)) for worker in workers)),
     )
 
 
-def _comm_ms(exposure: Exposure) -> float | None:
+def _comm_ms(exposure: Exposure) -> float | Unknown:
     if exposure.source == "alone":
         return 0.0
     if exposure.source != "ddp":
-        return None
+        return Unknown(exposure.reason or _ONLY_DDP)
     spans = [min(_hidden(worker) + (worker.exposed_us or 0.0) for worker in step.values()) for step in exposure.steps]
     return statistics.fmean(spans) / 1000
 
@@ -273,7 +287,8 @@ def _hidden(worker: WorkerStep) -> float:
     return worker.ddp.comm_us - worker.ddp.exposed_us if worker.ddp is not None else 0.0
 
 
-def _missing(exposure: Exposure, mean: WorkerSplit, comm_ms: float | None) -> dict[str, str]:
+def _part_figures(exposure: Exposure, mean_ms: Callable[[str], float | None]) -> dict[str, Any]:
+    """The mean of each part, by name; of one that is unknown the reason."""
     reasons = {
         "exposed_ms": exposure.reason,
         "wait_ms": exposure.reason,
@@ -281,12 +296,15 @@ def _missing(exposure: Exposure, mean: WorkerSplit, comm_ms: float | None) -> di
         "data_ms": "no wait for a batch was recorded (not torch's data loader); it is part of the rest",
         "optimizer_ms": "no optimizer step was recorded; it is part of the rest",
         "host_ms": f"it is part of the rest, as compute is unknown: {exposure.reason or _why_no_compute(exposure)}",
-        "overlap": "one worker does not communicate" if exposure.source == "alone" else _ONLY_DDP,
     }
-    silent = {name: reason for name, reason in reasons.items() if getattr(mean, name) is None}
-    return silent if comm_ms is not None else silent | {"comm_ms": exposure.reason or _ONLY_DDP}
+    means_ms = {name: mean_ms(name) for name in (*PARTS, *_BESIDE_PARTS)}
+    return {
+        name: Unknown(reasons[name]) if part_ms is None and name in reasons else part_ms
+        for name, part_ms in means_ms.items()
+    }
 
 
+ALONE = "one worker does not communicate"
 _ONLY_DDP = "only DDP counts overlapped communication; a trace shows it (--trace)"
 
 
@@ -305,7 +323,7 @@ def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
         )
     if exposure.device != "cpu":
         rule += "; data and optimizer are host times, "
-        has_compute = mean.compute_ms is not None
+        has_compute = not isinstance(mean.compute_ms, Unknown)
         rule += (
             ("limited to the time outside compute and communication")
             if has_compute

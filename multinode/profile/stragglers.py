@@ -17,7 +17,8 @@ from multinode.profile.likely_causes import Beside, compare_machines
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.stats.estimate import half_width, known_mean, known_median
+from multinode.stats.estimate import half_width, known_max, known_mean, known_median
+from multinode.stats.unknown import Unknown, or_none, or_zero
 from multinode.units import format_figure
 
 # A delay below a twentieth of the step is not noticeable.
@@ -199,7 +200,9 @@ def _slower(case: _Case, exposure: Exposure) -> float | None:
 def _cost(case: _Case, slower: float | None) -> str:
     """`node1 is 1.6x slower: node0 spent 38% of the time waiting`; `6% slower`."""
     shares = [
-        worker.wait_ms / worker.step_ms for worker in case.theirs if worker.wait_ms is not None and worker.step_ms > 0
+        worker.wait_ms / worker.step_ms
+        for worker in case.theirs
+        if not isinstance(worker.wait_ms, Unknown) and worker.step_ms > 0
     ]
     if slower is None or not shares:
         return ""
@@ -311,7 +314,7 @@ def _name_compared(case: _Case) -> tuple[str, ...]:
     workers = (*case.mine, *case.theirs)
     evidence = {
         case.work_unit: all(worker.rank in case.work for worker in workers),
-        "data": all(worker.data_ms is not None for worker in workers),
+        "data": all(or_none(worker.data_ms) is not None for worker in workers),
         "cpus": _both_know(case, lambda use: use.job_cores is not None),
         "gpus": case.use is not None and bool(_peers(case, case.use)),
         "disk": _both_know(case, lambda use: use.cpu_iowait_percent is not None),
@@ -321,8 +324,8 @@ def _name_compared(case: _Case) -> tuple[str, ...]:
 
 
 def _compute_longer(case: _Case) -> dict[str, float | str]:
-    mine = max((worker.compute_ms for worker in case.mine if worker.compute_ms is not None), default=None)
-    theirs = known_median(worker.compute_ms for worker in case.theirs)
+    mine = known_max(or_none(worker.compute_ms) for worker in case.mine)
+    theirs = known_median(or_none(worker.compute_ms) for worker in case.theirs)
     if mine is None or theirs is None or mine - theirs < _EXPLAINS * case.late_ms:
         return {}
     return {"ranks": case.ranks, "compute_ms": mine, "peers_compute_ms": theirs}
@@ -352,8 +355,8 @@ def _more_work(case: _Case) -> Iterator[LikelyCause]:
 
 
 def _data(case: _Case) -> Iterator[LikelyCause]:
-    mine = max((worker.data_ms for worker in case.mine if worker.data_ms is not None), default=None)
-    theirs = known_median(worker.data_ms for worker in case.theirs)
+    mine = known_max(or_none(worker.data_ms) for worker in case.mine)
+    theirs = known_median(or_none(worker.data_ms) for worker in case.theirs)
     if mine is not None and theirs is not None and mine - theirs >= _EXPLAINS * case.late_ms:
         yield case.beside.cause(
             "data",
@@ -408,8 +411,8 @@ def _peers(case: _Case, use: NodeUse) -> Sequence[GpuUse]:
 
 
 def _waiting_ms(worker: WorkerSplit) -> float:
-    return (worker.exposed_ms or 0.0) + (worker.wait_ms or 0.0)
+    return or_zero(worker.exposed_ms) + or_zero(worker.wait_ms)
 
 
 def _busy_ms(worker: WorkerSplit) -> float:
-    return worker.step_ms - _waiting_ms(worker) - (worker.data_ms or 0.0)
+    return worker.step_ms - _waiting_ms(worker) - or_zero(worker.data_ms)

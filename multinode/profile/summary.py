@@ -20,9 +20,10 @@ from multinode.profile.machine_use import NodeUse, use_of
 from multinode.profile.observed import Observed, observe_run
 from multinode.profile.other_runs import OtherRuns, read_other_runs
 from multinode.profile.step_bytes import BytesPerStep, SeenTraffic, see_traffic
-from multinode.profile.step_split import StepSplit, split_steps, transfers_us
+from multinode.profile.step_split import ALONE, StepSplit, split_steps, transfers_us
 from multinode.profile.strategy import model_of, recognise_strategy
 from multinode.profile.throughput import (
+    NO_STEP,
     ModelWork,
     Throughput,
     Utilisation,
@@ -32,8 +33,9 @@ from multinode.profile.throughput import (
 )
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
-from multinode.records.samples import LossSample, NoteSample, StepSample, SyncSample, TrainEndSample
-from multinode.stats.estimate import Bounds, Estimate, Spread, attempt, estimate_median, estimate_rate, spread_of
+from multinode.records.samples import LossSample, ModelSample, NoteSample, StepSample, SyncSample, TrainEndSample
+from multinode.stats.estimate import Estimate, Spread, estimate_median, estimate_rate, spread_of
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none
 from multinode.units import format_count
 
 
@@ -102,8 +104,19 @@ if TYPE_CHECKING:
 # A node may send any number of notes.
 _MOST_NOTES = 20
 _NO_LENGTH = "only the Trainer reports the number of samples of its dataset, except for a streamed one"
-# Reasons of the split that concern communication.
-_IN_COMM = {"exposed_ms": "exposed_ms", "overlap": "overlap"}
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="spread"):
+    """The distribution of step times, as in `Spread`, with the interval of its median."""
+
+    median: Estimate
+    p95: float
+    cv: float
+
+    @property
+    def spread(self) -> Spread:
+        """The distribution alone."""
+        return Spread(median=self.median.value, p95=self.p95, cv=self.cv)
 
 
 class Comm(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,18 +124,17 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes_per_step: BytesPerStep = BytesPerStep()  # requested by calls, expected from the backend, counted by the NIC
     # exposed communication without waits for stragglers, of the worker that waited least
-    exposed_ms: float | None = None
-    exposed_share: float | None = None  # of the step
-    overlap: float | None = None  # share of the communication hidden by computation
-    in_training_gb_per_s: float | None = None  # busbw of the training's all-reduces
+    exposed_ms: Estimate | Unknown = UNMEASURED
+    exposed_share: float | None = None  # of the step; None if `exposed_ms` is unknown
+    overlap: float | Unknown = UNMEASURED  # share of the communication hidden by computation
+    in_training_gb_per_s: float | Unknown = UNMEASURED  # busbw of the training's all-reduces
     in_training: InTraining = InTraining()  # the same with its source, and nccl-test's
     calls: tuple[SeenCall, ...] = ()  # of a worker per step
     explained: tuple[str, ...] = ()  # why the byte figures differ, one sentence each
-    missing: dict[str, str] = {}  # reason by name of every None
 
 
 class Summary(Throughput, frozen=True, kw_only=True):
-    """One run in figures; every None has a reason in `missing`.
+    """One run in figures; one that is unknown says why.
 
     Attributes:
         strategy: sharding of the model, as in `traffic.strategy`.
@@ -137,7 +149,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
         balance: what dealing samples out by speed would give; None if unknown.
         trace: the profiler's window, if there is one.
         rounds: of averaging every H steps; None if nodes average at each step.
-        missing: reason by name of every None, and of anything that could not be recorded.
+        notes: what could not be recorded or read, by node, worker or trace.
     """
 
     schema: str = "multinode.summary/1"
@@ -147,23 +159,24 @@ class Summary(Throughput, frozen=True, kw_only=True):
     steps: int
     steady_steps: int
     rule: str
-    step_time_ms: Spread | None = None
-    parameters: int | None = None
-    trainable: int | None = None
-    dataset_samples: int | None = None
+    step_time_ms: StepTimes | Unknown = UNMEASURED
+    parameters: int | Unknown = UNMEASURED
+    trainable: int | Unknown = UNMEASURED
+    dataset_samples: int | Unknown = UNMEASURED
     all_steps_samples_per_s: float | None = None
     trainer_samples_per_s: float | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
+    utilisation: Utilisation | Unknown = UNMEASURED
+    first_loss: float | Unknown = UNMEASURED
+    last_loss: float | Unknown = UNMEASURED
     comm: Comm = Comm()
     split: StepSplit = StepSplit()
     bottleneck: Bottleneck | None = None
     stragglers: tuple[Straggler, ...] = ()
     balance: BalanceOutlook | None = None
     nodes: tuple[NodeUse, ...] = ()
-    utilisation: Utilisation | None = None
     trace: TraceView | None = None
     rounds: Rounds | None = None
+    notes: dict[str, str] = {}  # by who or what they are of
 
 
 def summarise(
@@ -181,7 +194,7 @@ def summarise(
         work: computation according to the job's files.
         traces: windows of the profiler, by rank; None without them.
         others: what other runs measured, for comparison.
-        unread: reason by name of unreadable data.
+        unread: notes of unreadable data, by its name.
     """
     others = others or OtherRuns()
     speed, calls, exposure = measure_throughput(observed), read_calls(observed), find_exposure(observed)
@@ -192,9 +205,9 @@ def summarise(
     if traces:
         from multinode.profile.trace import view_traces
 
-        trace = view_traces(traces, observed.world_size, split.mean, seen.calls, others.scan)
+        trace = view_traces(traces, observed.world_size, or_none(split.mean), seen.calls, others.scan)
     stragglers: tuple[Straggler, ...] = ()
-    waiting, balance, bandwidth = Waiting(), None, InTraining(reason="one worker does not communicate")
+    waiting, balance, bandwidth = Waiting(), None, InTraining(busbw_gb_per_s=Unknown(ALONE))
     if observed.world_size > 1:
         # What workers have of one another.
         from multinode.profile.balance import find_balance
@@ -205,39 +218,39 @@ def summarise(
         waiting, balance = find_waiting(observed, exposure), find_balance(observed, exposure, split)
         reductions = [call for call in seen.calls if call.op == "all_reduce" and call.ranks == observed.world_size]
         bandwidth = in_training(observed, trace, sum(call.count * call.size_bytes for call in reductions), others.scan)
-    missing: dict[str, str] = {}
-    used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed, others.benched))
-    model = model_of(observed)
+    used: Utilisation | Unknown = Unknown(NO_STEP)
+    if observed.steps:
+        used = found(lambda: utilisation_of(work or ModelWork(), observed, speed, others.benched))
+    model = found(lambda: _told_model(observed))
     times_ms = round_times_ms(observed, [_time_us(workers) / 1000 for workers in observed.counted_steps])
-    strategy = recognise_strategy(observed, calls, seen.bytes_per_step.nic).name
+    strategy = recognise_strategy(observed, calls, or_none(seen.bytes_per_step.nic)).name
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
-    unknown = _missing(observed, speed, missing) | _missing_losses(losses) | _notes(observed) | dict(unread or {})
     return Summary(
-        **msgspec.structs.asdict(speed)
-        | {"intervals": speed.intervals | _intervals(times_ms, exposure), "missing": unknown},
+        **msgspec.structs.asdict(speed),
         run_id=observed.run_id,
         strategy=strategy,
         world_size=observed.world_size,
         steps=observed.recorded,
         steady_steps=len(observed.counted),
         rule=observed.rule,
-        step_time_ms=spread_of(times_ms) if times_ms else None,
-        parameters=model.parameters if model else None,
-        trainable=model.trainable if model else None,
-        dataset_samples=model.dataset_samples if model else None,
+        step_time_ms=_step_times(times_ms) if times_ms else Unknown(NO_STEP),
+        parameters=found(lambda: known(model).parameters),
+        trainable=found(lambda: known(model).trainable),
+        dataset_samples=found(lambda: _dataset_samples(known(model))),
         all_steps_samples_per_s=all_steps_samples_per_s(observed),
         trainer_samples_per_s=_trainers_own(observed),
-        first_loss=losses[0].loss if losses else None,
-        last_loss=losses[-1].loss if losses else None,
-        comm=_comm(seen, split, bandwidth),
+        utilisation=used,
+        first_loss=found(lambda: _loss(losses[:1])),
+        last_loss=found(lambda: _loss(losses[-1:])),
+        comm=_comm(seen, split, exposure, bandwidth),
         split=split,
         bottleneck=_bottleneck(strategy, split, stragglers, waiting, len(observed.nodes)),
         stragglers=stragglers,
         balance=balance,
         nodes=uses,
-        utilisation=used,
         trace=trace,
         rounds=see_rounds(observed),
+        notes=_notes(observed) | dict(unread or {}),
     )
 
 
@@ -265,14 +278,15 @@ def _time_us(workers: Mapping[int, StepSample]) -> float:
     return statistics.median(record.step_time_us for record in workers.values() if record.step_time_us is not None)
 
 
-def _intervals(times_ms: Sequence[float], exposure: Exposure) -> dict[str, Bounds]:
-    intervals: dict[str, Estimate] = {}
-    if times_ms:
-        intervals["step_time_ms"] = estimate_median(times_ms)
+def _step_times(times_ms: Sequence[float]) -> StepTimes:
+    spread = spread_of(times_ms)
+    return StepTimes(median=estimate_median(times_ms), p95=spread.p95, cv=spread.cv)
+
+
+def _exposed_ms(split: StepSplit, exposure: Exposure) -> Estimate:
+    known(split.exposed_ms)
     exposed_ms = [time_us / 1000 for time_us in transfers_us(exposure) if time_us is not None]
-    if exposed_ms and len(exposed_ms) == len(exposure.steps):
-        intervals["exposed_ms"] = estimate_rate(exposed_ms, [1.0] * len(exposed_ms))
-    return {name: (interval.low, interval.high) for name, interval in intervals.items()}
+    return estimate_rate(exposed_ms, [1.0] * len(exposed_ms))
 
 
 def _trainers_own(observed: Observed) -> float | None:
@@ -280,49 +294,46 @@ def _trainers_own(observed: Observed) -> float | None:
     return next((end.train_samples_per_s for end in ends if end.train_samples_per_s), None)
 
 
-def _comm(seen: SeenTraffic, split: StepSplit, bandwidth: InTraining) -> Comm:
-    mean = split.mean
-    exposed_ms = mean.exposed_ms if mean is not None else None
+def _comm(seen: SeenTraffic, split: StepSplit, exposure: Exposure, bandwidth: InTraining) -> Comm:
+    mean, exposed_ms = or_none(split.mean), or_none(split.exposed_ms)
     return Comm(
         bytes_per_step=seen.bytes_per_step,
-        exposed_ms=exposed_ms,
+        exposed_ms=found(lambda: _exposed_ms(split, exposure)),
         exposed_share=exposed_ms / mean.step_ms
         if mean is not None and exposed_ms is not None and mean.step_ms
         else None,
-        overlap=mean.overlap if mean is not None else None,
+        overlap=found(lambda: known(known(split.mean).overlap)),
         in_training_gb_per_s=bandwidth.busbw_gb_per_s,
         in_training=bandwidth,
         calls=seen.calls,
         explained=seen.explained,
-        missing={f"bytes_per_step.{name}": reason for name, reason in seen.missing.items()}
-        | {_IN_COMM[name]: reason for name, reason in split.missing.items() if name in _IN_COMM}
-        | ({"in_training_gb_per_s": bandwidth.reason} if bandwidth.busbw_gb_per_s is None else {}),
     )
 
 
-def _missing(observed: Observed, speed: Throughput, unused: dict[str, str]) -> dict[str, str]:
-    if not observed.steps:
-        reason = "no worker recorded a step"
-        return dict.fromkeys(("step_time_ms", *speed.missing), reason) | _missing_of_model(observed)
-    return speed.missing | _missing_of_model(observed) | unused
-
-
-def _missing_of_model(observed: Observed) -> dict[str, str]:
+def _told_model(observed: Observed) -> ModelSample:
     model = model_of(observed)
     if model is None:
-        return dict.fromkeys(("parameters", "trainable", "dataset_samples"), "no worker reported its training")
-    return {} if model.dataset_samples is not None else {"dataset_samples": _NO_LENGTH}
+        raise UnknownError("no worker reported its training")
+    return model
 
 
-def _missing_losses(losses: Sequence[LossSample]) -> dict[str, str]:
-    if not losses:
-        return dict.fromkeys(("first_loss", "last_loss"), "no loss was logged")
-    ends = {"first_loss": losses[0], "last_loss": losses[-1]}
-    return {name: f"it was not finite at step {end.step}" for name, end in ends.items() if end.loss is None}
+def _dataset_samples(model: ModelSample) -> int:
+    if model.dataset_samples is None:
+        raise UnknownError(_NO_LENGTH)
+    return model.dataset_samples
+
+
+def _loss(ends: Sequence[LossSample]) -> float:
+    if not ends:
+        raise UnknownError("no loss was logged")
+    (end,) = ends
+    if end.loss is None:
+        raise UnknownError(f"it was not finite at step {end.step}")
+    return end.loss
 
 
 def _notes(observed: Observed) -> dict[str, str]:
-    notes: dict[str, str] = {}
+    notes: dict[str, str] = {}  # by who or what they are of
     for node in observed.nodes:
         for note in node.of(NoteSample)[:_MOST_NOTES]:
             who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name

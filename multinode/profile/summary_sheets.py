@@ -12,7 +12,8 @@ from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import INSIDE, PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.render.sheet import Column, Sheet, figure, megabytes, percent
-from multinode.stats.estimate import known_max
+from multinode.stats.estimate import Estimate, known_max, value_of
+from multinode.stats.unknown import UNMEASURED, Unknown, or_none, unknown_fields
 from multinode.traffic.step_calls import SMALL_BYTES
 from multinode.units import UNKNOWN, format_figure, format_sig
 
@@ -152,7 +153,8 @@ def verdict_sheet(summary: Summary) -> Sheet:
 
 def _bytes_sheet(summary: Summary) -> Sheet:
     bytes_per_step = summary.comm.bytes_per_step
-    if bytes_per_step.calls is None and bytes_per_step.expected is None and bytes_per_step.nic is None:
+    seen = tuple(or_none(size) for size in (bytes_per_step.calls, bytes_per_step.expected, bytes_per_step.nic))
+    if set(seen) == {None}:
         return Sheet(title="bytes per step")
     columns = (
         Column("collective payload", "MB"),
@@ -162,7 +164,7 @@ def _bytes_sheet(summary: Summary) -> Sheet:
     return Sheet(
         title="bytes per step, one way, of the busiest",
         columns=columns,
-        rows=((megabytes(bytes_per_step.calls), megabytes(bytes_per_step.expected), megabytes(bytes_per_step.nic)),),
+        rows=(tuple(map(megabytes, seen)),),
         notes=summary.comm.explained,
     )
 
@@ -218,32 +220,34 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
 def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.steps:
         yield "steps", f"{summary.steps} recorded, {summary.steady_steps} measured; {summary.rule}"
-    if summary.step_time_ms is not None:
-        spread = summary.step_time_ms
+    if (times := or_none(summary.step_time_ms)) is not None:
+        spread = times.spread
         yield "step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"
-    if summary.samples_per_s is not None:
-        yield "samples/s", f"{format_sig(summary.samples_per_s)} (all workers)"
-    if summary.tokens_per_s is not None or summary.effective_tokens_per_s is not None:
-        yield "tokens/s", _padded(summary, summary.tokens_per_s, summary.effective_tokens_per_s) + " (all workers)"
-    if summary.tgs is not None or summary.effective_tgs is not None:
-        yield "TGS", _padded(summary, summary.tgs, summary.effective_tgs) + " (tokens/s per worker)"
+    if (rate := value_of(summary.samples_per_s)) is not None:
+        yield "samples/s", f"{format_sig(rate)} (all workers)"
+    if tokens := _padded(summary, summary.tokens_per_s, summary.effective_tokens_per_s):
+        yield "tokens/s", f"{tokens} (all workers)"
+    if tokens := _padded(summary, summary.tgs, summary.effective_tgs):
+        yield "TGS", f"{tokens} (tokens/s per worker)"
     yield from _utilisation(summary)
-    if summary.first_loss is not None and summary.last_loss is not None:
-        yield "loss", f"{format_figure(summary.first_loss, digits=4)} to {format_figure(summary.last_loss, digits=4)}"
-    if summary.parameters is not None and summary.trainable is not None:
-        yield "model", f"{summary.parameters:,} parameters, {summary.trainable:,} trainable"
+    first, last = or_none(summary.first_loss), or_none(summary.last_loss)
+    if first is not None and last is not None:
+        yield "loss", f"{format_figure(first, digits=4)} to {format_figure(last, digits=4)}"
+    parameters, trainable = or_none(summary.parameters), or_none(summary.trainable)
+    if parameters is not None and trainable is not None:
+        yield "model", f"{parameters:,} parameters, {trainable:,} trainable"
 
 
-def _padded(summary: Summary, padded: float | None, effective: float | None) -> str:
+def _padded(summary: Summary, padded: Estimate | Unknown, effective: float | Unknown) -> str:
     counted = summary.counted_masks
     rests_on = "" if counted is None or counted == 1.0 else f" by the masks of {percent(counted)} of them"
-    parts = [(padded, "padding counted"), (effective, f"without padding{rests_on}")]
+    parts = [(value_of(padded), "padding counted"), (or_none(effective), f"without padding{rests_on}")]
     return ", ".join(f"{value:,.1f} {words}" for value, words in parts if value is not None)
 
 
 def _utilisation(summary: Summary) -> Iterator[tuple[str, ...]]:
     used = summary.utilisation
-    if used is None:
+    if isinstance(used, Unknown):
         return
     model, computed = format_sig(used.model_tflops), format_sig(used.hardware_tflops)
     yield "TFLOP/s", f"{model} per GPU for the model, {computed} computed; {used.rule}"
@@ -255,7 +259,7 @@ def _utilisation(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 def _split_sheet(summary: Summary) -> Sheet:
     mean = summary.split.mean
-    if mean is None:
+    if isinstance(mean, Unknown):
         return Sheet(title="where a step goes")
     return Sheet(
         title="where a step goes",
@@ -264,7 +268,7 @@ def _split_sheet(summary: Summary) -> Sheet:
             row
             for field, name in PARTS.items()
             for row in (
-                _part(mean, getattr(mean, field), name),
+                _part(mean, or_none(getattr(mean, field)), name),
                 *([_part(mean, mean.local_ms, INSIDE)] if field == "exposed_ms" and mean.local_ms else []),
             )
         ),
@@ -285,12 +289,12 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.rounds is not None:
         yield from _rounds(summary.rounds)
         yield from _script_calls(summary.comm.calls)
-    if comm.exposed_ms is not None:
+    if (exposed_ms := value_of(comm.exposed_ms)) is not None:
         share = "" if comm.exposed_share is None else f", {percent(comm.exposed_share)} of the step"
         known = summary.split.steps.words
-        yield "exposed", f"{comm.exposed_ms:.1f} ms per step{share}{f', {known}' if known else ''}"
-    if comm.overlap is not None:
-        yield "overlap", f"{percent(comm.overlap)} of the communication overlaps with compute"
+        yield "exposed", f"{exposed_ms:.1f} ms per step{share}{f', {known}' if known else ''}"
+    if (overlap := or_none(comm.overlap)) is not None:
+        yield "overlap", f"{percent(overlap)} of the communication overlaps with compute"
     yield from _bandwidth(summary)
     yield from _window(summary)
 
@@ -317,7 +321,7 @@ def _script_calls(calls: Sequence[SeenCall]) -> Iterator[tuple[str, ...]]:
 
 def _bandwidth(summary: Summary) -> Iterator[tuple[str, ...]]:
     seen = summary.comm.in_training
-    if seen.busbw_gb_per_s is None:
+    if isinstance(seen.busbw_gb_per_s, Unknown):
         return
     words = f"{seen.busbw_gb_per_s:.3f} GB/s in training"
     if seen.source is not None:
@@ -331,11 +335,12 @@ def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
     trace = summary.trace
     if trace is None:
         return
+    busbw = or_none(trace.busbw_gb_per_s)
     parts = [
         f"{trace.comm_ms:.1f} ms communication per step" if trace.comm_ms is not None else "",
         f"{trace.exposed_ms:.1f} ms of it exposed" if trace.exposed_ms is not None else "",
         f"overlap {percent(trace.overlap)}" if trace.overlap is not None else "",
-        f"busbw {trace.busbw_gb_per_s:.3f} GB/s" if trace.busbw_gb_per_s is not None else "",
+        f"busbw {busbw:.3f} GB/s" if busbw is not None else "",
         f"{fmean(worker.compute_ms for worker in trace.workers):.1f} ms computation" if trace.workers else "",
     ]
     text = ", ".join(part for part in parts if part)
@@ -357,11 +362,21 @@ def _missing_sheet(summary: Summary) -> Sheet:
 
 
 def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
-    yield from summary.missing.items()
-    names = set(summary.missing)
-    for missing in (summary.comm.missing, summary.split.missing, summary.trace.missing if summary.trace else {}):
-        yield from ((name, reason) for name, reason in missing.items() if name not in names)
-        names |= set(missing)
+    comm, split, trace = summary.comm, summary.split, summary.trace
+    bytes_per_step = {f"bytes_per_step.{name}": size for name, size in unknown_fields(comm.bytes_per_step).items()}
+    parts = unknown_fields(split.mean)
+    if isinstance(split.mean, Unknown) and split.mean != UNMEASURED:
+        parts = dict.fromkeys((*PARTS, "overlap"), split.mean)
+    unknown = unknown_fields(summary)
+    yield from ((name, figure.reason) for name, figure in unknown.items())
+    yield from summary.notes.items()
+    # The split repeats figures of the communication.
+    of_step = bytes_per_step | unknown_fields(comm)
+    of_step |= {name: figure for name, figure in (parts | unknown_fields(split)).items() if name not in of_step}
+    yield from ((name, figure.reason) for name, figure in of_step.items() if name != "mean")
+    if trace is not None:
+        yield from ((name, figure.reason) for name, figure in unknown_fields(trace).items())
+        yield from trace.notes.items()
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in summary.nodes:
         for entry in node.missing.items():

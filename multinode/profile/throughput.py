@@ -17,8 +17,8 @@ from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.benchmark import BenchedPeak, Benchmark
 from multinode.records.samples import ModelSample, Sample, StepSample, TokenWork
-from multinode.stats.estimate import Bounds, Estimate, attempt, estimate_rate
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import Estimate, estimate_rate, value_of
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none
 from multinode.units import format_count
 
 if TYPE_CHECKING:
@@ -38,22 +38,26 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     its own time.
     """
 
-    samples_per_s: float | None = None  # of all workers
-    tokens_per_s: float | None = None  # likewise, including padding
-    effective_tokens_per_s: float | None = None  # likewise, without padding
-    # share of the tokens with counted masks, from which the padding of others is estimated
+    samples_per_s: Estimate | Unknown = UNMEASURED  # of all workers
+    tokens_per_s: Estimate | Unknown = UNMEASURED  # likewise, including padding
+    effective_tokens_per_s: float | Unknown = UNMEASURED  # likewise, without padding
+    # share of the tokens with counted masks, from which the padding of others is estimated; None without a figure
+    # that excludes padding
     counted_masks: float | None = None
     # tokens per second and GPU (on CPUs: worker), including padding; `effective_tgs` without
-    tgs: float | None = None
-    effective_tgs: float | None = None
-    tokens_per_sample: float | None = None  # mean padded length of a sample
+    tgs: Estimate | Unknown = UNMEASURED
+    effective_tgs: float | Unknown = UNMEASURED
+    tokens_per_sample: float | Unknown = UNMEASURED  # mean padded length of a sample
     # sequence length that the mean token attends to: sum of squared lengths over sum of lengths, without padding if
     # known
-    attention_length: float | None = None
-    per_device_batch: float | None = None  # samples per micro-batch of a worker, median
-    micro_steps: float | None = None  # forward passes per step of one worker (gradient accumulation), mean
-    intervals: dict[str, Bounds] = {}  # low and high of the 95% confidence interval, by figure
-    missing: dict[str, str] = {}  # reason by name of every None
+    attention_length: float | Unknown = UNMEASURED
+    per_device_batch: float | Unknown = UNMEASURED  # samples per micro-batch of a worker, median
+    micro_steps: float | Unknown = UNMEASURED  # forward passes per step of one worker (gradient accumulation), mean
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes per step as a whole number; 1 if they are unknown."""
+        return max(1, round(or_none(self.micro_steps) or 1))
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,54 +85,43 @@ _EFFECTIVE = _Work(
 )
 
 
-# Inputs of each figure; if two are unknown, the last gives the reason.
-_COUNTED = (
-    ("samples_per_s", "samples"),
-    ("tokens_per_s", "tokens"),
-    ("effective_tokens_per_s", "effective_tokens"),
-    ("tgs", "tokens"),
-    ("effective_tgs", "effective_tokens"),
-    ("tokens_per_sample", "samples"),
-    ("tokens_per_sample", "tokens"),
-    ("attention_length", "tokens"),
-)
+NO_STEP = "no worker recorded a step"
 
 
 def measure_throughput(observed: Observed) -> Throughput:
-    """Throughput over the measured steps; None if a worker has no figures."""
+    """Throughput over the measured steps; a figure is unknown if a worker has none."""
     steps, world = observed.counted_steps, max(1, _distinct_gpus(observed))
-    reasons: dict[str, str] = {}
     samples, tokens, effective = (
-        attempt(reasons, work.field, partial(_rate, observed, steps, work)) for work in (_SAMPLES, _TOKENS, _EFFECTIVE)
+        found(partial(_rate, observed, steps, work)) for work in (_SAMPLES, _TOKENS, _EFFECTIVE)
     )
     records = [record for step in steps for record in step.values()]
-    micro_steps = [record.micro_steps for record in records if record.micro_steps]
-    batches = [record.samples / record.micro_steps for record in records if record.samples and record.micro_steps]
-    missing = {name: reasons[field] for name, field in _COUNTED if field in reasons}
-    intervals = {"samples_per_s": samples.per_s.bounds} if samples else {}
-    if tokens:
-        intervals |= {"tokens_per_s": tokens.per_s.bounds, "tgs": (tokens.per_s * (1 / world)).bounds}
-    if not micro_steps:
-        missing["micro_steps"] = "no forward pass with gradients was seen"
-    if not batches:
-        missing["per_device_batch"] = reasons.get("samples") or missing.get("micro_steps", "")
-    attention_length = _attention_length(records)
-    if attention_length is None:
-        missing.setdefault("attention_length", "the training does not report its sequence length")
     return Throughput(
-        samples_per_s=samples.per_s.value if samples else None,
-        tokens_per_s=tokens.per_s.value if tokens else None,
-        effective_tokens_per_s=effective.per_s.value if effective else None,
-        counted_masks=_counted_masks(records) if effective else None,
-        tgs=tokens.per_s.value / world if tokens else None,
-        effective_tgs=effective.per_s.value / world if effective else None,
-        tokens_per_sample=tokens.total / samples.total if tokens and samples else None,
-        attention_length=attention_length,
-        per_device_batch=statistics.median(batches) if batches else None,
-        micro_steps=statistics.fmean(micro_steps) if micro_steps else None,
-        intervals=intervals,
-        missing=missing,
+        samples_per_s=found(lambda: known(samples).per_s),
+        tokens_per_s=found(lambda: known(tokens).per_s),
+        effective_tokens_per_s=found(lambda: known(effective).per_s.value),
+        counted_masks=None if isinstance(effective, Unknown) else _counted_masks(records),
+        tgs=found(lambda: known(tokens).per_s * (1 / world)),
+        effective_tgs=found(lambda: known(effective).per_s.value / world),
+        tokens_per_sample=found(lambda: known(tokens).total / known(samples).total),
+        attention_length=found(lambda: _attention_length(records, tokens)),
+        per_device_batch=found(lambda: _batch(records, samples)),
+        micro_steps=found(lambda: _micro_steps(observed, records)),
     )
+
+
+def _micro_steps(observed: Observed, records: Sequence[StepSample]) -> float:
+    micro_steps = [record.micro_steps for record in records if record.micro_steps]
+    if not micro_steps:
+        raise UnknownError("no forward pass with gradients was seen" if observed.steps else NO_STEP)
+    return statistics.fmean(micro_steps)
+
+
+def _batch(records: Sequence[StepSample], samples: _Rate | Unknown) -> float:
+    batches = [record.samples / record.micro_steps for record in records if record.samples and record.micro_steps]
+    if not batches:
+        known(samples)
+        raise UnknownError("no forward pass with gradients was seen")
+    return statistics.median(batches)
 
 
 def _counted_masks(records: Sequence[StepSample]) -> float | None:
@@ -137,20 +130,24 @@ def _counted_masks(records: Sequence[StepSample]) -> float | None:
     return 1 - estimated / tokens if tokens else None
 
 
-def _attention_length(records: Iterable[StepSample]) -> float | None:
+def _attention_length(records: Iterable[StepSample], padded: _Rate | Unknown) -> float:
     tokens, squares = 0, 0
     for record in records:
         length = record.tokens if record.effective_tokens is None else record.effective_tokens
         if length is None or record.squared_lengths is None:
-            return None
+            tokens = 0
+            break
         tokens, squares = tokens + length, squares + record.squared_lengths
-    return squares / tokens if tokens and squares else None
+    if not tokens or not squares:
+        known(padded)
+        raise UnknownError("the training does not report its sequence length")
+    return squares / tokens
 
 
 def all_steps_samples_per_s(observed: Observed) -> float | None:
     """Samples per second including warm-up, as the Trainer counts; None if a worker's samples are unknown."""
-    rate = attempt({}, "", lambda: _rate(observed, list(observed.steps.values()), _SAMPLES))
-    measured = attempt({}, "", lambda: _rate(observed, observed.counted_steps, _SAMPLES))
+    rate = or_none(found(lambda: _rate(observed, list(observed.steps.values()), _SAMPLES)))
+    measured = or_none(found(lambda: _rate(observed, observed.counted_steps, _SAMPLES)))
     if rate is None or measured is None:
         return rate.per_s.value if rate is not None else None
     # Steps that were not read contain no warm-up.
@@ -160,7 +157,7 @@ def all_steps_samples_per_s(observed: Observed) -> float | None:
 
 def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Work) -> _Rate:
     if not any(steps):
-        raise UnknownError("no worker recorded a step")
+        raise UnknownError(NO_STEP)
     on_gpu = {rank for rank, model in last_models(observed).items() if model.device == "cuda"}
     total, per_s = 0, 0.0
     for rank in sorted(rank for node in observed.nodes for rank in node.ranks):
@@ -297,7 +294,7 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
 _TERA = 1e12
 
 
-class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
+class Utilisation(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="utilisation"):
     """How much of its GPUs a training uses.
 
     Published tables report one or the other: "TFLOPs" in XTuner's speed benchmarks and "achieved teraFLOP/s" of
@@ -352,7 +349,8 @@ def utilisation_of(
         UnknownError: why there are none.
     """
     token_work = None if work.shape is not None else _told_work(work, observed)
-    tgs, length = speed.effective_tgs or speed.tgs, speed.attention_length or _mean_length(speed)
+    tgs = or_none(speed.effective_tgs) or value_of(speed.tgs)
+    length = or_none(speed.attention_length) or _mean_length(speed)
     if tgs is None or length is None:
         raise UnknownError("the training does not report its tokens per step")
     # With the peaks of all GPUs: a run whose tokens are unknown imports none of it.
@@ -364,15 +362,19 @@ def utilisation_of(
     elif token_work is not None:
         flops = flops_of_weights(token_work, length)
     used = utilisation(flops, tgs, *_peak(work, observed, benched))
-    notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
+    notes = [used.rule, _padding_words(speed)]
     sharing = observed.world_size - _distinct_gpus(observed)
     if sharing:
         count = format_count(observed.world_size - sharing, "GPU")
         notes.append(f"{observed.world_size} workers share {count}, which counts once")
-    if speed.attention_length is None:
+    if isinstance(speed.attention_length, Unknown):
         bound = "upper bound, samples are packed" if work.packing else "lower bound, by the mean length"
         notes.append(f"attention is a {bound}")
     return msgspec.structs.replace(used, rule="; ".join(notes))
+
+
+def _padding_words(speed: Throughput) -> str:
+    return "padding counted as tokens" if isinstance(speed.effective_tgs, Unknown) else "tokens without padding"
 
 
 def _distinct_gpus(observed: Observed) -> int:
@@ -394,9 +396,8 @@ def _told_work(work: ModelWork, observed: Observed) -> TokenWork:
 
 
 def _mean_length(speed: Throughput) -> float | None:
-    if speed.tokens_per_sample is None or speed.effective_tgs is None or not speed.tgs:
-        return speed.tokens_per_sample
-    return speed.tokens_per_sample * speed.effective_tgs / speed.tgs
+    length, effective, padded = or_none(speed.tokens_per_sample), or_none(speed.effective_tgs), value_of(speed.tgs)
+    return length if length is None or effective is None or not padded else length * effective / padded
 
 
 def _peak(work: ModelWork, observed: Observed, benched: Collection[BenchedPeak]) -> tuple[float | None, str]:

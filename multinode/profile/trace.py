@@ -20,9 +20,8 @@ from multinode.profile.calls import SeenCall
 from multinode.profile.figures import TraceView, WorkerTrace
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run_directory import RunDirectory
-from multinode.stats.estimate import attempt
 from multinode.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
-from multinode.stats.unknown import UnknownError
+from multinode.stats.unknown import UnknownError, found, or_none
 from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 from multinode.units import format_size
@@ -190,9 +189,9 @@ _LARGEST_TRACE = 64 << 20
 
 
 def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
-    """The copied windows, by rank, and why others cannot be read."""
+    """The copied windows, by rank, and notes of why others cannot be read."""
     events: dict[int, TraceEvents] = {}
-    missing: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for rank in ranks:
         path = directory.trace_path(rank)
         try:
@@ -200,10 +199,10 @@ def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int
                 # A truncated trace is invalid, and the reader says so.
                 events[rank] = read_trace(file.read(_LARGEST_TRACE))
         except FileNotFoundError:
-            missing[f"trace of rank {rank}"] = "it was not fetched"
+            notes[f"trace of rank {rank}"] = "it was not fetched"
         except (OSError, ValueError) as error:
-            missing[f"trace of rank {rank}"] = f"it cannot be read: {error}"
-    return events, missing
+            notes[f"trace of rank {rank}"] = f"it cannot be read: {error}"
+    return events, notes
 
 
 def _unpack(data: bytes, most_bytes: int) -> bytes:
@@ -442,30 +441,28 @@ def view_traces(
     several collectives at once, hence the union of their transfers.
 
     Args:
-        traces: by rank.
+        traces: by rank, at least one.
         world_size: number of workers, for groups of unknown size.
         counted: the mean step by the counters, for comparison.
         called: collectives of a step, as the busiest worker called them.
         scan: an nccl-test of the same nodes and workers, for comparison.
     """
-    if not traces:
-        return TraceView(missing={"trace": "no window was recorded"})
     workers = tuple(_worker(rank, events) for rank, events in sorted(traces.items()))
     least = _waited_least(workers)
-    missing: dict[str, str] = {}
+    notes: dict[str, str] = {}
     if len(traces) == 1 and world_size > 1:
-        missing["transfer"] = f"only rank {least.rank} was traced: its waiting for others counts as communication"
+        notes["transfer"] = f"only rank {least.rank} was traced: its waiting for others counts as communication"
     reductions = [span for span in traces[least.rank].collectives if _is_reduction(span)]
     return TraceView(
         workers=workers,
         comm_ms=least.comm_ms,
         exposed_ms=least.exposed_ms,
         overlap=least.overlap,
-        busbw_gb_per_s=attempt(missing, "busbw_gb_per_s", lambda: _busbw(traces, least.rank, world_size)),
+        busbw_gb_per_s=found(lambda: _busbw(traces, least.rank, world_size)),
         message_bytes=_usual_sizes(reductions),
         agreement=_agreement(least, counted, traces[least.rank].device, _by_bytes(called, scan, world_size))
         + _about_kernels(traces[least.rank], called),
-        missing=missing,
+        notes=notes,
     )
 
 
@@ -565,17 +562,18 @@ def _by_bytes(called: Sequence[SeenCall], scan: ScanCurves | None, world_size: i
 
 def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str, by_bytes: _ByBytes | None) -> str:
     window = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms"
-    if counted is None or counted.exposed_ms is None or counted.step_ms <= 0:
+    counted_ms = None if counted is None else or_none(counted.exposed_ms)
+    if counted is None or counted_ms is None or counted.step_ms <= 0:
         return f"Exposed communication: {window} per step in the window; it is unknown elsewhere."
     both = (
         f"Exposed communication per step: {window} in the window, "
-        f"{counted.exposed_ms:.1f} ms of {counted.step_ms:.1f} ms by the counters"
+        f"{counted_ms:.1f} ms of {counted.step_ms:.1f} ms by the counters"
     )
-    apart = abs(worker.exposed_ms - counted.exposed_ms) / counted.step_ms
+    apart = abs(worker.exposed_ms - counted_ms) / counted.step_ms
     if apart <= _AGREES:
         return f"{both}: they agree within {apart:.1%} of the step."
-    why = _why_apart(worker, counted.step_ms, counted.exposed_ms, device)
-    decided = "" if by_bytes is None else _decided(by_bytes, worker.exposed_ms, counted.exposed_ms)
+    why = _why_apart(worker, counted.step_ms, counted_ms, device)
+    decided = "" if by_bytes is None else _decided(by_bytes, worker.exposed_ms, counted_ms)
     return f"{both}: they differ by {apart:.0%} of the step{why}.{decided}"
 
 

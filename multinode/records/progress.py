@@ -45,20 +45,21 @@ _MOST_OF_STEP = 1000
 BLOCKED = ("comm", "comm_local")
 
 
-class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
+class StepRecords(msgspec.Struct, kw_only=True):
     """The records of one step of one worker; None has not arrived."""
 
     step: StepSample | None = None
-    ddp: tuple[DdpSample, ...] = ()
+    ddp: list[DdpSample] = []
     wait: DeviceWaitSample | None = None
 
-    def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> StepRecords:
-        """With one more; DDP records several per step for several iterations or modules."""
+    def take(self, sample: StepSample | DdpSample | DeviceWaitSample) -> None:
+        """Add one; DDP records several per step for several iterations or modules."""
         if isinstance(sample, StepSample):
-            return msgspec.structs.replace(self, step=sample)
-        if isinstance(sample, DdpSample):
-            return msgspec.structs.replace(self, ddp=(*self.ddp, sample)[:_MOST_OF_STEP])
-        return msgspec.structs.replace(self, wait=self.wait or sample)
+            self.step = sample
+        elif isinstance(sample, DeviceWaitSample):
+            self.wait = self.wait or sample
+        elif len(self.ddp) < _MOST_OF_STEP:
+            self.ddp.append(sample)
 
     def exposed_us(self, source: str, *, host_waits: bool) -> float | None:
         """Exposed communication, including waits for stragglers; None if the source does not record it.
@@ -115,20 +116,23 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
         return (self.step.phases_us if self.step is not None else None) or {}
 
 
-class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
+class RecentSteps(msgspec.Struct, kw_only=True):
     """The most recent steps of one worker, ascending. Not a summary."""
 
     last_step: int | None = None  # the last finished step; None before the first
-    steps: dict[int, StepRecords] = {}
+    steps: dict[int, StepRecords] = {}  # replaced, never changed: another thread may be drawing it
 
-    def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> RecentSteps:
-        """After one more record; a step number that does not grow means that the worker was restarted."""
-        before = self
+    def take(self, sample: StepSample | DdpSample | DeviceWaitSample) -> None:
+        """Add a record; a step number that does not grow means that the worker was restarted."""
         if isinstance(sample, StepSample):
-            begins_anew = self.last_step is not None and sample.step <= self.last_step
-            before = RecentSteps(last_step=sample.step, steps={} if begins_anew else self.steps)
-        steps = {**before.steps, sample.step: before.steps.get(sample.step, StepRecords()).with_sample(sample)}
-        return msgspec.structs.replace(before, steps={number: steps[number] for number in sorted(steps)[-_KEPT_STEPS:]})
+            if self.last_step is not None and sample.step <= self.last_step:
+                self.steps = {}
+            self.last_step = sample.step
+        if sample.step not in self.steps:
+            numbers = sorted([*self.steps, sample.step])[-_KEPT_STEPS:]
+            self.steps = {number: self.steps.get(number) or StepRecords() for number in numbers}
+        if sample.step in self.steps:
+            self.steps[sample.step].take(sample)
 
     def exposed_share(self, *, host_waits: bool) -> float | None:
         """Exposed communication over step time, from the best source available; None without one."""
@@ -187,8 +191,8 @@ def nic_rate(before: NicSample, after: NicSample) -> NicRate:
     return NicRate(sample=after, in_gbit_per_s=received * bits, out_gbit_per_s=sent * bits)
 
 
-class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, now."""
+class NodeProgress(msgspec.Struct, kw_only=True):
+    """One node, now. Its dictionaries are replaced, never changed: another thread may be drawing them."""
 
     name: str
     node_rank: int
@@ -294,6 +298,72 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         """The hottest of its GPUs."""
         return _largest([gpu.temperature_c for gpu in self.gpus.values()])
 
+    def take(self, samples: Iterable[Sample]) -> None:
+        """Add what these samples say."""
+        for sample in samples:
+            self._take(sample)
+
+    def _take(self, sample: Sample) -> None:  # noqa: C901 - one line a kind of record
+        match sample:
+            case StepSample():
+                self._take_step(sample)
+            case DdpSample() | DeviceWaitSample():
+                self._take_of_step(sample)
+            case CollectiveSample():
+                self._take_message(sample)
+            case SpeedSample():
+                if sample.rank in self.ranks and self.test is None and sample.times_us:
+                    self.step, self.recent_us = sample.index + 1, (statistics.median(sample.times_us),)
+            case LossSample():
+                self.loss = math.nan if sample.loss is None else sample.loss
+            case NicSample():
+                self._take_nic(sample)
+            case GpuSample():
+                self.gpus = _with_device(self.gpus, sample.index, sample)
+            case AveragingSample():
+                self.round_steps = max(1, min(sample.every, _MOST_FOLLOWED))
+            case WorkerSample():
+                self.stage = FIRST_STEP
+            case ModelSample(device=str()):
+                self.device = sample.device
+            case _:
+                pass
+
+    def _take_step(self, sample: StepSample) -> None:
+        # A node reports only on its own workers, and a collective test has messages instead of steps.
+        if self.test is not None or not self._take_of_step(sample) or sample.rank != self.ranks[0]:
+            return
+        round_steps = self.round_steps or 1
+        followed = round_steps * math.ceil(RECENT_STEPS / round_steps)
+        self.step, self.total_steps = sample.step, sample.total_steps
+        took_us = () if sample.step_time_us is None else (sample.step_time_us,)
+        self.recent_us = (*self.recent_us, *took_us)[-followed:]
+        # An epoch's last step may have fewer, and would make the rate jump.
+        samples = sample.samples * len(self.ranks) if sample.samples is not None else None
+        self.samples_per_step = max(self.samples_per_step or 0, samples) if samples is not None else None
+
+    def _take_of_step(self, sample: StepSample | DdpSample | DeviceWaitSample) -> bool:
+        if sample.rank not in self.ranks:
+            return False
+        if sample.rank not in self.workers:
+            self.workers = {**self.workers, sample.rank: RecentSteps()}
+        self.workers[sample.rank].take(sample)
+        return True
+
+    def _take_message(self, sample: CollectiveSample) -> None:
+        step = sample.index + 1
+        if self.test is None or sample.rank != self.ranks[0] or not 0 < step <= len(self.test.messages):
+            return
+        if sample.times_us:
+            self.step, self.recent_us = step, (statistics.median(sample.times_us),)
+
+    def _take_nic(self, sample: NicSample) -> None:
+        before = self.nics.get(sample.ifname)
+        rate = nic_rate(before.sample, sample) if before is not None else NicRate(sample=sample)
+        self.nics = _with_device(self.nics, sample.ifname, rate)
+        busiest = max(self.nics.values(), key=lambda nic: nic.busier_gbit_per_s or 0.0)
+        self.net_in_gbit_per_s, self.net_out_gbit_per_s = busiest.in_gbit_per_s, busiest.out_gbit_per_s
+
 
 class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a training with a time limit."""
@@ -359,96 +429,6 @@ def start_progress(plan: LaunchPlan) -> RunProgress:
             )
             for place in plan.places
         ),
-    )
-
-
-def advance_node(node: NodeProgress, samples: Iterable[Sample]) -> NodeProgress:
-    """The node after these samples."""
-    for sample in samples:
-        node = _advance(node, sample)
-    return node
-
-
-def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: C901, PLR0911 - one line a kind of record
-    match sample:
-        case StepSample():
-            return _step(node, sample)
-        case DdpSample() | DeviceWaitSample():
-            return _exposed(node, sample)
-        case CollectiveSample():
-            return _message(node, sample)
-        case SpeedSample():
-            return _device_test(node, sample)
-        case LossSample():
-            return msgspec.structs.replace(node, loss=math.nan if sample.loss is None else sample.loss)
-        case NicSample():
-            return _nic(node, sample)
-        case GpuSample():
-            return msgspec.structs.replace(node, gpus=_with_device(node.gpus, sample.index, sample))
-        case AveragingSample():
-            return msgspec.structs.replace(node, round_steps=max(1, min(sample.every, _MOST_FOLLOWED)))
-        case WorkerSample():
-            return msgspec.structs.replace(node, stage=FIRST_STEP)
-        case ModelSample(device=str()):
-            return msgspec.structs.replace(node, device=sample.device)
-        case _:
-            return node
-
-
-def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
-    # A node reports only on its own workers, and a collective test has messages instead of steps.
-    if sample.rank not in node.ranks or node.test is not None:
-        return node
-    worker = node.workers.get(sample.rank, RecentSteps()).with_sample(sample)
-    node = msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
-    if sample.rank != node.ranks[0]:
-        return node
-    recent = (*node.recent_us, *([] if sample.step_time_us is None else [sample.step_time_us]))
-    return msgspec.structs.replace(
-        node,
-        step=sample.step,
-        total_steps=sample.total_steps,
-        recent_us=recent[-_followed(node.round_steps or 1) :],
-        # An epoch's last step may have fewer, and would make the rate jump.
-        samples_per_step=max(node.samples_per_step or 0, sample.samples * len(node.ranks))
-        if sample.samples is not None
-        else None,
-    )
-
-
-def _followed(round_steps: int) -> int:
-    return round_steps * math.ceil(RECENT_STEPS / round_steps)
-
-
-def _exposed(node: NodeProgress, sample: DdpSample | DeviceWaitSample) -> NodeProgress:
-    if sample.rank not in node.ranks:
-        return node
-    worker = node.workers.get(sample.rank, RecentSteps()).with_sample(sample)
-    return msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
-
-
-def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
-    step = sample.index + 1
-    if node.test is None or sample.rank != node.ranks[0] or not 0 < step <= len(node.test.messages):
-        return node
-    if not sample.times_us:
-        return node
-    return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(sample.times_us),))
-
-
-def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
-    if sample.rank not in node.ranks or node.test is not None or not sample.times_us:
-        return node
-    return msgspec.structs.replace(node, step=sample.index + 1, recent_us=(statistics.median(sample.times_us),))
-
-
-def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:
-    before = node.nics.get(sample.ifname)
-    rate = nic_rate(before.sample, sample) if before is not None else NicRate(sample=sample)
-    nics = _with_device(node.nics, sample.ifname, rate)
-    busiest = max(nics.values(), key=lambda nic: nic.busier_gbit_per_s or 0.0)
-    return msgspec.structs.replace(
-        node, nics=nics, net_in_gbit_per_s=busiest.in_gbit_per_s, net_out_gbit_per_s=busiest.out_gbit_per_s
     )
 
 

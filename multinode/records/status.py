@@ -22,10 +22,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     # who ordered the stop; None if nobody did, for example after a signal to the supervisor
     stopped_by: str | None = None
 
-    @staticmethod
-    def kept(report: Status) -> Status:
-        """What is kept of a record that reports a status."""
-        return Status(**{name: getattr(report, name) for name in Status.__struct_fields__})
+    @property
+    def recorded(self) -> Status:
+        """The status alone, of a record of the node that is one."""
+        return Status(**msgspec.structs.asdict(self))
 
     @property
     def failed(self) -> bool:

@@ -26,6 +26,8 @@ from multinode.records.files import choose_form, write_text
 from multinode.records.run import Attempt, Run
 from multinode.render.sheet import Block, Chart, Column, Prose, Sheet, Tiles, blocks_markdown, figure, percent
 from multinode.runs.stored_run import StoredRun, load_run
+from multinode.stats.estimate import value_of
+from multinode.stats.unknown import or_none
 from multinode.sweep.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.sweep.cells import CellTable
 from multinode.sweep.sweep import load_table
@@ -180,12 +182,12 @@ def _exposed(summary: Summary) -> str:
 
 
 def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
-    used = summary.utilisation
+    used, times = or_none(summary.utilisation), or_none(summary.step_time_ms)
     shares = [nic.share for node in summary.nodes for nic in node.nics if nic.share is not None]
     figures = (
-        ("step time (ms)", figure(summary.step_time_ms.median if summary.step_time_ms else None)),
-        ("samples/s", format_sig(summary.samples_per_s)),
-        ("TGS (tokens/s per worker)", figure(summary.tgs, ",.1f")),
+        ("step time (ms)", figure(times.median.value if times else None)),
+        ("samples/s", format_sig(value_of(summary.samples_per_s))),
+        ("TGS (tokens/s per worker)", figure(value_of(summary.tgs), ",.1f")),
         ("exposed communication", _exposed(summary)),
         ("of the busiest link", percent(max(shares, default=None))),
         ("MFU", percent(used.mfu if used else None)),

@@ -12,6 +12,8 @@ from multinode.records.run import RunStatus
 from multinode.render.sheet import sanitize
 from multinode.render.table import BAD, DOUBTFUL, GOOD, make_table
 from multinode.runs.stored_run import StoredRun
+from multinode.stats.estimate import value_of
+from multinode.stats.unknown import or_none
 from multinode.units import format_duration, format_placement, format_sig
 
 _STATUS_STYLES = {"succeeded": GOOD, "running": "bold", "stopped": DOUBTFUL}
@@ -48,7 +50,7 @@ class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
 def run_row(stored: StoredRun) -> RunRow:
     """A run as one line."""
     run, summary = stored.run, stored.summary
-    steps = summary.step_time_ms if summary is not None else None
+    steps = or_none(summary.step_time_ms) if summary is not None else None
     return RunRow(
         run_id=run.run_id,
         kind=run.kind,
@@ -62,8 +64,8 @@ def run_row(stored: StoredRun) -> RunRow:
         world_size=run.world_size,
         part_of=run.part_of,
         has_parts=run.has_parts,
-        samples_per_s=summary.samples_per_s if summary is not None else None,
-        step_time_ms=steps.median if steps is not None else None,
+        samples_per_s=value_of(summary.samples_per_s) if summary is not None else None,
+        step_time_ms=steps.median.value if steps is not None else None,
         exposed_share=summary.comm.exposed_share if summary is not None else None,
         directory=str(stored.directory),
     )

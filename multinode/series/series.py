@@ -50,6 +50,8 @@ from multinode.series.grid import (
     state_line,
     without_runs,
 )
+from multinode.stats.estimate import value_of
+from multinode.stats.unknown import reason_of
 from multinode.units import format_duration
 
 GRID_FILE = "grid.json"
@@ -376,16 +378,13 @@ def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) 
     cleanup_nodes(launched, nodes_of(recorded), context)
     if outcome.unreachable:
         return _STOPPED
-    return msgspec.structs.replace(outcome, value=launched.summary.samples_per_s)
+    return msgspec.structs.replace(outcome, value=value_of(launched.summary.samples_per_s))
 
 
 def figures_lack(launched: Launched) -> str | None:
     """Why a run has no usable speed; None if it has."""
     summary = launched.summary
-    if summary.step_time_ms is not None and summary.samples_per_s is not None:
-        return None
-    reasons = (summary.missing.get(name) for name in ("step_time_ms", "samples_per_s"))
-    return next((reason for reason in reasons if reason), "it recorded no measured step")
+    return reason_of(summary.step_time_ms) or reason_of(summary.samples_per_s) or None
 
 
 def _end(stored: StoredRun, context: RunContext) -> Launched:

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from multinode.stats.unknown import UnknownError
+from multinode.stats.unknown import Unknown, UnknownError
 from multinode.units import UNKNOWN, format_sig, times
 
 Bounds = tuple[float, float]
@@ -136,6 +136,11 @@ def of_bounds(value: float, bounds: Bounds | None) -> Estimate:
     return Estimate(value=value, low=low, high=high)
 
 
+def value_of(figure: Estimate | Unknown) -> float | None:
+    """The figure without its interval; None where it is unknown."""
+    return None if isinstance(figure, Unknown) else figure.value
+
+
 def text_of(estimate: Estimate | None, form: Form = "figure") -> str:
     """The figure with its interval; a dash without one."""
     return UNKNOWN if estimate is None else estimate.text(form)
@@ -148,11 +153,6 @@ def of_repeats(values: Sequence[float]) -> Estimate:
     spread = _student(len(values) - 1) * error / value if value else 0.0
     low, high = _around(value, spread)
     return Estimate(value=value, low=low, high=high, repeats=len(values), values=tuple(values))
-
-
-def of_scatter(value: float, cv: float, count: int) -> Bounds:
-    """The interval if only the coefficient of variation and the number of independent timings are known."""
-    return _around(value, _student(count - 1) * cv / math.sqrt(count) if count > 1 else math.inf)
 
 
 def estimate_rate(amounts: Sequence[float], times: Sequence[float]) -> Estimate:

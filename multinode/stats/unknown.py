@@ -16,6 +16,10 @@ class Unknown(msgspec.Struct, frozen=True, tag_field="is", tag="unknown"):
     reason: str  # for people, without a full stop
 
 
+UNMEASURED = Unknown("it was not measured")
+"""A figure that nobody looked for."""
+
+
 class UnknownError(ValueError):
     """A figure is unknown; the message is the reason, for people."""
 
@@ -42,3 +46,19 @@ def known(figure: _T | Unknown) -> _T:
 def or_none(figure: _T | Unknown) -> _T | None:
     """The figure, or None where only its value matters."""
     return None if isinstance(figure, Unknown) else figure
+
+
+def unknown_fields(figures: msgspec.Struct) -> dict[str, Unknown]:
+    """The fields of a struct that are unknown, by name, without those that nobody looked for."""
+    fields = {name: getattr(figures, name) for name in figures.__struct_fields__}
+    return {name: figure for name, figure in fields.items() if isinstance(figure, Unknown) and figure != UNMEASURED}
+
+
+def or_zero(figure: float | Unknown) -> float:
+    """The figure, or 0 where the known ones are added up."""
+    return 0.0 if isinstance(figure, Unknown) else figure
+
+
+def reason_of(figure: object) -> str:
+    """Why a figure is unknown; empty if it is known."""
+    return figure.reason if isinstance(figure, Unknown) else ""

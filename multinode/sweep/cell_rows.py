@@ -24,7 +24,7 @@ from multinode.profile.measured import Measured, asked_epochs, dataset_size, ful
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord
 from multinode.stats.estimate import attempt
-from multinode.stats.unknown import UnknownError
+from multinode.stats.unknown import Unknown, UnknownError, or_none, reason_of
 from multinode.sweep.cells import MEASURED, CellRow, has_speed
 from multinode.sweep.columns import COLUMNS
 
@@ -74,7 +74,7 @@ def make_row(measured: MeasuredCell) -> CellRow:
 
 
 def _measured(row: CellRow, side: Side, runs: Sequence[StoredRun]) -> CellRow:
-    used = [run.require_summary().utilisation for run in runs]
+    used = [or_none(run.require_summary().utilisation) for run in runs]
     row = msgspec.structs.replace(
         row,
         **{
@@ -85,7 +85,7 @@ def _measured(row: CellRow, side: Side, runs: Sequence[StoredRun]) -> CellRow:
         network_share=side.exposed_share,
         exposed_steps=side.exposed_steps,
         peak_memory_gib=_peak_memory_gib(runs),
-        tokens_per_sample=_median([run.require_summary().tokens_per_sample for run in runs]),
+        tokens_per_sample=_median([or_none(run.require_summary().tokens_per_sample) for run in runs]),
         **{name: _median([getattr(side, name, None) for side in used]) for name in _UTILISATION},
     )
     return msgspec.structs.replace(row, missing=_missing(row, side, runs[-1]))
@@ -103,10 +103,11 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _missing(row: CellRow, side: Side, last: StoredRun) -> dict[str, str]:
     summary = last.require_summary()
-    no_peak = summary.missing.get("utilisation", "") if summary.utilisation is None else summary.utilisation.denominator
+    used = summary.utilisation
+    no_peak = used.reason if isinstance(used, Unknown) else used.denominator
     missing = side.missing | {
         "network_share": side.missing.get("exposed_share", ""),
-        "tokens_per_sample": summary.missing.get("tokens_per_sample", ""),
+        "tokens_per_sample": reason_of(summary.tokens_per_sample),
         "peak_memory_gib": "no worker reported its memory",
         "device": "the nodes did not report their devices",
         "workers_per_node": "the nodes have unequal numbers of workers",

@@ -61,6 +61,7 @@ from multinode.series.series import (
     take_up,
     wait_for_gpus,
 )
+from multinode.stats.estimate import value_of
 from multinode.sweep.cell_rows import MeasuredCell
 from multinode.sweep.cell_sheet import combined, with_notes, with_price_notes
 from multinode.sweep.cell_table import Look, SweptCells, look_at, table_of_sweep, with_prices
@@ -272,7 +273,7 @@ class CellSeries(Series):
             return CellOutcome(state="failed", reason=str(error), unreachable=isinstance(error, NodeError))
         self._has_run = True
         outcome = judge_run(run.launched.run, in_time=run.in_time, lacks=figures_lack(run.launched))
-        return msgspec.structs.replace(outcome, value=run.launched.summary.samples_per_s)
+        return msgspec.structs.replace(outcome, value=value_of(run.launched.summary.samples_per_s))
 
     def _hits_all(self, cell: int, error: MultinodeError) -> bool:
         if isinstance(error, NodeError) or self._has_run:

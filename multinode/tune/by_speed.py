@@ -32,6 +32,7 @@ from multinode.records.benchmark import Benchmark, describe_benchmark
 from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.series.series import Resume, Series, status_of, take_up
+from multinode.stats.unknown import Unknown
 from multinode.traffic.algorithms import Layout
 
 _FILE = "advice.json"
@@ -226,10 +227,9 @@ class _ChangeSeries(Series):
                 raise
             return CellOutcome(state="failed", reason=str(error))
         rate = launched.summary.samples_per_s
-        if rate is None:
-            reason = launched.summary.missing.get("samples_per_s", "it recorded no steady step")
-            return CellOutcome(state="failed", reason=reason)
-        return CellOutcome(state="measured", value=rate)
+        if isinstance(rate, Unknown):
+            return CellOutcome(state="failed", reason=rate.reason)
+        return CellOutcome(state="measured", value=rate.value)
 
     def has_changed(self) -> None:
         """Store what is known so far."""

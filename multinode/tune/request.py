@@ -24,6 +24,7 @@ from multinode.profile.observed import observe_run
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.series.grid import CellRecord, GridRecord, due_turns, fingerprint
 from multinode.series.series import Resume, find_series
+from multinode.stats.estimate import exactly
 from multinode.traffic.algorithms import Layout
 from multinode.tune.judge import Tuning, plan
 from multinode.tune.trial import (
@@ -301,10 +302,10 @@ def _plan_from_others(request: TuningRequest, runs: Path, layout: Layout) -> Tun
     around_s = (
         None if took_s is None else max(0.0, took_s - steps * global_batch_of(request, layout) / row.samples_per_s)
     )
-    measured = [alike[candidate.nodes].samples_per_s if candidate.nodes in alike else None for candidate in candidates]
+    measured = {nodes: exactly(record.samples_per_s) for nodes, record in alike.items()}
     first = [
-        msgspec.structs.replace(candidate, predicted_samples_per_s=rate)
-        for candidate, rate in zip(candidates, measured, strict=True)
+        msgspec.structs.replace(candidate, predicted_samples_per_s=measured.get(candidate.nodes))
+        for candidate in candidates
     ]
     listed = [with_expected(candidate, samples, around_s) for candidate in (*first, *changes)]
     needed = [candidate.expected_s for candidate in listed]

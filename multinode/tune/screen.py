@@ -144,7 +144,9 @@ def _time(row: TunedRow) -> str:
 
 def _predicted(row: TunedRow) -> str:
     rate = row.candidate.predicted_samples_per_s
-    return UNKNOWN if rate is None else f"{format_sig(rate.value)} ({rate.text('range')})"
+    if rate is None:
+        return UNKNOWN
+    return format_sig(rate.value) + ("" if rate.is_exact else f" ({rate.text('range')})")
 
 
 def _notes(tuning: Tuning) -> Iterator[str]:

@@ -77,7 +77,7 @@ def test_every_fix_is_copied_whole_from_a_terminal_of_80_columns() -> None:
     hints = [re.sub(r"{(\w+)(?:!s)?}", r"a-\1-of-some-length", rule.hint) for rule in RULES]
     assert [found for hint in hints if (found := command_in_words(hint))] == []
     findings = [
-        CheckFinding(severity="error", node="node1", code=rule.check, message=str(number), hint=hint)
+        CheckFinding(severity="error", node="node1", code=rule.code, message=str(number), hint=hint)
         for number, (rule, hint) in enumerate(zip(RULES, hints, strict=True))
     ]
     lines = screen_text(check_parts(TWO, CHECK_NAMES, findings), 80).splitlines()

@@ -11,6 +11,7 @@ from multinode.errors import UsageError
 from multinode.profile.figures import BalanceOutlook, NodePace
 from multinode.profile.summary import Summary
 from multinode.records.run_directory import RunDirectory
+from multinode.stats.estimate import Estimate
 
 ZERO2 = '{\n  "zero_optimization": {\n    "stage": 2\n  }\n}\n'
 
@@ -224,7 +225,7 @@ def test_speeds_are_stated_or_those_of_a_run(folder: Path, monkeypatch: pytest.M
     directory.write("run.json", {})
     figures = {"own_ms": 1.0, "samples": 4.0, "balanced_samples": 4.0}
     paces = tuple(NodePace(node=name, speed=speed, **figures) for name, speed in (("a", 1.5), ("b", 1.0)))
-    told = BalanceOutlook(nodes=paces, gain=1.2, interval=(1.1, 1.3))
+    told = BalanceOutlook(nodes=paces, gain=Estimate(value=1.2, low=1.1, high=1.3))
     directory.write("summary.json", Summary(run_id="slow", steps=9, steady_steps=6, rule="", balance=told))
     shown = dry_run("--balance", "slow", "--", "train.py").stdout
     assert "# note: samples of a worker in proportion: a 1.5, b 1 (--balance a=1.5,b=1, as measured" in shown

@@ -170,7 +170,7 @@ def test_show_says_what_holds_a_run_up_and_json_has_the_figures() -> None:
     document = json.loads(runner.invoke(build_app(), ["show", "20260102", "--json"]).stdout)
     assert (document["run_id"], document["contrast"]) == ("20260102-aa", None)
     assert document["schema"] == "multinode.launch/1"
-    assert document["summary"]["comm"]["exposed_ms"] == 120.5
+    assert document["summary"]["comm"]["exposed_ms"]["value"] == 120.5
 
 
 def test_a_tile_says_of_how_many_steps_exposed_communication_is(runs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from multinode.contrast.figures import Side
@@ -11,7 +12,7 @@ from multinode.profile.figures import Straggler
 from multinode.profile.machine_use import NodeUse
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Comm, Summary
+from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import Estimate, Spread
 from tests.launch.scripted import make_plan
@@ -73,15 +74,22 @@ def side_of(role: str, samples_per_s: float, nodes: int = 1, workers_per_node: i
     return Side(role=role, nodes=nodes, workers_per_node=workers_per_node, world_size=world_size, **(facts | known))
 
 
-def summary_of(samples_per_s: float = 24.1, step_ms: float = 166.0, **known: Any) -> Summary:
-    """One run of thirty steady steps."""
+def measured(value: float, cv: float = 0.1, steps: int = 25) -> Estimate:
+    """The figure of so many independent steps."""
+    factor = math.exp((1.96 + 2.4 / (steps - 1)) * cv / math.sqrt(steps))
+    return Estimate(value=value, low=value / factor, high=value * factor)
+
+
+def summary_of(rate: float = 24.1, step_ms: float = 166.0, **known: Any) -> Summary:
+    """One run of thirty steady steps; plain figures vary by a tenth, where they need an interval."""
+    known |= {name: measured(known[name]) for name in ("tokens_per_s", "tgs") if isinstance(known.get(name), float)}
     facts: dict[str, Any] = {
         "run_id": "r",
         "steps": 35,
         "steady_steps": 25,
         "rule": "all but the first 10",
-        "samples_per_s": samples_per_s,
-        "step_time_ms": Spread(median=step_ms, p95=step_ms, cv=0.1),
+        "samples_per_s": measured(rate),
+        "step_time_ms": StepTimes(median=measured(step_ms), p95=step_ms, cv=0.1),
     }
     return Summary(**(facts | known))
 
@@ -92,7 +100,8 @@ def split_summary(exposed_ms: float, late: dict[str, float] | None = None, **kno
     stragglers = tuple(
         Straggler(node=node, ranks=(0,), late_ms=late_ms, share=0.5) for node, late_ms in (late or {}).items()
     )
-    return summary_of(split=StepSplit(source="ddp", mean=mean), stragglers=stragglers, **known)
+    split = StepSplit(source="ddp", mean=mean)
+    return summary_of(split=split, comm=Comm(exposed_ms=measured(exposed_ms)), stragglers=stragglers, **known)
 
 
 def run_of(summary: Summary | None = None, *, nodes: int = 1, **known: Any) -> StoredRun:

@@ -18,11 +18,11 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Comm
+from multinode.profile.summary import Comm, StepTimes
 from multinode.render.table import screen_text
 from multinode.runs.stored_run import StoredRun
-from multinode.stats.estimate import Spread
-from tests.contrast.made_up_sides import SETTINGS, node_use, run_of, side_of, split_of, summary_of
+from multinode.stats.unknown import Unknown
+from tests.contrast.made_up_sides import SETTINGS, measured, node_use, run_of, side_of, split_of, summary_of
 
 MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
 
@@ -141,6 +141,7 @@ def test_a_contrast_needs_both_sides(role: str) -> None:
 
 
 POSITIVE = st.floats(min_value=1e-6, max_value=1e12)
+UNKNOWN = st.just(Unknown("nobody looked"))
 ANYTHING = st.none() | st.floats(min_value=0, max_value=1e12)
 COUNTS = st.none() | st.integers(min_value=0, max_value=1 << 60)
 
@@ -149,30 +150,30 @@ COUNTS = st.none() | st.integers(min_value=0, max_value=1 << 60)
 def runs(draw: st.DrawFn, nodes: int) -> StoredRun:
     """A run that says anything that its decoded records allow, or nothing."""
     names = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
-    mean = draw(st.none() | st.builds(WorkerSplit, rank=st.just(-1), step_ms=st.floats(1e-6, 1e9)))
-    if mean is not None:
-        mean = msgspec.structs.replace(mean, **{name: draw(ANYTHING) for name in names})
+    mean = draw(UNKNOWN | st.builds(WorkerSplit, rank=st.just(-1), step_ms=st.floats(1e-6, 1e9)))
+    if not isinstance(mean, Unknown):
+        mean = msgspec.structs.replace(mean, **{name: draw(UNKNOWN | POSITIVE) for name in names})
     late = draw(st.lists(st.floats(0, 1e9), max_size=2))
     steps_ms = draw(POSITIVE)
     summary = summary_of(
         draw(POSITIVE),
         steps_ms,
         steady_steps=draw(st.integers(min_value=0, max_value=1 << 40)),
-        tokens_per_s=draw(ANYTHING),
+        tokens_per_s=draw(UNKNOWN | st.builds(measured, POSITIVE)),
         split=StepSplit(mean=mean),
         stragglers=tuple(Straggler(node="n1", ranks=(0,), late_ms=late_ms, share=0.1) for late_ms in late),
-        comm=Comm(bytes_per_step=BytesPerStep(nic=draw(ANYTHING))),
+        comm=Comm(bytes_per_step=BytesPerStep(nic=draw(UNKNOWN | POSITIVE))),
         bottleneck=draw(st.none() | st.just(Bottleneck(kind="network"))),
-        dataset_samples=draw(COUNTS),
+        dataset_samples=draw(UNKNOWN | st.integers(min_value=0, max_value=1 << 60)),
         nodes=(node_use(cpu_busy_percent=draw(ANYTHING), job_cores=draw(ANYTHING), throttled_share=draw(ANYTHING)),),
     )
-    spread = Spread(median=steps_ms, p95=steps_ms, cv=draw(st.floats(min_value=0, max_value=1e3)))
+    times = StepTimes(median=measured(steps_ms), p95=steps_ms, cv=draw(st.floats(min_value=0, max_value=1e3)))
     settings = JobSettings(
         per_device_batch=draw(COUNTS), accumulation=draw(COUNTS), strategy=draw(st.none() | st.text())
     )
     workload = Workload(settings=settings, whole=FullRun(steps=draw(COUNTS), epochs=draw(ANYTHING)))
     return run_of(
-        msgspec.structs.replace(summary, step_time_ms=spread),
+        msgspec.structs.replace(summary, step_time_ms=times),
         nodes=nodes,
         workers=tuple(draw(st.integers(min_value=1, max_value=8)) for _ in range(nodes)),
         workload=draw(st.none() | st.just(workload)),

@@ -16,6 +16,7 @@ from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.request import forecast_benchmarks
 from multinode.predict.screen import forecast_parts
 from multinode.render.table import Part, screen_text
+from multinode.stats.estimate import exactly, of_bounds
 from tests.contrast.contrasts import CONTRAST, CURVE, outlook
 from tests.contrast.made_up_sides import side_of, split_of
 from tests.contrast.test_words import CASES
@@ -47,9 +48,9 @@ UNKNOWN = msgspec.structs.replace(
 )
 
 BATCH = msgspec.structs.replace(
-    CONTRAST.advice[2], name="per-device batch 64", memory_gib=30.0, fits=False, gain=3.1, interval=(2.9, 3.3)
+    CONTRAST.advice[2], name="per-device batch 64", memory_gib=30.0, fits=False, gain=of_bounds(3.1, (2.9, 3.3))
 )
-SLOWER = msgspec.structs.replace(BATCH, name="3 nodes", fits=None, gain=0.9, interval=(0.85, 0.95))
+SLOWER = msgspec.structs.replace(BATCH, name="3 nodes", fits=None, gain=of_bounds(0.9, (0.85, 0.95)))
 assert CONTRAST.forecast is not None
 RECOMMENDATIONS = Recommendations(
     runs=("20260104-cc-baseline-1",),
@@ -74,7 +75,7 @@ USELESS = msgspec.structs.replace(RECOMMENDATIONS, advice=(SLOWER, BATCH), back_
 # Measured to be slower than the one node beside it.
 SLOW = {
     "today": msgspec.structs.replace(
-        outlook(0.1, 2), speedup=0.12, speedup_interval=(0.11, 0.13), workers_per_node=1, samples_per_s=2.98
+        outlook(0.1, 2), speedup=of_bounds(0.12, (0.11, 0.13)), workers_per_node=1, samples_per_s=exactly(2.98)
     ),
     "one_node": msgspec.structs.replace(outlook(None, 1, 2), measured=True),
     "job": "configs/tiny sft.yaml",

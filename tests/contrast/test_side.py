@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import msgspec
 import pytest
 
@@ -12,8 +10,9 @@ from multinode.contrast.side import make_side
 from multinode.errors import UsageError
 from multinode.model.workload import JobSettings, Workload
 from multinode.profile.step_split import KnownSteps, StepSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.stats.estimate import Estimate, of_repeats
+from multinode.stats.unknown import Unknown
 from tests.contrast.made_up_sides import run_of, split_of, split_summary, summary_of, traffic
 
 
@@ -27,17 +26,10 @@ def test_repeats_give_their_mean_and_what_they_leave_open() -> None:
 
 
 def test_one_repeat_has_the_intervals_of_its_own_steps() -> None:
-    intervals = {"samples_per_s": (97.0, 102.0), "step_time_ms": (165.0, 170.0), "tgs": (1490.0, 1520.0)}
-    side = make_side("baseline", [run_of(summary_of(100.0, tgs=1500.0, intervals=intervals))])
-    assert side.samples_per_s == Estimate(value=100.0, low=97.0, high=102.0)
-    assert side.step_time_ms == Estimate(value=166.0, low=165.0, high=170.0)
-    assert side.tgs == Estimate(value=1500.0, low=1490.0, high=1520.0)
-
-
-def test_a_summary_of_an_earlier_release_has_no_intervals_and_the_scatter_of_its_steps_counts() -> None:
-    side = make_side("baseline", [run_of(summary_of(100.0))])  # cv 0.1 over 25 steps; t is 2.06
-    assert side.samples_per_s.high == pytest.approx(100 * math.exp(2.06 * 0.1 / 5))
-    assert side.step_time_ms.low == pytest.approx(166 / math.exp(2.06 * 0.1 / 5))
+    rate, tgs = Estimate(value=100.0, low=97.0, high=102.0), Estimate(value=1500.0, low=1490.0, high=1520.0)
+    times = StepTimes(median=Estimate(value=166.0, low=165.0, high=170.0), p95=170.0, cv=0.01)
+    side = make_side("baseline", [run_of(summary_of(samples_per_s=rate, step_time_ms=times, tgs=tgs))])
+    assert (side.samples_per_s, side.step_time_ms, side.tgs) == (rate, times.median, tgs)
 
 
 def test_the_global_batch_is_of_all_workers_and_unknown_without_settings() -> None:
@@ -60,7 +52,7 @@ def test_tokens_stand_where_every_repeat_counted_them() -> None:
     side = make_side("baseline", counted)
     assert side.tokens_per_s is not None
     assert side.tokens_per_s.value == pytest.approx(3100.0)
-    unknown = make_side("baseline", [*counted, run_of(summary_of(missing={"tokens_per_s": "no tokenizer"}))])
+    unknown = make_side("baseline", [*counted, run_of(summary_of(tokens_per_s=Unknown("no tokenizer")))])
     assert unknown.tokens_per_s is None
     assert unknown.missing["tokens_per_s"] == "no tokenizer"
 
@@ -84,9 +76,7 @@ def test_bytes_and_link_are_those_of_the_last_repeat() -> None:
 
 
 def test_a_run_without_samples_cannot_be_compared_and_says_why() -> None:
-    nothing = Summary(
-        run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"}
-    )
+    nothing = Summary(run_id="r", steps=0, steady_steps=0, rule="", samples_per_s=Unknown("no worker recorded a step"))
     with pytest.raises(UsageError, match="run r has no samples/s to compare: no worker recorded a step"):
         make_side("baseline", [run_of(), run_of(nothing)])
 
@@ -131,7 +121,7 @@ def test_exposed_communication_is_of_the_steps_of_all_repeats_in_which_it_is_kno
 
 
 def test_a_repeat_that_was_not_split_leaves_none_and_its_reason() -> None:
-    blind = summary_of(split=StepSplit(missing={"exposed_ms": "no counters"}))
+    blind = summary_of(split=StepSplit(mean=Unknown("no counters")), comm=Comm(exposed_ms=Unknown("no counters")))
     found = side_of_two([split_summary(20.0), blind])
     assert (found.split, found.exposed_ms, found.exposed_share, found.late_ms) == (None, None, None, None)
     assert {found.missing[name] for name in ("split", "exposed_ms", "exposed_share", "late_ms")} == {"no counters"}
@@ -139,11 +129,16 @@ def test_a_repeat_that_was_not_split_leaves_none_and_its_reason() -> None:
 
 def test_a_part_that_one_repeat_lacks_is_not_that_of_the_others() -> None:
     partly = summary_of(
-        split=StepSplit(mean=msgspec.structs.replace(split_of(166.0), compute_ms=None, exposed_ms=None))
+        split=StepSplit(
+            mean=msgspec.structs.replace(
+                split_of(166.0), compute_ms=Unknown("no counters"), exposed_ms=Unknown("no counters")
+            )
+        )
     )
     found = side_of_two([split_summary(20.0), partly])
     assert found.split is not None
-    assert (found.split.compute_ms, found.split.exposed_ms, found.exposed_ms) == (None, None, None)
+    assert found.split.compute_ms == found.split.exposed_ms == Unknown("no counters")
+    assert found.exposed_ms is None
     assert found.split.optimizer_ms == pytest.approx(10.0)
     assert "exposed_ms" in found.missing
 

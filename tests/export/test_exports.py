@@ -73,9 +73,9 @@ def expected(directory: RunDirectory) -> dict[str, float]:
     """Figures of `show --json` by the path that an export gives them, looked up there and nowhere else."""
     summary = shown(directory)["summary"]
     found: dict[str, float] = {
-        "samples_per_s": summary["samples_per_s"],
-        "step_time_ms/median": summary["step_time_ms"]["median"],
-        "comm/exposed_ms": summary["comm"]["exposed_ms"],
+        "samples_per_s": summary["samples_per_s"]["value"],
+        "step_time_ms/median": summary["step_time_ms"]["median"]["value"],
+        "comm/exposed_ms": summary["comm"]["exposed_ms"]["value"],
         "comm/exposed_share": summary["comm"]["exposed_share"],
         "comm/in_training_gb_per_s": summary["comm"]["in_training_gb_per_s"],
         "last_loss": summary["last_loss"],
@@ -213,8 +213,8 @@ def test_prometheus_parses_the_textfile(stored: RunDirectory) -> None:
     assert Path("run.prom").stat().st_mode & 0o777 == 0o644
     found = metrics(Path("run.prom").read_text())
     summary = shown(stored)["summary"]
-    assert found["multinode_summary_step_time_ms_median"] == {(): summary["step_time_ms"]["median"]}
-    assert found["multinode_summary_comm_exposed_ms"] == {(): summary["comm"]["exposed_ms"]}
+    assert found["multinode_summary_step_time_ms_median"] == {(): summary["step_time_ms"]["median"]["value"]}
+    assert found["multinode_summary_comm_exposed_ms"] == {(): summary["comm"]["exposed_ms"]["value"]}
     assert found["multinode_summary_nodes_nics_share"] == {
         (("ifname", "ens1f0"), ("node", node["node"])): node["nics"][0]["share"] for node in summary["nodes"]
     }
@@ -236,7 +236,7 @@ def test_csv_and_parquet_have_all_samples(stored: RunDirectory) -> None:
         if row["counted"]:
             steps.setdefault(row["step"], []).append(row["step_time_us"])
     median_ms = statistics.median(statistics.median(times) for times in steps.values()) / 1000
-    assert median_ms == shown(stored)["summary"]["step_time_ms"]["median"]
+    assert median_ms == shown(stored)["summary"]["step_time_ms"]["median"]["value"]
     assert pyarrow.parquet.read_table(folder / "network.parquet").num_rows == sum(
         1 for line in (folder / "network.csv").read_text().splitlines()[1:] if line
     )

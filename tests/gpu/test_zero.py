@@ -20,8 +20,8 @@ def test_exposed_communication_of_overlapped_zero_is_what_a_trace_shows(
     assert plain.run.status == "succeeded", plain.run.first_failure
     trace = train(*arguments, trace_steps=5).summary.trace
     assert trace is not None
-    assert trace.exposed_ms is not None, trace.missing
+    assert trace.exposed_ms is not None, trace.notes
     counted = plain.summary.comm
-    assert counted.exposed_share is not None, counted.missing
+    assert counted.exposed_share is not None, counted.exposed_ms
     shown = trace.exposed_ms / trace.workers[0].step_ms
     assert counted.exposed_share == pytest.approx(shown, abs=0.1), trace.agreement

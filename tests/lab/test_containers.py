@@ -86,7 +86,7 @@ def test_a_training_in_containers_is_measured_and_stopped(containers: str, lab: 
     launch = ("launch", "--hosts", containers, "--no-check", "--json", *SCRIPT, "--steps")
     code, trained = command.code_and_document(*launch, "12")
     assert (code, trained["status"], trained["world_size"]) == (0, "succeeded", 4), trained
-    assert command.document("show", "last", "--json")["summary"]["samples_per_s"] > 0
+    assert command.document("show", "last", "--json")["summary"]["samples_per_s"]["value"] > 0
     with command.running(*launch, "100000") as process:
         (run_id,) = wait_for(lambda: [one for one in run_ids(command) if one != trained["run_id"]])
         # Both have begun to train: no process comes or goes.

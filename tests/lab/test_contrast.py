@@ -134,17 +134,17 @@ class TestLlamaFactoryOverASlowLink:
         options = ("--link", f"{SLOW_GBIT_PER_S},10", "--nodes", "2", "--json")
         predicted = measure(contrasted.command, "predict", contrasted.run_id, *options)
         as_it_was, faster = predicted["scenarios"]
-        low, high = as_it_was["interval"]
-        assert low <= contrasted.candidate["samples_per_s"]["value"] <= high
-        assert faster["samples_per_s"] > 3 * as_it_was["samples_per_s"]
+        rate, measured = as_it_was["samples_per_s"], contrasted.candidate["samples_per_s"]["value"]
+        assert rate["low"] <= measured <= rate["high"]
+        assert faster["samples_per_s"]["value"] > 3 * rate["value"]
         # With both workers on each of the nodes, twice as many as one node has.
         assert SLOW_GBIT_PER_S < predicted["break_even"]["full_beats_one"]["value"] < 10
         advice = measure(contrasted.command, "advise", contrasted.run_id, "--json")["advice"]
         # One node stands before all that does not certainly beat it, however large its gain.
         alone = [one["command"].startswith("--nodes 1 ") for one in advice].index(True)
-        gains = [one["gain"] for one in advice[alone + 1 :]]
+        gains = [one["gain"]["value"] for one in advice[alone + 1 :]]
         assert gains == sorted(gains, reverse=True)
-        assert advice[alone]["gain"] > 2
+        assert advice[alone]["gain"]["value"] > 2
         assert any("--grad-compress fp16" in one["command"] for one in advice)
 
     def test_it_is_reported_and_compared_again(self, contrasted: Contrasted, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_slow_node_is_told_from_a_slow_network_and_its_limit_is_named(
     assert (straggler["node"], straggler["cause"]) == ("node1", "cpu")
     assert "0.25" in " ".join(straggler["evidence"])
     assert found["bottleneck"]["kind"] == "straggler"
-    assert found["comm"]["exposed_ms"] < straggler["late_ms"]
+    assert found["comm"]["exposed_ms"]["value"] < straggler["late_ms"]
 
 
 def test_what_ctrl_c_leaves_is_compared_where_each_side_was_measured(one_slot: str, command: Command) -> None:

@@ -13,10 +13,10 @@ from multinode.launch.ending import MOST_LINES, hang_words
 from multinode.launch.outcome import next_step, run_parts
 from multinode.launch.progress_table import ProgressTable
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.summary import Summary
+from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run, Stall
 from multinode.render.table import screen_text
-from multinode.stats.estimate import Spread
+from multinode.stats.estimate import exactly
 from tests.golden import Golden
 from tests.launch.test_progress_table import PROFILED, progress
 
@@ -37,8 +37,8 @@ SUMMARY = Summary(
     steps=6,
     steady_steps=2,
     rule="the first 4 of 6 steps are warm-up, excluded",
-    step_time_ms=Spread(median=300.4, p95=320.0, cv=0.05),
-    samples_per_s=26.66,
+    step_time_ms=StepTimes(median=exactly(300.4), p95=320.0, cv=0.05),
+    samples_per_s=exactly(26.66),
     bottleneck=Bottleneck(kind="network", share=0.54, sentence="x"),
 )
 TRACEBACK = """Traceback (most recent call last):

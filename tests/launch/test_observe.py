@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -25,6 +24,8 @@ from multinode.records.samples import (
     SyncSample,
     TrainEndSample,
 )
+from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import known
 
 NODES = tuple(
     NodePlan(
@@ -90,11 +91,11 @@ def slow_in_the_middle(tmp_path: Path, steps: int) -> RunDirectory:
     return directory
 
 
-def figures(summary: Summary) -> dict[str, Any]:
+def figures(summary: Summary) -> dict[str, Estimate]:
     """Those that have an interval."""
-    median_ms = summary.step_time_ms.median if summary.step_time_ms is not None else None
-    others = {"step_time_ms": median_ms, "exposed_ms": summary.comm.exposed_ms}
-    return {name: others[name] if name in others else getattr(summary, name) for name in summary.intervals}
+    rates = {name: getattr(summary, name) for name in ("samples_per_s", "tgs", "tokens_per_s")}
+    times = {"step_time_ms": known(summary.step_time_ms).median, "exposed_ms": known(summary.comm.exposed_ms)}
+    return {name: known(figure) for name, figure in (rates | times).items()}
 
 
 @pytest.mark.parametrize("steps", [10_000, pytest.param(100_000, marks=pytest.mark.thorough)])
@@ -110,14 +111,12 @@ def test_what_is_read_of_a_long_run_is_as_slow_as_the_whole(tmp_path: Path, step
     assert part.steps == whole.steps == steps
     assert part.steady_steps < steps / 3
     assert f"{part.steady_steps + 5} of {steps} steps are read" in part.rule
-    assert set(part.intervals) == set(whole.intervals) >= {"samples_per_s", "tgs", "step_time_ms", "exposed_ms"}
     of_whole = figures(whole)
     for name, figure in figures(part).items():
         # Heads and tails alone would say twice as much, or less than half.
-        assert figure == pytest.approx(of_whole[name], rel=0.05), name
-        for summary in (part, whole):
-            low, high = summary.intervals[name]
-            assert low <= figure <= high, name
+        assert figure.value == pytest.approx(of_whole[name].value, rel=0.05), name
+        for low, high in (figure.bounds, of_whole[name].bounds):
+            assert low <= figure.value <= high, name
     assert part.all_steps_samples_per_s == pytest.approx(whole.all_steps_samples_per_s, rel=0.05)
     assert (part.first_loss, part.last_loss) == (2.0, 1.0)
     rates = [summary.nodes[0].nics[0].out_gbit_per_s for summary in (part, whole)]
@@ -140,6 +139,5 @@ def test_whole_rounds_of_averaging_are_read(tmp_path: Path) -> None:
     found = observe_run(directory, plan, most_bytes=600_000)
     assert len(found.steps) < steps / 3
     assert len(found.counted) == every * len(found.syncs) > 0
-    spread = summarise(found).step_time_ms
-    assert spread is not None
-    assert spread.median == pytest.approx(100 * (every + 1) / every)
+    times = known(summarise(found).step_time_ms)
+    assert times.median.value == pytest.approx(100 * (every + 1) / every)

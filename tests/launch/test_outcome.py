@@ -12,10 +12,11 @@ from multinode.launch.outcome import next_step, run_parts, run_verdict, step_she
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import Straggler
 from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run
 from multinode.render.table import screen_text
-from multinode.stats.estimate import Spread
+from multinode.stats.estimate import Estimate, exactly
+from multinode.stats.unknown import Unknown
 from tests.golden import Golden
 from tests.profile.observing import RUN as TRAINING
 from tests.profile.observing import SUMMARY as TRAINING_SUMMARY
@@ -35,12 +36,12 @@ SUMMARY = Summary(
     steps=30,
     steady_steps=25,
     rule="the first 5 of 30 steps are warm-up, excluded",
-    step_time_ms=Spread(median=300.4, p95=320.0, cv=0.05),
-    samples_per_s=26.66,
+    step_time_ms=StepTimes(median=exactly(300.4), p95=320.0, cv=0.05),
+    samples_per_s=exactly(26.66),
     first_loss=2.5,
     last_loss=1.25,
 )
-NOTHING = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="nothing", missing={"samples_per_s": "no steps"})
+NOTHING = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="nothing", samples_per_s=Unknown("no steps"))
 
 
 SLOW_NODE = Straggler(
@@ -126,7 +127,9 @@ PLACE = PurePath("runs", RUN.run_id)
 CONTRAST = "multinode contrast --hosts lab sft.yaml"
 MEASURED = msgspec.structs.replace(
     TRAINING_SUMMARY,
-    intervals={"samples_per_s": (38.9, 40.9), "step_time_ms": (391.0, 412.0), "exposed_ms": (110.0, 131.0)},
+    samples_per_s=Estimate(value=39.87, low=38.9, high=40.9),
+    step_time_ms=StepTimes(median=Estimate(value=401.25, low=391.0, high=412.0), p95=433.5, cv=0.031),
+    comm=msgspec.structs.replace(TRAINING_SUMMARY.comm, exposed_ms=Estimate(value=120.5, low=110.0, high=131.0)),
 )
 
 

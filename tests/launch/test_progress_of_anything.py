@@ -11,7 +11,7 @@ from rich.console import Console
 from multinode.launch.progress_table import ProgressTable, progress_line
 from multinode.network.measure import scan_messages
 from multinode.records.benchmark import CollectiveTest
-from multinode.records.progress import NodeProgress, RunProgress, advance_node
+from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.samples import Sample
 from tests.any_samples import any_samples
 
@@ -40,8 +40,9 @@ def test_records_of_any_content_leave_table_and_line_printable(
     others = [
         NodeProgress(name=f"more{index}", node_rank=index, ranks=(2 * index, 2 * index + 1)) for index in range(2, 14)
     ]
-    nodes = [advance_node(node, samples) for node, samples in zip(shown, (first, second), strict=True)]
-    nodes += [advance_node(node, first) for node in others]
+    nodes = [*shown, *others]
+    for node, samples in zip(nodes, (first, second, *[first] * len(others)), strict=True):
+        node.take(samples)
     for some in (nodes[:2], nodes):
         progress = RunProgress(run_id="r", job="sft.yaml", world_size=2 * len(some), nodes=tuple(some))
         output = io.StringIO()

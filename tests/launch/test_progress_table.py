@@ -36,7 +36,10 @@ def trained(took_us: float, tokens: int, exposed_us: float) -> RecentSteps:
     step = StepSample(rank=0, step=1, time_s=0, mono_ns=0, step_time_us=took_us, tokens=tokens)
     counters = {"forward_us": 0, "backward_us": 0, "comm_us": exposed_us, "overlap_us": 0}
     ddp = DdpSample(awaited=False, rank=0, step=1, iteration=1, bucket_sizes_bytes=(), **counters)
-    return RecentSteps().with_sample(step).with_sample(ddp)
+    worker = RecentSteps()
+    worker.take(step)
+    worker.take(ddp)
+    return worker
 
 
 PROFILED = msgspec.structs.replace(

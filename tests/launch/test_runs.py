@@ -19,6 +19,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun, load_run, load_runs
+from multinode.stats.estimate import exactly
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
 
@@ -32,7 +33,7 @@ RUN = Run(
     world_size=2,
     nodes=(NodeRun(name="box-a", node_rank=0), NodeRun(name="box-b", node_rank=1)),
 )
-SUMMARY = Summary(run_id=RUN.run_id, steps=30, steady_steps=25, rule="steps 6 to 30", samples_per_s=14.0)
+SUMMARY = Summary(run_id=RUN.run_id, steps=30, steady_steps=25, rule="steps 6 to 30", samples_per_s=exactly(14.0))
 
 
 def store(root: Path, run_id: str = RUN.run_id) -> RunDirectory:

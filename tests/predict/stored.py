@@ -18,11 +18,12 @@ from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.predict.run_selection import Record
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import StepTimes, Summary
 from multinode.records.benchmark import CollectiveTest
 from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous
 from multinode.records.run_directory import RunDirectory
-from multinode.stats.estimate import Spread
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import Unknown
 from multinode.strict_yaml import dump_yaml
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import fit_curve
@@ -72,7 +73,7 @@ def training_record(
         rank=-1,
         step_ms=step_ms,
         compute_ms=accumulation * COMPUTE_MS,
-        exposed_ms=exposed_ms,
+        exposed_ms=exposed_ms or 0.0,
         wait_ms=0.0,
         data_ms=0.0,
         optimizer_ms=OPTIMIZER_MS,
@@ -85,11 +86,11 @@ def training_record(
         steps=30,
         steady_steps=25,
         rule="the first 5 of 30 steps are warm-up, excluded",
-        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.01),
-        samples_per_s=workers * config["per_device_train_batch_size"] * accumulation / step_ms * 1000,
+        step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.01),
+        samples_per_s=exactly(workers * config["per_device_train_batch_size"] * accumulation / step_ms * 1000),
         micro_steps=float(accumulation),
         tokens_per_sample=100.0,
-        split=StepSplit(mean=mean) if exposed_ms is not None else StepSplit(missing={"exposed_ms": "nobody looked"}),
+        split=StepSplit(mean=mean) if exposed_ms is not None else StepSplit(mean=Unknown("nobody looked")),
     )
     files = [PlanFile(path="job.yaml", text=dump_yaml(config))]
     if deepspeed is not None:

@@ -88,8 +88,8 @@ def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
     advice = advise(state())
     halved, four = named(advice, "gradients in fp16"), named(advice, "gradient accumulation 4")
     # 1.181 s of communication and 0.166 s of compute per step: (1.181 + 0.166) / (0.59 + 0.166).
-    assert halved.gain == pytest.approx(1.78, rel=0.02)
-    assert four.gain == pytest.approx(4 * 1.347 / (1.181 + 4 * 0.166), rel=0.02)
+    assert halved.gain.value == pytest.approx(1.78, rel=0.02)
+    assert four.gain.value == pytest.approx(4 * 1.347 / (1.181 + 4 * 0.166), rel=0.02)
     assert halved.command == "--grad-compress fp16"
     assert halved.change == Change(levers=compressed("fp16"))
     assert four.command == "--set gradient_accumulation_steps=4"
@@ -112,7 +112,7 @@ PACES = (
 
 
 def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
-    found = BalanceOutlook(nodes=PACES, gain=1.5, interval=(1.4, 1.7))
+    found = BalanceOutlook(nodes=PACES, gain=Estimate(value=1.5, low=1.4, high=1.7))
     balanced = named(advise(state(balance=found)), "samples by speed")
     assert (balanced.gain.value, balanced.gain.bounds, balanced.kind) == (1.5, (1.4, 1.7), "balance")
     assert balanced.command == "--balance a=2.9,b=1"
@@ -126,8 +126,8 @@ def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
     "today",
     [
         state(),
-        state(balance=BalanceOutlook(nodes=PACES, gain=1.001, interval=(0.9, 1.1))),
-        state(Strategy.ZERO2, balance=BalanceOutlook(nodes=PACES, gain=1.5, interval=(1.4, 1.7))),
+        state(balance=BalanceOutlook(nodes=PACES, gain=Estimate(value=1.001, low=0.9, high=1.1))),
+        state(Strategy.ZERO2, balance=BalanceOutlook(nodes=PACES, gain=Estimate(value=1.5, low=1.4, high=1.7))),
     ],
 )
 def test_samples_by_speed_are_not_advised_where_they_give_nothing_or_cannot_be(today: TrainingState) -> None:
@@ -161,7 +161,7 @@ def test_one_node_that_was_measured_is_told_as_measured_and_not_as_predicted() -
     rates = {"measured_samples_per_s": 3.0, "single_samples_per_s": 20.0}
     alone = named(advise(changed(today, **rates)), "one node")
     assert alone.measured
-    assert alone.gain == pytest.approx(20 / 3)
+    assert alone.gain.value == pytest.approx(20 / 3)
     assert alone.gain.low < 20 / 3 < alone.gain.high
     for unknown in rates:
         assert not named(advise(changed(today, **(rates | {unknown: None}))), "one node").measured
@@ -243,7 +243,7 @@ def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
 
 def test_zero_3_accumulates_for_nothing() -> None:
     option = named(advise(state(Strategy.ZERO3)), "gradient accumulation 4")
-    assert option.gain == pytest.approx(1.0, abs=0.02)
+    assert option.gain.value == pytest.approx(1.0, abs=0.02)
     assert "DeepSpeed gathers the parameters and reduces the gradients in every micro-batch" in option.why
 
 
@@ -520,7 +520,7 @@ def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_r
     advice = advise(today)
     # 1.255 s of communication and 0.166 s of a node's own work; an average computes 2 x 20 ms.
     local = named(advice, "local SGD every 16 steps")
-    assert local.gain == pytest.approx(1421 / (166 + (1255 + 40) / 16), rel=0.01)
+    assert local.gain.value == pytest.approx(1421 / (166 + (1255 + 40) / 16), rel=0.01)
     assert local.gain.low < local.gain.value < local.gain.high
     assert local.change == Change(levers=Levers(averaging=Averaging(every=16)))
     assert (local.command, local.memory_gib) == ("--sync-every 16", 0)
@@ -535,7 +535,7 @@ def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_r
     # 1920 x 1920 of 3,691,776 become 2 x 4 x 1920; 4.5 x 20 ms.
     rest = 1 - 1920 * 1920 / (G / 4)
     sent_ms = 1255 * (rest + 8 * 1920 / (G / 4))
-    assert thin.gain == pytest.approx(1421 / (166 + 90 * (1 - rest) + sent_ms), rel=0.01)
+    assert thin.gain.value == pytest.approx(1421 / (166 + 90 * (1 - rest) + sent_ms), rel=0.01)
     assert thin.change == Change(levers=compressed("powersgd:4"))
     assert "Vogels et al. 2019" in thin.meaning
     names = [one.name for one in advice]

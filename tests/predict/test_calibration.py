@@ -9,8 +9,9 @@ from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import Link, NetworkModel
 from multinode.predict.prediction import Prediction
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Summary
-from multinode.stats.estimate import Spread
+from multinode.profile.summary import StepTimes, Summary
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import Unknown, known
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 from tests.levers.compressed import compressed
@@ -33,12 +34,11 @@ def summary(
         steps=20,
         steady_steps=15,
         rule="",
-        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.03),
-        samples_per_s=samples_per_s,
+        step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.03),
+        samples_per_s=exactly(samples_per_s) if samples_per_s else Unknown("the training does not say it"),
         micro_steps=micro_steps,
         tokens_per_sample=128,
-        split=StepSplit(mean=mean, missing={} if mean else {"exposed_ms": "nobody looked"}),
-        missing={} if samples_per_s else {"samples_per_s": "the training does not say it"},
+        split=StepSplit(mean=mean or Unknown("nobody looked")),
     )
 
 
@@ -128,9 +128,8 @@ def test_a_step_is_as_long_as_the_rate_says_whatever_its_median(median_ms: float
     found = calibrate(single, WORK, NETWORK)
     assert found.costs.compute_ms == pytest.approx(128)
     assert found.local_ms == pytest.approx(30)
-    assert single.summary.samples_per_s is not None
     alone = Prediction(found, Scenario(link=Link(gbit_per_s=1), layout=ONE, per_device_batch=found.per_device_batch))
-    assert alone.samples_per_s == pytest.approx(single.summary.samples_per_s)
+    assert alone.samples_per_s == pytest.approx(known(single.summary.samples_per_s).value)
 
 
 def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:

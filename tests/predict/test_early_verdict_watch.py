@@ -13,6 +13,7 @@ from multinode.predict.early_verdict import judge, verdict_line
 from multinode.profile.summary import summarise
 from multinode.profile.throughput import measure_throughput
 from multinode.records.run import EarlyVerdict
+from multinode.stats.unknown import known
 from multinode.traffic.step_calls import Strategy
 from tests.profile.made_up_steps import MadeUp, always
 from tests.profile.running import TOTAL_STEPS, Recorded, keep_running, recorded
@@ -34,11 +35,12 @@ def test_after_15_steps_over_a_slow_link_one_node_is_faster_and_what_is_left_is_
     assert verdict.one_node is not None
     assert (verdict.step, verdict.recorded, verdict.measured) == (15, 15, 10)
     speedup = (ALONE_MS + 1000) / ALONE_MS / 2
-    assert verdict.one_node.speedup == pytest.approx(speedup, rel=0.01)
+    assert verdict.one_node.speedup.value == pytest.approx(speedup, rel=0.01)
     low, high = verdict.one_node.speedup.bounds
     assert 0.9 * speedup < low < speedup < high < 1.1 * speedup
     left_s = (TOTAL_STEPS - 15) * 1.108
-    assert verdict.now.left_s == pytest.approx(left_s, rel=0.01)
+    assert verdict.now.left_s is not None
+    assert verdict.now.left_s.value == pytest.approx(left_s, rel=0.01)
     assert verdict.one_node.left_s is not None
     assert verdict.one_node.left_s.value == pytest.approx(left_s / verdict.one_node.speedup.value, rel=0.01)
     assert (verdict.memory, verdict.favours_one_node, verdict.is_certain) == ("fits", True, False)
@@ -71,7 +73,7 @@ def test_a_verdict_may_end_a_run_from_120_measured_steps_on(tmp_path: Path) -> N
 def test_neither_the_rate_of_the_link_nor_the_samples_need_to_be_known(tmp_path: Path, kept: dict[str, object]) -> None:
     verdict = judged(tmp_path, SLOW, **kept)
     assert verdict.one_node is not None
-    assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 1000) / ALONE_MS / 2, rel=0.01)
+    assert verdict.one_node.speedup.value == pytest.approx((ALONE_MS + 1000) / ALONE_MS / 2, rel=0.01)
     assert verdict.best is not None
 
 
@@ -84,12 +86,11 @@ def test_neither_the_rate_of_the_link_nor_the_samples_need_to_be_known(tmp_path:
     ],
 )
 def test_15_recorded_steps_foretell_what_one_node_then_gave(tmp_path: Path, together: str, alone: str) -> None:
-    several, one = (measure_throughput(recorded(name).observed()).samples_per_s for name in (together, alone))
-    assert several is not None
-    assert one is not None
+    rates = (measure_throughput(recorded(name).observed()).samples_per_s for name in (together, alone))
+    several, one = (known(rate).value for rate in rates)
     verdict = judged(tmp_path, recorded(together).first(15), trainable=3_691_776)
     assert verdict.one_node is not None
-    assert verdict.one_node.speedup == pytest.approx(one / several, rel=0.15)
+    assert verdict.one_node.speedup.value == pytest.approx(one / several, rel=0.15)
     low, high = verdict.one_node.speedup.bounds
     assert low < one / several < high
 
@@ -99,7 +100,7 @@ def test_what_recorded_work_took_but_for_the_wait_for_cores_is_the_same_on_one_n
     for name in ("one node, busy", "two nodes, 100 Mbit/s, busy"):
         mean = summarise(recorded(name).observed()).split.workers[0]
         assert mean.core_wait_ms is not None
-        net_ms[name] = mean.step_ms - (mean.exposed_ms or 0) - (mean.wait_ms or 0) - mean.core_wait_ms
+        net_ms[name] = mean.step_ms - known(mean.exposed_ms) - known(mean.wait_ms) - mean.core_wait_ms
         assert mean.core_wait_ms > 1.5 * net_ms[name]
     one, two = net_ms.values()
     assert one == pytest.approx(two, rel=0.15)
@@ -108,7 +109,7 @@ def test_what_recorded_work_took_but_for_the_wait_for_cores_is_the_same_on_one_n
 def test_over_a_fast_link_two_nodes_are_faster_and_nothing_is_stopped(tmp_path: Path) -> None:
     verdict = judged(tmp_path, MadeUp(steps=15, transfer_ms=always(5.0)), link_gbit_per_s=10.0)
     assert verdict.one_node is not None
-    assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 5) / ALONE_MS / 2, rel=0.01)
+    assert verdict.one_node.speedup.value == pytest.approx((ALONE_MS + 5) / ALONE_MS / 2, rel=0.01)
     assert not verdict.is_certain
     assert "2 nodes are 1.91x faster than 1" in verdict.sentence
 
@@ -117,14 +118,14 @@ def test_a_slow_second_node_is_not_slow_compute_of_the_first(tmp_path: Path) -> 
     made_up = MadeUp(steps=15, compute_ms=always(100.0, r1=400.0))
     verdict = judged(tmp_path, made_up, link_gbit_per_s=1.0)
     assert verdict.one_node is not None
-    assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 300 + 10) / ALONE_MS / 2, rel=0.02)
+    assert verdict.one_node.speedup.value == pytest.approx((ALONE_MS + 300 + 10) / ALONE_MS / 2, rel=0.02)
 
 
 def test_the_slower_of_the_workers_of_the_first_node_is_waited_for_there_too(tmp_path: Path) -> None:
     made_up = MadeUp(nodes=((0, 1), (2, 3)), steps=15, compute_ms=always(100.0, r1=150.0), transfer_ms=always(1000.0))
     verdict = judged(tmp_path, made_up, trainable=1000)
     assert verdict.one_node is not None
-    assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 1050) / (ALONE_MS + 50) / 2, rel=0.02)
+    assert verdict.one_node.speedup.value == pytest.approx((ALONE_MS + 1050) / (ALONE_MS + 50) / 2, rel=0.02)
 
 
 def test_what_the_workers_of_one_node_exchange_is_not_free(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_what_the_workers_of_one_node_exchange_is_not_free(tmp_path: Path) -> No
     assert small.one_node is not None
     assert large.one_node is not None
     free = (ALONE_MS + 9000) / ALONE_MS / 2
-    assert small.one_node.speedup == pytest.approx(free, rel=0.01)
+    assert small.one_node.speedup.value == pytest.approx(free, rel=0.01)
     # 800 MB pass at 0.25 to 2.5 GB/s, and no more than the compute of a step beside which they may is saved of it.
     low, high = large.one_node.speedup.bounds
     assert low == pytest.approx((ALONE_MS + 9000) / (ALONE_MS + 3200 - 67) / 2, rel=0.03)
@@ -151,7 +152,7 @@ def test_work_that_waited_for_a_core_may_take_less_on_one_node(tmp_path: Path) -
     )
     assert usual.one_node is not None
     assert disturbed.one_node is not None
-    assert disturbed.one_node.speedup == usual.one_node.speedup
+    assert disturbed.one_node.speedup.value == usual.one_node.speedup.value
     # A quarter of the forward pass, the optimizer and the host, hence of the backward pass: of 106 ms, and 2 of data.
     assert usual.core_wait_ms is None
     assert disturbed.core_wait_ms == pytest.approx(106 * 10 / (100 / 3 + 6))

@@ -15,8 +15,9 @@ from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import predict_scenario
 from multinode.predict.network_model import Link
 from multinode.profile.calls import SeenCall
-from multinode.profile.summary import Comm
-from multinode.stats.estimate import Spread
+from multinode.profile.summary import Comm, StepTimes
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import UNMEASURED, Unknown, known
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from tests.levers.compressed import compressed
@@ -133,8 +134,8 @@ def test_of_repeats_the_middle_one_counts() -> None:
 
 
 def test_what_repeats_differ_by_counts_where_it_is_more_than_their_steps_scatter() -> None:
-    again = renamed(training_record("again", 1, 0.1), samples_per_s=ONE.samples_per_s * 1.3)
-    other = renamed(training_record("other", 1, job={"per_device_train_batch_size": 4}), samples_per_s=1.0)
+    again = renamed(training_record("again", 1, 0.1), samples_per_s=exactly(ONE.samples_per_s * 1.3))
+    other = renamed(training_record("other", 1, job={"per_device_train_batch_size": 4}), samples_per_s=exactly(1.0))
     found = gather([ONE, TWO, SWEEP], [again, other]).calibration
     # One node uses no link; another batch is no repeat.
     assert found.scatter == pytest.approx(0.3)
@@ -178,7 +179,7 @@ def test_a_run_of_another_strategy_does_not_give_its_overlap_to_one_that_is_held
 
 
 def test_a_run_without_speed_is_refused_with_its_reason() -> None:
-    mute = renamed(ONE, samples_per_s=None, missing={"samples_per_s": "the training does not say it"})
+    mute = renamed(ONE, samples_per_s=Unknown("the training does not say it"))
     with pytest.raises(UsageError, match="run one has no samples/s for a prediction: the training does not say"):
         gather([mute])
     assert ONE.summary is not None
@@ -208,7 +209,7 @@ def test_without_files_and_calls_it_is_said_what_is_not_known() -> None:
 
 
 def test_where_micro_batches_were_not_counted_the_file_says_how_many() -> None:
-    record = renamed(training_record("one", 1, job={"gradient_accumulation_steps": 4}), micro_steps=None)
+    record = renamed(training_record("one", 1, job={"gradient_accumulation_steps": 4}), micro_steps=UNMEASURED)
     found = gather([record, SWEEP])
     assert (found.calibration.accumulation, found.calibration.per_device_batch) == (4, 2.0)
     assert found.today.accumulation == 4
@@ -218,7 +219,7 @@ def test_a_batch_is_that_of_the_settings_however_the_rate_was_rounded() -> None:
     record = training_record("one", 1, job={"per_device_train_batch_size": 64})
     assert record.summary is not None
     # At 1% more samples per second than its steps have, the rate makes 65 of them.
-    found = gather([renamed(record, samples_per_s=1.01 * (record.summary.samples_per_s or 0.0)), SWEEP])
+    found = gather([renamed(record, samples_per_s=known(record.summary.samples_per_s) * 1.01), SWEEP])
     assert (found.calibration.per_device_batch, found.today.per_device_batch) == (64.0, 64.0)
 
 
@@ -257,7 +258,7 @@ def test_runs_whose_nics_are_silent_are_held_at_the_link_that_was_named() -> Non
 @pytest.mark.parametrize("step_ms", [0.0, -1.0])
 def test_a_step_that_takes_no_time_is_no_training(step_ms: float) -> None:
     with pytest.raises(UsageError):
-        gather([renamed(ONE, step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.0)), SWEEP])
+        gather([renamed(ONE, step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.0)), SWEEP])
 
 
 def test_a_sweep_on_one_node_or_with_absurd_times_is_refused() -> None:

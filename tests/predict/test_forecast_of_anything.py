@@ -14,15 +14,18 @@ from multinode.predict.evidence import gather
 from multinode.predict.forecast import ForecastRequest, make_forecast
 from multinode.profile.calls import SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Comm, Summary
-from multinode.stats.estimate import Spread
+from multinode.profile.summary import Comm, StepTimes, Summary
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import Unknown
 from multinode.traffic.step_calls import SizeCurve, Strategy
 from tests.predict.stored import sweep_record, training_record
 
 # Mostly what can be, so that predictions are reached.
 LIKELY = st.floats(min_value=1e-3, max_value=1e6)
 ANY = st.one_of(LIKELY, LIKELY, LIKELY, LIKELY, LIKELY, LIKELY, st.floats(allow_nan=False, allow_infinity=False))
-KNOWN = st.one_of(st.none(), LIKELY, LIKELY, ANY)
+UNKNOWN = st.just(Unknown("nobody looked"))
+KNOWN = st.one_of(UNKNOWN, LIKELY, LIKELY, ANY)
+ESTIMATES = st.builds(exactly, st.one_of(LIKELY, LIKELY, ANY))
 SIZES = st.one_of(st.integers(min_value=1, max_value=1 << 30), st.integers(min_value=-(1 << 62), max_value=1 << 62))
 
 
@@ -52,14 +55,14 @@ def summaries(draw: st.DrawFn) -> Summary:
         steps=draw(SIZES),
         steady_steps=draw(SIZES),
         rule="",
-        step_time_ms=Spread(median=draw(ANY), p95=draw(ANY), cv=draw(ANY)),
-        samples_per_s=draw(KNOWN),
+        step_time_ms=StepTimes(median=exactly(draw(ANY)), p95=draw(ANY), cv=draw(ANY)),
+        samples_per_s=draw(UNKNOWN | ESTIMATES),
         micro_steps=draw(KNOWN),
         tokens_per_sample=draw(KNOWN),
-        parameters=draw(st.one_of(st.none(), SIZES)),
-        trainable=draw(st.one_of(st.none(), SIZES)),
+        parameters=draw(UNKNOWN | SIZES),
+        trainable=draw(UNKNOWN | SIZES),
         comm=Comm(calls=(call,)),
-        split=StepSplit(mean=draw(st.one_of(st.none(), st.just(mean)))),
+        split=StepSplit(mean=draw(UNKNOWN | st.just(mean))),
     )
 
 

@@ -34,9 +34,9 @@ def test_the_seed_case_is_explained_within_a_tenth() -> None:
     assert trial.is_covered
     slow, fast = found.scenarios
     # 7.3 hours of 88,403 samples; two boxes of two are slower than one of four gave in two hours.
-    assert 88_403 / slow.samples_per_s / 3600 == pytest.approx(7.32, rel=0.10)
+    assert 88_403 / slow.samples_per_s.value / 3600 == pytest.approx(7.32, rel=0.10)
     assert slow.bottleneck.kind == "network"
-    assert fast.samples_per_s > 2 * slow.samples_per_s
+    assert fast.samples_per_s.value > 2 * slow.samples_per_s.value
     assert found.break_even is not None
     assert found.break_even.accumulation.reason == "micro_batches"
 
@@ -132,7 +132,7 @@ def test_a_stated_rate_alone_leaves_room_for_a_link_that_does_not_carry_it() -> 
         for network in ({"gbit_per_s": 1}, {"gbit_per_s": 1, "payload_mb_per_s": 117})
     )
     (row,), (sharper,) = rated.scenarios, streamed.scenarios
-    assert row.samples_per_s == pytest.approx(sharper.samples_per_s, rel=0.01)
+    assert row.samples_per_s.value == pytest.approx(sharper.samples_per_s.value, rel=0.01)
     assert row.samples_per_s.low <= row.samples_per_s.value * 0.6
     assert sharper.samples_per_s.low > sharper.samples_per_s.value * 0.6
     assert any("overlay networks, VPNs, Wi-Fi and shared uplinks may carry only 40%" in one.why for one in row.doubts)
@@ -205,7 +205,7 @@ def test_nodes_may_have_other_numbers_of_workers() -> None:
     (six,) = make_forecast(evidence, ForecastRequest(links=(1.0,))).scenarios
     assert (six.nodes, six.workers_per_node, six.layout.workers) == (2, 4, 6)
     assert six.parts.comm_ms == pytest.approx(2 * 5 / 6 * 14_767_104 / 117.7e3, rel=0.01)
-    assert six.samples_per_s == pytest.approx(6 * 2 / six.step_time_ms * 1e3)
+    assert six.samples_per_s.value == pytest.approx(6 * 2 / six.step_time_ms * 1e3)
     assert evidence.holdouts[0].scenario.layout.workers == 6
     # Where a number is asked for, every node has it.
     (eight,) = make_forecast(evidence, ForecastRequest(links=(1.0,), workers_per_node=(4,))).scenarios
@@ -387,7 +387,7 @@ def test_several_nodes_may_be_the_base_and_have_another_link() -> None:
     )
     two, four = found.scenarios
     (wanted,) = make_forecast(alone, ForecastRequest(links=(10.0,), nodes=(4,))).scenarios
-    assert four.samples_per_s == pytest.approx(wanted.samples_per_s, rel=0.01)
+    assert four.samples_per_s.value == pytest.approx(wanted.samples_per_s.value, rel=0.01)
     assert four.samples_per_s.low < wanted.samples_per_s.value < four.samples_per_s.high
     assert two.parts.compute_ms == pytest.approx(166, rel=0.01)
     assert any("nothing separates its communication" in doubt.why for doubt in two.doubts)

@@ -18,12 +18,12 @@ from multinode.predict.recommendations import advise_runs, measured_job
 from multinode.profile.figures import Straggler
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import StepTimes, Summary
 from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
-from multinode.stats.estimate import Spread
+from multinode.stats.estimate import exactly
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
 from tests.predict.stored import on_four
 
@@ -64,8 +64,8 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
         steps=20,
         steady_steps=15,
         rule="",
-        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.01),
-        samples_per_s=2 * nodes / step_ms * 1e3,
+        step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.01),
+        samples_per_s=exactly(2 * nodes / step_ms * 1e3),
         micro_steps=1,
         split=StepSplit(
             source="",
@@ -143,7 +143,7 @@ def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     hidden_s = (1.255 - 1.181, 1.255 - 1.142)
     slow, fast = (1.347 / (0.166 + 0.627 - one) for one in hidden_s)
     assert slow < found["gradients in fp16"].gain.value < fast
-    assert found["one node"].outlook.samples_per_s == pytest.approx(2 / 0.166, rel=0.01)
+    assert found["one node"].outlook.samples_per_s.value == pytest.approx(2 / 0.166, rel=0.01)
     # The hostfile has a third node.
     assert found["3 nodes"].command == "--nodes 3"
     assert any("for b: look at b" in note for note in recommendations.notes)

@@ -14,7 +14,9 @@ from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.run_selection import Record
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.stats.estimate import Spread
+from multinode.profile.summary import StepTimes
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import Unknown, known
 from tests.levers.compressed import compressions
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 
@@ -30,14 +32,12 @@ def waiting(record: Record, wait_ms: float) -> Record:
     """The same run if its workers had waited for each other as well."""
     summary = record.summary
     assert summary is not None
-    assert summary.step_time_ms is not None
-    assert summary.split.mean is not None
-    step_ms = summary.step_time_ms.median + wait_ms
-    mean = msgspec.structs.replace(summary.split.mean, step_ms=step_ms, wait_ms=wait_ms)
+    step_ms = known(summary.step_time_ms).median.value + wait_ms
+    mean = msgspec.structs.replace(known(summary.split.mean), step_ms=step_ms, wait_ms=wait_ms)
     return renamed(
         record,
-        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.01),
-        samples_per_s=record.samples_per_s * (step_ms - wait_ms) / step_ms,
+        step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.01),
+        samples_per_s=exactly(record.samples_per_s * (step_ms - wait_ms) / step_ms),
         split=StepSplit(mean=mean),
     )
 
@@ -56,7 +56,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     found = forecast(two, ForecastRequest(links=(0.1, 1.0, 10.0)))
     slow, here, fast = found.scenarios
     assert here.step_time_ms == pytest.approx(OWN_MS + 400)
-    assert here.speedup == pytest.approx(2 * OWN_MS / (OWN_MS + 400))
+    assert here.speedup.value == pytest.approx(2 * OWN_MS / (OWN_MS + 400))
     # Up to a quarter more is the network's, on any link. A faster link saves that, and what it did not cost before not.
     extra_ms = 400 - 1.25 * comm_ms(1.0)
     assert fast.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(10.0), rel=0.01)
@@ -120,21 +120,22 @@ def test_a_method_that_nobody_ran_is_nowhere_taken_for_measured() -> None:
 
 
 def test_a_rate_that_cannot_be_is_one_clear_error() -> None:
-    two = renamed(training_record("two", 2), samples_per_s=-1.0)
+    two = renamed(training_record("two", 2), samples_per_s=exactly(-1.0))
     with pytest.raises(UsageError, match="run two has no samples/s to predict from: -1 samples/s is implausible"):
         gather([ONE, two, SWEEP])
 
 
+UNKNOWN = st.just(Unknown("nobody looked"))
 SPLITS = st.builds(
     WorkerSplit,
     rank=st.just(-1),
     step_ms=st.floats(1, 1e4),
-    compute_ms=st.none() | st.floats(1e-3, 1e4),
-    exposed_ms=st.none() | st.floats(0, 1e4),
-    wait_ms=st.none() | st.floats(0, 1e3),
-    data_ms=st.none() | st.floats(0, 1e3),
-    optimizer_ms=st.none() | st.floats(0, 1e3),
-    host_ms=st.none() | st.floats(0, 1e3),
+    compute_ms=UNKNOWN | st.floats(1e-3, 1e4),
+    exposed_ms=UNKNOWN | st.floats(0, 1e4),
+    wait_ms=UNKNOWN | st.floats(0, 1e3),
+    data_ms=UNKNOWN | st.floats(0, 1e3),
+    optimizer_ms=UNKNOWN | st.floats(0, 1e3),
+    host_ms=UNKNOWN | st.floats(0, 1e3),
 )
 
 
@@ -160,11 +161,11 @@ def test_whatever_was_measured_on_several_nodes_lies_in_the_interval_of_its_own_
         renamed(
             training_record(name, nodes, link, workers_per_node=count, **how),
             split=StepSplit(mean=mean),
-            step_time_ms=Spread(median=mean.step_ms, p95=mean.step_ms, cv=0.01),
+            step_time_ms=StepTimes(median=exactly(mean.step_ms), p95=mean.step_ms, cv=0.01),
         )
         for name, nodes, mean, count in zip(("one", "two"), (1, 2), steps, workers, strict=True)
     ]
-    records[1] = renamed(records[1], samples_per_s=rate)
+    records[1] = renamed(records[1], samples_per_s=exactly(rate))
     try:
         evidence: Evidence = gather([*records, *([sweep_record("sweep", link)] if swept else [])])
     except UsageError:
@@ -172,4 +173,4 @@ def test_whatever_was_measured_on_several_nodes_lies_in_the_interval_of_its_own_
     row = measured_row(make_forecast(evidence, ForecastRequest(links=(link,))))
     low, high = row.samples_per_s.bounds
     assert low * (1 - 1e-6) <= rate <= high * (1 + 1e-6)
-    assert row.samples_per_s == pytest.approx(rate, rel=1e-6) or evidence.calibration.residual.left > 0
+    assert row.samples_per_s.value == pytest.approx(rate, rel=1e-6) or evidence.calibration.residual.left > 0

@@ -66,9 +66,9 @@ def test_unequal_nodes_stay_as_they_are_and_are_held_against_the_first_one() -> 
     slow, measured = found.scenarios[1:3]
     assert measured.measured
     # Of three workers that do what each of two did.
-    assert measured.samples_per_s == pytest.approx(1000 * 6 / (OWN_MS + exposed_ms), rel=0.01)
+    assert measured.samples_per_s.value == pytest.approx(1000 * 6 / (OWN_MS + exposed_ms), rel=0.01)
     assert slow.step_time_ms == pytest.approx(OWN_MS + comm_ms(0.1, 4 / 3 * BYTES), rel=0.08)
-    assert measured.speedup == pytest.approx(1.5 * OWN_MS / (OWN_MS + exposed_ms), rel=0.01)
+    assert measured.speedup.value == pytest.approx(1.5 * OWN_MS / (OWN_MS + exposed_ms), rel=0.01)
     assert measured.efficiency == pytest.approx(measured.speedup.value / 1.5)
     assert found.break_even is not None
     assert found.break_even.one_node_workers == 2
@@ -252,13 +252,13 @@ def test_another_strategy_than_that_of_a_compressed_run_has_no_hook() -> None:
 def test_a_hook_that_stepped_aside_has_compressed_nothing() -> None:
     note = "gradients were NOT compressed to fp16: the training has a hook of its own"
     records = [
-        renamed(with_hook(training_record(name, nodes, exposed_ms=exposed)), missing={"node0, rank 0": note})
+        renamed(with_hook(training_record(name, nodes, exposed_ms=exposed)), notes={"node0, rank 0": note})
         for name, nodes, exposed in (("one", 1, 0.0), ("two", 2, comm_ms(1.0)))
     ]
     request = ForecastRequest(links=(1.0,), levers=compressions(None, "fp16"))
     plain, half = make_forecast(gather([*records, sweep_record("sweep")]), request).scenarios
     assert (plain.measured, half.measured) == (True, False)
-    assert plain.samples_per_s == pytest.approx(records[1].samples_per_s, rel=0.02)
+    assert plain.samples_per_s.value == pytest.approx(records[1].samples_per_s, rel=0.02)
     assert half.samples_per_s.value > plain.samples_per_s.value
 
 

@@ -106,7 +106,7 @@ def test_advice_names_the_settings_that_remove_them_and_what_these_mean() -> Non
     assert advice.change == Change(overrides=("average_tokens_across_devices=false", "logging_steps=10"))
     step_ms = OWN_MS + comm_ms(1.0) + 30
     # One is left out, and one is made every tenth step.
-    assert advice.gain == pytest.approx(step_ms / (step_ms - 10 - 9), rel=1e-3)
+    assert advice.gain.value == pytest.approx(step_ms / (step_ms - 10 - 9), rel=1e-3)
     assert "each worker's mean loss has the same weight" in advice.meaning
     assert "1.1 small collectives per step instead of 3, one round trip each" in advice.why
     (note,) = (one for one in advice_notes(today, today.outlook()) if "small collectives" in one)

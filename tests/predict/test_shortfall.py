@@ -14,6 +14,7 @@ from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.shortfall import shortfall_words
 from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.stats.estimate import exactly
 from tests.predict.stored import comm_ms, renamed, sweep_record, training_record
 from tests.predict.test_published_benchmarks import figures
 from tests.profile.made_up_steps import MadeUp, always
@@ -87,7 +88,7 @@ def test_of_own_runs_what_was_exposed_is_judged_and_not_a_slow_node() -> None:
         make_forecast(gather([sweep, single, several]), ForecastRequest()).shortfall
         for several in (
             training_record("b", 2, exposed_ms=4 * comm_ms(1.0) + 80),
-            renamed(training_record("b", 2), samples_per_s=4 / 0.7, split=StepSplit(mean=slow)),
+            renamed(training_record("b", 2), samples_per_s=exactly(4 / 0.7), split=StepSplit(mean=slow)),
         )
     )
     assert blamed is not None

@@ -15,7 +15,7 @@ from multinode.profile.nics import NicUse
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Comm, Summary
+from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.profile.throughput import Utilisation
 from multinode.records.run import NodeRun, Run
 from multinode.records.samples import (
@@ -34,7 +34,8 @@ from multinode.records.samples import (
     WorkerSample,
 )
 from multinode.records.status import Status
-from multinode.stats.estimate import Spread
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import Unknown
 
 __all__ = ["NAMES", "RUN", "STEPS", "SUMMARY", "collective_samples", "observed"]
 
@@ -69,13 +70,14 @@ SUMMARY = Summary(
     steps=STEPS,
     steady_steps=35,
     rule="the first 5 of 40 steps are warm-up, excluded",
-    step_time_ms=Spread(median=401.25, p95=433.5, cv=0.031),
-    samples_per_s=39.87,
-    tokens_per_s=20413.0,
+    step_time_ms=StepTimes(median=exactly(401.25), p95=433.5, cv=0.031),
+    samples_per_s=exactly(39.87),
+    tokens_per_s=exactly(20413.0),
     effective_tokens_per_s=17350.0,
-    tgs=5103.25,
+    tgs=exactly(5103.25),
     effective_tgs=4337.5,
     tokens_per_sample=512.0,
+    attention_length=Unknown("the Trainer did not end"),
     micro_steps=2.0,
     parameters=8_030_261_248,
     trainable=20_971_520,
@@ -83,7 +85,7 @@ SUMMARY = Summary(
     last_loss=1.11,
     comm=Comm(
         bytes_per_step=BytesPerStep(calls=125.8e6, expected=126.3e6, nic=127.1e6),
-        exposed_ms=120.5,
+        exposed_ms=exactly(120.5),
         exposed_share=0.3003,
         overlap=0.41,
         in_training_gb_per_s=0.951,
@@ -175,7 +177,7 @@ SUMMARY = Summary(
         busbw_gb_per_s=0.97,
         agreement="agrees to 2%",
     ),
-    missing={"trainer_samples_per_s": "the Trainer did not end", "all_steps_samples_per_s": "the Trainer did not end"},
+    dataset_samples=Unknown("the Trainer did not end"),
 )  # fmt: skip
 
 

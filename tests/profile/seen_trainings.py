@@ -21,6 +21,7 @@ from multinode.records.samples import (
     TrafficSample,
     WorkerSample,
 )
+from multinode.stats.unknown import or_none
 
 # The tiny model of scripts/make_tiny.py, trained in full in fp32.
 PARAMETERS = 3_691_776
@@ -219,7 +220,7 @@ def seen(training: Training, **changes: object) -> SeenTraffic:
 def figures(traffic: SeenTraffic) -> list[float | None]:
     """Bytes per step by the calls, by the backend's algorithm and by the NIC."""
     three = traffic.bytes_per_step
-    return [three.calls, three.expected, three.nic]
+    return [or_none(size) for size in (three.calls, three.expected, three.nic)]
 
 
 def hybrid_groups(rank: int) -> dict[str, tuple[int, ...]]:

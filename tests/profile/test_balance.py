@@ -30,18 +30,18 @@ def test_samples_by_speed_take_as_long_on_both_nodes(told_by: str) -> None:
     assert (fast.node, fast.samples, slow.node, slow.speed) == ("node0", 8.0, "node1", 1.0)
     assert [fast.own_ms, slow.own_ms] == pytest.approx([108.0, 308.0])
     assert (fast.balanced_samples, slow.balanced_samples) == (12.0, 4.0)
-    low, high = found.interval
-    assert low < found.gain < high
+    low, high = found.gain.bounds
+    assert low < found.gain.value < high
     if told_by != "device":
         assert fast.speed == pytest.approx(302 / 102)
         # The fast one's 12 samples: 6 + 12 * 102 / 8.
-        assert found.gain == pytest.approx(318 / (6 + 153 + 10))
+        assert found.gain.value == pytest.approx(318 / (6 + 153 + 10))
 
 
 def test_equal_nodes_gain_nothing() -> None:
     found = outlook(MadeUp())
     assert found is not None
-    assert found.gain == pytest.approx(1.0)
+    assert found.gain.value == pytest.approx(1.0)
     assert {node.speed for node in found.nodes} == {1.0}
 
 
@@ -62,7 +62,7 @@ def test_a_node_that_already_gets_fewer_samples_is_as_slow_as_it_is() -> None:
     exposure = find_exposure(observed)
     found = find_balance(observed, exposure, split_steps(exposure))
     assert found is not None
-    assert found.gain == pytest.approx(1.0)
+    assert found.gain.value == pytest.approx(1.0)
     assert found.nodes[0].speed == pytest.approx(3.0)
 
 

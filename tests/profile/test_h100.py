@@ -14,6 +14,7 @@ from multinode.profile.step_split import PARTS, StepSplit, split_steps
 from multinode.profile.summary import summarise
 from multinode.profile.throughput import ModelWork, Utilisation
 from multinode.records.samples import GpuSample, parse_samples
+from multinode.stats.unknown import known, or_zero
 
 RECORDS = Path(__file__).parents[1] / "gpu" / "h100"
 
@@ -38,14 +39,14 @@ def split(*names: str) -> StepSplit:
 
 def test_one_rank_alone_computes_for_as_long_as_ddp_s_counters_say() -> None:
     alone = split("alone-rank-0")
-    assert alone.mean is not None
+    mean = known(alone.mean)
     assert (alone.source, alone.device) == ("alone", "cuda")
-    assert alone.mean.step_ms == pytest.approx(2.97, abs=0.01)
+    assert mean.step_ms == pytest.approx(2.97, abs=0.01)
     # A step whose counters are longer than itself is left out.
     assert alone.rule.startswith("means over 33 of the 34 measured steps")
-    assert alone.mean.compute_ms == pytest.approx(1.745, abs=0.001)
-    assert (alone.mean.exposed_ms, alone.mean.wait_ms) == (0.0, 0.0)
-    assert alone.mean.host_ms == pytest.approx(1.006, abs=0.001)
+    assert mean.compute_ms == pytest.approx(1.745, abs=0.001)
+    assert (mean.exposed_ms, mean.wait_ms) == (0.0, 0.0)
+    assert mean.host_ms == pytest.approx(1.006, abs=0.001)
 
 
 def test_a_rank_alone_whose_gpu_follows_the_host_is_launch_bound() -> None:
@@ -67,13 +68,12 @@ def test_a_rank_alone_whose_gpu_follows_the_host_is_launch_bound() -> None:
 
 def test_two_ranks_over_sockets_wait_for_the_network() -> None:
     pair = split("pair-rank-0", "pair-rank-1")
-    assert pair.mean is not None
+    mean = known(pair.mean)
     assert (pair.source, pair.device) == ("ddp", "cuda")
-    assert pair.mean.exposed_ms is not None
-    assert pair.mean.exposed_ms / pair.mean.step_ms == pytest.approx(0.87, abs=0.01)
+    assert known(mean.exposed_ms) / mean.step_ms == pytest.approx(0.87, abs=0.01)
     for worker in pair.workers:
         parts = [getattr(worker, name) for name in PARTS]
-        assert sum(part for part in parts if part is not None) == pytest.approx(worker.step_ms)
+        assert sum(or_zero(part) for part in parts) == pytest.approx(worker.step_ms)
 
 
 # Wrapper, parameters, trainable ones, what exposed communication is seen by, and it and the step in ms.
@@ -105,19 +105,17 @@ def test_llamafactory_deepspeed_and_torch_compile_are_seen_for_what_they_are(run
     assert summary.utilisation.denominator is not None
     assert summary.utilisation.denominator.startswith("989.5 TFLOP/s per GPU, dense bf16")
     parts = summary.split
-    assert parts.mean is not None
+    mean = known(parts.mean)
     assert parts.source == source
-    assert parts.mean.exposed_ms == pytest.approx(exposed_ms, abs=0.1)
-    assert parts.mean.step_ms == pytest.approx(step_ms, abs=0.1)
+    assert mean.exposed_ms == pytest.approx(exposed_ms, abs=0.1)
+    assert mean.step_ms == pytest.approx(step_ms, abs=0.1)
 
 
 def test_the_calls_of_zero_2_and_the_interface_agree_on_the_bytes() -> None:
     # An epoch has 7 micro-batches, so that every fourth step has one of them only: 35 in 19 steps.
     found = summarise(observed("zero2-rank-0", "zero2-rank-1")).comm.bytes_per_step
-    assert found.expected is not None
-    assert found.nic is not None
     # Both ranks send over `lo`.
-    assert found.nic / 2 == pytest.approx(found.expected, rel=0.002)
+    assert known(found.nic) / 2 == pytest.approx(found.expected, rel=0.002)
 
 
 @pytest.mark.parametrize("run", ["pair", "zero2", "zero3", "compiled"])

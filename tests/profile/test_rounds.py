@@ -17,6 +17,8 @@ from multinode.records.samples import (
     SyncSample,
     TrafficSample,
 )
+from multinode.stats.estimate import value_of
+from multinode.stats.unknown import Unknown, known
 
 STEP_MS, SYNC_MS, SIZE = 100.0, 900.0, 8_000_000
 NIC = "ens1f0"
@@ -84,7 +86,7 @@ def test_the_measured_steps_are_whole_rounds(steps: int, every: int, counted: tu
 
 def test_a_training_without_a_whole_round_has_no_figures() -> None:
     found = summarise(seen(20, 16))
-    assert found.samples_per_s is None
+    assert isinstance(found.samples_per_s, Unknown)
     assert "no whole round was measured" in found.rule
     assert found.strategy == "local SGD: DDP inside each node, 2 nodes averaged every 16 steps"
     assert found.rounds is not None
@@ -95,15 +97,14 @@ def test_speed_and_bytes_are_those_of_rounds() -> None:
     every = 8
     found = summarise(seen(80, every))
     step_ms = STEP_MS + SYNC_MS / every
-    assert found.samples_per_s == pytest.approx(2 * 4 / step_ms * 1000)
-    assert found.step_time_ms is not None
-    assert found.step_time_ms.median == pytest.approx(step_ms)
-    low, high = found.intervals["samples_per_s"]
+    assert value_of(found.samples_per_s) == pytest.approx(2 * 4 / step_ms * 1000)
+    assert known(found.step_time_ms).median.value == pytest.approx(step_ms)
+    low, high = known(found.samples_per_s).bounds
     assert low == pytest.approx(high)
     sent = found.comm.bytes_per_step
     assert (sent.calls, sent.expected, sent.nic) == pytest.approx((SIZE / every,) * 3)
     assert found.comm.explained == ()
-    assert found.split.mean is not None
+    assert not isinstance(found.split.mean, Unknown)
     assert found.bottleneck is None or found.bottleneck.kind != "no_communication"
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.records.samples import CallCount, NicSample, Sample, WorkerSample
+from multinode.stats.unknown import known
 from tests.profile.seen_trainings import (
     BEGUN_NS,
     BUCKET,
@@ -30,6 +31,7 @@ from tests.profile.seen_trainings import (
     seen,
     zero2,
 )
+from tests.reasons import reasons
 
 Calls = Callable[[int], list[CallCount]]
 
@@ -51,7 +53,7 @@ def test_calls_and_nics_agree_for_what_gloo_makes_as_rings(
     traffic = seen(DDP, calls=calls, workers=workers, nics=both_ways(on_the_nic * S))
     assert figures(traffic) == pytest.approx([asked * S, on_the_nic * S, on_the_nic * S], rel=0.002)
     assert traffic.explained == ()
-    assert traffic.missing == {}
+    assert reasons(traffic.bytes_per_step) == {}
 
 
 def test_fsdp_on_gloo_moves_two_where_one_and_a_half_was_asked_for_and_the_reason_is_said() -> None:
@@ -78,9 +80,8 @@ def test_the_backend_that_serves_the_models_device_is_taken() -> None:
     unknown = seen(DDP, calls=fsdp, backend=both, model=None)
     assert {row.backend for row in on_cpu.calls} == {"gloo"}
     assert {row.backend for row in on_gpu.calls} == {"nccl"}
-    assert (on_cpu.bytes_per_step.expected or 0) > 1.3 * (on_gpu.bytes_per_step.expected or 0)
-    assert unknown.bytes_per_step.expected is None
-    assert "the backend of its group is unknown" in unknown.missing["expected"]
+    assert known(on_cpu.bytes_per_step.expected) > 1.3 * known(on_gpu.bytes_per_step.expected)
+    assert "the backend of its group is unknown" in reasons(unknown.bytes_per_step)["expected"]
 
 
 def test_the_calls_are_listed_most_bytes_first_in_the_mean_of_the_steps() -> None:
@@ -150,7 +151,7 @@ def test_nccls_tree_is_recognised_by_what_passed_the_nics() -> None:
 def test_unequal_nodes_pass_on_what_a_ring_of_all_workers_does() -> None:
     gloo = seen(DDP, unequal=(2, 1), nics=both_ways(4 / 3 * S))
     assert figures(gloo) == pytest.approx([4 / 3 * S] * 3, rel=0.002)
-    assert (gloo.explained, gloo.missing) == ((), {})
+    assert (gloo.explained, reasons(gloo.bytes_per_step)) == ((), {})
     # Between two nodes a tree sends S once, whatever is in them.
     tree = seen(DDP, unequal=(4, 1), backend="nccl", nics=both_ways(S))
     (sentence,) = tree.explained
@@ -264,14 +265,14 @@ def test_without_counters_at_the_steps_ends_the_samplers_are_interpolated_and_th
 
 def test_without_any_counters_the_reason_is_given() -> None:
     traffic = seen(DDP, nics=None)
-    assert traffic.bytes_per_step.nic is None
-    assert traffic.missing["nic"].startswith("node-0: no counters of ens1f0 were recorded in the measured steps")
+    assert reasons(traffic.bytes_per_step)["nic"].startswith(
+        "node-0: no counters of ens1f0 were recorded in the measured steps"
+    )
 
 
 def test_without_a_known_interface_no_nic_is_guessed() -> None:
     traffic = seen(DDP, ifname=None)
-    assert traffic.bytes_per_step.nic is None
-    assert "is unknown; ens1f0 carried most" in traffic.missing["nic"]
+    assert "is unknown; ens1f0 carried most" in reasons(traffic.bytes_per_step)["nic"]
 
 
 def test_one_node_is_expected_to_send_nothing_and_its_nic_counts_other_traffic() -> None:
@@ -329,8 +330,7 @@ def test_what_no_algorithm_is_known_for_is_named_unless_it_is_small() -> None:
     assert small.bytes_per_step.expected == pytest.approx(S)
     large = seen(DDP, calls=lambda rank: [*ddp(rank), call("reduce", S)])
     assert large.bytes_per_step.calls == pytest.approx(2 * S)
-    assert large.bytes_per_step.expected is None
-    assert large.missing["expected"] == "reduce: how gloo implements it is unknown"
+    assert reasons(large.bytes_per_step)["expected"] == "reduce: how gloo implements it is unknown"
 
 
 def test_a_send_counts_with_its_sender_and_crosses_between_workers_of_different_nodes() -> None:
@@ -342,7 +342,9 @@ def test_a_send_counts_with_its_sender_and_crosses_between_workers_of_different_
 
     assert figures(seen(DDP, calls=calls, nics=nics)) == pytest.approx([S, S, S], rel=0.01)
     crowded = seen(DDP, workers=2, calls=lambda rank: [call("send" if rank else "recv", S)])
-    assert "it is not recorded whether it goes to a worker of the same node" in crowded.missing["expected"]
+    assert (
+        "it is not recorded whether it goes to a worker of the same node" in reasons(crowded.bytes_per_step)["expected"]
+    )
 
 
 def test_the_busier_direction_is_compared_where_many_send_to_one() -> None:
@@ -361,15 +363,15 @@ def test_uneven_parts_of_an_all_to_all_are_not_taken_for_even_ones() -> None:
     even = seen(DDP, calls=lambda _rank: [call("all_to_all", S)], nics=both_ways(S / 2))
     assert figures(even) == pytest.approx([S / 2] * 3, rel=0.01)
     uneven = seen(DDP, calls=lambda rank: [call("all_to_all", S * (1 + rank))])
-    assert "different sizes" in uneven.missing["expected"]
+    assert "different sizes" in reasons(uneven.bytes_per_step)["expected"]
 
 
 def test_no_steps_or_no_records_give_reasons_and_no_figures() -> None:
     silent = seen(DDP, calls=None, nics=None)
     assert figures(silent) == [None, None, None]
-    assert silent.missing["calls"] == "no worker recorded its collectives"
+    assert reasons(silent.bytes_per_step)["calls"] == "no worker recorded its collectives"
     nothing = see(Training(nodes=2).observed())
-    assert nothing.missing["expected"] == "no worker recorded its collectives"
+    assert reasons(nothing.bytes_per_step)["expected"] == "no worker recorded its collectives"
 
 
 def test_workers_that_call_nothing_are_expected_to_send_nothing() -> None:

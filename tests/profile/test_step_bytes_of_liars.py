@@ -10,6 +10,7 @@ import pytest
 from multinode.profile.step_bytes import SeenTraffic
 from multinode.records.samples import CallCount, NicBytes, StepSample
 from tests.profile.seen_trainings import DDP, S, call, ddp, figures, see, seen
+from tests.reasons import reasons
 
 
 @pytest.mark.parametrize(
@@ -23,9 +24,8 @@ def test_a_worker_that_lies_is_passed_over_and_named_where_all_do(bad: CallCount
     one = seen(DDP, calls=lambda rank: [*ddp(rank), bad] if rank else ddp(rank))
     assert figures(one) == pytest.approx([S, S, S], rel=0.01)
     every = seen(DDP, calls=lambda rank: [*ddp(rank), bad])
-    assert every.bytes_per_step.calls is None
-    assert reason in every.missing["calls"]
-    assert len(every.missing["calls"]) < 120
+    assert reason in reasons(every.bytes_per_step)["calls"]
+    assert len(reasons(every.bytes_per_step)["calls"]) < 120
 
 
 def test_what_is_left_of_a_liars_calls_does_not_pull_down_those_of_its_group() -> None:
@@ -38,7 +38,7 @@ def test_what_is_left_of_a_liars_calls_does_not_pull_down_those_of_its_group() -
 @pytest.mark.parametrize("ranks", [(), (0, 0), (0, 1, 7), (-1, 0), tuple(range(100_000))])
 def test_a_group_that_cannot_be_is_as_if_it_was_not_recorded(ranks: tuple[int, ...]) -> None:
     traffic = seen(DDP, groups=lambda _rank: {"0": ranks})
-    assert "a group that was not recorded" in traffic.missing["calls"]
+    assert "a group that was not recorded" in reasons(traffic.bytes_per_step)["calls"]
 
 
 def test_a_nic_that_came_anew_in_the_window_gives_no_figure() -> None:
@@ -50,7 +50,7 @@ def test_a_nic_that_came_anew_in_the_window_gives_no_figure() -> None:
         return see(observed)
 
     anew = spoilt(lambda one: NicBytes(tx_bytes=one.step % 10 * S, rx_bytes=one.step * S))
-    assert "was re-created during the" in anew.missing["nic"]
+    assert "was re-created during the" in reasons(anew.bytes_per_step)["nic"]
     still = spoilt(lambda one: NicBytes(tx_bytes=one.step * S, rx_bytes=0, tx_packets=one.step * S))
     assert still.bytes_per_step.nic == 0
 

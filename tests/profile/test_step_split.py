@@ -14,7 +14,9 @@ from multinode.profile.exposure import WorkerStep, find_exposure
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit, split_steps
 from multinode.records.samples import DdpSample, DeviceWaitSample, ModelSample, Sample, StepSample
+from multinode.stats.unknown import Unknown, known, or_none
 from tests.profile.made_up_steps import MadeUp, always, changed
+from tests.reasons import split_reasons
 
 if TYPE_CHECKING:
     from _collections_abc import dict_values
@@ -26,9 +28,8 @@ def split_of(observed: Observed) -> StepSplit:
     return split_steps(find_exposure(observed))
 
 
-def parts(worker: WorkerSplit | None) -> dict[str, float]:
-    assert worker is not None
-    return {name: round(getattr(worker, name), 6) for name in PARTS}
+def parts(worker: WorkerSplit | Unknown) -> dict[str, float]:
+    return {name: round(known(getattr(worker, name)), 6) for name in PARTS}
 
 
 def test_a_balanced_training_on_cpus_is_split_into_what_it_did() -> None:
@@ -37,12 +38,12 @@ def test_a_balanced_training_on_cpus_is_split_into_what_it_did() -> None:
     assert split.source == "ddp"
     assert parts(split.mean) == expected
     assert [parts(worker) for worker in split.workers] == [expected] * 2
-    assert split.mean is not None
-    assert split.mean.rank == -1
-    assert split.mean.step_ms == pytest.approx(118.0)
-    assert split.mean.overlap == pytest.approx(20 / 30)
+    mean = known(split.mean)
+    assert mean.rank == -1
+    assert mean.step_ms == pytest.approx(118.0)
+    assert mean.overlap == pytest.approx(20 / 30)
     assert split.comm_ms == pytest.approx(30.0)
-    assert split.missing == {}
+    assert split_reasons(split) == {}
     assert split.rule.startswith("means over the 15 measured steps; communication is exposed if DDP's counters")
 
 
@@ -67,17 +68,17 @@ def test_what_the_others_wait_for_a_slow_worker_is_waiting_and_no_transfer() -> 
 
 def test_transfer_is_found_in_each_step_where_nodes_take_turns_to_be_late() -> None:
     split = split_of(MadeUp(compute_ms=lambda rank, step: 150.0 if (rank + step) % 2 else 100.0).observed())
-    assert split.mean is not None
-    assert split.mean.exposed_ms == pytest.approx(10.0)
-    assert split.mean.wait_ms == pytest.approx(25.0)
+    mean = known(split.mean)
+    assert mean.exposed_ms == pytest.approx(10.0)
+    assert mean.wait_ms == pytest.approx(25.0)
 
 
 def test_a_cpu_that_is_blocked_in_calls_is_told_by_its_host_clock() -> None:
     split = split_of(MadeUp(told_by="host").observed())
     assert split.source == "host"
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 10.0, 0.0, 2.0, 5.0, 1.0), strict=True))
-    assert set(split.missing) == {"overlap", "comm_ms"}
-    assert "only DDP" in split.missing["overlap"]
+    assert set(split_reasons(split)) == {"overlap", "comm_ms"}
+    assert "only DDP" in split_reasons(split)["overlap"]
 
 
 def test_calls_beside_ddp_are_added_to_what_ddp_says() -> None:
@@ -112,8 +113,8 @@ def test_calls_beside_ddp_have_the_latency_of_the_step_in_which_they_took_least(
 
 def test_a_gpu_under_ddp_computes_what_its_counters_say_times_the_micro_batches() -> None:
     split = split_of(MadeUp(device="cuda", micro_steps=4).observed())
-    assert split.mean is not None
-    assert (split.mean.compute_ms, split.mean.exposed_ms) == pytest.approx((100.0, 10.0))
+    mean = known(split.mean)
+    assert (mean.compute_ms, mean.exposed_ms) == pytest.approx((100.0, 10.0))
 
 
 @pytest.mark.parametrize(("device", "micro_steps"), [("cuda", 2), ("cuda", 1), ("cpu", 2)])
@@ -132,9 +133,9 @@ def test_reductions_of_one_step_are_added_up(device: str, micro_steps: int) -> N
         for node in observed.nodes
     ]
     split = split_of(msgspec.structs.replace(observed, nodes=tuple(halves)))
-    assert split.mean is not None
-    assert (split.mean.compute_ms, split.mean.exposed_ms) == pytest.approx((100.0, 10.0))
-    assert split.mean.overlap == pytest.approx(20 / 30)
+    mean = known(split.mean)
+    assert (mean.compute_ms, mean.exposed_ms) == pytest.approx((100.0, 10.0))
+    assert mean.overlap == pytest.approx(20 / 30)
 
 
 def _half(sample: DdpSample, micro_steps: int) -> DdpSample:
@@ -165,11 +166,11 @@ def test_what_a_host_does_while_its_gpu_computes_is_not_counted_twice() -> None:
 def test_a_gpu_whose_waits_were_timed_by_events_has_exposed_communication_and_no_computing() -> None:
     split = split_of(MadeUp(device="cuda", told_by="device").observed())
     assert split.source == "device"
-    assert split.mean is not None
-    assert (split.mean.exposed_ms, split.mean.data_ms) == pytest.approx((10.0, 2.0))
-    assert (split.mean.compute_ms, split.mean.host_ms) == (None, None)
-    assert "DDP's counters" in split.missing["compute_ms"]
-    assert set(split.missing) == {"compute_ms", "host_ms", "overlap", "comm_ms"}
+    mean = known(split.mean)
+    assert (mean.exposed_ms, mean.data_ms) == pytest.approx((10.0, 2.0))
+    assert {type(part) for part in (mean.compute_ms, mean.host_ms)} == {Unknown}
+    assert "DDP's counters" in split_reasons(split)["compute_ms"]
+    assert set(split_reasons(split)) == {"compute_ms", "host_ms", "overlap", "comm_ms"}
     assert split.rule.endswith("data and optimizer are host times, and the GPU may compute during them")
 
 
@@ -179,7 +180,7 @@ def test_a_gpu_that_waits_for_streams_which_were_not_timed_is_not_said_to_wait_l
 
     split = split_of(changed(MadeUp(device="cuda", told_by="device").observed(), unseen))
     assert split.source is None
-    reason = split.missing["exposed_ms"]
+    reason = split_reasons(split)["exposed_ms"]
     assert reason.startswith("2 of the 9 collectives of step 1 of rank 0 were timed")
     assert "is not Python" in reason
 
@@ -192,18 +193,19 @@ def test_a_step_with_more_waits_than_are_timed_is_told_as_such() -> None:
 
     split = split_of(changed(MadeUp(device="cuda", told_by="device").observed(), dropped))
     assert split.source is None
-    reason = split.missing["exposed_ms"]
+    reason = split_reasons(split)["exposed_ms"]
     assert reason.startswith("step 6 of rank 0 had more waits than are timed: 16384 of its 20000 collectives were")
 
 
 def test_without_any_source_a_gpu_has_no_exposed_communication_and_is_told_how_to_get_it() -> None:
     split = split_of(MadeUp(device="cuda", told_by="nothing").observed())
     assert split.source is None
-    assert split.mean is not None
-    assert (split.mean.exposed_ms, split.mean.wait_ms, split.mean.compute_ms, split.mean.host_ms) == (None,) * 4
-    assert (split.mean.step_ms, split.mean.data_ms, split.mean.optimizer_ms) == pytest.approx((118.0, 2.0, 5.0))
-    assert "--trace" in split.missing["exposed_ms"]
-    assert set(split.missing) == {"exposed_ms", "wait_ms", "compute_ms", "host_ms", "overlap", "comm_ms"}
+    mean = known(split.mean)
+    unknown = (mean.exposed_ms, mean.wait_ms, mean.compute_ms, mean.host_ms)
+    assert {type(part) for part in unknown} == {Unknown}
+    assert (mean.step_ms, mean.data_ms, mean.optimizer_ms) == pytest.approx((118.0, 2.0, 5.0))
+    assert "--trace" in split_reasons(split)["exposed_ms"]
+    assert set(split_reasons(split)) == {"exposed_ms", "wait_ms", "compute_ms", "host_ms", "overlap", "comm_ms"}
 
 
 def wait_beside_ddp(calls: int) -> Observed:
@@ -228,18 +230,18 @@ def wait_beside_ddp(calls: int) -> Observed:
 
 def test_what_a_gpu_waits_beside_ddp_is_added_where_it_was_timed_and_never_taken_for_nothing() -> None:
     timed = split_of(wait_beside_ddp(2))
-    assert timed.mean is not None
-    assert timed.mean.exposed_ms == pytest.approx(14.0)
+    mean = known(timed.mean)
+    assert mean.exposed_ms == pytest.approx(14.0)
     untimed = split_of(wait_beside_ddp(1))
     assert untimed.source is None
-    assert untimed.missing["exposed_ms"].startswith("too few collectives other than DDP's were timed")
+    assert split_reasons(untimed)["exposed_ms"].startswith("too few collectives other than DDP's were timed")
 
 
 def test_ddp_on_a_cpu_without_its_counters_is_unknown_although_nothing_blocked_in_python() -> None:
     observed = changed(MadeUp().observed(), lambda sample: None if isinstance(sample, DdpSample) else sample)
     split = split_of(observed)
     assert split.source is None
-    assert split.missing["exposed_ms"].startswith("DDP's counters were not recorded")
+    assert split_reasons(split)["exposed_ms"].startswith("DDP's counters were not recorded")
 
 
 def test_one_worker_has_no_communication() -> None:
@@ -247,7 +249,7 @@ def test_one_worker_has_no_communication() -> None:
     assert split.source == "alone"
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 0.0, 0.0, 2.0, 5.0, 1.0), strict=True))
     assert split.comm_ms == 0.0
-    assert split.missing == {"overlap": "one worker does not communicate"}
+    assert split_reasons(split) == {"overlap": "one worker does not communicate"}
 
 
 def test_a_step_that_one_worker_did_not_record_is_left_out_and_the_rule_says_so() -> None:
@@ -262,22 +264,22 @@ def test_counters_that_come_now_and_then_are_used_where_they_are() -> None:
         return None if isinstance(sample, DdpSample) and sample.step % 5 else sample
 
     split = split_of(changed(MadeUp(device="cuda").observed(), sampled))
-    assert split.mean is not None
-    assert split.mean.exposed_ms == pytest.approx(10.0)
+    mean = known(split.mean)
+    assert mean.exposed_ms == pytest.approx(10.0)
     assert split.rule.startswith("means over 3 of the 15 measured steps;")
 
 
 def test_a_checkpoint_now_and_then_is_left_out_and_the_rule_says_so() -> None:
     split = split_of(MadeUp(compute_ms=lambda _, step: 9000.0 if step == 12 else 100.0).observed())
-    assert split.mean is not None
-    assert split.mean.step_ms == pytest.approx(118.0)
+    mean = known(split.mean)
+    assert mean.step_ms == pytest.approx(118.0)
     assert "14 of the 15 measured steps (1 took over 3 times the median and is" in split.rule
 
 
 def test_a_loader_that_stalls_every_fifth_step_is_no_rare_event() -> None:
     split = split_of(MadeUp(data_ms=lambda _, step: 500.0 if step % 5 == 0 else 0.0).observed())
-    assert split.mean is not None
-    assert split.mean.data_ms == pytest.approx(100.0)
+    mean = known(split.mean)
+    assert mean.data_ms == pytest.approx(100.0)
 
 
 def test_a_loader_that_nobody_saw_is_missing_and_not_zero() -> None:
@@ -287,23 +289,22 @@ def test_a_loader_that_nobody_saw_is_missing_and_not_zero() -> None:
         return msgspec.structs.replace(sample, phases_us={"forward": 33_000, "backward": 77_000, "comm": 0})
 
     split = split_of(changed(MadeUp().observed(), unseen))
-    assert split.mean is not None
-    assert (split.mean.data_ms, split.mean.optimizer_ms) == (None, None)
-    assert split.mean.host_ms == pytest.approx(8.0)
-    assert set(split.missing) == {"data_ms", "optimizer_ms"}
+    mean = known(split.mean)
+    assert {type(part) for part in (mean.data_ms, mean.optimizer_ms)} == {Unknown}
+    assert mean.host_ms == pytest.approx(8.0)
+    assert set(split_reasons(split)) == {"data_ms", "optimizer_ms"}
 
 
 def test_nothing_recorded_is_nothing_split_and_every_part_has_its_reason() -> None:
-    assert split_of(MadeUp(steps=0).observed()) == StepSplit(
-        missing=dict.fromkeys((*PARTS, "overlap", "comm_ms"), "no measured step was recorded by all workers")
-    )
+    reason = Unknown("no measured step was recorded by all workers")
+    assert split_of(MadeUp(steps=0).observed()) == StepSplit(mean=reason, comm_ms=reason)
 
 
 def test_a_worker_that_recorded_no_step_leaves_the_split_unknown() -> None:
     lost = frozenset((1, step) for step in range(1, 21))
     split = split_of(MadeUp(lost=lost).observed())
     assert split.workers == ()
-    assert "by all workers" in split.missing["exposed_ms"]
+    assert "by all workers" in split_reasons(split)["exposed_ms"]
 
 
 def test_a_node_is_not_believed_about_workers_of_another() -> None:
@@ -334,7 +335,7 @@ def test_counters_that_cannot_be_true_are_not_used(lie: dict[str, Any]) -> None:
 
     split = split_of(changed(MadeUp().observed(), tell))
     assert split.source is None
-    assert "plausible" in split.missing["exposed_ms"]
+    assert "plausible" in split_reasons(split)["exposed_ms"]
 
 
 def test_the_last_thing_that_a_worker_said_of_its_model_counts() -> None:
@@ -392,13 +393,13 @@ def test_whatever_nodes_say_parts_are_never_negative_and_add_up(
         return sample
 
     split = split_of(changed(MadeUp(steps=4, device=device, told_by=told_by).observed(), lie))
-    for worker in (*split.workers, *([split.mean] if split.mean else [])):
-        known = [value for name in PARTS if (value := getattr(worker, name)) is not None]
-        assert all(value >= 0 for value in known)
-        assert sum(known) <= worker.step_ms * (1 + 1e-9)
-        if worker.host_ms is not None:
-            assert sum(known) == pytest.approx(worker.step_ms)
-        assert worker.overlap is None or 0 <= worker.overlap <= 1
+    for worker in (*split.workers, *([] if isinstance(split.mean, Unknown) else [split.mean])):
+        parts_ms = [value for name in PARTS if (value := or_none(getattr(worker, name))) is not None]
+        assert all(value >= 0 for value in parts_ms)
+        assert sum(parts_ms) <= worker.step_ms * (1 + 1e-9)
+        if not isinstance(worker.host_ms, Unknown):
+            assert sum(parts_ms) == pytest.approx(worker.step_ms)
+        assert isinstance(worker.overlap, Unknown) or 0 <= worker.overlap <= 1
 
 
 @given(

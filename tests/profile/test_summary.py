@@ -8,7 +8,9 @@ import pytest
 from multinode.profile.observed import ObservedNode, observe
 from multinode.profile.summary import Summary, summarise
 from multinode.records.samples import LossSample, ModelSample, Sample, StepSample, TrainEndSample
-from multinode.stats.estimate import estimate_median, estimate_rate, spread_of
+from multinode.stats.estimate import estimate_median, estimate_rate, spread_of, value_of
+from multinode.stats.unknown import Unknown, known
+from tests.reasons import reasons
 
 
 def steps(rank: int, times_ms: Sequence[float | None], samples: int | None = 8) -> list[Sample]:
@@ -34,11 +36,11 @@ def summary_of(samples: Sequence[Sample]) -> Summary:
 def test_a_steady_training_of_two_workers() -> None:
     found = summary_of(steps(0, [100.0] * 20) + steps(1, [100.0] * 20))
     assert (found.steps, found.steady_steps) == (20, 15)
-    assert found.step_time_ms is not None
-    assert (found.step_time_ms.median, found.step_time_ms.p95, found.step_time_ms.cv) == (100.0, 100.0, 0.0)
-    assert found.samples_per_s == pytest.approx(160.0)  # 2 workers x 8 samples / 0.1 s
-    assert found.missing["first_loss"] == found.missing["last_loss"] == "no loss was logged"
-    assert "tokens" in found.missing["tgs"]
+    times = known(found.step_time_ms)
+    assert (times.median.value, times.p95, times.cv) == (100.0, 100.0, 0.0)
+    assert value_of(found.samples_per_s) == pytest.approx(160.0)  # 2 workers x 8 samples / 0.1 s
+    assert reasons(found)["first_loss"] == reasons(found)["last_loss"] == "no loss was logged"
+    assert "tokens" in reasons(found)["tgs"]
     assert "first 5 of 20" in found.rule
 
 
@@ -49,23 +51,22 @@ def test_its_intervals_are_those_of_its_measured_steps() -> None:
     # One worker's record went missing: it takes its time along with its samples.
     lost = [one for one in steps(1, [500.0] * 5 + times_ms) if not isinstance(one, StepSample) or one.step != 9]
     for one in (found, summary_of(steps(0, [500.0] * 5 + times_ms) + lost)):
-        assert one.samples_per_s == pytest.approx(rate.value, rel=0.02)
-        assert one.intervals["samples_per_s"] == pytest.approx((rate.low, rate.high), rel=0.03)
-        assert one.intervals["step_time_ms"] == pytest.approx((median.low, median.high))
-    assert set(found.intervals) == {"samples_per_s", "step_time_ms"}
+        assert value_of(one.samples_per_s) == pytest.approx(rate.value, rel=0.02)
+        assert known(one.samples_per_s).bounds == pytest.approx((rate.low, rate.high), rel=0.03)
+        assert known(one.step_time_ms).median.bounds == pytest.approx((median.low, median.high))
 
 
 def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:
     found = summary_of(steps(0, [1000.0] * 5 + [100.0] * 15))
-    assert found.samples_per_s == pytest.approx(80.0)
+    assert value_of(found.samples_per_s) == pytest.approx(80.0)
     assert found.all_steps_samples_per_s == pytest.approx(20 * 8 / 6.5)
-    assert found.step_time_ms is not None
-    assert (found.step_time_ms.p95, found.step_time_ms.cv) == (100.0, 0.0)
+    times = known(found.step_time_ms)
+    assert (times.p95, times.cv) == (100.0, 0.0)
 
 
 def test_the_rate_is_all_samples_over_all_time_and_not_the_mean_of_rates() -> None:
     found = summary_of(steps(0, [100.0, 300.0] * 10))
-    assert found.samples_per_s == pytest.approx(15 * 8 / (8 * 0.3 + 7 * 0.1))
+    assert value_of(found.samples_per_s) == pytest.approx(15 * 8 / (8 * 0.3 + 7 * 0.1))
 
 
 def test_the_order_of_the_samples_does_not_matter() -> None:
@@ -81,8 +82,8 @@ def test_the_order_of_the_samples_does_not_matter() -> None:
 
 def test_the_step_time_is_the_median_over_the_workers_of_each_step() -> None:
     found = summary_of(steps(0, [100.0] * 9) + steps(1, [200.0] * 9) + steps(2, [900.0] * 9))
-    assert found.step_time_ms is not None
-    assert found.step_time_ms.median == 200.0
+    times = known(found.step_time_ms)
+    assert times.median.value == 200.0
 
 
 def test_a_first_step_without_a_time_is_counted_as_a_step_and_timed_nowhere() -> None:
@@ -95,13 +96,13 @@ def test_losses_are_those_of_the_first_and_the_last_step_that_logged_one() -> No
     losses = [LossSample(rank=0, step=step, loss=loss) for step, loss in ((20, 1.0), (10, 2.0), (30, 0.5))]
     found = summary_of(losses)
     assert (found.first_loss, found.last_loss) == (2.0, 0.5)
-    assert not {"first_loss", "last_loss"} & set(found.missing)
+    assert not {"first_loss", "last_loss"} & set(reasons(found))
 
 
 def test_a_training_that_diverged_is_not_reported_with_its_last_good_loss() -> None:
     found = summary_of([LossSample(rank=0, step=1, loss=2.0), LossSample(rank=0, step=2, loss=None)])
-    assert (found.first_loss, found.last_loss) == (2.0, None)
-    assert found.missing["last_loss"] == "it was not finite at step 2"
+    assert found.first_loss == 2.0
+    assert found.last_loss == Unknown("it was not finite at step 2")
 
 
 def test_the_trainers_own_figure_stands_beside_ours() -> None:
@@ -109,22 +110,18 @@ def test_the_trainers_own_figure_stands_beside_ours() -> None:
     assert summary_of([*steps(0, [100.0] * 20), end]).trainer_samples_per_s == 77.0
 
 
-def test_what_is_not_known_is_none_with_a_reason() -> None:
+def test_what_is_not_known_says_why() -> None:
     nothing = summary_of([])
     figures = ("step_time_ms", "samples_per_s", "tokens_per_s", "tgs", "first_loss", "last_loss")
-    assert [getattr(nothing, name) for name in figures] == [None] * len(figures)
-    assert set(figures) <= set(nothing.missing)
-    assert nothing.missing["samples_per_s"] == "no worker recorded a step"
-    assert (nothing.comm.exposed_ms, nothing.comm.bytes_per_step.nic) == (None, None)
-    assert {"exposed_ms", "bytes_per_step.calls", "bytes_per_step.nic", "in_training_gb_per_s"} <= set(
-        nothing.comm.missing
-    )
+    assert set(figures) <= set(reasons(nothing))
+    assert reasons(nothing)["samples_per_s"] == "no worker recorded a step"
+    assert {"exposed_ms", "in_training_gb_per_s"} <= set(reasons(nothing.comm))
+    assert {"calls", "nic"} <= set(reasons(nothing.comm.bytes_per_step))
     assert nothing.bottleneck is not None
     assert nothing.bottleneck.kind == "unknown"
     no_samples = summary_of(steps(0, [100.0] * 20) + steps(1, [100.0] * 20, samples=None))
-    assert no_samples.samples_per_s is None
-    assert "does not report the number of samples" in no_samples.missing["samples_per_s"]
-    assert no_samples.step_time_ms is not None
+    assert "does not report the number of samples" in reasons(no_samples)["samples_per_s"]
+    assert not isinstance(no_samples.step_time_ms, Unknown)
 
 
 @pytest.mark.parametrize("samples", [steps(0, [100.0] * 9), []])
@@ -132,13 +129,11 @@ def test_how_much_data_an_epoch_has_is_the_trainers_word_or_missing_with_a_reaso
     model = ModelSample(rank=0, wrapper="ddp", parameters=7, trainable=5, dataset_samples=400)
     found = summary_of([*samples, model])
     assert (found.dataset_samples, found.parameters) == (400, 7)
-    assert "dataset_samples" not in found.missing
+    assert "dataset_samples" not in reasons(found)
     streamed = summary_of([*samples, msgspec.structs.replace(model, dataset_samples=None)])
-    assert streamed.dataset_samples is None
-    assert "streamed" in streamed.missing["dataset_samples"]
+    assert "streamed" in reasons(streamed)["dataset_samples"]
     untold = summary_of(samples)
-    assert untold.dataset_samples is untold.parameters is None
-    assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker reported its training"
+    assert reasons(untold)["dataset_samples"] == reasons(untold)["parameters"] == "no worker reported its training"
 
 
 @pytest.mark.parametrize(

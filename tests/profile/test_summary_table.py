@@ -9,13 +9,15 @@ from rich.console import Console
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
-from multinode.profile.step_split import KnownSteps, StepSplit
+from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
 from multinode.profile.summary import Comm, Summary
 from multinode.profile.summary_sheets import summary_sheets
 from multinode.render.table import sheet_table
+from multinode.stats.unknown import Unknown
 from tests.profile.observing import SUMMARY
 
-BARE = Summary(run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"})
+NO_STEP = Unknown("no worker recorded a step")
+BARE = Summary(run_id="r", steps=0, steady_steps=0, rule="", samples_per_s=NO_STEP)
 
 
 def shown(summary: Summary, width: int = 80) -> str:
@@ -90,13 +92,13 @@ def test_nothing_is_cut_where_eighty_columns_are_all_there_is(width: int) -> Non
 def test_a_reason_is_told_once_for_all_that_it_takes_away() -> None:
     text = shown(SUMMARY, width=200)
     assert text.count("the Trainer did not end") == 1
-    assert "trainer_samples_per_s, all_steps_samples_per_s" in text
+    assert "attention_length, dataset_samples" in text
     assert line(text, "cpu_steal_percent", "(box2)") == ["this", "kernel", "does", "not", "say"]
 
 
 def test_many_names_leave_room_for_the_reason() -> None:
     names = [f"a_figure_of_a_long_name_{number}" for number in range(6)]
-    text = shown(msgspec.structs.replace(BARE, missing=dict.fromkeys(names, "there is no counter that tells it")))
+    text = shown(msgspec.structs.replace(BARE, notes=dict.fromkeys(names, "there is no counter that tells it")))
     assert "there is no counter" in text
     assert all(name in text for name in names)
 
@@ -108,7 +110,9 @@ def test_a_figure_that_every_node_lacks_is_told_once() -> None:
 
 def test_what_a_part_could_not_tell_is_missing_as_well() -> None:
     summary = msgspec.structs.replace(
-        BARE, comm=Comm(missing={"overlap": "nothing told it"}), split=StepSplit(missing={"data_ms": "no loader"})
+        BARE,
+        comm=Comm(overlap=Unknown("nothing told it")),
+        split=StepSplit(mean=WorkerSplit(rank=-1, step_ms=1.0, data_ms=Unknown("no loader"))),
     )
     text = shown(summary)
     assert line(text, "overlap") == ["nothing", "told", "it"]

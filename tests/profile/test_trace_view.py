@@ -11,7 +11,9 @@ from multinode.profile.calls import SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.trace import CollectiveSpan, TraceEvents, TraceStep, read_trace, view_traces
 from multinode.stats.time_spans import merge
+from multinode.stats.unknown import Unknown, known, or_none, or_zero, reason_of
 from multinode.traffic.step_calls import ScanCurves, fit_curve
+from tests.reasons import reasons
 
 TRACES = Path(__file__).parent / "traces"
 MB = 1_000_000
@@ -85,7 +87,7 @@ def test_waiting_for_a_late_worker_is_no_transfer_whatever_the_clocks_say() -> N
     assert view.busbw_gb_per_s == pytest.approx(MB / 200 / 1000)
     assert view.comm_ms == pytest.approx(0.2)
     assert view.exposed_ms == pytest.approx(0.2)
-    assert view.missing == {}
+    assert (reasons(view), view.notes) == ({}, {})
 
 
 def test_two_collectives_at_once_share_the_time_that_they_take() -> None:
@@ -104,7 +106,7 @@ def test_the_kth_of_a_kind_is_matched_with_the_kth_and_other_kinds_do_not_mix() 
 def test_one_traced_worker_of_several_says_that_its_waiting_counts() -> None:
     view = view_traces({2: window(span(0, 400))}, 4)
     assert view.busbw_gb_per_s == pytest.approx(1.5 * MB / 400 / 1000)
-    assert "only rank 2 was traced" in view.missing["transfer"]
+    assert "only rank 2 was traced" in view.notes["transfer"]
 
 
 @pytest.mark.parametrize(
@@ -120,15 +122,13 @@ def test_one_traced_worker_of_several_says_that_its_waiting_counts() -> None:
 )
 def test_without_all_reduces_that_can_be_measured_it_says_why(spans: tuple[CollectiveSpan, ...], said: str) -> None:
     view = view_traces({0: window(*spans), 1: window(*spans)}, 2)
-    assert view.busbw_gb_per_s is None
-    assert said in view.missing["busbw_gb_per_s"]
+    assert said in reason_of(view.busbw_gb_per_s)
 
 
-def test_no_traces_and_one_worker_are_said_plainly() -> None:
-    assert view_traces({}, 2).missing == {"trace": "no window was recorded"}
+def test_one_worker_is_said_plainly() -> None:
     alone = view_traces({0: window(computing=[(0, 900)])}, 1)
     assert (alone.comm_ms, alone.exposed_ms, alone.overlap) == (0, 0, None)
-    assert alone.missing == {"busbw_gb_per_s": "there is one worker"}
+    assert alone.busbw_gb_per_s == Unknown("there is one worker")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_no_traces_and_one_worker_are_said_plainly() -> None:
     ],
 )
 def test_the_window_stands_beside_the_counters(split: StepSplit, said: str) -> None:
-    agreement = view_traces({0: window(span(0, 300))}, 2, split.mean).agreement
+    agreement = view_traces({0: window(span(0, 300))}, 2, or_none(split.mean)).agreement
     assert agreement.startswith("Exposed communication")
     assert " 0.3 ms of 1.0 ms " in agreement
     assert agreement.endswith(said)
@@ -169,7 +169,7 @@ def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, s
     steps = tuple(TraceStep(step=1 + k, start_us=1000.0 * k, end_us=1000.0 * (k + 1)) for k in range(4))
     spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
     events = TraceEvents(device=device, steps=steps, collectives=spans, computing=(), hiding=())
-    assert view_traces({0: events}, 2, split.mean).agreement.endswith(said)
+    assert view_traces({0: events}, 2, or_none(split.mean)).agreement.endswith(said)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_bytes_at_the_rate_of_nccl_test_decide_between_window_and_counters(
     clipping = SeenCall(op="all_reduce", ranks=2, nodes=2, backend="nccl", size_bytes=4.0, count=1.0)
     curve = fit_curve([(size, size / 1.41e3) for size in (1_000_000, 8_000_000, 64_000_000)])
     scan = ScanCurves(run_id="20260104-nt", world_size=2, nodes=("n1", "n2"), curves={"all_reduce": curve})
-    split, called = counters(counted_ms, 1400.0).mean, [gathers, clipping]
+    split, called = known(counters(counted_ms, 1400.0).mean), [gathers, clipping]
     told = view_traces({0: events}, 2, split, called, scan).agreement
     assert told.endswith(said)
     inside = msgspec.structs.replace(gathers, ranks=8)
@@ -222,8 +222,7 @@ def test_real_traces_of_two_workers_have_a_bandwidth_and_figures_that_fit_togeth
     assert view.message_bytes == (591_360,) * 4
     least = min(view.workers, key=lambda worker: worker.exposed_ms)
     # Bytes over the whole of a worker's communication, waiting and all, are the least that it can be.
-    assert view.busbw_gb_per_s is not None
-    assert view.busbw_gb_per_s > 4 * 591_360 / least.comm_ms / 1e6
+    assert known(view.busbw_gb_per_s) > 4 * 591_360 / least.comm_ms / 1e6
 
 
 @given(pieces, pieces)
@@ -244,5 +243,5 @@ def test_neither_ranks_nor_clocks_change_the_bandwidth(
     spans = [span(start, end) for start, end in sorted(talks)]
     plain = view_traces(dict(enumerate([window(*spans)] * 3)), 3)
     moved = view_traces({rank: window(*spans, clock_us=clock) for rank, clock in zip(ranks, late, strict=True)}, 3)
-    assert (moved.busbw_gb_per_s or 0) == pytest.approx(plain.busbw_gb_per_s or 0, rel=1e-3)
-    assert moved.missing == plain.missing
+    assert or_zero(moved.busbw_gb_per_s) == pytest.approx(or_zero(plain.busbw_gb_per_s), rel=1e-3)
+    assert reasons(moved) == reasons(plain)

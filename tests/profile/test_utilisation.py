@@ -10,11 +10,12 @@ from multinode.job.synthetic import with_synthetic
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.throughput import Throughput, Utilisation, measure_throughput, read_model_work, utilisation_of
 from multinode.records.samples import ModelSample, Sample
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import exactly, value_of
+from multinode.stats.unknown import UNMEASURED, UnknownError, known
 from tests.model.trainings import FULL, LORA, TINY, training_job
 from tests.profile.made_up_steps import MadeUp, changed
 
-SPEED = Throughput(tgs=8000.0, tokens_per_sample=512.0, attention_length=512.0)
+SPEED = Throughput(tgs=exactly(8000.0), tokens_per_sample=512.0, attention_length=512.0)
 BF16 = {"mixed_precision": "bf16", "tf32": False, "dtypes": {"float32": 1000}}
 
 
@@ -125,7 +126,7 @@ def test_what_a_job_multiplies_in_fp8_has_no_share_of_a_peak() -> None:
 
 def test_attention_is_by_the_squares_of_the_lengths_and_older_runs_say_that_it_is_a_bound() -> None:
     packed = FULL | {"packing": True, "max_steps": 20}
-    older = msgspec.structs.replace(SPEED, attention_length=None)
+    older = msgspec.structs.replace(SPEED, attention_length=UNMEASURED)
     cases: list[tuple[dict[str, Any], Throughput, str, str | None]] = [
         (FULL, msgspec.structs.replace(SPEED, attention_length=640.0), "attention over 640 tokens", None),
         (FULL, older, "attention over 512 tokens", "lower bound"),
@@ -154,8 +155,7 @@ def test_a_gpu_that_two_workers_share_counts_once(uuids: tuple[str | None, str |
 
     made_up = MadeUp(device="cuda")
     alone, shared = measure_throughput(made_up.observed()), changed(made_up.observed(), on_its_gpu)
-    assert alone.tgs is not None
-    assert measure_throughput(shared).tgs == pytest.approx(alone.tgs * 2 / gpus)
+    assert value_of(measure_throughput(shared).tgs) == pytest.approx(known(alone.tgs).value * 2 / gpus)
     each = [[gpu(rank, device_uuid=uuid)] for rank, uuid in enumerate(uuids)]
     nodes = [
         msgspec.structs.replace(node, samples=tuple(samples))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -16,7 +18,6 @@ from multinode.records.progress import (
     RecentSteps,
     RunProgress,
     TrainingTime,
-    advance_node,
     start_progress,
 )
 from multinode.records.samples import (
@@ -34,6 +35,13 @@ from multinode.records.samples import (
 )
 
 NODE = NodeProgress(name="b", node_rank=1, ranks=(2, 3))
+
+
+def after(node: NodeProgress, samples: Iterable[Sample]) -> NodeProgress:
+    """A copy of the node after these samples."""
+    changed = copy.deepcopy(node)
+    changed.take(samples)
+    return changed
 
 
 def step(number: int, *, rank: int = 2, us: float | None = 1000.0, samples: int | None = 4) -> StepSample:
@@ -81,66 +89,64 @@ def test_before_anything_happened_every_node_of_the_plan_waits() -> None:
 
 
 def test_steps_of_the_first_worker_are_shown_and_those_of_the_others_are_not_counted_twice() -> None:
-    node = advance_node(NODE, [step(1), step(1, rank=3), step(2), step(7, rank=3)])
+    node = after(NODE, [step(1), step(1, rank=3), step(2), step(7, rank=3)])
     assert (node.step, node.total_steps) == (2, 100)
     assert node.recent_us == (1000.0, 1000.0)
 
 
 def test_a_shorter_last_step_of_an_epoch_makes_the_rate_not_jump() -> None:
-    whole = advance_node(NODE, [step(1), step(2)])
-    assert advance_node(whole, [step(3, samples=1)]).samples_per_s == whole.samples_per_s == 8000.0
+    whole = after(NODE, [step(1), step(2)])
+    assert after(whole, [step(3, samples=1)]).samples_per_s == whole.samples_per_s == 8000.0
 
 
 def test_the_step_time_is_the_median_of_the_last_ten() -> None:
-    node = advance_node(NODE, [step(1, us=None), step(2, us=9e9), *(step(n, us=1000.0 * n) for n in range(3, 13))])
+    node = after(NODE, [step(1, us=None), step(2, us=9e9), *(step(n, us=1000.0 * n) for n in range(3, 13))])
     assert len(node.recent_us) == 10
     assert node.step_time_us == 7500.0
 
 
 def test_the_step_time_of_rounds_is_the_mean_of_whole_ones() -> None:
     rounds = [AveragingSample(rank=2, nodes=2, every=4)]
-    node = advance_node(
-        NODE, [*rounds, *(step(number, us=9000.0 if number % 4 == 0 else 1000.0) for number in range(1, 31))]
-    )
+    node = after(NODE, [*rounds, *(step(number, us=9000.0 if number % 4 == 0 else 1000.0) for number in range(1, 31))])
     assert len(node.recent_us) == 12
     assert node.step_time_us == 3000.0
-    assert len(advance_node(node, [AveragingSample(rank=2, nodes=2, every=64), step(31)]).recent_us) == 13
+    assert len(after(node, [AveragingSample(rank=2, nodes=2, every=64), step(31)]).recent_us) == 13
 
 
 def test_samples_a_second_are_those_of_all_workers_of_the_node() -> None:
-    node = advance_node(NODE, [step(1, us=500_000.0), step(2, us=1_500_000.0)])
+    node = after(NODE, [step(1, us=500_000.0), step(2, us=1_500_000.0)])
     assert node.samples_per_s == pytest.approx(8.0)  # 2 workers x 4 samples x 2 steps in 2 s
-    assert advance_node(NODE, [step(1, samples=None)]).samples_per_s is None
-    assert advance_node(NODE, [step(1, us=None)]).samples_per_s is None
+    assert after(NODE, [step(1, samples=None)]).samples_per_s is None
+    assert after(NODE, [step(1, us=None)]).samples_per_s is None
 
 
 def test_a_step_that_took_no_time_gives_no_speed() -> None:
-    assert advance_node(NODE, [step(1, us=0.0)]).samples_per_s is None
+    assert after(NODE, [step(1, us=0.0)]).samples_per_s is None
 
 
 def test_a_time_that_nobody_would_wait_for_is_not_said() -> None:
     running = msgspec.structs.replace(NODE, state="running")
     endless = StepSample(rank=2, step=1, time_s=0, mono_ns=1, step_time_us=1e12, total_steps=1 << 60)
-    assert advance_node(running, [endless]).left_s is None
+    assert after(running, [endless]).left_s is None
 
 
 def test_the_network_is_the_difference_of_two_samples_of_one_nic() -> None:
-    once = advance_node(NODE, [nic(10**9, 1000, 2000)])
+    once = after(NODE, [nic(10**9, 1000, 2000)])
     assert (once.net_in_gbit_per_s, once.net_out_gbit_per_s) == (None, None)
-    twice = advance_node(once, [nic(3 * 10**9, 1000 + 125_000_000, 2000 + 250_000_000)])
+    twice = after(once, [nic(3 * 10**9, 1000 + 125_000_000, 2000 + 250_000_000)])
     assert twice.net_in_gbit_per_s == pytest.approx(0.5)
     assert twice.net_out_gbit_per_s == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("second", [nic(10**9, 5, 5), nic(5, 5, 5), nic(3 * 10**9, 5, 5, ifname="eth1")])
 def test_a_clock_that_stands_still_or_another_nic_gives_no_rate(second: NicSample) -> None:
-    node = advance_node(NODE, [nic(10**9, 1000, 2000), second])
+    node = after(NODE, [nic(10**9, 1000, 2000), second])
     assert (node.net_in_gbit_per_s, node.net_out_gbit_per_s) == (None, None)
 
 
 def test_two_nics_that_are_sampled_in_turn_have_their_rates_and_the_busier_one_is_shown() -> None:
     quiet, busy = [nic(10**9, 0, 0, "eth1"), nic(2 * 10**9, 1, 1, "eth1")], [nic(10**9, 0, 0), nic(2 * 10**9, 125, 250)]
-    node = advance_node(NODE, [sample for pair in zip(busy, quiet, strict=True) for sample in pair])
+    node = after(NODE, [sample for pair in zip(busy, quiet, strict=True) for sample in pair])
     assert node.net_in_gbit_per_s == pytest.approx(1e-6)
     assert node.net_out_gbit_per_s == pytest.approx(2e-6)
 
@@ -149,19 +155,19 @@ def test_the_share_of_the_link_is_that_of_the_data_planes_nic_alone() -> None:
     linked = msgspec.structs.replace(NODE, ifname="eth0", link_gbit_per_s=10.0)
     ethernet = [nic(10**9, 0, 0), nic(2 * 10**9, 125_000_000, 250_000_000)]
     port = [nic(10**9, 0, 0, "mlx5_0/1"), nic(2 * 10**9, 10**9, 10**9, "mlx5_0/1")]
-    node = advance_node(linked, [*ethernet, *port])
+    node = after(linked, [*ethernet, *port])
     assert node.link_share == pytest.approx(0.2)
     assert node.net_out_gbit_per_s == pytest.approx(8.0)
-    assert advance_node(linked, port).link_share is None
+    assert after(linked, port).link_share is None
     assert msgspec.structs.replace(node, link_gbit_per_s=None).link_share is None
     # More than it can carry: the link is not what it was taken for.
     assert msgspec.structs.replace(node, link_gbit_per_s=1.0).link_share is None
 
 
 def test_a_nic_that_was_reset_gives_no_rate_until_it_was_read_twice() -> None:
-    node = advance_node(NODE, [nic(10**9, 10**9, 10**9), nic(2 * 10**9, 0, 0)])
+    node = after(NODE, [nic(10**9, 10**9, 10**9), nic(2 * 10**9, 0, 0)])
     assert node.net_in_gbit_per_s is None
-    assert advance_node(node, [nic(3 * 10**9, 125_000_000, 0)]).net_in_gbit_per_s == pytest.approx(1.0)
+    assert after(node, [nic(3 * 10**9, 125_000_000, 0)]).net_in_gbit_per_s == pytest.approx(1.0)
 
 
 def test_gpus_are_summed_up_over_what_each_said_last() -> None:
@@ -169,10 +175,10 @@ def test_gpus_are_summed_up_over_what_each_said_last() -> None:
         time_s=0, mono_ns=1, index=6, sm_percent=90.0, memory_used_gib=20.0, power_w=300.0, temperature_c=80.0
     )
     cool = GpuSample(time_s=0, mono_ns=1, index=7, sm_percent=50.0, memory_used_gib=22.0, power_w=400.0)
-    node = advance_node(NODE, [gpu(6, 10.0), hot, cool])
+    node = after(NODE, [gpu(6, 10.0), hot, cool])
     assert node.gpu_percent == pytest.approx(70.0)
     assert (node.gpu_memory_gib, node.gpu_power_w, node.gpu_temperature_c) == (22.0, 350.0, 80.0)
-    assert advance_node(node, [gpu(6, None)]).gpu_percent == pytest.approx(50.0)
+    assert after(node, [gpu(6, None)]).gpu_percent == pytest.approx(50.0)
     assert (NODE.gpu_percent, NODE.gpu_memory_gib) == (None, None)
 
 
@@ -182,8 +188,8 @@ def test_tgs_are_tokens_of_one_worker_whatever_their_number() -> None:
         for rank, tokens in ((2, 1000), (3, 2000))
         for number in (1, 2)
     ]
-    assert advance_node(NODE, steps).tgs == pytest.approx(3000.0)
-    assert advance_node(NODE, [step(1)]).tgs is None
+    assert after(NODE, steps).tgs == pytest.approx(3000.0)
+    assert after(NODE, [step(1)]).tgs is None
 
 
 def test_exposed_communication_is_that_of_the_worker_that_waited_least() -> None:
@@ -203,7 +209,7 @@ def test_exposed_communication_is_that_of_the_worker_that_waited_least() -> None
     counters = [ddp(2, 1, 300), ddp(2, 2, 500), ddp(3, 1, 100), ddp(3, 2, 300), ddp(99, 1, 0)]
     # Whether the counters or the step are written first is the recorder's choice.
     for samples in ([*steps, *counters], [*counters, *steps]):
-        node = advance_node(NODE, samples)
+        node = after(NODE, samples)
         assert node.exposed_share == pytest.approx(0.2)
     other = msgspec.structs.replace(NODE, name="c", node_rank=2, ranks=(4,))
     assert RunProgress(run_id="r", job="j", world_size=3, nodes=(other, node)).exposed_share == pytest.approx(0.2)
@@ -214,20 +220,20 @@ def test_time_blocked_in_collectives_counts_only_where_the_host_waits_for_their_
     blocked = StepSample(
         rank=2, step=1, time_s=0, mono_ns=1, step_time_us=1000.0, phases_us={"comm": 400.0, "data": 1.0}
     )
-    assert advance_node(NODE, [blocked]).exposed_share == pytest.approx(0.4)
+    assert after(NODE, [blocked]).exposed_share == pytest.approx(0.4)
     model = ModelSample(rank=2, wrapper="ddp", parameters=1, trainable=1, device="cuda")
-    assert advance_node(NODE, [model, blocked]).exposed_share is None
-    assert advance_node(NODE, [gpu(0, 1.0), blocked]).exposed_share is None
+    assert after(NODE, [model, blocked]).exposed_share is None
+    assert after(NODE, [gpu(0, 1.0), blocked]).exposed_share is None
 
 
 def test_the_last_loss_is_kept_and_a_worker_that_began_is_at_its_first_step() -> None:
-    node = advance_node(NODE, [LossSample(rank=2, step=1, loss=2.5), LossSample(rank=2, step=2, loss=1.5)])
+    node = after(NODE, [LossSample(rank=2, step=1, loss=2.5), LossSample(rank=2, step=2, loss=1.5)])
     assert node.loss == 1.5
-    diverged = advance_node(node, [LossSample(rank=2, step=3, loss=None)])
+    diverged = after(node, [LossSample(rank=2, step=3, loss=None)])
     assert diverged.loss is not None
     assert math.isnan(diverged.loss)
     worker = WorkerSample(rank=2, local_rank=0, world_size=4, time_s=0, source="trainer")
-    assert advance_node(node, [worker]) == msgspec.structs.replace(node, stage="first step")
+    assert after(node, [worker]) == msgspec.structs.replace(node, stage="first step")
     assert msgspec.json.decode(msgspec.json.encode(node), type=NodeProgress) == node
 
 
@@ -265,15 +271,22 @@ def test_messages_of_a_collective_test_are_its_steps() -> None:
         count=256,
         times_us=(100.0, 300.0, 200.0),
     )
-    after = advance_node(node, [sample])
-    assert (after.step, after.step_time_us) == (1, 200.0)
+    measured = after(node, [sample])
+    assert (measured.step, measured.step_time_us) == (1, 200.0)
     # Twice the size: ten calls of 400 us are left.
-    assert after.left_s == pytest.approx(10 * 400e-6)
+    assert measured.left_s == pytest.approx(10 * 400e-6)
     # Another worker's, one that the test does not have, what took no time that there is: nothing changes.
     foreign: list[dict[str, object]] = [{"rank": 99}, {"index": 7}, {"times_us": ()}]
     for changes in foreign:
-        assert advance_node(node, [msgspec.structs.replace(sample, **changes)]) == node
-    assert advance_node(after, [step(1 << 60, rank=NODE.ranks[0])]).left_s == after.left_s
+        assert after(node, [msgspec.structs.replace(sample, **changes)]) == node
+    assert after(measured, [step(1 << 60, rank=NODE.ranks[0])]).left_s == measured.left_s
+
+
+def recent(*samples: StepSample | DdpSample | DeviceWaitSample) -> RecentSteps:
+    worker = RecentSteps()
+    for sample in samples:
+        worker.take(sample)
+    return worker
 
 
 def one_step(number: int, comm_us: float | None = None, us: float = 1000.0) -> StepSample:
@@ -301,49 +314,53 @@ def wait(number: int, wait_us: float, calls: int = 4) -> DeviceWaitSample:
 def test_only_the_last_steps_count_and_old_ones_are_forgotten() -> None:
     worker = RecentSteps()
     for number in range(1, 200):
-        worker = worker.with_sample(one_step(number, comm_us=900.0 if number < 190 else 100.0))
+        worker.take(one_step(number, comm_us=900.0 if number < 190 else 100.0))
     assert worker.exposed_share(host_waits=True) == pytest.approx(0.1)
     assert len(worker.steps) < 4 * RECENT_STEPS
     assert worker.tokens_and_time == (10 * RECENT_STEPS, 1000.0 * RECENT_STEPS)
 
 
 def test_ddps_counters_come_before_waits_of_the_device_and_these_before_the_host() -> None:
-    worker = RecentSteps().with_sample(one_step(1, comm_us=500.0))
+    worker = recent(one_step(1, comm_us=500.0))
     assert worker.exposed_share(host_waits=True) == pytest.approx(0.5)
-    worker = worker.with_sample(wait(1, 250.0))
+    worker.take(wait(1, 250.0))
     assert worker.exposed_share(host_waits=True) == pytest.approx(0.25)
-    reduced = RecentSteps().with_sample(one_step(1)).with_sample(wait(2, 250.0)).with_sample(ddp(1, 100.0))
+    reduced = recent(one_step(1), wait(2, 250.0), ddp(1, 100.0))
     assert reduced.exposed_share(host_waits=True) == pytest.approx(0.1)
 
 
 def test_several_reductions_of_a_step_add_up() -> None:
-    worker = RecentSteps().with_sample(one_step(1))
+    worker = recent(one_step(1))
     for _ in range(4):
-        worker = worker.with_sample(ddp(1, 100.0))
+        worker.take(ddp(1, 100.0))
     assert worker.exposed_share(host_waits=False) == pytest.approx(0.4)
 
 
 def test_calls_beside_ddp_are_exposed_too() -> None:
-    worker = RecentSteps().with_sample(one_step(1, comm_us=400.0)).with_sample(ddp(1, 100.0))
+    worker = recent(one_step(1, comm_us=400.0), ddp(1, 100.0))
     assert worker.exposed_share(host_waits=True) == pytest.approx(0.5)
     assert worker.exposed_share(host_waits=False) == pytest.approx(0.1)
-    worker = worker.with_sample(wait(1, 250.0))
+    worker.take(wait(1, 250.0))
     assert worker.exposed_share(host_waits=False) == pytest.approx(0.35)
 
 
 def test_a_step_of_which_not_every_call_was_timed_says_nothing() -> None:
-    worker = RecentSteps().with_sample(one_step(1)).with_sample(wait(1, 250.0, calls=3))
+    worker = recent(one_step(1), wait(1, 250.0, calls=3))
     assert worker.exposed_share(host_waits=False) is None
-    assert worker.with_sample(ddp(1, 100.0)).exposed_share(host_waits=False) is None
+    worker.take(ddp(1, 100.0))
+    assert worker.exposed_share(host_waits=False) is None
 
 
 def test_a_worker_that_was_started_again_begins_anew() -> None:
     worker = RecentSteps()
     for number in range(1, 101):
-        worker = worker.with_sample(one_step(number)).with_sample(ddp(number, 100.0))
+        worker.take(one_step(number))
+        worker.take(ddp(number, 100.0))
     # From the last checkpoint, twice as slow as before.
     for number in range(51, 54):
-        worker = worker.with_sample(one_step(number, us=2000.0)).with_sample(ddp(number, 1000.0))
+        worker.take(one_step(number, us=2000.0))
+        worker.take(ddp(number, 1000.0))
     assert worker.exposed_share(host_waits=False) == pytest.approx(0.5)
     assert worker.tokens_and_time == (30, 6000.0)
-    assert worker.with_sample(one_step(53, us=4000.0)).tokens_and_time == (10, 4000.0)
+    worker.take(one_step(53, us=4000.0))
+    assert worker.tokens_and_time == (10, 4000.0)

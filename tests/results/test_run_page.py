@@ -15,6 +15,8 @@ from multinode.profile.observed import observe
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import CollectiveTest
 from multinode.results.run_page import run_page
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import UNMEASURED, Unknown
 from tests.bench.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed
@@ -105,7 +107,7 @@ def test_the_same_run_gives_the_same_page(page: str) -> None:
 
 
 def test_a_run_without_samples_has_a_page_that_says_so() -> None:
-    bare = Summary(run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"})
+    bare = Summary(run_id="r", steps=0, steady_steps=0, rule="", samples_per_s=Unknown("no worker recorded a step"))
     seen = observed()
     silent = observe(RUN.run_id, [msgspec.structs.replace(node, samples=()) for node in seen.nodes])
     for run in (made_run(RUN), made_run(RUN, summary=bare, observed=silent)):
@@ -117,7 +119,7 @@ def test_a_run_without_samples_has_a_page_that_says_so() -> None:
 
 def test_several_runs_have_a_section_each_and_one_table_beside_each_other() -> None:
     other = msgspec.structs.replace(RUN, run_id="20260103-bb", job="other.yaml")
-    figures = msgspec.structs.replace(SUMMARY, samples_per_s=77.7, utilisation=None)
+    figures = msgspec.structs.replace(SUMMARY, samples_per_s=exactly(77.7), utilisation=UNMEASURED)
     read = _Read(run_page([WHOLE, made_run(other, summary=figures, observed=observed())]))
     assert read.tags.count("section") == 2
     assert len(set(read.charts)) == 8
@@ -141,7 +143,7 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
         verdict=Verdict(text="this is what the link carries"),
         directory="/r",
     )
-    untrained = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no steps"})
+    untrained = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="", samples_per_s=Unknown("no steps"))
     read = _Read(run_page([made_run(RUN, {load_scan: sweep}, summary=untrained)]))
     assert read.charts == ["run-1-sweep"]
     assert "this is what the link carries" in read.text
@@ -167,7 +169,7 @@ def test_nothing_that_a_node_or_a_job_says_is_run_by_the_page() -> None:
     run = msgspec.structs.replace(
         RUN, job=attack, nodes=tuple(msgspec.structs.replace(node, name=attack) for node in RUN.nodes)
     )
-    summary = msgspec.structs.replace(SUMMARY, rule=attack, missing={attack: attack})
+    summary = msgspec.structs.replace(SUMMARY, rule=attack, notes={attack: attack})
     page = run_page([made_run(run, summary=summary, observed=msgspec.structs.replace(seen, nodes=nodes))])
     read = _Read(page)
     assert read.asked == []

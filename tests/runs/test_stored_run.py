@@ -19,6 +19,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts, load_runs, whole_runs
+from multinode.stats.unknown import Unknown, known
 from tests.launch.scripted import make_plan
 from tests.profile.observing import SUMMARY
 
@@ -93,7 +94,7 @@ def test_contrast_and_predict_take_a_run_for_the_same_link(
 
 def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = store(tmp_path, "r", part_of="w")
-    summary = Summary(run_id="r", steps=3, steady_steps=2, rule="", missing={"samples_per_s": "no steps"})
+    summary = Summary(run_id="r", steps=3, steady_steps=2, rule="", samples_per_s=Unknown("no steps"))
     RunDirectory(tmp_path / "r").write("summary.json", summary)
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
     shown = json.loads(CliRunner().invoke(build_app(), ["show", "r", "--json"]).stdout)
@@ -102,7 +103,8 @@ def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch:
     )
     assert document(launched) == shown
     assert (shown["run_id"], shown["status"], shown["part_of"]) == ("r", "succeeded", "w")
-    assert (shown["summary"]["steps"], shown["summary"]["missing"]) == (3, {"samples_per_s": "no steps"})
+    assert shown["summary"]["steps"] == 3
+    assert shown["summary"]["samples_per_s"] == {"is": "unknown", "reason": "no steps"}
     assert [node["name"] for node in shown["nodes"]] == ["n0", "n1"]
 
 
@@ -114,8 +116,8 @@ def test_a_run_is_listed_with_its_headline_figures_alone(tmp_path: Path, monkeyp
     listed = json.loads(CliRunner().invoke(build_app(), ["runs", "--json"]).stdout)["runs"]
     rows = {row["run_id"]: row for row in listed}
     whole, early = rows["r"], rows["early"]
-    assert SUMMARY.step_time_ms is not None
-    assert (whole["samples_per_s"], whole["step_time_ms"]) == (SUMMARY.samples_per_s, SUMMARY.step_time_ms.median)
+    speed = known(SUMMARY.samples_per_s), known(SUMMARY.step_time_ms).median
+    assert (whole["samples_per_s"], whole["step_time_ms"]) == tuple(figure.value for figure in speed)
     assert (whole["status"], whole["part_of"], whole["nodes"]) == ("succeeded", "w", ["n0", "n1"])
     assert (whole["world_size"], whole["directory"]) == (run.world_size, str(tmp_path / "r"))
     assert (early["status"], early["hung"]) == ("failed", False)

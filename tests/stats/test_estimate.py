@@ -20,7 +20,6 @@ from multinode.stats.estimate import (
     inverse,
     of_bounds,
     of_repeats,
-    of_scatter,
     ratio,
     text_of,
 )
@@ -177,7 +176,6 @@ def test_what_never_changes_is_certain_and_one_step_tells_nothing() -> None:
     for alone in (mean_of([5.0]), estimate_median([5.0])):
         assert alone.low < 0.01
         assert alone.high > 1000
-    assert of_scatter(5.0, 0.0, 1) == pytest.approx((alone.low, alone.high))
     assert mean_of([0.0, 0.0]) == Estimate(value=0.0, low=0.0, high=0.0)
     assert of_repeats([0.0, 0.0]) == Estimate(value=0.0, low=0.0, high=0.0, repeats=2, values=(0.0, 0.0))
 

@@ -15,16 +15,17 @@ from multinode.cluster.prices import Price, Prices
 from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.profile.throughput import Utilisation
 from multinode.records.run import NodeRun, Run
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
-from multinode.stats.estimate import Estimate, Spread
+from multinode.stats.estimate import Estimate
 from multinode.sweep.cell_rows import MeasuredCell
 from multinode.sweep.cell_sheet import with_notes, with_price_notes
 from multinode.sweep.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
 from multinode.sweep.cells import CellRow, CellTable
+from tests.contrast.made_up_sides import measured
 from tests.launch.scripted import make_plan
 from tests.profile.observing import RUN
 from tests.stored import made_run
@@ -65,10 +66,11 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> StoredR
         steps=35,
         steady_steps=30,
         rule=_RULE,
-        step_time_ms=Spread(median=step_ms, p95=step_ms * 1.05, cv=0.02),
-        samples_per_s=rate,
-        tokens_per_s=rate * _TOKENS_A_SAMPLE,
-        tgs=tgs,
+        step_time_ms=StepTimes(median=measured(step_ms, 0.02, 30), p95=step_ms * 1.05, cv=0.02),
+        samples_per_s=measured(rate, 0.02, 30),
+        tokens_per_s=measured(rate * _TOKENS_A_SAMPLE, 0.02, 30),
+        tgs=measured(tgs, 0.02, 30),
+        comm=Comm(exposed_ms=measured(exposed_ms, 0.02, 30)),
         tokens_per_sample=float(_TOKENS_A_SAMPLE),
         dataset_samples=1100,
         split=StepSplit(source="ddp", mean=split),

@@ -12,13 +12,14 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.job.job import Job, parse_llamafactory
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
-from multinode.profile.summary import Summary
+from multinode.profile.summary import StepTimes, Summary
 from multinode.records.plan import LaunchPlan, Rendezvous
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import CellRecord, Grid, GridRecord
 from multinode.series.series import GRID_FILE, Resume
-from multinode.stats.estimate import spread_of
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import Unknown
 from multinode.sweep.grid_plan import cell_overrides, plan_grid
 from multinode.sweep.sweep import CellRun, CellTraining, GridRequest, Swept, sweep
 from multinode.transport.fake import FakeTransport
@@ -120,9 +121,10 @@ def keep_run(runs: Path, what: Launch, end: float | str | None, *, is_stopped: b
         steps=20,
         steady_steps=15,
         rule="",
-        samples_per_s=end if isinstance(end, float) and has_speed else None,
-        step_time_ms=spread_of([100.0, 101.0, 99.0]) if has_speed else None,
-        missing={} if has_speed else {"step_time_ms": "no step was recorded"},
+        samples_per_s=exactly(end) if isinstance(end, float) and has_speed else Unknown("no step was recorded"),
+        step_time_ms=StepTimes(median=exactly(100.0), p95=101.0, cv=0.01)
+        if has_speed
+        else Unknown("no step was recorded"),
     )
     plan = LaunchPlan(
         rendezvous=Rendezvous(addr="", port=1, workers=(2,)),

@@ -15,6 +15,7 @@ from multinode.runs.devices import devices_of
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import Estimate, of_repeats
+from multinode.stats.unknown import Unknown
 from multinode.sweep.cell_rows import (
     MeasuredCell,
     device_of,
@@ -73,7 +74,7 @@ def test_the_network_s_share_is_what_a_step_exposes() -> None:
     runs = [run_of(split_summary(exposed_ms, step_ms=200.0)) for exposed_ms in (40.0, 60.0)]
     assert row_of(*runs).network_share == pytest.approx(0.25)
     unsplit = row_of(run_of(summary_of()))
-    assert (unsplit.network_share, unsplit.missing["network_share"]) == (None, "its steps were not split")
+    assert (unsplit.network_share, unsplit.missing["network_share"]) == (None, "it was not measured")
 
 
 def test_utilisation_stands_where_every_repeat_has_it_and_says_why_where_not() -> None:
@@ -81,8 +82,8 @@ def test_utilisation_stands_where_every_repeat_has_it_and_says_why_where_not() -
     assert (both.model_tflops, both.hardware_tflops) == (50.0, 75.0)
     assert both.mfu == pytest.approx(50 / 165)
     assert (both.hfu, both.missing["hfu"]) == (None, "165")
-    reason = {"utilisation": "the model's shape is unknown"}
-    one = row_of(run_of(summary_of(utilisation=used(40.0))), run_of(summary_of(missing=reason)))
+    unknown = Unknown("the model's shape is unknown")
+    one = row_of(run_of(summary_of(utilisation=used(40.0))), run_of(summary_of(utilisation=unknown)))
     assert (one.mfu, one.missing["mfu"]) == (None, "the model's shape is unknown")
 
 
@@ -114,8 +115,7 @@ def test_a_cell_without_figures_is_a_row_with_its_reason(state: str, out_of: str
 
 
 def test_a_measured_cell_that_tells_no_speed_or_has_lost_its_runs_says_so() -> None:
-    told = summary_of(missing={"samples_per_s": "no worker counted them"})
-    silent = run_of(msgspec.structs.replace(told, samples_per_s=None))
+    silent = run_of(summary_of(samples_per_s=Unknown("no worker counted them")))
     row = row_of(silent)
     assert (row.state, row.samples_per_s) == ("failed", None)
     assert "no worker counted them" in row.reason

@@ -26,6 +26,7 @@ from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import GridRecord
 from multinode.stats.estimate import Estimate, exactly
+from multinode.stats.unknown import Unknown
 from multinode.transport.fake import FakeTransport
 from multinode.tune.by_speed import Trials, changed_launch, try_advice
 from tests.levers.compressed import compressed
@@ -116,8 +117,7 @@ class Elsewhere:
                 steps=20,
                 steady_steps=15,
                 rule="",
-                samples_per_s=rate or None,
-                missing={} if rate else {"samples_per_s": "no batch was counted"},
+                samples_per_s=exactly(rate) if rate else Unknown("no batch was counted"),
             ),
             plan=LaunchPlan(
                 rendezvous=Rendezvous(addr="", port=1, workers=(1, 1)),

@@ -8,6 +8,7 @@ import pytest
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
+from multinode.stats.estimate import of_bounds
 from multinode.tune.judge import Tuning, judge
 from multinode.tune.screen import plan_parts, tuning_parts
 from multinode.tune.trial import Candidate, CandidateTrial, LeftOut, Losses
@@ -46,10 +47,8 @@ AVERAGED = candidate(
     "local-sgd",
     "local SGD every 16 steps in fp16",
     change=Change(levers=Levers(averaging=Averaging(every=16, dtype="fp16"))),
-    predicted_samples_per_s=38.0,
-    predicted_interval=(30.0, 44.0),
-    against_one_node=1.7,
-    against_one_node_interval=(1.2, 2.1),
+    predicted_samples_per_s=of_bounds(38.0, (30.0, 44.0)),
+    against_one_node=of_bounds(1.7, (1.2, 2.1)),
     expected_s=95.0,
     meaning="a different algorithm; the loss may be worse, as nodes train independently between averaging steps",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.predict.advice import RankedOption, rank_options
+from multinode.stats.estimate import exactly, of_bounds
 from multinode.tune.trial import Shortlist, candidate_of, make_shortlist, steps_needed
 from tests.levers.compressed import compressed
 from tests.predict.test_advice import changed, named, state
@@ -15,7 +16,7 @@ def ranked(gbit_per_s: float = 0.1) -> tuple[RankedOption, ...]:
 
 
 def with_beside(one: RankedOption, interval: tuple[float, float]) -> RankedOption:
-    return one._replace(advice=changed(one.advice, against_one_node_interval=interval))
+    return one._replace(advice=changed(one.advice, against_one_node=of_bounds(1.0, interval)))
 
 
 def hopeful() -> tuple[RankedOption, ...]:
@@ -79,7 +80,7 @@ def test_what_is_surely_slower_than_one_node_is_not_tried() -> None:
 
 def test_what_gains_little_or_does_not_fit_is_not_tried() -> None:
     one = next(one for one in hopeful() if one.advice.name == "gradients in fp16")
-    little = one._replace(advice=changed(one.advice, gain=1.04))
+    little = one._replace(advice=changed(one.advice, gain=exactly(1.04)))
     large = one._replace(advice=changed(one.advice, name="large", fits=False))
     by_hand = one._replace(advice=changed(one.advice, name="by hand", change=None))
     found = make_shortlist([little, large, by_hand], steps=1000, most=20)

@@ -18,6 +18,7 @@ from multinode.records.plan import LaunchPlan, PlanFile
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.series.series import Resume
+from multinode.stats.estimate import exactly
 from multinode.sweep.sweep import CellRun
 from multinode.transport.fake import FakeTransport
 from multinode.tune.measure import Tuned, tune
@@ -126,7 +127,7 @@ class Elsewhere:
         workload["settings"]["accumulation"] = accumulation
         directory.write("workload.json", workload)
         batch = 2 * nodes * accumulation
-        summary = changed(summary, samples_per_s=batch / step_ms * 1e3)
+        summary = changed(summary, samples_per_s=exactly(batch / step_ms * 1e3))
         directory.write("summary.json", summary)
         self._keep_losses(directory, job, every, batch)
         failure = Failure(node="a", node_rank=0, message=f"{kind} happened", kind=kind) if kind is not None else None

@@ -88,7 +88,7 @@ def replay(folder: Path, call: str, script: str = WATCHED, last: int = STEPS) ->
     found: dict[int, StepRecords] = {}
     for sample in told.samples:
         if isinstance(sample, StepSample | DdpSample | DeviceWaitSample):
-            found[sample.step] = found.get(sample.step, StepRecords()).with_sample(sample)
+            found.setdefault(sample.step, StepRecords()).take(sample)
     return truth_ms, {step: one for step, one in found.items() if 2 < step < last}
 
 

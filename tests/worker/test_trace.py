@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from multinode.profile.trace import TraceEvents, read_trace, view_traces
+from multinode.stats.unknown import known
 from tests.warm import WarmProcess, free_port
 
 DEADLINE_S = 100.0
@@ -259,6 +260,5 @@ def test_two_workers_with_gloo_show_their_all_reduces_with_sizes(traced: Traced)
     view = view_traces({rank: traced.read(rank) for rank in (0, 1)}, 2)
     assert [(worker.rank, worker.steps) for worker in view.workers] == [(0, 3), (1, 3)]
     assert sum(view.message_bytes) == (256 * 256 + 256) * 4
-    assert view.busbw_gb_per_s is not None
-    assert view.busbw_gb_per_s > 0
+    assert known(view.busbw_gb_per_s) > 0
     assert [worker for worker in view.workers if 0 < worker.comm_ms < worker.step_ms] == list(view.workers)
