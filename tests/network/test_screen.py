@@ -6,6 +6,7 @@ import pytest
 from multinode.findings.finding import Finding
 from multinode.network.screen import next_step, scan_lines, scan_parts
 from multinode.network.size_scan import ScanChanges, ScanReport, StepEstimate
+from multinode.stats.estimate import exactly
 from multinode.traffic.pair_speeds import RawTcp
 from multinode.traffic.step_calls import Call
 from tests.golden import Golden
