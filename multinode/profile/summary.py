@@ -176,7 +176,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
     nodes: tuple[NodeUse, ...] = ()
     trace: TraceView | None = None
     rounds: Rounds | None = None
-    notes: dict[str, str] = {}  # by who or what they are of
+    notes: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def summarise(
@@ -333,7 +333,7 @@ def _loss(ends: Sequence[LossSample]) -> float:
 
 
 def _notes(observed: Observed) -> dict[str, str]:
-    notes: dict[str, str] = {}  # by who or what they are of
+    notes: dict[str, str] = {}
     for node in observed.nodes:
         for note in node.of(NoteSample)[:_MOST_NOTES]:
             who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name
