@@ -10,13 +10,14 @@ import msgspec
 from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, name_side
 from multinode.stats.estimate import Estimate, ratio
 from multinode.stats.unknown import Unknown, or_none, or_zero
+from multinode.traffic.step_calls import Strategy
 from multinode.units import format_ms
 
 NOTICEABLE = 0.05
 """Fraction of a whole that a user would notice."""
 _MS_PER_S = 1e3
-# Name prefixes of strategies that communicate in every micro-batch.
-_IN_MICRO_BATCHES = ("ZeRO-2", "ZeRO-3", "FSDP")
+# These communicate once per step, all others in every micro-batch.
+_ONCE_PER_STEP = frozenset({Strategy.DDP, Strategy.ZERO1})
 _SAME_WORK = ("same-workers", "scale-out")
 _GROWING = ("compute_ms", "data_ms")
 _GROWN = PARTS | {
@@ -75,7 +76,7 @@ def _growing_share(side: Side) -> float:
 
 def _exchanges_in_micro_batches(side: Side) -> bool:
     strategy = side.settings.strategy if side.settings is not None else None
-    return (strategy or "").startswith(_IN_MICRO_BATCHES)
+    return strategy is not None and strategy not in _ONCE_PER_STEP
 
 
 def exposed_ms(side: Side) -> float | None:

@@ -32,8 +32,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     # the finding's, with `{names}` for values known at run time. If it or the hint contains `{nodes}`, nodes with equal
     # values share one finding.
     message: str
-    # as `message`, but `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each line
-    # after the first is a command to copy. Empty if there is nothing to do.
+    # as `message`, but `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each
+    # line after the first is a command to copy. Empty if there is nothing to do.
     hint: str = ""
     figures: tuple[str, ...] = ()  # names of the values that the finding keeps, with their units
 
@@ -67,6 +67,10 @@ class RuleGroup:
     def __init__(self, title: str) -> None:
         self.title = title
         self.rules: list[Rule] = []
+
+    def has(self, finding: Finding) -> bool:
+        """Whether one of its rules made the finding."""
+        return any(rule.code == finding.code for rule in self.rules)
 
     def rule(self, code: str, *, about: str, message: str, hint: str = "", figures: tuple[str, ...] = ()) -> Rule:
         """Declare a rule."""
