@@ -20,6 +20,7 @@ from multinode.render.sheet import percent
 from multinode.render.table import make_table
 from multinode.runs.stored_run import StoredRun, load_runs
 from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import or_none
 from multinode.units import format_rate
 
 
@@ -78,7 +79,7 @@ def _print_table(contrasts: Mapping[float, Contrast]) -> None:
 
 def _figures(side: Side) -> Iterator[str]:
     yield side.samples_per_s.text()
-    yield percent(side.exposed_share, ".0f")
+    yield percent(or_none(side.exposed_share), ".0f")
 
 
 def _against(speedup: Estimate) -> str:

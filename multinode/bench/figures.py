@@ -11,14 +11,13 @@ from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse
 from multinode.records.benchmark import DEVICE_DTYPES
 from multinode.records.samples import SpeedSample
-from multinode.stats.estimate import Bounds, Estimate, of_bounds
+from multinode.stats.estimate import Estimate
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of a device in one test and phase."""
 
-    value: float  # in the test's unit: median of the timings; over repeats, the mean of the medians
-    interval: Bounds | None = None  # its 95% confidence interval
+    value: Estimate  # in the test's unit: median of the timings; over repeats, the mean of the medians
     cv: float  # standard deviation of the timings over their mean
     timings: int
     of_peak: float | None = None  # share of the data sheet's figure; None if unknown
@@ -28,11 +27,6 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     launch_bound: bool = False
     clock_mhz: float | None = None  # of the GPU while it was timed, median of its samples; likewise `power_w`
     power_w: float | None = None
-
-    @property
-    def estimate(self) -> Estimate:
-        """The value with its interval."""
-        return of_bounds(self.value, self.interval)
 
 
 class BenchTest(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> 
     by_cause: dict[str, list[tuple[_Placed, float, tuple[LikelyCause, ...]]]] = {}
     for each in placed:
         pairs = [(test.together, test.alone) for test in each.worker.tests]
-        ratios = [ratio(late.estimate, early.estimate) for late, early in pairs if late and early]
+        ratios = [ratio(late.value, early.value) for late, early in pairs if late and early]
         if ratios and _is_slow(ratios):
             causes = _drop_causes(each, write_hint, alone=len(placed) == 1)
             share = statistics.median(ratio.value for ratio in ratios)
@@ -133,9 +133,9 @@ def _against(mine: DeviceSpeed | None, others: Iterable[DeviceSpeed | None]) -> 
     theirs = [other for other in others if other is not None]
     if mine is None or not theirs:
         return mine
-    peers = [other.estimate for other in theirs]
+    peers = [other.value for other in theirs]
     middle = {name: statistics.median(getattr(peer, name) for peer in peers) for name in ("value", "low", "high")}
-    compared = ratio(mine.estimate, Estimate(**middle))
+    compared = ratio(mine.value, Estimate(**middle))
     return msgspec.structs.replace(mine, of_peers=compared.value, slow=_is_slow([compared]))
 
 

@@ -28,7 +28,7 @@ from multinode.profile.observed import ObservedNode
 from multinode.records.benchmark import LAUNCH_US
 from multinode.records.samples import DeviceSample, GpuSample, Sample, SpeedSample
 from multinode.stats.counter_rates import Span
-from multinode.stats.estimate import estimate_median, known_median, of_repeats, spread_of
+from multinode.stats.estimate import estimate_median, known_median, of_bounds, of_repeats, spread_of
 from multinode.units import MIB
 
 _Kind = TypeVar("_Kind")
@@ -173,8 +173,7 @@ def _speed(
     timings = [rate for rates in repeats for rate in rates]
     during = _during(samples, sensed)
     return DeviceSpeed(
-        value=estimate.value,
-        interval=(estimate.low, estimate.high),
+        value=of_bounds(estimate.value, estimate.bounds),
         cv=spread_of(timings).cv,
         timings=len(timings),
         of_peak=estimate.value / peak if peak is not None else None,

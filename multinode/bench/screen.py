@@ -110,7 +110,7 @@ def _cause_rows(anomaly: Anomaly) -> _Rows:
 def _small_sheet(report: BenchReport) -> Sheet:
     tests = [test for worker in report.workers for test in worker.tests]
     products = [test for test in tests if test.kind == "matmul" and test.speeds]
-    fastest = max(products, key=lambda test: max(speed.value for speed in test.speeds), default=None)
+    fastest = max(products, key=lambda test: max(speed.value.value for speed in test.speeds), default=None)
     columns: dict[str, tuple[str, _Picks]] = {}
     if fastest is not None:
         columns[f"matmul {fastest.dtype}"] = ("TFLOP/s", (_of(kind="matmul", dtype=fastest.dtype),))
@@ -138,7 +138,7 @@ def _small_sheet(report: BenchReport) -> Sheet:
 def _measured(speed: DeviceSpeed | None) -> str:
     if speed is None:
         return UNKNOWN
-    return f"{speed.estimate.text()}{'!' if speed.slow else ''}"
+    return f"{speed.value.text()}{'!' if speed.slow else ''}"
 
 
 def bench_lines(report: BenchReport) -> list[str]:
@@ -257,12 +257,12 @@ def _speed_sheet(
 
 def _fastest(worker: BenchWorker, phase: str, picks: _Picks) -> tuple[DeviceSpeed | None, ...]:
     speeds = [[speed for test in worker.tests if pick(test) and (speed := test.speed(phase))] for pick in picks]
-    return tuple(max(some, key=lambda speed: speed.value, default=None) for some in speeds)
+    return tuple(max(some, key=lambda speed: speed.value.value, default=None) for some in speeds)
 
 
 def _extreme(rows: Sequence[_Row], choose: Callable[[list[float]], float]) -> Iterator[str]:
     for column in zip(*(row.cells for row in rows), strict=True):
-        values = [[speed.value for speed in row if speed is not None] for row in zip(*column, strict=True)]
+        values = [[speed.value.value for speed in row if speed is not None] for row in zip(*column, strict=True)]
         yield " / ".join(format_sig(choose(some)) if some else UNKNOWN for some in values)
 
 
@@ -270,7 +270,7 @@ def _cell(speed: DeviceSpeed | None, *, shares: bool) -> str:
     if speed is None:
         return UNKNOWN
     share = f" {percent(speed.of_peak, '.0f')}" if shares and speed.of_peak is not None else ""
-    return f"{format_sig(speed.value)}{_bound(speed)}{share}{'!' if speed.slow else ''}"
+    return f"{format_sig(speed.value.value)}{_bound(speed)}{share}{'!' if speed.slow else ''}"
 
 
 def _bound(speed: DeviceSpeed) -> str:
@@ -342,15 +342,15 @@ def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tu
     timed = [(who, speed) for who, test in tests if (speed := test.speed(phase)) is not None]
     if not timed:
         return
-    best, worst = (choose(timed, key=lambda entry: entry[1].value) for choose in (max, min))
+    best, worst = (choose(timed, key=lambda entry: entry[1].value.value) for choose in (max, min))
     row = (
         test.dtype,
         test.size,
         phase,
-        format_sig(best[1].value) + _bound(best[1]),
+        format_sig(best[1].value.value) + _bound(best[1]),
         best[0],
-        format_sig(statistics.median(speed.value for _, speed in timed)),
-        format_sig(worst[1].value) + _bound(worst[1]),
+        format_sig(statistics.median(speed.value.value for _, speed in timed)),
+        format_sig(worst[1].value.value) + _bound(worst[1]),
         worst[0],
         percent(best[1].of_peak, ".0f"),
         percent(statistics.median(speed.cv for _, speed in timed), ".1f"),

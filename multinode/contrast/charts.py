@@ -16,7 +16,7 @@ from multinode.predict.screen import link_words
 from multinode.profile.step_split import PARTS
 from multinode.render.charts import GREY, PALETTE, Figure, Scatter, error_bars, stacked_bars, with_axes
 from multinode.render.sheet import Chart
-from multinode.stats.unknown import or_none
+from multinode.stats.unknown import Unknown, or_none
 from multinode.units import format_figure, format_placement
 
 _LINE, _OTHER, _THIRD = PALETTE[:3]
@@ -25,7 +25,7 @@ _BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
 
 def step_chart(contrast: Contrast) -> Figure | None:
     """One stacked bar per side with the parts of its step; None without a split."""
-    sides = [side for side in contrast.measured if side.split is not None]
+    sides = [side for side in contrast.measured if not isinstance(side.split, Unknown)]
     parts = {name: [or_none(getattr(side.split, field)) for side in sides] for field, name in PARTS.items()}
     names = [f"{side_head(contrast, side)}<br>{nodes_and_workers(side)}" for side in sides]
     return stacked_bars(names, parts, "ms per step, mean")

@@ -15,7 +15,7 @@ from multinode.profile.measured import Measured
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import KnownSteps, WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
-from multinode.stats.unknown import Unknown
+from multinode.stats.unknown import UNMEASURED, Unknown, or_none
 from multinode.units import BITS_PER_BYTE, format_count, format_figure, format_list, format_rate, goodput_gb_per_s
 
 
@@ -33,16 +33,16 @@ class Side(Measured, frozen=True, kw_only=True):
     step_spread: Spread
     versions: dict[str, str] = msgspec.field(default_factory=dict)  # of torch, the engine and NCCL, by package
     steady_steps: int  # measured steps of all repeats
-    split: WorkerSplit | None = None  # of the step, mean of the repeats
-    exposed_ms: Estimate | None = None  # exposed communication; `exposed_share` of the step
-    exposed_share: float | None = None
+    split: WorkerSplit | Unknown = UNMEASURED  # of the step, mean of the repeats
+    exposed_ms: Estimate | Unknown = UNMEASURED  # exposed communication; `exposed_share` of the step
+    exposed_share: float | Unknown = UNMEASURED
     exposed_steps: KnownSteps = KnownSteps()  # in which it is known, of all repeats
     bytes_per_step: BytesPerStep = BytesPerStep()  # of the last repeat
     bottleneck: Bottleneck  # of the last repeat
-    link_gbit_per_s: float | None = None  # of its slowest node's NIC; None on one node, or if unknown
+    link_gbit_per_s: float | Unknown = UNMEASURED  # of its slowest node's NIC
     stragglers: tuple[str, ...] = ()  # nodes named by a repeat, the latest first
-    late_ms: float | None = None  # wait of the others for the latest, mean of the repeats; 0 without any
-    power_w: float | None = None  # of all its GPUs
+    late_ms: float | Unknown = UNMEASURED  # wait of the others for the latest, mean of the repeats; 0 without any
+    power_w: float | Unknown = UNMEASURED  # of all its GPUs
     whole: FullRun = FullRun()  # the full run of the job
     speedup: Estimate = Estimate(value=1.0, low=1.0, high=1.0)  # samples/s over those of the baseline
     efficiency: float = 1.0  # speed-up over the ratio of workers: 1 is ideal scaling
@@ -174,7 +174,7 @@ def network_words(side: Side) -> str:
     gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / step_s
     by_rule = "" if not isinstance(seen.nic, Unknown) else " (expected from the strategy, not counted)"
     text = f"{format_figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
-    link = side.link_gbit_per_s
+    link = or_none(side.link_gbit_per_s)
     most = goodput_gb_per_s(link) * BITS_PER_BYTE if link else 0.0
     if not link or not most:
         return f"{text}, on average {format_rate(gbit_per_s)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -33,8 +34,8 @@ from multinode.findings.rule import RuleGroup
 from multinode.levers.levers import TYPES
 from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
-from multinode.stats.estimate import ratio
-from multinode.stats.unknown import UnknownError, or_none
+from multinode.stats.estimate import Estimate, ratio
+from multinode.stats.unknown import Unknown, found, known, or_none
 from multinode.units import format_count, format_figure, format_ms, format_rate
 
 _LEVERS = {lever.column: lever.title for lever in TYPES.values()}
@@ -94,8 +95,10 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
     def differs(name: str, ours: object, other: object) -> str:
         return f"{name}: {_written(ours)} on {mine}, {_written(other)} on {theirs}."
 
-    if baseline.settings is None or candidate.settings is None:
-        unknown = " and ".join(name for side, name in ((baseline, mine), (candidate, theirs)) if side.settings is None)
+    if isinstance(baseline.settings, Unknown) or isinstance(candidate.settings, Unknown):
+        unknown = " and ".join(
+            name for side, name in ((baseline, mine), (candidate, theirs)) if isinstance(side.settings, Unknown)
+        )
         settings = [f"{unknown} did not record its settings: whether they match is unknown."]
     else:
         settings = [
@@ -112,7 +115,7 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
 
 
 def _asked(side: Side, name: str) -> object:
-    return side.settings.by_name[name] if side.settings is not None else None
+    return None if isinstance(side.settings, Unknown) else side.settings.by_name[name]
 
 
 def _is_other(baseline: Side, candidate: Side, name: str) -> bool:
@@ -125,14 +128,14 @@ def _given(name: str, *values: object) -> list[object]:
 
 
 def _links(baseline: Side, candidate: Side) -> tuple[str, ...]:
-    ours, theirs = baseline.link_gbit_per_s, candidate.link_gbit_per_s
+    ours, theirs = or_none(baseline.link_gbit_per_s), or_none(candidate.link_gbit_per_s)
     if ours is None or theirs is None or math.isclose(ours, theirs, rel_tol=_SAME_LINK):
         return ()
     return format_rate(ours), format_rate(theirs)
 
 
 def _global_batch(baseline: Side, candidate: Side, mode: str) -> str:
-    ours, theirs = baseline.global_batch, candidate.global_batch
+    ours, theirs = or_none(baseline.global_batch), or_none(candidate.global_batch)
     if ours is None or theirs is None or ours == theirs or candidate.role == "each-node":
         return ""
     text = f"Global batch: {ours} on {name_side(baseline, mode)}, {theirs} on {name_side(candidate, mode)}"
@@ -175,22 +178,20 @@ def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
         sides: all of a contrast.
         candidate: the one whose optimizer steps are those of the job.
     """
-    try:
-        samples = _samples((candidate, *sides))
-    except UnknownError as unknown:
-        missing = {"whole_s": str(unknown)}
-        return tuple(with_costs(msgspec.structs.replace(side, missing=side.missing | missing)) for side in sides)
-    return tuple(
-        with_costs(msgspec.structs.replace(side, whole_s=full_run_s(side.samples_per_s, samples))) for side in sides
-    )
+    samples = found(lambda: _samples((candidate, *sides)))
+
+    def whole_s(side: Side) -> Estimate:
+        return full_run_s(side.samples_per_s, known(samples))
+
+    return tuple(with_costs(msgspec.structs.replace(side, whole_s=found(partial(whole_s, side)))) for side in sides)
 
 
 def _samples(sides: Sequence[Side]) -> float:
     """Samples of the full run, with the steps of the first side."""
     first, full = sides[0], FullRun.first_of(side.whole for side in sides)
     if (steps := full.steps) is not None:
-        return steps * (first.global_batch or first.samples_per_s.value * first.step_time_ms.value / _MS_PER_S)
-    return asked_epochs(full) * dataset_size(side.dataset_samples for side in sides)
+        return steps * (or_none(first.global_batch) or first.samples_per_s.value * first.step_time_ms.value / _MS_PER_S)
+    return asked_epochs(full) * dataset_size(or_none(side.dataset_samples) for side in sides)
 
 
 _SCALING = {"same-workers": "same workers", "scale-out": "weak", "fixed-global-batch": "strong"}
@@ -265,7 +266,8 @@ def _of_role(sides: Sequence[Side], role: str) -> Side:
 def _scaling(baseline: Side, candidate: Side) -> str:
     if baseline.world_size == candidate.world_size:
         return "same workers"
-    return "strong" if baseline.global_batch == candidate.global_batch is not None else "weak"
+    batch = or_none(baseline.global_batch)
+    return "strong" if batch is not None and batch == candidate.global_batch else "weak"
 
 
 Outcome = Literal["unsynchronised", "inconclusive", "equal", "faster", "slower"]
@@ -310,7 +312,8 @@ def _verdict(contrast: Contrast) -> str:
             slower = "no faster" if outcome == "equal" else contrast.speedup.text("faster")
             return f"Do not use {many} for this job: they are {slower} than {few}; {_culprit(contrast)}."
     if outcome == "inconclusive":
-        is_script = contrast.baseline.settings is not None and contrast.baseline.settings.command is not None
+        settings = contrast.baseline.settings
+        is_script = not isinstance(settings, Unknown) and settings.command is not None
         longer = "a script that trains longer" if is_script else "--steps"
         span = contrast.speedup.text("times_range")
         spread = f"within the noise (speed-up {span}); measure with more --repeats or {longer}"
@@ -402,7 +405,7 @@ def _where_it_goes(contrast: Contrast) -> Finding:
 
 
 def _told_parts(side: Side) -> str:
-    split = side.split
+    split = or_none(side.split)
     if split is None:
         return ""
     shares = {
@@ -432,7 +435,7 @@ def _without_network(contrast: Contrast) -> Finding:
 
 
 def _compute_ms(side: Side) -> float | None:
-    return or_none(side.split.compute_ms) if side.split is not None else None
+    return None if isinstance(side.split, Unknown) else or_none(side.split.compute_ms)
 
 
 def _told_node(side: Side, *, unequal: bool) -> str:

@@ -39,6 +39,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.series.series import Resume, Series, status_of, take_up
+from multinode.stats.unknown import Unknown
 from multinode.units import format_count, format_list
 
 Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
@@ -461,7 +462,7 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
     """
     candidate = compared.candidate
     names = [*compared.baseline.run_ids, *candidate.run_ids]
-    accumulation = candidate.settings.accumulation if candidate.settings is not None else None
+    accumulation = None if isinstance(candidate.settings, Unknown) else candidate.settings.accumulation
     request = ForecastRequest(
         nodes=(1, candidate.nodes, 2 * candidate.nodes),
         accumulations=() if accumulation is None else (accumulation, 4 * accumulation),

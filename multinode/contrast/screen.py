@@ -28,6 +28,7 @@ from multinode.predict.training_state import NOTHING
 from multinode.render.sheet import Block, Prose, Sheet, Tiles, percent
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
 from multinode.stats.estimate import inverse
+from multinode.stats.unknown import or_none
 from multinode.units import UNKNOWN, format_count, format_figure, format_sig, times
 
 _STYLES: dict[Outcome, str] = {
@@ -122,13 +123,16 @@ def _break_even(contrast: Contrast, *, shortly: bool) -> list[str]:
         return [f"unknown: {contrast.forecast_reason}"] if contrast.forecast_reason else []
     candidate = contrast.candidate
     alike = candidate.world_size == candidate.nodes * candidate.workers_per_node
-    text = break_even_words(break_even, candidate.nodes, candidate.link_gbit_per_s, shortly=shortly, alike=alike)
+    text = break_even_words(
+        break_even, candidate.nodes, or_none(candidate.link_gbit_per_s), shortly=shortly, alike=alike
+    )
     return [text]
 
 
 def _predicted(contrast: Contrast) -> list[Advice]:
     baseline = contrast.baseline
-    batch = None if baseline.settings is None else (baseline.settings.per_device_batch, baseline.settings.accumulation)
+    settings = or_none(baseline.settings)
+    batch = None if settings is None else (settings.per_device_batch, settings.accumulation)
     fitting = [
         advice
         for advice in contrast.advice
@@ -180,9 +184,10 @@ def _batch(contrast: Contrast, change: Advice) -> str:
     then, now = change.outlook, contrast.candidate
     per_worker = then.per_device_batch * then.accumulation
     batch = per_worker * (sum(then.unequal) if then.unequal else then.nodes * then.workers_per_node)
-    if not now.global_batch or batch == now.global_batch:
+    current = or_none(now.global_batch)
+    if not current or batch == current:
         return ""
-    return f"; global batch x{format_figure(batch / now.global_batch)}"
+    return f"; global batch x{format_figure(batch / current)}"
 
 
 def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:
@@ -228,7 +233,7 @@ def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
         (f"samples/s, {many}", format_sig(candidate.samples_per_s.value)),
         (f"step time, {few} (ms)", format_sig(baseline.step_time_ms.value)),
         (f"step time, {many} (ms)", format_sig(candidate.step_time_ms.value)),
-        (f"exposed communication, {many}", percent(candidate.exposed_share)),
+        (f"exposed communication, {many}", percent(or_none(candidate.exposed_share))),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
 

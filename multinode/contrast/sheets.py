@@ -9,7 +9,7 @@ from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.slowdown_attribution import is_noticeable
 from multinode.render.sheet import RANGES, Column, Sheet, figure, megabytes, percent
 from multinode.stats.estimate import PLUS_MINUS, Estimate
-from multinode.stats.unknown import or_none
+from multinode.stats.unknown import Unknown, or_none, unknown_fields
 from multinode.units import UNKNOWN, format_count, format_duration, format_placement, format_sig
 
 # Mark of settings that differ between the sides.
@@ -39,7 +39,11 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
     """
     workers = [f"{side.world_size}" for side in sides]
     noticed = [field for field in _WHERE_NOTICED if any(_is_noticed(side, field) for side in sides)]
-    has_other = any(side.split and is_noticeable(_other_ms(side, noticed) or 0, side.split.step_ms) for side in sides)
+    has_other = any(
+        is_noticeable(_other_ms(side, noticed) or 0, side.split.step_ms)
+        for side in sides
+        if not isinstance(side.split, Unknown)
+    )
     rows: list[_Row] = [("workers", tuple(workers))] if len(set(workers)) > 1 else []
     rows += [
         _row(sides, "samples/s", lambda side: side.samples_per_s.text()),
@@ -65,7 +69,7 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
 
 def _from_steps(contrast: Contrast, sides: Sequence[Side]) -> Iterator[str]:
     for side in sides:
-        if side.exposed_share is not None and side.exposed_steps.words:
+        if not isinstance(side.exposed_share, Unknown) and side.exposed_steps.words:
             yield f"exposed communication on {side_head(contrast, side)}: {side.exposed_steps.words}"
 
 
@@ -81,11 +85,11 @@ _WHERE_NOTICED = {"wait_ms": "straggler wait", "data_ms": "data wait", "host_ms"
 
 def _is_noticed(side: Side, field: str) -> bool:
     part_ms = or_none(getattr(side.split, field, None))
-    return side.split is not None and part_ms is not None and is_noticeable(part_ms, side.split.step_ms)
+    return not isinstance(side.split, Unknown) and part_ms is not None and is_noticeable(part_ms, side.split.step_ms)
 
 
 def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
-    split = side.split
+    split = or_none(side.split)
     parts: list[float | None] = [
         or_none(getattr(split, field, None)) for field in ("compute_ms", "exposed_ms", *noticed)
     ]
@@ -94,7 +98,7 @@ def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
 
 
 def _part(side: Side, field: str) -> str:
-    if field == "exposed_ms" and side.exposed_ms is not None and side.exposed_ms.value > 0:
+    if field == "exposed_ms" and not isinstance(side.exposed_ms, Unknown) and side.exposed_ms.value > 0:
         return side.exposed_ms.text()
     return format_sig(or_none(getattr(side.split, field, None)))
 
@@ -156,7 +160,7 @@ def tells(cells: Sequence[str]) -> bool:
 
 
 def _asked_rows(sides: Sequence[Side]) -> Iterator[_Row]:
-    yield _row(sides, "global batch (samples)", lambda side: _whole(side.global_batch))
+    yield _row(sides, "global batch (samples)", lambda side: _whole(or_none(side.global_batch)))
     for label, name in (
         ("per-device batch", "per_device_batch"),
         ("accumulation", "accumulation"),
@@ -168,13 +172,13 @@ def _asked_rows(sides: Sequence[Side]) -> Iterator[_Row]:
 def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "samples/s", lambda side: format_sig(side.samples_per_s.value))
     yield _row(sides, "samples/s, range", lambda side: side.samples_per_s.text("range"))
-    yield _row(sides, "tokens/s", lambda side: _value(side.tokens_per_s))
-    yield _row(sides, "TGS (tokens/s per worker)", lambda side: _value(side.tgs))
+    yield _row(sides, "tokens/s", lambda side: _value(or_none(side.tokens_per_s)))
+    yield _row(sides, "TGS (tokens/s per worker)", lambda side: _value(or_none(side.tgs)))
     yield _row(sides, "step time (ms)", lambda side: format_sig(side.step_time_ms.value))
     yield _row(sides, "step time, range (ms)", lambda side: side.step_time_ms.text("range"))
     yield _row(sides, "step time, p95 (ms)", lambda side: format_sig(side.step_spread.p95))
-    yield _row(sides, "exposed communication (ms)", lambda side: _value(side.exposed_ms))
-    yield _row(sides, "exposed, share of the step", lambda side: percent(side.exposed_share))
+    yield _row(sides, "exposed communication (ms)", lambda side: _value(or_none(side.exposed_ms)))
+    yield _row(sides, "exposed, share of the step", lambda side: percent(or_none(side.exposed_share)))
     yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(or_none(side.bytes_per_step.calls)))
     yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(or_none(side.bytes_per_step.nic)))
     yield "speed-up", _speedups(sides, lambda speedup: format_sig(speedup.value))
@@ -185,12 +189,12 @@ def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
 
 
 def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
-    yield _row(sides, "power of the GPUs (W)", lambda side: figure(side.power_w, ",.0f"))
-    yield _row(sides, "energy per sample (J)", lambda side: format_sig(side.energy_j_per_sample))
-    yield _row(sides, "price per hour", lambda side: figure(side.price_per_hour, ",.2f"))
+    yield _row(sides, "power of the GPUs (W)", lambda side: figure(or_none(side.power_w), ",.0f"))
+    yield _row(sides, "energy per sample (J)", lambda side: format_sig(or_none(side.energy_j_per_sample)))
+    yield _row(sides, "price per hour", lambda side: figure(or_none(side.price_per_hour), ",.2f"))
     yield _row(sides, "full run (estimated)", _whole_time)
-    yield _row(sides, "full run cost (estimated)", lambda side: figure(side.whole_cost, ",.2f"))
-    yield _row(sides, "cost per million tokens", lambda side: format_sig(side.cost_per_million_tokens))
+    yield _row(sides, "full run cost (estimated)", lambda side: figure(or_none(side.whole_cost), ",.2f"))
+    yield _row(sides, "cost per million tokens", lambda side: format_sig(or_none(side.cost_per_million_tokens)))
 
 
 def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
@@ -209,7 +213,7 @@ def _row(sides: Sequence[Side], name: str, cell: _Told) -> _Row:
 
 
 def _whole_time(side: Side) -> str:
-    return UNKNOWN if side.whole_s is None else format_duration(side.whole_s.value)
+    return UNKNOWN if isinstance(side.whole_s, Unknown) else format_duration(side.whole_s.value)
 
 
 def _whole(value: int | None) -> str:
@@ -227,7 +231,7 @@ _SHOWN = frozenset({"per_device_batch", "accumulation", "sequence_length"})
 def settings_sheet(contrast: Contrast) -> Sheet:
     """Runs, nodes, settings and versions of the sides, differing ones marked."""
     sides = contrast.measured
-    settings = [side.settings.by_name if side.settings is not None else {} for side in sides]
+    settings = [{} if isinstance(side.settings, Unknown) else side.settings.by_name for side in sides]
     names = dict.fromkeys(name for shown in settings for name in shown if name not in _SHOWN)
     packages = dict.fromkeys(package for side in sides for package in side.versions)
     compared = [(name.replace("_", " "), tuple(_setting(shown.get(name)) for shown in settings)) for name in names]
@@ -276,8 +280,8 @@ def missing_sheet(contrast: Contrast) -> Sheet:
     sides = contrast.measured
     lacking: dict[tuple[str, str], list[str]] = {}
     for side in sides:
-        for entry in side.missing.items():
-            lacking.setdefault(entry, []).append(side_head(contrast, side))
+        for name, unknown in unknown_fields(side).items():
+            lacking.setdefault((name, unknown.reason), []).append(side_head(contrast, side))
     figures: dict[str, list[str]] = {}
     for (name, reason), named in lacking.items():
         figures.setdefault(reason, []).append(name if len(named) == len(sides) else f"{name} ({', '.join(named)})")

@@ -21,8 +21,8 @@ from multinode.profile.step_split import PARTS, KnownSteps, WorkerSplit
 from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
-from multinode.stats.estimate import Estimate, known_mean, of_repeats, value_of
-from multinode.stats.unknown import Unknown, found, known, or_none, reason_of
+from multinode.stats.estimate import Estimate, of_repeats, value_of
+from multinode.stats.unknown import Unknown, found, known, or_unknown, reason_of
 
 _PARTS = (*PARTS, "overlap")
 
@@ -41,35 +41,17 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
     newest = summaries[-1]
     steps = [_steps_of(summary) for summary in summaries]
     workload, world_size = last.workload or Workload(settings=JobSettings()), sum(last.workers)
-    batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last, newest)
-
-    tokens: dict[str, Estimate | None] = {}
-    for name in ("tokens_per_s", "tgs"):
-        counted = found(partial(_estimate, summaries, partial(_figure, name)))
-        tokens[name] = or_none(counted)
-        if isinstance(counted, Unknown):
-            missing[name] = counted.reason
+    unrecorded = None if last.workload is not None else "the run did not record its settings"
+    batch = global_batch(workload.settings, world_size)
     split = _mean_split(summaries)
-    share = found(lambda: known(split).exposed_share)
     exposed_ms = found(lambda: _estimate(summaries, lambda summary: known(summary.comm.exposed_ms)))
     late_ms = {} if isinstance(exposed_ms, Unknown) else _late_ms(summaries)
-    if isinstance(exposed_ms, Unknown):
-        unknown = ("exposed_ms", "exposed_share", "late_ms", *(("split",) if isinstance(split, Unknown) else ()))
-        missing |= dict.fromkeys(unknown, exposed_ms.reason)
     energy = [
         energy_of(summary.nodes, summary.steady_steps * (batch or 0), value_of(summary.samples_per_s))
         for summary in summaries
     ]
-    power = {
-        "power_w": known_mean([use.power_w for use in energy]),
-        "energy_j_per_sample": known_mean([use.j_per_sample for use in energy]),
-    }
-    reason = next((use.reason for use in energy if use.reason), "")
-    missing |= {name: reason for name, value in power.items() if value is None and reason}
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
     disturbances = find_disturbances([summary.nodes for summary in summaries], cores)
-    if last.price_per_hour is None:
-        missing["price_per_hour"] = "not every node has a price (price= in the hostfile)"
     side = Side(
         role=role,
         run_ids=tuple(summary.run_id for summary in summaries),
@@ -77,44 +59,42 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
         nodes=len(last.node_names),
         workers_per_node=max(last.workers, default=1),
         world_size=world_size,
-        settings=last.workload.settings if last.workload is not None else None,
-        global_batch=batch,
+        settings=workload.settings if unrecorded is None else Unknown(unrecorded),
+        global_batch=or_unknown(batch, unrecorded or "the per-device batch or the accumulation is unknown"),
         versions=workload.versions,
         samples_per_s=_estimate(summaries, lambda summary: known(summary.samples_per_s)),
         step_time_ms=_estimate(summaries, lambda summary: known(summary.step_time_ms).median),
         step_spread=max(steps, key=lambda times: times.cv).spread,
         steady_steps=sum(summary.steady_steps for summary in summaries),
-        split=or_none(split),
-        exposed_ms=or_none(exposed_ms),
-        exposed_share=or_none(share),
+        split=split,
+        exposed_ms=exposed_ms,
+        exposed_share=found(lambda: known(split).exposed_share),
         exposed_steps=sum((summary.split.steps for summary in summaries), KnownSteps()),
         bytes_per_step=newest.comm.bytes_per_step,
         bottleneck=newest.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
-        link_gbit_per_s=last.link_gbit_per_s,
+        link_gbit_per_s=or_unknown(last.link_gbit_per_s, _no_link(last)),
         stragglers=tuple(sorted(late_ms, key=lambda node: -late_ms[node])),
-        late_ms=None if isinstance(exposed_ms, Unknown) else max(late_ms.values(), default=0.0),
+        late_ms=exposed_ms if isinstance(exposed_ms, Unknown) else max(late_ms.values(), default=0.0),
         whole=workload.whole,
-        dataset_samples=or_none(newest.dataset_samples),
+        dataset_samples=newest.dataset_samples,
         disturbed=tuple(disturbances.values()),
         disturbances=tuple(disturbances),
-        tokens_per_s=tokens["tokens_per_s"],
-        tgs=tokens["tgs"],
-        power_w=power["power_w"],
-        energy_j_per_sample=power["energy_j_per_sample"],
-        price_per_hour=last.price_per_hour,
-        missing=missing,
+        tokens_per_s=found(lambda: _estimate(summaries, lambda summary: known(summary.tokens_per_s))),
+        tgs=found(lambda: _estimate(summaries, lambda summary: known(summary.tgs))),
+        power_w=found(lambda: statistics.fmean([known(use.power_w) for use in energy])),
+        energy_j_per_sample=found(lambda: statistics.fmean([known(use.j_per_sample) for use in energy])),
+        price_per_hour=or_unknown(last.price_per_hour, "not every node has a price (price= in the hostfile)"),
     )
     return with_costs(side)
+
+
+def _no_link(run: StoredRun) -> str:
+    return "one node uses no link" if len(run.node_names) == 1 else "not every node's NIC reports its rate"
 
 
 def _estimate(summaries: Sequence[Summary], figure: Callable[[Summary], Estimate]) -> Estimate:
     estimates = [figure(summary) for summary in summaries]
     return of_repeats([estimate.value for estimate in estimates]) if len(estimates) > 1 else estimates[0]
-
-
-def _figure(name: str, summary: Summary) -> Estimate:
-    figure: Estimate | Unknown = getattr(summary, name)
-    return known(figure)
 
 
 def _steps_of(summary: Summary) -> StepTimes:
@@ -149,20 +129,6 @@ def _late_ms(summaries: Sequence[Summary]) -> dict[str, float]:
     for straggler in (straggler for summary in summaries for straggler in summary.stragglers):
         late_ms[straggler.node] = late_ms.get(straggler.node, 0.0) + straggler.late_ms / len(summaries)
     return late_ms
-
-
-def _unknown_facts(last: StoredRun, newest: Summary) -> dict[str, str]:
-    missing: dict[str, str] = {}
-    if last.workload is None:
-        missing |= dict.fromkeys(("settings", "global_batch"), "the run did not record its settings")
-    elif global_batch(last.workload.settings, 1) is None:
-        missing["global_batch"] = "the per-device batch or the accumulation is unknown"
-    if last.link_gbit_per_s is None:
-        alone = "one node uses no link"
-        missing["link_gbit_per_s"] = alone if len(last.node_names) == 1 else "not every node's NIC reports its rate"
-    if isinstance(newest.dataset_samples, Unknown):
-        missing["dataset_samples"] = newest.dataset_samples.reason
-    return missing
 
 
 CONTRAST_FILE = "contrast.json"

@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, name_side
 from multinode.stats.estimate import Estimate, ratio
-from multinode.stats.unknown import Unknown, or_none, or_zero
+from multinode.stats.unknown import Unknown, or_none, or_zero, reason_of
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_ms
 
@@ -50,8 +50,9 @@ def step_like(side: Side, case: CandidateLoss) -> Estimate:
 def work_ratio(side: Side, case: CandidateLoss) -> float:
     """Samples per worker and step on the candidate over those on the side."""
     candidate = case.candidate
-    if side.global_batch and candidate.global_batch:
-        return candidate.global_batch / candidate.world_size / (side.global_batch / side.world_size)
+    ours, theirs = or_none(side.global_batch), or_none(candidate.global_batch)
+    if ours and theirs:
+        return theirs / candidate.world_size / (ours / side.world_size)
     if case.mode in _SAME_WORK or side is candidate:
         return 1.0
     if case.mode == "fixed-global-batch":
@@ -65,7 +66,7 @@ def _samples_of_worker(side: Side) -> float:
 
 
 def _growing_share(side: Side) -> float:
-    split = side.split
+    split = or_none(side.split)
     if split is None or isinstance(split.compute_ms, Unknown):
         return 1.0
     growing_ms = split.compute_ms + or_zero(split.data_ms)
@@ -75,13 +76,13 @@ def _growing_share(side: Side) -> float:
 
 
 def _exchanges_in_micro_batches(side: Side) -> bool:
-    strategy = side.settings.strategy if side.settings is not None else None
+    strategy = None if isinstance(side.settings, Unknown) else side.settings.strategy
     return strategy is not None and strategy not in _ONCE_PER_STEP
 
 
 def exposed_ms(side: Side) -> float | None:
     """Exposed part of the median step, by the share of the split steps; 0 for one worker."""
-    split = side.split
+    split = or_none(side.split)
     if split is None or isinstance(split.exposed_ms, Unknown):
         return 0.0 if side.world_size == 1 else None
     return split.exposed_ms / split.step_ms * side.step_time_ms.value
@@ -98,11 +99,12 @@ def network_ms_of(case: CandidateLoss, reference: Side) -> float | None:
 
 def part_ms(side: Side, name: str, case: CandidateLoss) -> float | None:
     """A part of its median step, scaled to the candidate's samples per worker."""
-    value: float | None = or_none(getattr(side.split, name, None))
-    if side.split is None or value is None:
+    split = or_none(side.split)
+    value: float | None = getattr(split, name, None)
+    if split is None or value is None:
         return None
     grows = work_ratio(side, case) if name in _GROWING else 1.0
-    return value / side.split.step_ms * side.step_time_ms.value * grows
+    return value / split.step_ms * side.step_time_ms.value * grows
 
 
 def most_grown(case: CandidateLoss, reference: Side) -> tuple[str, float] | None:
@@ -178,14 +180,14 @@ def _slowest_alone(case: CandidateLoss, fastest: Side) -> _Slowest:
 
 
 def _latest(case: CandidateLoss) -> _Slowest | None:
-    candidate = case.candidate
-    if candidate.late_ms is None:
+    candidate, late_ms = case.candidate, or_none(case.candidate.late_ms)
+    if late_ms is None:
         return None
     if not candidate.stragglers:
         return _Slowest()
     own_ms = candidate.step_time_ms.value - (exposed_ms(candidate) or 0.0)
-    relative = 1 - candidate.late_ms / own_ms if own_ms > candidate.late_ms else None
-    return _Slowest(node=candidate.stragglers[0], adds_ms=candidate.late_ms, relative=relative)
+    relative = 1 - late_ms / own_ms if own_ms > late_ms else None
+    return _Slowest(node=candidate.stragglers[0], adds_ms=late_ms, relative=relative)
 
 
 def _explained(loss: SlowdownAttribution, case: CandidateLoss) -> SlowdownAttribution:
@@ -242,7 +244,7 @@ def _of_unknown(loss: SlowdownAttribution, case: CandidateLoss, reference: Side)
     if loss.network_ms is not None and loss.node_ms is not None:
         return f"{lost}, which neither communication nor a slow node explains{_grown(case, reference)}"
     blind = next((side for side in (candidate, reference) if exposed_ms(side) is None), candidate)
-    reason = blind.missing.get("exposed_ms", "it was not timed")
+    reason = reason_of(blind.exposed_ms)
     advice = "" if case.alone else "; --each-node separates a slow node from a slow network"
     return f"{lost}; how much of that is exposed communication is unknown: {reason}{advice}"
 

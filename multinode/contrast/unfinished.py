@@ -15,6 +15,7 @@ from multinode.render.table import Part, footer, labelled, paragraph, sheet_tabl
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridRecord
 from multinode.series.series import GRID_FILE
+from multinode.stats.unknown import Unknown
 from multinode.units import UNKNOWN, format_list, format_placement, format_sig
 
 
@@ -113,7 +114,7 @@ def _row(state: SideState, repeats: int | None) -> tuple[str, ...]:
     head = (state.name, format_placement(cell.nodes, cell.workers_per_node, workers), *runs)
     if side is None:
         return (*head, state.record.state, UNKNOWN, UNKNOWN)
-    exposed_ms = UNKNOWN if side.exposed_ms is None else format_sig(side.exposed_ms.value)
+    exposed_ms = UNKNOWN if isinstance(side.exposed_ms, Unknown) else format_sig(side.exposed_ms.value)
     return (*head, side.samples_per_s.text(), side.step_time_ms.text(), exposed_ms)
 
 

@@ -32,7 +32,7 @@ BATCH_NAMES = {
 }
 
 
-class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="settings"):
     """The settings that the speed of a training depends on; None is unknown."""
 
     model: str | None = None  # name or path

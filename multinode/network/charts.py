@@ -20,7 +20,7 @@ def scan_chart(report: ScanReport, name: str = "sweep") -> Chart:
             Scatter(
                 x=[row.size_bytes for row in mine],
                 y=[row.busbw_gb_per_s for row in mine],
-                customdata=[[row.time_us, row.p95_us] for row in mine],
+                customdata=[[row.time_us.value, row.p95_us] for row in mine],
                 hovertemplate="%{x} B: %{y:.4f} GB/s, median %{customdata[0]:.0f} us, p95 %{customdata[1]:.0f} us",
                 mode="lines+markers",
                 name=collective,

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from multinode.diagnose.benchmark_line import TABLE_ROW
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.records.benchmark import DTYPE_BYTES
+from multinode.stats.estimate import exactly
 from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.units import format_count
 
@@ -320,8 +321,7 @@ def _row(row: PrintedRow, collective: str, ranks: int, wrong: int | None) -> Col
         size_bytes=row.size_bytes,
         count=row.count,
         iters=0,
-        time_us=time_us,
-        interval_us=(time_us, time_us),
+        time_us=exactly(time_us),
         p95_us=time_us,
         transfer_us=time_us,
         algbw_gb_per_s=algbw,

@@ -106,7 +106,7 @@ def measured_us(report: ScanReport) -> float:
     wrong = sum(row.num_wrong or 0 for row in report.rows)
     if wrong:
         raise ValueError(f"{wrong} values are wrong")
-    total_us = report.like.step_us if report.like is not None else math.fsum(row.time_us for row in report.rows)
+    total_us = report.like.step_us if report.like is not None else math.fsum(row.time_us.value for row in report.rows)
     if not total_us or not math.isfinite(total_us):
         raise ValueError("some messages were not measured")
     return total_us

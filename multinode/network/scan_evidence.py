@@ -11,7 +11,7 @@ import msgspec
 from multinode.cluster.facts import Interface
 from multinode.network.nic_path import NicPathCheck
 from multinode.records.samples import CollectiveSample
-from multinode.stats.estimate import Bounds, estimate_median, spread_of
+from multinode.stats.estimate import Estimate, estimate_median, spread_of
 from multinode.traffic.algorithms import Layout, bus_factor, link_share, nic_factor
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, RawTcp, find_odd, slowest_gb_per_s
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, goodput_gb_per_s
@@ -217,11 +217,11 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
     usual_share = link_share(*case)
     fill = None
     small = [other for other in seen.rows if other.collective == row.collective and other.size_bytes <= SMALL_BYTES]
-    start_us = min((other.time_us for other in small if other.size_bytes < row.size_bytes), default=0.0)
+    start_us = min((other.time_us.value for other in small if other.size_bytes < row.size_bytes), default=0.0)
     start_us = min(start_us, _START_MOST_US)
     if best is not None and speed > 0:
         # Time needed by the network, and the fixed cost of every message.
-        fill = (row.time_us * speed / (best * usual_share) + start_us) / row.time_us
+        fill = (row.time_us.value * speed / (best * usual_share) + start_us) / row.time_us.value
     return SizeShare(
         collective=row.collective,
         size_bytes=row.size_bytes,
@@ -231,7 +231,7 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
         share_of_tcp=speed / tcp if tcp else None,
         share_of_rdma=speed / rdma if rdma else None,
         usual_share=usual_share,
-        latency_share=1.0 if row.size_bytes <= SMALL_BYTES else start_us / row.time_us,
+        latency_share=1.0 if row.size_bytes <= SMALL_BYTES else start_us / row.time_us.value,
         fill=fill,
     )
 
@@ -254,8 +254,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int  # S as nccl-tests prints it
     count: int  # elements, as nccl-tests prints them
     iters: int  # timed iterations
-    time_us: float  # duration of the operation: median over iterations of the slowest worker's time
-    interval_us: Bounds  # its 95% confidence interval
+    time_us: Estimate  # duration of the operation: median over iterations of the slowest worker's time
     p95_us: float  # likewise, the 95th percentile
     cv: float = 0.0  # coefficient of variation, standard deviation over mean; 0 for a single iteration
     transfer_us: float  # time without waiting for others: median over iterations of the fastest worker's time
@@ -319,8 +318,7 @@ def _row(workers: Sequence[CollectiveSample], ranks: int, tcp_gb_per_s: float | 
         size_bytes=first.size_bytes,
         count=first.count,
         iters=len(iterations),
-        time_us=slowest.median,
-        interval_us=(median.low, median.high),
+        time_us=median,
         p95_us=slowest.p95,
         cv=slowest.cv,
         transfer_us=statistics.median(min(times) for times in iterations),

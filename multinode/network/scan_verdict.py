@@ -656,16 +656,16 @@ def _slow_start(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         return
     row = min(small, key=lambda row: row.size_bytes)
     needed_us = steps_us(seen.backend, message_steps(seen.backend, row.collective, seen.layout), trip_us / 2)
-    if row.time_us >= max(_SMALL_FACTOR * needed_us, _SMALL_LEAST_US):
+    if row.time_us.value >= max(_SMALL_FACTOR * needed_us, _SMALL_LEAST_US):
         yield NetworkFinding(
             code="slow_start",
             figures={
                 "collective": row.collective,
                 "size_bytes": row.size_bytes,
-                "time_ms": row.time_us / 1000,
+                "time_ms": row.time_us.value / 1000,
                 "needed_ms": needed_us / 1000,
             },
-            message=f"{row.collective} of {format_size(row.size_bytes)} takes {format_ms(row.time_us / 1000)}, but its "
+            message=f"{row.collective} of {format_size(row.size_bytes)} takes {format_ms(row.time_us.value / 1000)}, but its "
             f"round trips need only {format_ms(needed_us / 1000)}: the workers wait for "
             "something other than the network",
             hint="look for shared CPUs or power saving: top; cpupower frequency-info",

@@ -13,7 +13,7 @@ from rich.table import Table
 from multinode.network.read_scan import ReadReport, ReadScan
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
-from multinode.network.size_scan import ScanReport, time_us
+from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
 from multinode.render.sheet import Column, Sheet, percent
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, make_table, paragraph, sheet_table
@@ -54,7 +54,7 @@ def _collective_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
     cells = (
         (
             str(row.size_bytes),
-            f"{row.time_us:.2f}",
+            f"{row.time_us.value:.2f}",
             f"{row.algbw_gb_per_s:.3f}",
             f"{row.busbw_gb_per_s:.3f}",
             "N/A" if row.num_wrong is None else str(row.num_wrong),
@@ -114,7 +114,7 @@ def _head(*words: str) -> str:
 def _row(row: CollectiveRow) -> str:
     root = "0" if row.collective == "broadcast" else "-1"
     measured = (
-        _time(row.time_us),
+        _time(row.time_us.value),
         f"{row.algbw_gb_per_s:.2f}",
         f"{row.busbw_gb_per_s:.2f}",
         "N/A" if row.num_wrong is None else str(row.num_wrong),
@@ -250,7 +250,7 @@ def _raw(scan: ReadScan) -> Iterator[tuple[str, str]]:
 
 
 def _read_sheet(scan: ReadScan) -> Sheet:
-    long = max(row.time_us for row in scan.rows) >= _LONG_US
+    long = max(row.time_us.value for row in scan.rows) >= _LONG_US
     unit, units = ("ms", _US_PER_MS) if long else ("us", 1.0)
     large = {share.size_bytes: share for share in scan.verdict.shares}
     wrong = any(row.num_wrong for row in scan.rows)
@@ -267,7 +267,7 @@ def _read_sheet(scan: ReadScan) -> Sheet:
     cells = (
         (
             format_size(row.size_bytes),
-            format_sig(row.time_us / units),
+            format_sig(row.time_us.value / units),
             format_sig(row.algbw_gb_per_s),
             format_sig(row.busbw_gb_per_s),
             *shares(row.size_bytes),
@@ -311,11 +311,11 @@ def scan_lines(report: ScanReport) -> list[str]:
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
     has_wrong = any(row.num_wrong for row in rows)
-    unit, units = ("ms", _US_PER_MS) if max(row.time_us for row in rows) >= _LONG_US else ("us", 1.0)
+    unit, units = ("ms", _US_PER_MS) if max(row.time_us.value for row in rows) >= _LONG_US else ("us", 1.0)
     cells = (
         (
             format_size(row.size_bytes),
-            (time_us(row) * (1 / units)).text(),
+            (row.time_us * (1 / units)).text(),
             format_sig(row.busbw_gb_per_s),
             percent(row.share_of_ceiling, ".0f"),
             percent(row.share_of_tcp, ".0f"),
@@ -381,7 +381,7 @@ def _curves(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _launches(report: ScanReport) -> Iterator[tuple[str, str]]:
-    short = [row.size_bytes for row in report.rows if report.timer == "cuda" and row.time_us < LAUNCH_US]
+    short = [row.size_bytes for row in report.rows if report.timer == "cuda" and row.time_us.value < LAUNCH_US]
     if short:
         launch = f"launching it from Python does ({LAUNCH_US:.0f} us)"
         yield "Launches", f"up to {max(short)} B a call takes less time than {launch}: its time is an upper bound"

@@ -27,7 +27,7 @@ from multinode.records.samples import (
     Sample,
     StreamSample,
 )
-from multinode.stats.estimate import Estimate, of_bounds, ratio, spread_of
+from multinode.stats.estimate import ratio, spread_of
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import (
     NetworkFinding,
@@ -137,11 +137,6 @@ class StepEstimate(StepMessages, frozen=True, kw_only=True):
     """Messages of one optimizer step, and their time according to the size scan."""
 
     step_us: float | None  # in sequence, without overlap; None if a time is unknown
-
-
-def time_us(row: CollectiveRow) -> Estimate:
-    """The time of a message with its confidence interval."""
-    return of_bounds(row.time_us, row.interval_us)
 
 
 class ScanReport(ScanCurves, frozen=True, kw_only=True):
@@ -318,7 +313,7 @@ def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Map
             return curves[collective].predict_us(size_bytes)
         row = single.get(collective)
         # With one size, larger ones scale, and smaller ones take no longer.
-        return row.time_us * max(1.0, size_bytes / row.size_bytes) if row is not None else None
+        return row.time_us.value * max(1.0, size_bytes / row.size_bytes) if row is not None else None
 
     return StepEstimate(**msgspec.structs.asdict(step), step_us=estimate_step_us(step, time_of))
 
@@ -408,7 +403,7 @@ def _bonds(
 def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:
     points: dict[str, dict[int, float]] = {}
     for row in rows:
-        points.setdefault(row.collective, {})[row.size_bytes] = row.time_us
+        points.setdefault(row.collective, {})[row.size_bytes] = row.time_us.value
     curves = {name: fit_curve(sorted(mine.items())) for name, mine in points.items() if len(mine) >= _LEAST_SIZES}
     # Of times that do not grow, any larger message would be free.
     return {name: curve for name, curve in curves.items() if curve.bandwidth_gb_per_s is not None}
@@ -580,7 +575,7 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> Finding | None:
     # Busbw is comparable between different numbers of workers, time is not.
     speed, earlier = now.busbw_gb_per_s, before.busbw_gb_per_s
     if min(speed, earlier) > 0:
-        factor, times = speed / earlier, ratio(time_us(before), time_us(now))
+        factor, times = speed / earlier, ratio(before.time_us, now.time_us)
         noise = math.sqrt(times.high / times.low) - 1
         if max(factor, 1 / factor) - 1 > max(noise, least):
             code = "faster" if factor > 1 else "slower"

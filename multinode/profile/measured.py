@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -17,34 +17,33 @@ from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.likely_causes import Disturbance
 from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan
-from multinode.stats.estimate import Estimate, Spread, attempt, inverse, known_sum
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import Estimate, Spread, inverse, known_sum
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_unknown
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A job on its nodes, measured once or several times; every None has a reason in `missing`."""
+    """A job on its nodes, measured once or several times."""
 
     run_ids: tuple[str, ...] = ()  # one per repeat
     node_names: tuple[str, ...] = ()  # as in the hostfile; empty if unknown
-    nodes: int | None = None  # `workers_per_node` on each, `world_size` in all
-    workers_per_node: int | None = None
-    world_size: int | None = None
-    settings: JobSettings | None = None  # of the training; None if unknown
-    global_batch: int | None = None  # samples per optimizer step of all workers (HF: total train batch size)
-    dataset_samples: int | None = None  # samples of the dataset, as in the training
-    samples_per_s: Estimate | None = None  # nominal, of all workers, over the measured steps
-    tokens_per_s: Estimate | None = None  # of all workers, including padding; `tgs` per worker
-    tgs: Estimate | None = None
-    step_time_ms: Estimate | None = None  # of an optimizer step: medians of the repeats
-    step_spread: Spread | None = None  # of the repeat with the largest variation of steps
-    whole_s: Estimate | None = None  # time of the user's full run at this rate; `whole_cost` its price
-    whole_cost: float | None = None
-    energy_j_per_sample: float | None = None  # of all GPUs
-    price_per_hour: float | None = None  # of all its nodes, or of their GPUs
-    cost_per_million_tokens: float | None = None  # by the hour, including padding
+    nodes: int | Unknown = UNMEASURED  # `workers_per_node` on each, `world_size` in all
+    workers_per_node: int | Unknown = UNMEASURED
+    world_size: int | Unknown = UNMEASURED
+    settings: JobSettings | Unknown = UNMEASURED  # of the training
+    global_batch: int | Unknown = UNMEASURED  # samples per optimizer step of all workers (HF: total train batch size)
+    dataset_samples: int | Unknown = UNMEASURED  # samples of the dataset, as in the training
+    samples_per_s: Estimate | Unknown = UNMEASURED  # nominal, of all workers, over the measured steps
+    tokens_per_s: Estimate | Unknown = UNMEASURED  # of all workers, including padding; `tgs` per worker
+    tgs: Estimate | Unknown = UNMEASURED
+    step_time_ms: Estimate | Unknown = UNMEASURED  # of an optimizer step: medians of the repeats
+    step_spread: Spread | Unknown = UNMEASURED  # of the repeat with the largest variation of steps
+    whole_s: Estimate | Unknown = UNMEASURED  # time of the user's full run at this rate; `whole_cost` its price
+    whole_cost: float | Unknown = UNMEASURED
+    energy_j_per_sample: float | Unknown = UNMEASURED  # of all GPUs
+    price_per_hour: float | Unknown = UNMEASURED  # of all its nodes, or of their GPUs
+    cost_per_million_tokens: float | Unknown = UNMEASURED  # by the hour, including padding
     disturbed: tuple[Disturbance, ...] = ()  # other load and thermals; `disturbances` one sentence each
     disturbances: tuple[str, ...] = ()
-    missing: dict[str, str] = {}  # reason by name of every None
 
 
 M = TypeVar("M", bound=Measured)
@@ -68,25 +67,18 @@ def hostfile_price(plan: LaunchPlan, cluster: Cluster, kind: Literal["hourly", "
 
 def with_costs(measured: M) -> M:
     """The figures with all costs that follow from its prices, as far as they have a field."""
-    missing = dict(measured.missing)
-    costs: dict[str, float | None] = {}
-    for name in (name for name in _COSTS if hasattr(measured, name)):
-        costs[name] = attempt(missing, name, partial(_cost, measured, missing, name))
-        if costs[name] is not None:
-            missing.pop(name, None)
-    return msgspec.structs.replace(measured, **costs, missing=missing)
+    costs = {name: found(partial(_cost, measured, name)) for name in _COSTS if hasattr(measured, name)}
+    return msgspec.structs.replace(measured, **costs)
 
 
-def _cost(measured: Measured, missing: Mapping[str, str], name: str) -> float:
-    def known(part: str) -> float:
-        value: Estimate | float | None = getattr(measured, part)
-        if value is None:
-            raise UnknownError(missing.get(part, "its speed is unknown"))
-        return value.value if isinstance(value, Estimate) else value
+def _cost(measured: Measured, name: str) -> float:
+    def value(part: str) -> float:
+        figure: Estimate | float = known(getattr(measured, part))
+        return figure.value if isinstance(figure, Estimate) else figure
 
     parts, factor, under = _COSTS[name]
-    cost = math.prod(map(known, parts), start=factor)
-    divisor = known(under) if isinstance(under, str) else under
+    cost = math.prod(map(value, parts), start=factor)
+    divisor = value(under) if isinstance(under, str) else under
     cost = cost / divisor if divisor else math.inf
     if not math.isfinite(cost):
         raise UnknownError("it costs nothing")
@@ -124,9 +116,8 @@ def full_run_s(rate: Estimate, samples: float) -> Estimate:
 class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
     """Of all GPUs of a run."""
 
-    power_w: float | None = None  # during the measured steps
-    j_per_sample: float | None = None  # energy per sample, in J
-    reason: str = ""  # why one of them is None; otherwise empty
+    power_w: float | Unknown  # during the measured steps
+    j_per_sample: float | Unknown  # energy per sample, in J
 
 
 def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | None) -> GpuEnergy:
@@ -143,11 +134,12 @@ def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | Non
     if bare is not None or not nodes:
         where = f" of {bare.node}" if bare is not None else ""
         count = "not every" if bare and bare.gpus else "no"
-        return GpuEnergy(reason=f"{count} GPU{where} was sampled while the measured steps ran")
+        unsampled = Unknown(f"{count} GPU{where} was sampled while the measured steps ran")
+        return GpuEnergy(power_w=unsampled, j_per_sample=unsampled)
     gpus = [gpu for node in nodes for gpu in node.gpus]
     power_w, energy_j = known_sum(gpu.power_w for gpu in gpus), known_sum(gpu.energy_j for gpu in gpus)
     j_per_sample = energy_j / samples if energy_j is not None and samples > 0 else None
     if j_per_sample is None and power_w is not None and samples_per_s:
         j_per_sample = power_w / samples_per_s
-    reason = "" if power_w is not None and j_per_sample is not None else "not every GPU reports its power"
-    return GpuEnergy(power_w=power_w, j_per_sample=j_per_sample, reason=reason)
+    reason = "not every GPU reports its power"
+    return GpuEnergy(power_w=or_unknown(power_w, reason), j_per_sample=or_unknown(j_per_sample, reason))

@@ -178,7 +178,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
     nodes: tuple[NodeUse, ...] = ()
     trace: TraceView | None = None
     rounds: Rounds | None = None
-    notes: dict[str, str] = msgspec.field(default_factory=dict)  # by who or what they are of
+    notes: dict[str, str] = msgspec.field(default_factory=dict)
     unused_levers: tuple[str, ...] = ()
 
 
@@ -342,7 +342,7 @@ def _unused_levers(observed: Observed) -> tuple[str, ...]:
 
 
 def _notes(observed: Observed) -> dict[str, str]:
-    notes: dict[str, str] = {}  # by who or what they are of
+    notes: dict[str, str] = {}
     for node in observed.nodes:
         for note in node.of(NoteSample)[:_MOST_NOTES]:
             who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name

@@ -123,7 +123,9 @@ def _common(first: dict[str, Any], second: dict[str, Any]) -> tuple[ComparedFigu
 
 def _figures(name: str, value: object) -> Iterator[tuple[str, float]]:
     """Every number in a document, by the keys that lead to it; an estimate by its value."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value.get("is") == "estimate":
+        yield from _figures(name, value["value"])
+    elif isinstance(value, dict):
         for key, inner in value.items():
             if key not in _ASIDE and not (key in _NAMES and not isinstance(inner, dict | list)):
                 yield from _figures(name if key == "value" else f"{name} {key}".strip(), inner)

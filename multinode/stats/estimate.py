@@ -235,7 +235,7 @@ def attempt(missing: dict[str, str], name: str, find: Callable[[], _Found]) -> _
         return None
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class Spread(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="spread"):
     """A distribution in three figures: median, 95th percentile, and cv (standard deviation over mean)."""
 
     median: float

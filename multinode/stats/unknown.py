@@ -48,6 +48,11 @@ def or_none(figure: _T | Unknown) -> _T | None:
     return None if isinstance(figure, Unknown) else figure
 
 
+def or_unknown(figure: _T | None, reason: str = UNMEASURED.reason) -> _T | Unknown:
+    """The figure, or why there is none."""
+    return Unknown(reason) if figure is None else figure
+
+
 def unknown_fields(figures: msgspec.Struct) -> dict[str, Unknown]:
     """The fields of a struct that are unknown, by name, without those that nobody looked for."""
     fields = {name: getattr(figures, name) for name in figures.__struct_fields__}

@@ -17,6 +17,7 @@ from multinode.render.charts import GREY, PALETTE, Bar, Figure, Scatter, error_b
 from multinode.render.page import page, section
 from multinode.render.sheet import Chart, Prose, html_text, sanitize
 from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import Unknown, or_none
 from multinode.sweep.cell_sheet import (
     cell_blocks,
     cell_columns,
@@ -72,7 +73,7 @@ def bar_chart(
         level: a value to hold the bars against.
     """
     rows = table.cells[:MOST_BARS]
-    values: list[Estimate | float | None] = [getattr(row, name) if has_figures(row) else None for row in rows]
+    values: list[Estimate | float | None] = [or_none(getattr(row, name)) if has_figures(row) else None for row in rows]
     if scale != 1:
         values = [scale * value if isinstance(value, float) else value for value in values]
     if all(value is None for value in values):
@@ -102,7 +103,7 @@ def memory_chart(table: CellTable) -> CellChart | None:
     """Peak memory of a worker over its batch, a line for all else that cells differ in; those that ran out marked."""
     rows = [row for row in table.cells if row.settings.per_device_batch is not None]
     out = [row for row in rows if row.state == "out_of_memory"]
-    sized = [row for row in rows if row.peak_memory_gib is not None]
+    sized = [row for row in rows if not isinstance(row.peak_memory_gib, Unknown)]
     batches = {value_of(row, _BATCH) for row in (*out, *sized)}
     if not sized or len(batches) < 2:  # noqa: PLR2004 - a line has two ends
         return None
@@ -110,7 +111,7 @@ def memory_chart(table: CellTable) -> CellChart | None:
     chart = Figure(list(_lines(series, _BATCH, "peak_memory_gib")))
     if out:
         colours = {id(row): line_style(number)["color"] for number, mine in enumerate(series.values()) for row in mine}
-        top = max(row.peak_memory_gib or 0.0 for row in sized) * _OOM_ABOVE
+        top = max(value_of(row, "peak_memory_gib") for row in sized) * _OOM_ABOVE
         chart.add_trace(
             Scatter(
                 x=[value_of(row, _BATCH) for row in out],
@@ -127,7 +128,11 @@ def memory_chart(table: CellTable) -> CellChart | None:
 
 def tokens_chart(table: CellTable) -> CellChart | None:
     """Tokens/s over the sequence length, a line for all else that cells differ in; None of one length."""
-    rows = [row for row in table.cells if row.settings.sequence_length is not None and row.tokens_per_s is not None]
+    rows = [
+        row
+        for row in table.cells
+        if row.settings.sequence_length is not None and not isinstance(row.tokens_per_s, Unknown)
+    ]
     lengths = {value_of(row, "sequence_length") for row in rows}
     if len(lengths) < 2:  # noqa: PLR2004 - a line has two ends
         return None
@@ -296,4 +301,4 @@ def _axis(text: str) -> str:
 
 
 def _is_alone(table: CellTable) -> bool:
-    return all(row.world_size == 1 or not row.network_share for row in table.cells)
+    return all(row.world_size == 1 or not or_none(row.network_share) for row in table.cells)

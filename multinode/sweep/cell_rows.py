@@ -22,14 +22,16 @@ from multinode.findings.finding import Finding
 from multinode.levers.levers import NONE
 from multinode.model.workload import FullRun, JobSettings, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
+from multinode.profile.summary import Summary
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord
-from multinode.stats.estimate import attempt
-from multinode.stats.unknown import Unknown, UnknownError, or_none, reason_of
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
 from multinode.sweep.cells import MEASURED, CellRow, has_speed
 from multinode.sweep.columns import COLUMNS
 from multinode.sweep.table_notes import FULL_RUN_OF_EPOCHS, FULL_RUN_OF_STEPS
 
+_UNEQUAL = Unknown("the nodes have unequal numbers of workers")
+_UNPRICED = "not every node has a price (price_purchase= in the hostfile)"
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
 
 
@@ -56,12 +58,12 @@ def make_row(measured: MeasuredCell) -> CellRow:
         reason=record.reason,
         run_ids=record.run_ids,
         varied=cell.settings,
-        device=device_of(runs[-1].devices) if runs else None,
+        device=device_of(runs[-1].devices) if runs else UNMEASURED,
         node_devices=runs[-1].devices if runs else (),
         nodes=cell.nodes,
-        workers_per_node=cell.workers_per_node,
-        world_size=cell.nodes * cell.workers_per_node if cell.workers_per_node is not None else None,
-        price_purchase=runs[-1].price_purchase if runs else None,
+        workers_per_node=or_unknown(cell.workers_per_node),
+        world_size=UNMEASURED if cell.workers_per_node is None else cell.nodes * cell.workers_per_node,
+        price_purchase=or_unknown(runs[-1].price_purchase, _UNPRICED) if runs else UNMEASURED,
     )
     if record.state != MEASURED:
         return row
@@ -76,52 +78,41 @@ def make_row(measured: MeasuredCell) -> CellRow:
 
 
 def _measured(row: CellRow, side: Side, runs: Sequence[StoredRun]) -> CellRow:
-    used = [or_none(run.require_summary().utilisation) for run in runs]
-    row = msgspec.structs.replace(
+    summaries = [run.require_summary() for run in runs]
+    is_alike = len(set(runs[-1].workers)) == 1
+    return msgspec.structs.replace(
         row,
         **{
             **{name: getattr(side, name) for name in Measured.__struct_fields__},
-            "settings": side.settings or JobSettings(),
-            "workers_per_node": side.workers_per_node if len(set(runs[-1].workers)) == 1 else None,
+            "settings": or_none(side.settings) or JobSettings(),
+            "workers_per_node": side.workers_per_node if is_alike else _UNEQUAL,
         },
         network_share=side.exposed_share,
         exposed_steps=side.exposed_steps,
-        peak_memory_gib=_peak_memory_gib(runs),
-        tokens_per_sample=_median([or_none(run.require_summary().tokens_per_sample) for run in runs]),
-        **{name: _median([getattr(side, name, None) for side in used]) for name in _UTILISATION},
+        peak_memory_gib=_peak_memory_gib(summaries),
+        tokens_per_sample=found(lambda: statistics.median(known(summary.tokens_per_sample) for summary in summaries)),
+        **{name: found(partial(_utilisation, summaries, name)) for name in _UTILISATION},
     )
-    return msgspec.structs.replace(row, missing=_missing(row, side, runs[-1]))
 
 
-def _peak_memory_gib(runs: Sequence[StoredRun]) -> float | None:
-    nodes = [node for run in runs for node in run.require_summary().nodes]
-    return max((gib for node in nodes for gib in node.peak_worker_memory_gib.values()), default=None)
+def _peak_memory_gib(summaries: Sequence[Summary]) -> float | Unknown:
+    nodes = [node for summary in summaries for node in summary.nodes]
+    peaks = (gib for node in nodes for gib in node.peak_worker_memory_gib.values())
+    return or_unknown(max(peaks, default=None), "no worker reported its memory")
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    counts = [value for value in values if value is not None]
-    return statistics.median(counts) if counts and len(counts) == len(values) else None
+def _utilisation(summaries: Sequence[Summary], name: str) -> float:
+    """Median of a figure of the repeats' utilisation; a rate over a peak is unknown where that is."""
+    used = [known(summary.utilisation) for summary in summaries]
+    shares: list[float | None] = [getattr(each, name) for each in used]
+    given = [share for share in shares if share is not None]
+    if len(given) < len(shares):
+        raise UnknownError(used[-1].denominator or "not every repeat has it")
+    return statistics.median(given)
 
 
-def _missing(row: CellRow, side: Side, last: StoredRun) -> dict[str, str]:
-    summary = last.require_summary()
-    used = summary.utilisation
-    no_peak = used.reason if isinstance(used, Unknown) else used.denominator
-    missing = side.missing | {
-        "network_share": side.missing.get("exposed_share", ""),
-        "tokens_per_sample": reason_of(summary.tokens_per_sample),
-        "peak_memory_gib": "no worker reported its memory",
-        "device": "the nodes did not report their devices",
-        "workers_per_node": "the nodes have unequal numbers of workers",
-        "price_purchase": "not every node has a price (price_purchase= in the hostfile)",
-        **dict.fromkeys(_UTILISATION, no_peak),
-    }
-    unknown = [name for name in row.__struct_fields__ if getattr(row, name) is None]
-    return {name: missing[name] or "not every repeat has it" for name in unknown if name in missing}
-
-
-def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
-    """The name of the device, of different ones how many of each; None where no node tells.
+def device_of(devices: Sequence[Mapping[str, int]]) -> str | Unknown:
+    """The name of the device, of different ones how many of each.
 
     Args:
         devices: of each node.
@@ -131,7 +122,8 @@ def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
         counts.update(names)
     if len(counts) == 1:
         return next(iter(counts))
-    return " + ".join(f"{count} x {name}" for name, count in counts.items()) or None
+    mixed = " + ".join(f"{count} x {name}" for name, count in counts.items())
+    return mixed or Unknown("the nodes did not report their devices")
 
 
 T = TypeVar("T")
@@ -148,17 +140,18 @@ def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
     levers = _agreed(other.settings.levers for other in measured)
     settings = JobSettings(**{name: _setting(row, name, measured) for name in names}, levers=levers or NONE)
     alike = [other for other in measured if other.nodes == row.nodes]
-    workers = row.workers_per_node or _agreed(other.workers_per_node for other in alike)
-    world_size = _agreed(other.world_size for other in alike)
-    if row.nodes is not None and workers is not None:
-        world_size = row.nodes * workers
+    nodes = or_none(row.nodes)
+    workers = or_none(row.workers_per_node) or _agreed(or_none(other.workers_per_node) for other in alike)
+    world_size = _agreed(or_none(other.world_size) for other in alike)
+    if nodes is not None and workers is not None:
+        world_size = nodes * workers
     return msgspec.structs.replace(
         row,
         settings=settings,
-        device=row.device or _agreed(other.device for other in alike or measured),
-        workers_per_node=workers,
-        world_size=world_size,
-        global_batch=global_batch(settings, world_size),
+        device=or_unknown(or_none(row.device) or _agreed(or_none(other.device) for other in alike or measured)),
+        workers_per_node=or_unknown(workers),
+        world_size=or_unknown(world_size),
+        global_batch=or_unknown(global_batch(settings, world_size)),
     )
 
 
@@ -192,20 +185,17 @@ def with_full_run(
             has the most workers.
         least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
     """
-    most = max([least_workers or 0, *(row.world_size or 0 for row in rows)])
-    missing: dict[str, str] = {}
-    work = attempt(missing, "whole_s", partial(_asked, rows, whole, worker_batch, most))
-    if work is None:
-        return tuple(
-            msgspec.structs.replace(row, missing=row.missing | missing) if _is_timed(row) else row for row in rows
-        ), ()
-    samples, trains = work
+    most = max([least_workers or 0, *(or_none(row.world_size) or 0 for row in rows)])
+    work = found(partial(_asked, rows, whole, worker_batch, most))
+    samples, trains = ([0.0] * len(rows), None) if isinstance(work, Unknown) else work
     return tuple(
-        msgspec.structs.replace(row, whole_s=full_run_s(row.samples_per_s, count))
-        if row.samples_per_s is not None and _is_timed(row)
+        msgspec.structs.replace(
+            row, whole_s=work if isinstance(work, Unknown) else full_run_s(known(row.samples_per_s), count)
+        )
+        if _is_timed(row)
         else row
         for row, count in zip(rows, samples, strict=True)
-    ), (trains,)
+    ), () if trains is None else (trains,)
 
 
 def _asked(
@@ -219,8 +209,8 @@ def _asked(
         return [float(samples)] * len(rows), note
     epochs = asked_epochs(whole)
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
-    dataset_samples = dataset_size(row.dataset_samples for row in rows)
-    counts = [epochs * (row.dataset_samples or dataset_samples) for row in rows]
+    dataset_samples = dataset_size(or_none(row.dataset_samples) for row in rows)
+    counts = [epochs * (or_none(row.dataset_samples) or dataset_samples) for row in rows]
     times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
     size = f" ({dataset_samples:,} samples)" if len(set(counts)) == 1 else ""
     return counts, FULL_RUN_OF_EPOCHS.found(None, times=times, size=size, epochs=epochs)
@@ -231,7 +221,8 @@ def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: in
         raise UnknownError("the number of workers is unknown")
     if worker_batch:
         return worker_batch
-    batches = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
+    told = [(or_none(row.world_size), or_none(row.global_batch)) for row in rows]
+    batches = [(workers, batch) for workers, batch in told if workers and batch]
     if not batches:
         raise UnknownError("the batch per worker is unknown")
     widest, batch = max(batches, key=lambda pair: pair[0])

@@ -23,13 +23,13 @@ from multinode.predict.shortfall import shortfall_words
 from multinode.profile.export import harmless
 from multinode.render.sheet import RANGES, Block, Column, Prose, Sheet, Tiles, percent, sanitize
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
-from multinode.stats.estimate import Estimate, ratio
+from multinode.stats.estimate import ratio
+from multinode.stats.unknown import Unknown, known, or_none, reason_of, unknown_fields
 from multinode.sweep import table_notes
 from multinode.sweep.cell_table import combine, lack_currency, unpriced_devices
 from multinode.sweep.cells import (
     MEASURED,
     RANGED,
-    SHORTFALL,
     VALUES,
     CellRow,
     CellTable,
@@ -141,13 +141,14 @@ def _model(row: CellRow) -> str:
 
 
 def _device(row: CellRow) -> str:
-    return UNKNOWN if row.device is None else short_device_name(row.device)
+    return UNKNOWN if isinstance(row.device, Unknown) else short_device_name(row.device)
 
 
 def _places(row: CellRow) -> str:
-    if row.nodes is None:
-        return UNKNOWN if row.world_size is None else format_count(row.world_size, "worker")
-    return format_placement(row.nodes, row.workers_per_node, row.world_size)
+    nodes, workers = or_none(row.nodes), or_none(row.world_size)
+    if nodes is None:
+        return UNKNOWN if workers is None else format_count(workers, "worker")
+    return format_placement(nodes, or_none(row.workers_per_node), workers)
 
 
 def _link(row: CellRow) -> str:
@@ -167,18 +168,18 @@ def _in_billions(parameters: float | None) -> str:
 
 
 def _speed(row: CellRow) -> str:
-    return format_sig(row.samples_per_s.value) if row.samples_per_s is not None else state_word(row)
+    return state_word(row) if isinstance(row.samples_per_s, Unknown) else format_sig(row.samples_per_s.value)
 
 
 def _speed_range(row: CellRow) -> str:
-    speed = row.samples_per_s
+    speed = or_none(row.samples_per_s)
     if speed is None or speed.repeats < 2:  # noqa: PLR2004 - of one run it is no range of repeats
         return UNKNOWN
     return f"{format_sig(speed.low)}-{format_sig(speed.high)}"
 
 
 def _speed_bought(row: CellRow) -> str:
-    speed = row.samples_per_s_per_purchase
+    speed = or_none(row.samples_per_s_per_purchase)
     return format_sig(speed * BOUGHT_WITH if speed is not None else None)
 
 
@@ -220,7 +221,7 @@ def lead(table: CellTable) -> str:
 
 def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
     fast = [row for row in measured if has_speed(row)]
-    timed = [row for row in fast or measured if row.tokens_per_s is not None]
+    timed = [row for row in fast or measured if not isinstance(row.tokens_per_s, Unknown)]
     of_length = differing(fast) == ("sequence_length",) and not untold(fast) and len(timed) == len(fast)
     if fast and not of_length:
         best = max(fast, key=lambda row: value_of(row, "samples_per_s"))
@@ -236,15 +237,15 @@ def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
 
 
 def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
-    alike = [row.label for row in fast if row is not best and _may_reach(row.samples_per_s, best.samples_per_s)]
+    alike = [row.label for row in fast if row is not best and _may_reach(row, best)]
     if not alike:
         return ""
     named = format_list(alike, _MOST_RIVALS, "more")
     return f", though {named} may be as fast"
 
 
-def _may_reach(speed: Estimate | None, best: Estimate | None) -> bool:
-    return speed is not None and best is not None and ratio(best, speed).low <= 1
+def _may_reach(row: CellRow, best: CellRow) -> bool:
+    return ratio(known(best.samples_per_s), known(row.samples_per_s)).low <= 1
 
 
 def _other_labels(rows: Sequence[CellRow]) -> str:
@@ -307,7 +308,7 @@ def unmeasured_sheet(table: CellTable) -> Sheet:
     rows_of: dict[tuple[str, str], list[str]] = {}
     for row in table.cells:
         if not has_figures(row):
-            reason = row.reason or row.missing.get("samples_per_s", "")
+            reason = row.reason or (reason_of(row.samples_per_s) if row.state == MEASURED else "")
             rows_of.setdefault((state_word(row), reason), []).append(row.label)
     return Sheet(
         title="not measured",
@@ -337,8 +338,8 @@ def missing_sheet(table: CellTable) -> Sheet:
     alike: dict[tuple[str, str], list[str]] = {}
     for row in measured:
         names: dict[str, list[str]] = {}
-        for name, reason in row.missing.items():
-            names.setdefault(reason, []).append(name)
+        for name, unknown in unknown_fields(row).items():
+            names.setdefault(unknown.reason, []).append(name)
         for reason, lacking in names.items():
             alike.setdefault((", ".join(lacking), reason), []).append(row.label)
     return Sheet(
@@ -383,7 +384,7 @@ def _cells(row: CellRow, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
             for end in ("low", "high"):
                 yield f"{_name(name)}_{end}", getattr(measured, end, None)
     yield "shortfall", shortfall_words(row.shortfall) if row.shortfall is not None else None
-    yield "repeats", row.samples_per_s.repeats if row.samples_per_s is not None else None
+    yield "repeats", getattr(row.samples_per_s, "repeats", None)
     for name in _LISTS:
         yield name, "; ".join(getattr(row, name))
     for key in keys:
@@ -426,7 +427,7 @@ def _own_notes(table: CellTable) -> list[Finding]:
 
 
 def _from_rows(rows: Sequence[CellRow]) -> Iterator[Finding]:
-    if any(row.global_batch is not None or row.settings.per_device_batch is not None for row in rows):
+    if any(or_none(row.global_batch) is not None or row.settings.per_device_batch is not None for row in rows):
         yield table_notes.BATCH_TERMS.found(None)
     fast = [row for row in rows if has_speed(row)]
     work = other_work(fast)
@@ -434,7 +435,7 @@ def _from_rows(rows: Sequence[CellRow]) -> Iterator[Finding]:
         yield table_notes.OTHER_WORK.found(None, work=work, so=_so(fast))
     if any(row.source == "imported" for row in rows):
         yield table_notes.IMPORTED.found(None)
-    few = [row for row in rows if row.network_share is not None and row.exposed_steps.words]
+    few = [row for row in rows if not isinstance(row.network_share, Unknown) and row.exposed_steps.words]
     if few:
         least = min(few, key=lambda row: row.exposed_steps.known / row.exposed_steps.measured)
         yield table_notes.FEW_EXPOSED.found(
@@ -493,7 +494,7 @@ def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
     unlike = set()
     if len(currencies(rows)) > 1:
         unlike = {"samples_per_money", "whole_cost"}
-    elif other_job([row for row in rows if row.whole_cost is not None]):
+    elif other_job([row for row in rows if not isinstance(row.whole_cost, Unknown)]):
         unlike = {"whole_cost"}
     for title, name, sign in _KEY_FIGURES:
         valued = [(value, row) for row in rows if name not in unlike and (value := value_of(row, name)) is not None]
@@ -561,10 +562,11 @@ def cell_parts(
 def _meaning_of_labels(rows: Sequence[CellRow]) -> Iterator[str]:
     """What `2x4` at the beginning of labels means, by the example of the last cell."""
     for row in reversed(rows[:_MOST_SHORT_ROWS]):
-        placed = f"{row.nodes}x{row.workers_per_node}"
+        nodes, workers = or_none(row.nodes), or_none(row.workers_per_node)
+        placed = f"{nodes}x{workers}"
         if row.label == placed or row.label.startswith(f"{placed}-"):
-            each = " on each" if row.nodes != 1 else ""
-            words = f"{format_count(row.nodes or 0, 'node')}, {format_count(row.workers_per_node or 0, 'worker')}{each}"
+            each = " on each" if nodes != 1 else ""
+            words = f"{format_count(nodes or 0, 'node')}, {format_count(workers or 0, 'worker')}{each}"
             yield f"{placed}: {words}"
             return
 
@@ -573,8 +575,8 @@ def _unjudged(rows: Sequence[CellRow]) -> Iterator[str]:
     """Rows whose speed could not be judged by their link, by what that needs."""
     labels: dict[str, list[str]] = {}
     for row in rows:
-        if (reason := row.missing.get(SHORTFALL)) is not None:
-            labels.setdefault(reason, []).append(row.label)
+        if row.unjudged is not None:
+            labels.setdefault(row.unjudged.reason, []).append(row.label)
     yield from (f"{_listed(names)} not judged: {reason}" for reason, names in labels.items())
 
 
@@ -611,7 +613,7 @@ def _main(table: CellTable, columns: Sequence[CellColumn], most: int, text: _Tex
 
 def _short(column: CellColumn, row: CellRow) -> str:
     """The text of `tell`; samples/s of repeated runs has its interval."""
-    speed = row.samples_per_s
+    speed = or_none(row.samples_per_s)
     if column.name == "samples_per_s" and speed is not None and speed.repeats > 1:
         return speed.text()
     return tell(column, row)

@@ -19,8 +19,8 @@ from multinode.findings.finding import Finding
 from multinode.model.workload import FullRun
 from multinode.profile.measured import with_costs
 from multinode.profile.summary import Summary
-from multinode.stats.estimate import Estimate, attempt, ratio
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import Estimate, ratio
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, unknown_fields
 from multinode.sweep.cell_rows import MeasuredCell, fill_rows, make_row, with_full_run
 from multinode.sweep.cells import (
     MEASURED,
@@ -57,23 +57,21 @@ def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
 def _priced(row: CellRow, prices: Prices | None) -> CellRow:
     if prices is None:
         return row
-    prices_of = {name: None if name in row.filed_prices else getattr(row, name) for name in _PRICES}
-    own = row.currency if any(price is not None for price in prices_of.values()) else None
-    if own not in {None, prices.currency}:
+    own = {name: price for name, price in _known_prices(row).items() if name not in row.filed_prices}
+    if own and row.currency not in {None, prices.currency}:
         return row
-    missing = dict(row.missing)
-    filed: dict[str, float] = {}
-    for name, price in prices_of.items():
-        if price is None and (amount := attempt(missing, name, partial(_of_file, row, prices, name))) is not None:
-            filed[name] = amount
+    filed = {name: found(partial(_of_file, row, prices, name)) for name in _PRICES if name not in own}
+    priced = msgspec.structs.replace(row, **filed)
     return msgspec.structs.replace(
-        row,
-        **(prices_of | filed),
+        priced,
         # A hostfile and a table that have no word for their currency are in the file's.
-        currency=prices.currency if any(price is not None for price in (prices_of | filed).values()) else None,
-        filed_prices=tuple(filed),
-        missing=missing,
+        currency=prices.currency if _known_prices(priced) else None,
+        filed_prices=tuple(name for name in filed if name in _known_prices(priced)),
     )
+
+
+def _known_prices(row: CellRow) -> dict[str, float]:
+    return {name: price for name in _PRICES if (price := or_none(getattr(row, name))) is not None}
 
 
 def _of_file(row: CellRow, prices: Prices, name: str) -> float:
@@ -92,8 +90,8 @@ def _of_file(row: CellRow, prices: Prices, name: str) -> float:
 
 def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
     if not row.node_devices:
-        count = row.world_size if rank is None else row.workers_per_node
-        return {row.device: count} if row.device is not None else {}
+        count = or_none(row.world_size if rank is None else row.workers_per_node)
+        return {} if isinstance(row.device, Unknown) else {row.device: count}
     if rank is not None:
         return row.node_devices[rank] if rank < len(row.node_devices) else {}
     counts: Counter[str] = Counter()
@@ -127,27 +125,24 @@ def _kind_of(price: Price | None, name: str) -> float | None:
 def _with_row_costs(row: CellRow) -> CellRow:
     if row.state != MEASURED:
         return row
-    missing = dict(row.missing)
-    for name, (_, key) in _PRICES.items():
-        if getattr(row, name) is not None:
-            missing.pop(name, None)
-        else:
-            missing.setdefault(name, f"it has no price; set {key} in the hostfile, or use a prices file")
-    return with_costs(msgspec.structs.replace(row, missing=missing))
+    unpriced = {
+        name: Unknown(f"it has no price; set {key} in the hostfile, or use a prices file")
+        for name, (_, key) in _PRICES.items()
+        if getattr(row, name) == UNMEASURED
+    }
+    return with_costs(msgspec.structs.replace(row, **unpriced))
 
 
 def unpriced_devices(rows: Sequence[CellRow], prices: Prices | None) -> tuple[str, ...]:
     """Devices of measured cells that the file, or one that gave the rows their prices before, does not have."""
-    lacking = [
-        row for row in rows if row.state == MEASURED and row.price_per_hour is None and row.price_purchase is None
-    ]
+    lacking = [row for row in rows if row.state == MEASURED and not _known_prices(row)]
     devices = (device for row in lacking for device in _devices(row) if not (prices and prices.of_device(device)))
     return tuple(dict.fromkeys(short_device_name(device) for device in devices))
 
 
 def lack_currency(rows: Sequence[CellRow]) -> bool:
     """Whether one has a price without a currency; it is taken to be in that of the file that it gets."""
-    return any(row.currency is None and any(getattr(row, name) is not None for name in _PRICES) for row in rows)
+    return any(row.currency is None and _known_prices(row) for row in rows)
 
 
 def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
@@ -159,7 +154,8 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
         table: with prices.
         deadline_s: how long the full run may take.
     """
-    timed = [(row, row.whole_s) for row in table.cells if row.state == MEASURED and row.whole_s is not None]
+    measured = [row for row in table.cells if row.state == MEASURED]
+    timed = [(row, row.whole_s) for row in measured if not isinstance(row.whole_s, Unknown)]
     rows = [row for row, _ in timed]
     if other := other_job(rows):
         column = next(iter((*differing(rows), *untold(rows))), "label")
@@ -167,12 +163,12 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
         sentence = f"{words}. To select one value: --where {column}=..."
         return Cheapest(deadline_s=deadline_s, outcome="other_jobs", reason=other, column=column, sentence=sentence)
     if not timed:
-        reasons = (row.missing.get("whole_s") for row in table.cells if row.state == MEASURED)
-        reason = next(filter(None, reasons), "")
+        reason = next((unknown.reason for row in measured if (unknown := unknown_fields(row).get("whole_s"))), "")
         sentence = f"The duration of the full run is unknown for every cell: {reason or 'none was measured'}."
         return Cheapest(deadline_s=deadline_s, outcome="untimed", reason=reason, sentence=sentence)
     all_offers = [
-        Offer(label=row.label, time_s=time_s, cost=row.whole_cost, currency=row.currency) for row, time_s in timed
+        Offer(label=row.label, time_s=time_s, cost=or_none(row.whole_cost), currency=row.currency)
+        for row, time_s in timed
     ]
     early = [offer for offer in all_offers if offer.time_s.value <= deadline_s]
     if not early:
@@ -301,12 +297,13 @@ def _find(rows: Sequence[CellRow], label: str) -> CellRow:
 
 
 def _relative(row: CellRow, baseline: CellRow | None) -> Estimate | None:
-    if baseline is None or row.samples_per_s is None or baseline.samples_per_s is None or not has_speed(row):
+    if baseline is None or not has_speed(row):
         return None
+    speed = known(row.samples_per_s)
     if row is baseline:
         # Over itself it is 1, however much its repeats scatter.
-        return Estimate(value=1.0, low=1.0, high=1.0, repeats=row.samples_per_s.repeats)
-    return ratio(row.samples_per_s, baseline.samples_per_s)
+        return Estimate(value=1.0, low=1.0, high=1.0, repeats=speed.repeats)
+    return ratio(speed, known(baseline.samples_per_s))
 
 
 def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[Finding]:

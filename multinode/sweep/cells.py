@@ -16,6 +16,7 @@ from multinode.predict.rounded import product
 from multinode.profile.measured import Measured
 from multinode.profile.step_split import KnownSteps
 from multinode.stats.estimate import Estimate, exactly
+from multinode.stats.unknown import UNMEASURED, Unknown, or_none
 from multinode.sweep.columns import COLUMNS, column_name
 from multinode.units import format_figure, format_list
 
@@ -167,7 +168,7 @@ MEASURED = "measured"
 
 
 class CellRow(Measured, frozen=True, kw_only=True):
-    """One cell; None comes with a reason in `missing`, and in a state that has no figures in `reason`."""
+    """One cell; a state that has no figures has a `reason`."""
 
     label: str  # its name, unique in its table
     source: str = "measured"  # `measured` here, or `imported`
@@ -180,8 +181,8 @@ class CellRow(Measured, frozen=True, kw_only=True):
     # what the sweep set in the job, by key; of an imported row, its labels, by the title of their column
     varied: dict[str, Any] = msgspec.field(default_factory=dict)
     # what a worker computes on: `NVIDIA GeForce RTX 4090` as NVML has it, a processor as the kernel has it, `CPU` where
-    # that does not name it; None is unknown
-    device: str | None = None
+    # that does not name it
+    device: str | Unknown = UNMEASURED
     settings: JobSettings = JobSettings()
     # of the model and of those trained, as an imported table has them
     parameters: float | None = None
@@ -190,28 +191,32 @@ class CellRow(Measured, frozen=True, kw_only=True):
     network_gbit_per_s: float | None = None
     nics: int | None = None
     rdma: bool | None = None
-    tokens_per_sample: float | None = None  # padded length, on average
+    tokens_per_sample: float | Unknown = UNMEASURED  # padded length, on average
     # TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again
-    model_tflops: float | None = None
-    hardware_tflops: float | None = None
-    mfu: float | None = None  # of the device's peak; `hfu` with what is computed again
-    hfu: float | None = None
-    network_share: float | None = None  # of the step, exposed communication
+    model_tflops: float | Unknown = UNMEASURED
+    hardware_tflops: float | Unknown = UNMEASURED
+    mfu: float | Unknown = UNMEASURED  # of the device's peak; `hfu` with what is computed again
+    hfu: float | Unknown = UNMEASURED
+    network_share: float | Unknown = UNMEASURED  # of the step, exposed communication
     exposed_steps: KnownSteps = KnownSteps()  # in which it is known
-    peak_memory_gib: float | None = None  # of the worker that needed most, on its GPU, else resident in its process
-    price_purchase: float | None = None  # of its nodes together, or of its GPUs
+    peak_memory_gib: float | Unknown = (
+        UNMEASURED  # of the worker that needed most, on its GPU, else resident in its process
+    )
+    price_purchase: float | Unknown = UNMEASURED  # of its nodes together, or of its GPUs
     currency: str | None = None  # of its prices, one word; None where nobody told it, as the hostfile does not
     # which of the two a prices file gave, by name; another file's come in their place
     filed_prices: tuple[str, ...] = ()
-    samples_per_money: float | None = None  # samples for a unit of money by the hour
-    samples_per_s_per_purchase: float | None = None  # samples per second for a unit of money that the devices cost
+    samples_per_money: float | Unknown = UNMEASURED  # samples for a unit of money by the hour
+    samples_per_s_per_purchase: float | Unknown = (
+        UNMEASURED  # samples per second for a unit of money that the devices cost
+    )
     relative: Estimate | None = None  # samples_per_s over the table's baseline's
     # what of an imported row does not fit together; `contradictions` likewise
     contradicted: tuple[Contradiction, ...] = ()
     contradictions: tuple[str, ...] = ()
-    # of an imported row: its several nodes were slower than their link allows; None if they were not, or with a reason
-    # in `missing` if that cannot be judged
+    # of an imported row: its several nodes were slower than their link allows; None if they were not
     shortfall: Finding | None = None
+    unjudged: Unknown | None = None  # why that cannot be judged; None if it was, or was not asked
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,8 +264,6 @@ _SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
 _FIELDS = CellRow.__struct_fields__
 _MOST_SUGGESTED = 3
 
-SHORTFALL = "shortfall"
-"""The name of the reason in `CellRow.missing` why a row is not judged by its link."""
 
 RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
 """Values with a spread over repeats."""
@@ -299,10 +302,10 @@ def value_of(row: CellRow, name: str) -> Any:
     if name in SETTINGS:
         return row.settings.by_name[name]
     if name in _SPREAD:
-        return None if row.step_spread is None else getattr(row.step_spread, _SPREAD[name])
+        return getattr(or_none(row.step_spread), _SPREAD[name], None)
     if name not in VALUES:
         return row.varied.get(name)
-    value = getattr(row, name)
+    value = or_none(getattr(row, name))
     return value.value if isinstance(value, Estimate) else value
 
 
@@ -346,12 +349,12 @@ def _nearest(name: str, names: Sequence[str]) -> list[str]:
 
 def has_figures(row: CellRow) -> bool:
     """Whether anything was measured: a published table may have tokens/s or memory without samples/s."""
-    return has_speed(row) or (row.state == MEASURED and any(getattr(row, name) is not None for name in _MEASURED))
+    return has_speed(row) or (row.state == MEASURED and any(value_of(row, name) is not None for name in _MEASURED))
 
 
 def has_speed(row: CellRow) -> bool:
     """Whether there is a speed to compare; an imported row may have one and have run out of memory."""
-    return row.state == MEASURED and row.samples_per_s is not None and row.samples_per_s.low > 0
+    return row.state == MEASURED and not isinstance(row.samples_per_s, Unknown) and row.samples_per_s.low > 0
 
 
 # Settings that change the work per sample.
@@ -395,7 +398,7 @@ def other_job(rows: Sequence[CellRow]) -> str:
         return work
     by_packing: dict[bool | None, list[float]] = {}
     for row in rows:
-        if row.whole_s is not None and row.samples_per_s is not None:
+        if not isinstance(row.whole_s, Unknown) and not isinstance(row.samples_per_s, Unknown):
             # Packing changes the number of samples, but not the data.
             by_packing.setdefault(row.settings.packing, []).append(row.whole_s.value * row.samples_per_s.value)
     alike = all(max(amounts) <= _SAME_AMOUNT * min(amounts) for amounts in by_packing.values())
@@ -404,7 +407,9 @@ def other_job(rows: Sequence[CellRow]) -> str:
 
 def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
     """The distinct currencies of the rows' prices; None is an unknown one."""
-    priced = (row for row in rows if row.price_per_hour is not None or row.price_purchase is not None)
+    priced = (
+        row for row in rows if any(value_of(row, name) is not None for name in ("price_per_hour", "price_purchase"))
+    )
     return tuple(dict.fromkeys(row.currency for row in priced))
 
 

@@ -26,6 +26,7 @@ from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import plausible_count
 from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import Unknown
 from multinode.sweep.cell_sheet import with_notes, with_price_notes
 from multinode.sweep.cell_table import relative_to, with_prices
 from multinode.sweep.cells import MEASURED, RANGED, CellRow, CellTable, Contradiction, find_contradictions
@@ -86,7 +87,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "varied": dict(row.labels),
             "contradicted": tuple(contradictions.values()),
             "contradictions": tuple(contradictions),
-            "missing": dict.fromkeys(unknown, "not in the table") if state == MEASURED else {},
+            **(dict.fromkeys(unknown, Unknown("not in the table")) if state == MEASURED else {}),
         }
     )
 

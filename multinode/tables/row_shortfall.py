@@ -14,7 +14,8 @@ from multinode.errors import UsageError
 from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence_of_benchmarks, parse_strategy
 from multinode.predict.shortfall import judge_holdout
 from multinode.stats.estimate import Estimate
-from multinode.sweep.cells import MEASURED, SHORTFALL, CellRow
+from multinode.stats.unknown import Unknown, or_none
+from multinode.sweep.cells import MEASURED, CellRow
 from multinode.sweep.columns import COLUMNS
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_count, format_list
@@ -30,7 +31,7 @@ _SPEEDS = ("samples_per_s", "step_time_ms")
 def with_shortfalls(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
     """The rows of a table, those of several nodes with a link judged by it.
 
-    What cannot be judged has a reason in `missing`. Labels are unique.
+    What cannot be judged says why. Labels are unique.
     """
     one_node: dict[tuple[object, ...], list[CellRow]] = {}
     for row in rows:
@@ -44,7 +45,7 @@ def with_shortfalls(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
 
 def _is_asked(row: CellRow) -> bool:
     has_link = row.network_gbit_per_s is not None or row.rdma is not None
-    return row.state == MEASURED and (row.nodes or 1) > 1 and has_link
+    return row.state == MEASURED and (or_none(row.nodes) or 1) > 1 and has_link
 
 
 def _judged(row: CellRow, one_node: Sequence[CellRow]) -> CellRow:
@@ -56,7 +57,7 @@ def _judged(row: CellRow, one_node: Sequence[CellRow]) -> CellRow:
 
 
 def _unjudged(row: CellRow, reason: str) -> CellRow:
-    return msgspec.structs.replace(row, missing=row.missing | {SHORTFALL: reason})
+    return msgspec.structs.replace(row, unjudged=Unknown(reason))
 
 
 def _benchmarks(row: CellRow, one_node: Sequence[CellRow]) -> PublishedBenchmarks:
@@ -76,7 +77,7 @@ def _benchmarks(row: CellRow, one_node: Sequence[CellRow]) -> PublishedBenchmark
         "model": {"parameters": parameters, "trainable": trainable or parameters},
         "strategy": settings.strategy,
         "precision": settings.precision or "bf16",
-        "tokens_per_sample": row.tokens_per_sample,
+        "tokens_per_sample": or_none(row.tokens_per_sample),
         "network": {"gbit_per_s": row.network_gbit_per_s, "nics": row.nics, "rdma": row.rdma is True},
         "single_node": _speed(alone, speed),
         "several_nodes": _speed(row, speed),
@@ -92,13 +93,13 @@ def _lacking(row: CellRow) -> Iterator[str]:
     # DDP's gradients are in fp32 unless somebody says otherwise.
     gathers = strategy not in {None, Strategy.DDP}
     trains_all = settings.method is None or "full" in settings.method.lower()
-    speed = "samples_per_s" if row.tokens_per_s is None else "tokens_per_sample"
+    speed = "samples_per_s" if isinstance(row.tokens_per_s, Unknown) else "tokens_per_sample"
     needed = {
         speed: any(_figure(row, name) is not None for name in _SPEEDS),
-        "workers_per_node": row.workers_per_node is not None,
+        "workers_per_node": not isinstance(row.workers_per_node, Unknown),
         "network_gbit_per_s": row.network_gbit_per_s is not None,
         "strategy": strategy is not None,
-        "per_device_batch": settings.per_device_batch is not None or row.global_batch is not None,
+        "per_device_batch": settings.per_device_batch is not None or not isinstance(row.global_batch, Unknown),
         "parameters": row.parameters is not None or (row.trainable_parameters is not None and not gathers),
         "trainable_parameters": row.trainable_parameters is not None or trains_all,
         "precision": settings.precision is not None or not gathers,
@@ -115,7 +116,7 @@ def _alone(row: CellRow, one_node: Sequence[CellRow]) -> tuple[CellRow, str]:
         known = [other for other in one_node if _figure(other, speed) is not None]
         if _figure(row, speed) is not None and known:
             return min(known, key=lambda other: (_other_batches(row, other), -_slowness(other, speed))), speed
-    workers = format_count(row.workers_per_node or 0, "worker")
+    workers = format_count(or_none(row.workers_per_node) or 0, "worker")
     raise ValueError(f"needs a row of one node with {workers} and the same training")
 
 
@@ -130,8 +131,8 @@ def _other_batches(row: CellRow, other: CellRow) -> int:
 
 
 def _figure(row: CellRow, speed: str) -> Estimate | None:
-    figure: Estimate | None = getattr(row, speed)
-    return figure
+    figure: Estimate | Unknown = getattr(row, speed)
+    return or_none(figure)
 
 
 def _slowness(row: CellRow, speed: str) -> float:
@@ -144,10 +145,10 @@ def _speed(row: CellRow, speed: str) -> dict[str, object]:
     """The row's own figure, with its bounds."""
     figure, settings = _figure(row, speed), row.settings
     return {
-        "nodes": row.nodes,
-        "workers_per_node": row.workers_per_node,
+        "nodes": or_none(row.nodes),
+        "workers_per_node": or_none(row.workers_per_node),
         "per_device_batch": settings.per_device_batch,
         "accumulation": settings.accumulation,
-        "global_batch": row.global_batch if settings.per_device_batch is None else None,
+        "global_batch": or_none(row.global_batch) if settings.per_device_batch is None else None,
         speed: f"{figure.value:.9g} ({figure.low:.9g}-{figure.high:.9g})" if figure is not None else None,
     }

@@ -36,7 +36,7 @@ def test_a_speed_is_that_of_the_median_and_stands_beside_the_data_sheet() -> Non
     assert (matmul.label, matmul.unit, matmul.size) == ("matmul 4096 bf16", "TFLOP/s", "4096")
     assert matmul.alone is not None
     assert copy.alone is not None
-    assert matmul.alone.value == pytest.approx(MATMUL, rel=1e-3)
+    assert matmul.alone.value.value == pytest.approx(MATMUL, rel=1e-3)
     assert matmul.alone.cv == pytest.approx(0.0105, abs=1e-3)
     assert matmul.peak == pytest.approx(312)
     assert matmul.alone.of_peak == pytest.approx(MATMUL / 312, rel=1e-3)
@@ -172,10 +172,10 @@ def test_a_speed_has_the_interval_of_its_repeats_or_of_the_timings_of_one() -> N
         return found
 
     once, thrice = alone(MATMUL), alone(MATMUL, 1.1 * MATMUL, 0.9 * MATMUL)
-    assert once.interval == pytest.approx((MATMUL / 1.01, MATMUL / 0.99))
-    expected = of_repeats([once.value, 1.1 * once.value, 0.9 * once.value])
-    assert thrice.value == pytest.approx(once.value)
-    assert thrice.interval == pytest.approx((expected.low, expected.high))
+    assert once.value.bounds == pytest.approx((MATMUL / 1.01, MATMUL / 0.99))
+    expected = of_repeats([factor * once.value.value for factor in (1.0, 1.1, 0.9)])
+    assert thrice.value.value == pytest.approx(once.value.value)
+    assert thrice.value.bounds == pytest.approx((expected.low, expected.high))
 
 
 def test_what_the_timings_scatter_by_makes_nobody_slow() -> None:

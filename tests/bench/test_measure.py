@@ -109,7 +109,7 @@ def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
     assert test.label == "matmul 64 fp32"
     assert test.alone is not None
     assert test.together is not None
-    assert test.alone.value > 0
+    assert test.alone.value.value > 0
     assert worker.threads == 1
     # It was not asked for a second time.
     assert missing.failures == {"alone": "it refuses connections"}
@@ -144,7 +144,7 @@ def test_a_worker_that_is_alone_is_not_measured_twice(context: RunContext) -> No
     assert worker.threads == 1
     ((alone, together),) = ((test.alone, test.together) for test in worker.tests)
     assert alone is not None
-    assert alone.value > 0
+    assert alone.value.value > 0
     assert together is None
 
 
@@ -247,7 +247,7 @@ def test_a_controller_that_is_killed_loses_nothing_that_was_measured_and_resumes
     assert found is not None
     assert found.verdict[0] == f"interrupted while measuring {broken_off}"
     measured = [test.alone for node in found.nodes for worker in node.workers for test in worker.tests]
-    assert [speed is not None and speed.value > 0 for speed in measured] == [True] * states.count("ended")
+    assert [speed is not None and speed.value.value > 0 for speed in measured] == [True] * states.count("ended")
     before = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("b-*/run.json")}
     lines: list[str] = []
     context = RunContext(LocalTransport(tmp_path), tmp_path / "runs", say=lines.append)

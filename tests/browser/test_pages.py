@@ -17,6 +17,7 @@ from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
 from multinode.results.run_page import run_page
+from multinode.stats.unknown import Unknown, known
 from multinode.sweep.cells import CellTable
 from multinode.sweep.sweep import load_table
 from tests.browser.chromium import Chromium, View, chromium
@@ -148,15 +149,17 @@ def test_the_figures_in_the_browser_are_those_of_the_document(browser: Chromium,
     sides = (document.baseline, document.candidate)
     for name, told in {
         "samples/s": [side.samples_per_s.value for side in sides],
-        "TGS (tokens/s per worker)": [side.tgs.value for side in sides if side.tgs],
+        "TGS (tokens/s per worker)": [known(side.tgs).value for side in sides if not isinstance(side.tgs, Unknown)],
         "step time (ms)": [side.step_time_ms.value for side in sides],
-        "exposed communication (ms)": [side.exposed_ms.value for side in sides if side.exposed_ms],
+        "exposed communication (ms)": [
+            known(side.exposed_ms).value for side in sides if not isinstance(side.exposed_ms, Unknown)
+        ],
         "global batch (samples)": [side.global_batch for side in sides],
         "cost per million tokens": [side.cost_per_million_tokens for side in sides],
     }.items():
         assert [_number(cell) for cell in rows[name]] == pytest.approx(told, rel=0.01), name
     for advice in document.advice:
-        assert _number(rows[advice.name][0].removesuffix("x")) == pytest.approx(advice.gain, rel=0.01)
+        assert _number(rows[advice.name][0].removesuffix("x")) == pytest.approx(advice.gain.value, rel=0.01)
 
 
 def test_runs_on_one_page_are_told_apart(browser: Chromium, pages: Path) -> None:
@@ -174,7 +177,7 @@ def test_a_chart_holds_what_was_predicted_and_what_was_measured(browser: Chromiu
     wanted = [one for one in CONTRAST.forecast.scenarios if one.nodes == 2 and one.accumulation == 1]
     assert drawn["2 x 1, predicted"] == [
         [one.link_gbit_per_s for one in wanted],
-        [pytest.approx(one.samples_per_s) for one in wanted],
+        [pytest.approx(one.samples_per_s.value) for one in wanted],
     ]
     assert drawn["interval"][1] == [pytest.approx(one.samples_per_s.low) for one in wanted]
     assert drawn["high"][1] == [pytest.approx(one.samples_per_s.high) for one in wanted]
@@ -192,7 +195,7 @@ def test_the_cells_in_the_browser_are_those_of_the_document(browser: Chromium, p
     rows = {cells[0]: dict(zip(names, cells, strict=True)) for cells in tables if len(cells) == len(head)}
     for cell in document.cells:
         shown = rows[cell.label]
-        if cell.samples_per_s is None:
+        if isinstance(cell.samples_per_s, Unknown):
             assert shown["memory"] == "-"
             continue
         assert cell.relative is not None
@@ -202,7 +205,11 @@ def test_the_cells_in_the_browser_are_those_of_the_document(browser: Chromium, p
 
     drawn = browser.evaluate("document.getElementById('run-1-speed').data.map(one => [one.name, one.x, one.y])")
     bars = {place: x for name, xs, ys in drawn if name != "without figures" for x, place in zip(xs, ys, strict=True)}
-    told = {place: cell.samples_per_s.value for place, cell in enumerate(document.cells) if cell.samples_per_s}
+    told = {
+        place: known(cell.samples_per_s).value
+        for place, cell in enumerate(document.cells)
+        if not isinstance(cell.samples_per_s, Unknown)
+    }
     assert bars == pytest.approx(told)
     words = next(zip(texts, ys, strict=True) for name, texts, ys in drawn if name == "without figures")
     assert [place for _, place in words] == [6, 7, 14, 15]

@@ -24,6 +24,7 @@ from multinode.profile.step_split import WorkerSplit
 from multinode.records.run import NodeRun, Run
 from multinode.records.status import Status
 from multinode.stats.estimate import Estimate, Spread, exactly, of_bounds, of_repeats
+from multinode.stats.unknown import Unknown
 from tests.levers.compressed import compressed
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
@@ -89,12 +90,13 @@ def side(role: str, nodes: int, workers_per_node: int, *, exposed_ms: float, rat
         exposed_share=exposed_ms / step_ms,
         bytes_per_step=BytesPerStep(calls=14.7e6, expected=14.7e6, nic=14.74e6) if nodes > 1 else BytesPerStep(),
         bottleneck=_NETWORK if nodes > 1 else _COMPUTE,
-        link_gbit_per_s=_LINK_GBIT_PER_S if nodes > 1 else None,
+        link_gbit_per_s=_LINK_GBIT_PER_S if nodes > 1 else Unknown("one node uses no link"),
         price_per_hour=0.8 * nodes,
         whole_s=about(12_000 / speed.value, 0.02),
         whole_cost=0.8 * nodes * 12_000 / speed.value / 3600,
         cost_per_million_tokens=0.8 * nodes / (speed.value * _TOKENS_A_SAMPLE * 3600) * 1e6,
-        missing={"power_w": "the nodes have no GPU", "energy_j_per_sample": "the nodes have no GPU"},
+        power_w=Unknown("the nodes have no GPU"),
+        energy_j_per_sample=Unknown("the nodes have no GPU"),
     )  # fmt: skip
 
 

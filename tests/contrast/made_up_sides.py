@@ -15,6 +15,7 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import Estimate, Spread
+from multinode.stats.unknown import Unknown
 from tests.launch.scripted import make_plan
 from tests.profile.observing import RUN
 from tests.stored import made_run
@@ -68,10 +69,11 @@ def side_of(role: str, samples_per_s: float, nodes: int = 1, workers_per_node: i
         "global_batch": batch,
         "settings": settings,
         "bottleneck": Bottleneck(kind="compute"),
-        "split": None,
+        "exposed_ms": Unknown("it was not timed"),
         "late_ms": 0.0 if known.get("split") is not None else None,
     }
-    return Side(role=role, nodes=nodes, workers_per_node=workers_per_node, world_size=world_size, **(facts | known))
+    told = {name: figure for name, figure in (facts | known).items() if figure is not None}
+    return Side(role=role, nodes=nodes, workers_per_node=workers_per_node, world_size=world_size, **told)
 
 
 def measured(value: float, cv: float = 0.1, steps: int = 25) -> Estimate:

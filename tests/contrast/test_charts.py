@@ -9,6 +9,7 @@ from multinode.contrast.side import load_contrast
 from multinode.predict.break_even import Needed
 from multinode.results.run_page import run_page
 from multinode.runs.stored_run import StoredRun
+from multinode.stats.unknown import UNMEASURED
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
 from tests.profile.observing import RUN, SUMMARY, observed
 from tests.stored import made_run
@@ -43,7 +44,7 @@ def test_a_contrast_that_cannot_be_read_says_so_and_why() -> None:
 
 
 def test_costs_and_energy_have_a_table_only_where_they_are_known() -> None:
-    unknown = {"price_per_hour": None, "whole_s": None, "whole_cost": None, "cost_per_million_tokens": None}
+    unknown = dict.fromkeys(("price_per_hour", "whole_s", "whole_cost", "cost_per_million_tokens"), UNMEASURED)
     bare = [msgspec.structs.replace(one, **unknown) for one in (CONTRAST.baseline, CONTRAST.candidate)]
     contrast = msgspec.structs.replace(CONTRAST, baseline=bare[0], candidate=bare[1])
     assert "time, cost and energy" not in page(made_run(CONTRAST_RUN, {load_contrast: (contrast, "")}))
@@ -68,7 +69,7 @@ def test_the_step_of_every_side_is_stacked_of_its_parts() -> None:
     assert sides == ["4 nodes<br>4 x 2", "2 nodes<br>2 x 2", "1 node<br>1 x 2"]
     assert exposed == [1764.0, 1176.0, 0.0]
     assert list(drawn) == ["compute", "exposed communication", "straggler wait", "data", "optimizer", "host"]
-    unsplit = msgspec.structs.replace(CONTRAST.baseline, split=None)
+    unsplit = msgspec.structs.replace(CONTRAST.baseline, split=UNMEASURED)
     some = traces(step_chart(msgspec.structs.replace(CONTRAST, baseline=unsplit)))
     assert some["compute"][1] == ["2 nodes<br>2 x 1"]
 

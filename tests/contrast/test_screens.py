@@ -17,6 +17,7 @@ from multinode.predict.request import forecast_benchmarks
 from multinode.predict.screen import forecast_parts
 from multinode.render.table import Part, screen_text
 from multinode.stats.estimate import exactly, of_bounds
+from multinode.stats.unknown import UNMEASURED
 from tests.contrast.contrasts import CONTRAST, CURVE, outlook
 from tests.contrast.made_up_sides import side_of, split_of
 from tests.contrast.test_words import CASES
@@ -39,8 +40,8 @@ COMPARED = compare(
 )
 UNKNOWN = msgspec.structs.replace(
     CONTRAST,
-    baseline=msgspec.structs.replace(CONTRAST.baseline, split=None, exposed_ms=None, settings=None),
-    candidate=msgspec.structs.replace(CONTRAST.candidate, split=None, exposed_ms=None, settings=None),
+    baseline=msgspec.structs.replace(CONTRAST.baseline, split=UNMEASURED, exposed_ms=UNMEASURED, settings=UNMEASURED),
+    candidate=msgspec.structs.replace(CONTRAST.candidate, split=UNMEASURED, exposed_ms=UNMEASURED, settings=UNMEASURED),
     forecast=None,
     forecast_reason="no nccl-test of these nodes is stored",
     advice=(),

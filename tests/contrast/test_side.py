@@ -12,7 +12,7 @@ from multinode.model.workload import JobSettings, Workload
 from multinode.profile.step_split import KnownSteps, StepSplit
 from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.stats.estimate import Estimate, of_repeats
-from multinode.stats.unknown import Unknown
+from multinode.stats.unknown import Unknown, known, reason_of, unknown_fields
 from tests.contrast.made_up_sides import run_of, split_of, split_summary, summary_of, traffic
 
 
@@ -35,10 +35,9 @@ def test_one_repeat_has_the_intervals_of_its_own_steps() -> None:
 def test_the_global_batch_is_of_all_workers_and_unknown_without_settings() -> None:
     assert make_side("candidate", [run_of(nodes=2)]).global_batch == 2 * 4
     unknown = make_side("candidate", [run_of(nodes=2, workload=None)])
-    assert (unknown.global_batch, unknown.settings) == (None, None)
-    assert "did not record" in unknown.missing["global_batch"]
+    assert unknown.global_batch == unknown.settings == Unknown("the run did not record its settings")
     partly = make_side("baseline", [run_of(workload=Workload(settings=JobSettings(model="m")))])
-    assert (partly.global_batch, partly.missing["global_batch"][:20]) == (None, "the per-device batch")
+    assert reason_of(partly.global_batch).startswith("the per-device batch")
 
 
 def test_exposed_communication_has_the_interval_of_the_repeats() -> None:
@@ -50,22 +49,20 @@ def test_exposed_communication_has_the_interval_of_the_repeats() -> None:
 def test_tokens_stand_where_every_repeat_counted_them() -> None:
     counted = [run_of(summary_of(tokens_per_s=tokens, tgs=tokens / 2)) for tokens in (3000.0, 3200.0)]
     side = make_side("baseline", counted)
-    assert side.tokens_per_s is not None
-    assert side.tokens_per_s.value == pytest.approx(3100.0)
+    assert known(side.tokens_per_s).value == pytest.approx(3100.0)
     unknown = make_side("baseline", [*counted, run_of(summary_of(tokens_per_s=Unknown("no tokenizer")))])
-    assert unknown.tokens_per_s is None
-    assert unknown.missing["tokens_per_s"] == "no tokenizer"
+    assert reason_of(unknown.tokens_per_s) == "no tokenizer"
 
 
 @pytest.mark.parametrize("price", [4.0, None])
 def test_a_side_with_a_price_has_that_of_its_tokens(price: float | None) -> None:
     summary = summary_of(tokens_per_s=2000.0)
     side = make_side("candidate", [run_of(summary, nodes=2, price_per_hour=price)])
-    assert side.price_per_hour == price
     if price is None:
-        assert "price=" in side.missing["price_per_hour"]
-        assert side.cost_per_million_tokens is None
+        assert "price=" in reason_of(side.price_per_hour)
+        assert side.cost_per_million_tokens == side.price_per_hour
     else:
+        assert side.price_per_hour == price
         assert side.cost_per_million_tokens == pytest.approx(4.0 / (2000 * 3600) * 1e6)
 
 
@@ -83,9 +80,8 @@ def test_a_run_without_samples_cannot_be_compared_and_says_why() -> None:
 
 def test_what_is_none_has_a_reason() -> None:
     side = make_side("baseline", [run_of(workload=None)])
-    later = {"whole_s", "whole_cost", "link_gbit_per_s", "dataset_samples", "relative"}
-    unknown = {field for field in side.__struct_fields__ if getattr(side, field) is None} - later
-    assert unknown <= set(side.missing)
+    assert [field for field in side.__struct_fields__ if getattr(side, field) is None] == ["relative"]
+    assert {"settings", "global_batch", "price_per_hour"} <= unknown_fields(side).keys()
     assert msgspec.json.decode(msgspec.json.encode(side), type=type(side)) == side
 
 
@@ -95,10 +91,9 @@ def side_of_two(summaries: list[Summary]) -> Side:
 
 def test_every_part_is_the_mean_of_the_repeats() -> None:
     found = side_of_two([split_summary(20.0), split_summary(40.0)])
-    assert found.split is not None
-    assert found.split.rank == -1
-    assert found.split.exposed_ms == pytest.approx(30.0)
-    assert found.split.compute_ms == pytest.approx(166 - 30 - 16)
+    assert known(found.split).rank == -1
+    assert known(found.split).exposed_ms == pytest.approx(30.0)
+    assert known(found.split).compute_ms == pytest.approx(166 - 30 - 16)
     assert found.exposed_ms == of_repeats([20.0, 40.0])
     assert found.exposed_share == pytest.approx(30 / 166)
     assert found.late_ms == 0.0
@@ -123,8 +118,9 @@ def test_exposed_communication_is_of_the_steps_of_all_repeats_in_which_it_is_kno
 def test_a_repeat_that_was_not_split_leaves_none_and_its_reason() -> None:
     blind = summary_of(split=StepSplit(mean=Unknown("no counters")), comm=Comm(exposed_ms=Unknown("no counters")))
     found = side_of_two([split_summary(20.0), blind])
-    assert (found.split, found.exposed_ms, found.exposed_share, found.late_ms) == (None, None, None, None)
-    assert {found.missing[name] for name in ("split", "exposed_ms", "exposed_share", "late_ms")} == {"no counters"}
+    assert {reason_of(getattr(found, name)) for name in ("split", "exposed_ms", "exposed_share", "late_ms")} == {
+        "no counters"
+    }
 
 
 def test_a_part_that_one_repeat_lacks_is_not_that_of_the_others() -> None:
@@ -136,11 +132,9 @@ def test_a_part_that_one_repeat_lacks_is_not_that_of_the_others() -> None:
         )
     )
     found = side_of_two([split_summary(20.0), partly])
-    assert found.split is not None
-    assert found.split.compute_ms == found.split.exposed_ms == Unknown("no counters")
-    assert found.exposed_ms is None
-    assert found.split.optimizer_ms == pytest.approx(10.0)
-    assert "exposed_ms" in found.missing
+    assert known(found.split).compute_ms == known(found.split).exposed_ms == Unknown("no counters")
+    assert known(found.split).optimizer_ms == pytest.approx(10.0)
+    assert isinstance(found.exposed_ms, Unknown)
 
 
 def test_nodes_that_any_repeat_finds_late_are_named_the_latest_first() -> None:

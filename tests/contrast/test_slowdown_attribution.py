@@ -8,6 +8,7 @@ import pytest
 from multinode.contrast.figures import Side, SlowdownAttribution
 from multinode.contrast.slowdown_attribution import CandidateLoss, attribute_slowdown
 from multinode.profile.step_split import WorkerSplit
+from multinode.stats.unknown import Unknown
 from tests.contrast.made_up_sides import SETTINGS, side_of, split_of
 
 
@@ -153,7 +154,7 @@ def test_without_splits_a_slow_node_explains_what_it_can() -> None:
 
 
 def test_without_splits_and_each_node_nobody_is_blamed() -> None:
-    candidate = side("candidate", 300.0, 2, missing={"exposed_ms": "no counters were there"})
+    candidate = side("candidate", 300.0, 2, exposed_ms=Unknown("no counters were there"))
     loss = loss_of(side("baseline", 100.0), candidate)
     assert (loss.cause, loss.node_ms, loss.network_ms, loss.other_ms) == ("unknown", None, None, None)
 

@@ -120,7 +120,7 @@ def test_the_run_is_what_show_prints(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sent = notice_document(end_notice(StoredRun(directory).document()))
     shown: dict[str, Any] = msgspec.json.decode(CliRunner().invoke(build_app(), ["show", RUN.run_id, "--json"]).stdout)
     assert sent["run"] == shown == document(StoredRun(directory).document())
-    assert sent["run"]["summary"]["samples_per_s"] == SUMMARY.samples_per_s
+    assert sent["run"]["summary"]["steps"] == SUMMARY.steps
 
 
 def test_logs_and_stacks_are_not_sent() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.screen import nccl_tests_text
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.stats.estimate import exactly
 
 # Printed by all_reduce_perf 2.13.
 HEAD = """\
@@ -26,8 +27,7 @@ def row(time_us: float, collective: str = "all_reduce", num_wrong: int | None = 
         size_bytes=1 << 20,
         count=1 << 18,
         iters=100,
-        time_us=time_us,
-        interval_us=(time_us, time_us),
+        time_us=exactly(time_us),
         p95_us=time_us,
         transfer_us=time_us,
         algbw_gb_per_s=9.92,

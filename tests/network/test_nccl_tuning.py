@@ -76,7 +76,7 @@ def test_of_each_axis_the_best_is_chosen_if_it_is_faster() -> None:
 
 def test_messages_that_came_out_wrong_are_no_time() -> None:
     said = report(plan(), measured(plan()))
-    assert measured_us(said) == pytest.approx(sum(row.time_us for row in said.rows))
+    assert measured_us(said) == pytest.approx(sum(row.time_us.value for row in said.rows))
     wrong = msgspec.structs.replace(said, rows=(msgspec.structs.replace(said.rows[0], num_wrong=2), *said.rows[1:]))
     with pytest.raises(ValueError, match="2 values are wrong"):
         measured_us(wrong)

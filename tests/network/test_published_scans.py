@@ -10,6 +10,7 @@ from multinode.cluster.facts import Interface, RdmaPort, carried_gbit_per_s
 from multinode.network.nic_path import MessagePath, NicPathCheck
 from multinode.network.scan_evidence import CollectiveRow, ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
+from multinode.stats.estimate import exactly
 from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp
 
@@ -26,8 +27,7 @@ def row(busbw_gb_per_s: float, layout: Layout, size_bytes: int = 512 * MIB) -> C
         size_bytes=size_bytes,
         count=size_bytes // 4,
         iters=20,
-        time_us=time_us,
-        interval_us=(time_us, time_us),
+        time_us=exactly(time_us),
         p95_us=time_us,
         transfer_us=time_us,
         algbw_gb_per_s=algbw,

@@ -21,6 +21,7 @@ from multinode.network.read_scan import Missing, ReadScan, read_scans
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.screen import nccl_tests_text, read_parts
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.stats.estimate import exactly
 from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.units import parse_nics
 from tests.golden import Golden
@@ -170,8 +171,7 @@ def row(collective: str, busbw: float, ranks: int, size_bytes: int = 64 * MIB, *
         "size_bytes": size_bytes,
         "count": size_bytes // 4 // (ranks if split else 1),
         "iters": 20,
-        "time_us": time_us,
-        "interval_us": (time_us, time_us),
+        "time_us": exactly(time_us),
         "p95_us": time_us,
         "transfer_us": time_us,
         "algbw_gb_per_s": algbw,

@@ -9,26 +9,31 @@ from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import NodeState, ScanReport, compare_scans
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.stats.estimate import Estimate
 
 MIB = 1 << 20
 BOX = NodeState(name="node3", ifname="ens1f0", link_gbit_per_s=10.0, mtu=9000, duplex="full", torch="2.7.1", cores=8)
 OTHER = msgspec.structs.replace(BOX, name="node1")
 
 
-def row(time_us: float = 1000.0, **changes: Any) -> CollectiveRow:
+def around(value: float, low: float, high: float) -> Estimate:
+    return Estimate(value=value, low=low, high=high)
+
+
+def row(took_us: float = 1000.0, **changes: Any) -> CollectiveRow:
     everything: dict[str, Any] = {
         "size_bytes": MIB,
         "count": MIB // 4,
         "iters": 20,
-        "p95_us": 1.01 * time_us,
+        "p95_us": 1.01 * took_us,
         "cv": 0.01,
-        "interval_us": (0.99 * time_us, 1.01 * time_us),
-        "transfer_us": time_us,
+        "time_us": Estimate(value=took_us, low=0.99 * took_us, high=1.01 * took_us),
+        "transfer_us": took_us,
         "num_wrong": 0,
     }
     everything |= changes
-    speed = everything["size_bytes"] / time_us / 1000
-    return CollectiveRow(time_us=time_us, algbw_gb_per_s=speed, busbw_gb_per_s=speed, **everything)
+    speed = everything["size_bytes"] / took_us / 1000
+    return CollectiveRow(algbw_gb_per_s=speed, busbw_gb_per_s=speed, **everything)
 
 
 def record(*rows: CollectiveRow, nodes: tuple[NodeState, ...] = (OTHER, BOX), **changes: Any) -> ScanReport:
@@ -73,7 +78,12 @@ def test_a_speed_that_changed_is_told_with_both_figures() -> None:
     [
         pytest.param(row(1000), row(1040), False, id="run to run"),
         pytest.param(row(1000), row(1080), True, id="steady, so 8% shows"),
-        pytest.param(row(1000, interval_us=(940, 1060)), row(1080, interval_us=(1020, 1150)), False, id="unsteady"),
+        pytest.param(
+            row(1000, time_us=around(1000, 940, 1060)),
+            row(1080, time_us=around(1080, 1020, 1150)),
+            False,
+            id="unsteady",
+        ),
         pytest.param(row(1000, cv=0.9), row(1200, cv=0.9), True, id="one slow iteration swells the cv alone"),
         pytest.param(row(1000, iters=3), row(1150, iters=3), False, id="few iterations"),
         pytest.param(row(1000, iters=3), row(1300, iters=3), True, id="few, and a great change"),

@@ -10,6 +10,7 @@ from multinode.cluster.facts import Interface
 from multinode.network.nic_path import NicPathCheck
 from multinode.network.scan_evidence import CollectiveRow, ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
+from multinode.stats.estimate import exactly
 from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.units import goodput_gb_per_s
@@ -36,11 +37,10 @@ def rows(
                 size_bytes=size,
                 count=size // 4,
                 iters=20,
-                interval_us=(known["time_us"], known["time_us"]),
                 p95_us=known["time_us"],
                 algbw_gb_per_s=algbw,
                 busbw_gb_per_s=algbw * factor,
-                **known,
+                **known | {"time_us": exactly(known["time_us"])},
             )
         )
         size *= 8
@@ -211,8 +211,8 @@ def test_a_constant_wait_is_no_excuse_for_a_large_message() -> None:
     waiting = tuple(
         msgspec.structs.replace(
             row,
-            time_us=row.time_us + 100_000,
-            algbw_gb_per_s=row.algbw_gb_per_s * row.time_us / (row.time_us + 100_000),
+            time_us=exactly(row.time_us.value + 100_000),
+            algbw_gb_per_s=row.algbw_gb_per_s * row.time_us.value / (row.time_us.value + 100_000),
         )
         for row in rows(0.99 * GIGABIT)
     )
@@ -282,7 +282,7 @@ def test_a_long_way_between_the_nodes_is_told() -> None:
 
 
 def test_small_messages_that_wait_for_no_wire_are_told() -> None:
-    late = msgspec.structs.replace(rows(GIGABIT)[0], time_us=40_000.0)
+    late = msgspec.structs.replace(rows(GIGABIT)[0], time_us=exactly(40_000.0))
     verdict = judged(rows=(late, *rows(0.99 * GIGABIT)[1:]))
     assert "all_reduce of 8 B takes 40 ms, but its round trips need only 0.0925 ms" in verdict.causes[0].message
 

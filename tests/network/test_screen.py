@@ -6,6 +6,7 @@ import pytest
 from multinode.findings.finding import Finding
 from multinode.network.screen import next_step, scan_lines, scan_parts
 from multinode.network.size_scan import ScanChanges, ScanReport, StepEstimate
+from multinode.stats.estimate import exactly
 from multinode.traffic.pair_speeds import RawTcp
 from multinode.traffic.step_calls import Call
 from tests.golden import Golden
@@ -43,7 +44,7 @@ def test_the_screen(golden: Golden, name: str, found: ScanReport, *, details: bo
 
 
 def test_times_of_a_launch_are_marked_on_a_gpu() -> None:
-    short = msgspec.structs.replace(WELL.rows[0], time_us=12.0)
+    short = msgspec.structs.replace(WELL.rows[0], time_us=exactly(12.0))
     fast = msgspec.structs.replace(WELL, rows=(short, *WELL.rows[1:]))
     line = "launches: up to 4096 B a call takes less time than "
     said = {

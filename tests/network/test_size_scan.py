@@ -207,7 +207,7 @@ def test_a_step_takes_what_its_messages_take_by_the_curve_or_by_the_one_size() -
     assert estimate.step_us == pytest.approx(3 * (100 + 4 * MIB / GOODPUT / 1000), rel=0.01)
     # Of one size: in proportion above it.
     single = estimate_step(step, said.rows[1:2], {})
-    assert single.step_us == pytest.approx(3 * 4 * said.rows[1].time_us)
+    assert single.step_us == pytest.approx(3 * 4 * said.rows[1].time_us.value)
     assert estimate_step(step, (), {}).step_us is None
 
 

@@ -21,7 +21,8 @@ from multinode.profile.throughput import Utilisation
 from multinode.records.run import NodeRun, Run
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
-from multinode.stats.estimate import Estimate
+from multinode.stats.estimate import exactly
+from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.sweep.cell_rows import MeasuredCell
 from multinode.sweep.cell_sheet import with_notes, with_price_notes
 from multinode.sweep.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
@@ -201,8 +202,8 @@ def _published(row: tuple[str, int, str, int, float | None, float | None]) -> Ce
         workers_per_node=workers,
         world_size=workers,
         settings=JobSettings(model="baichuan2-7b", method=method, per_device_batch=batch, sequence_length=1024),
-        samples_per_s=None if rate is None else Estimate(value=rate, low=rate, high=rate),
-        peak_memory_gib=None if mib is None else mib / 1024,
+        samples_per_s=UNMEASURED if rate is None else exactly(rate),
+        peak_memory_gib=UNMEASURED if mib is None else mib / 1024,
     )
 
 
@@ -224,7 +225,7 @@ def renamed(table: CellTable, text: str) -> CellTable:
             currency=text,
             disturbances=(text,),
             contradictions=(text,),
-            missing={"tgs": text},
+            tgs=Unknown(text),
             settings=msgspec.structs.replace(row.settings, model=f"{text} {number % 2}", method=f"{text} {number % 3}"),
         )
         for number, row in enumerate(table.cells)

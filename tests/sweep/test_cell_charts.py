@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.stats.unknown import Unknown, known
 from multinode.sweep.cell_page import MOST_BARS, CellChart, bar_chart, memory_chart, tokens_chart
 from multinode.sweep.cells import CellRow, CellTable
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, swept
@@ -23,10 +24,9 @@ def test_every_cell_has_a_bar_in_the_table_s_order_coloured_by_nodes_and_workers
     drawn = traces(speed(SWEEP))
     assert list(drawn["1 x 2"].y) == [0, 1, 2, 3, 4, 5]
     assert list(drawn["2 x 2"].y) == [8, 9, 10, 11, 12, 13]
-    values = [row.samples_per_s.value for row in SWEEP.cells if row.samples_per_s is not None]
+    values = [known(row.samples_per_s).value for row in SWEEP.cells if not isinstance(row.samples_per_s, Unknown)]
     assert [*drawn["1 x 2"].x, *drawn["2 x 2"].x] == values
-    first = SWEEP.cells[0].samples_per_s
-    assert first is not None
+    first = known(SWEEP.cells[0].samples_per_s)
     assert drawn["1 x 2"].error_x.array[0] == pytest.approx(first.high - first.value)
 
 
@@ -87,7 +87,9 @@ def test_tokens_are_drawn_over_the_sequence_length_where_it_varies() -> None:
     rows = [msgspec.structs.replace(row, settings=_batch_of_one(row)) for row in rows]
     drawn = traces(tokens_chart(msgspec.structs.replace(SWEEP, cells=tuple(reversed(rows)))))
     assert list(drawn["all"].x) == [512, 1024, 2048, 4096]
-    assert list(drawn["all"].y) == [row.tokens_per_s.value for row in rows if row.tokens_per_s]
+    assert list(drawn["all"].y) == [
+        known(row.tokens_per_s).value for row in rows if not isinstance(row.tokens_per_s, Unknown)
+    ]
 
 
 def at_length(row: CellRow, tokens: int) -> CellRow:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from multinode.cluster.prices import Price, Prices
 from multinode.model.workload import JobSettings
 from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import UNMEASURED, Unknown, or_none, or_unknown, reason_of, unknown_fields
 from multinode.sweep.cell_sheet import with_price_notes
 from multinode.sweep.cell_table import cheapest, with_prices
 from multinode.sweep.cells import CellRow, CellTable, Cheapest
@@ -57,7 +58,7 @@ def test_what_follows_from_a_price_is_arithmetic() -> None:
     assert found.samples_per_s_per_purchase == pytest.approx(10 / 8000)
     assert found.cost_per_million_tokens == pytest.approx(1.6 / (5000 * 3600) * 1e6)
     assert found.currency == "EUR"
-    assert not {"price_per_hour", "whole_cost", "samples_per_s_per_purchase"} & found.missing.keys()
+    assert not {"price_per_hour", "whole_cost", "samples_per_s_per_purchase"} & unknown_fields(found).keys()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_which_price_comes_first(
 ) -> None:
     found = price(msgspec.structs.replace(MEASURED, **changes))
     assert found.price_per_hour == pytest.approx(hourly)
-    assert (found.price_purchase, found.currency, found.filed_prices) == (purchase, currency, filed)
+    assert (or_none(found.price_purchase), found.currency, found.filed_prices) == (purchase, currency, filed)
 
 
 def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> None:
@@ -83,8 +84,8 @@ def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> Non
     dollars = Prices(currency="USD", devices={"RTX 4090": Price(hourly=1.0)})
     second = noted(first, dollars)
     assert (second.cells[0].price_per_hour, second.cells[0].currency) == (4.0, "USD")
-    assert second.cells[0].price_purchase is None
-    assert second.cells[0].samples_per_s_per_purchase is None
+    assert isinstance(second.cells[0].price_purchase, Unknown)
+    assert second.cells[0].samples_per_s_per_purchase == second.cells[0].price_purchase
     assert [note.message for note in second.notes if "Prices" in note.message] == ["Prices in the file are in USD."]
     assert noted(second, None) == second
 
@@ -96,33 +97,32 @@ def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
         note.message for note in table.notes
     ]
     reason = "no hourly price of H100 PCIe in the prices file, and no price= in the hostfile"
-    assert {name: table.cells[0].missing[name] for name in ("price_per_hour", "whole_cost", "samples_per_money")} == (
-        dict.fromkeys(("price_per_hour", "whole_cost", "samples_per_money"), reason)
-    )
+    assert {
+        name: reason_of(getattr(table.cells[0], name)) for name in ("price_per_hour", "whole_cost", "samples_per_money")
+    } == (dict.fromkeys(("price_per_hour", "whole_cost", "samples_per_money"), reason))
 
 
 @pytest.mark.parametrize(
     ("changes", "name", "said"),
     [
-        ({"device": None}, "price_per_hour", "the device, and therefore its price, is unknown"),
-        ({"world_size": None}, "price_per_hour", "the number of GPUs, and therefore their price, is unknown"),
+        ({"device": UNMEASURED}, "price_per_hour", "the device, and therefore its price, is unknown"),
+        ({"world_size": UNMEASURED}, "price_per_hour", "the number of GPUs, and therefore their price, is unknown"),
         ({"device": "A100"}, "price_purchase", "no purchase price of A100 in the prices file, and no price_purchase="),
-        ({"whole_s": None, "missing": {"whole_s": "the job says no steps"}}, "whole_cost", "the job says no steps"),
-        ({"tokens_per_s": None}, "cost_per_million_tokens", "its speed is unknown"),
+        ({"whole_s": Unknown("the job says no steps")}, "whole_cost", "the job says no steps"),
+        ({"tokens_per_s": Unknown("no tokenizer")}, "cost_per_million_tokens", "no tokenizer"),
         ({"price_per_hour": 0.0}, "samples_per_money", "it costs nothing"),
         ({"price_purchase": 0.0}, "samples_per_s_per_purchase", "it costs nothing"),
     ],
 )
 def test_what_is_missing_has_its_reason(changes: dict[str, Any], name: str, said: str) -> None:
     found = price(msgspec.structs.replace(MEASURED, **changes))
-    assert getattr(found, name) is None
-    assert said in found.missing[name]
+    assert said in reason_of(getattr(found, name))
 
 
 def test_without_a_file_a_row_has_what_the_hostfile_gives() -> None:
     found = price(msgspec.structs.replace(MEASURED, price_per_hour=2.0), None)
     assert found.whole_cost == pytest.approx(4.0)
-    assert found.missing["price_purchase"] == (
+    assert reason_of(found.price_purchase) == (
         "it has no price; set price_purchase= in the hostfile, or use a prices file"
     )
     assert found.currency is None
@@ -131,21 +131,21 @@ def test_without_a_file_a_row_has_what_the_hostfile_gives() -> None:
 def test_a_cell_without_figures_has_prices_and_no_costs() -> None:
     row = CellRow(label="cell", state="out_of_memory", device="RTX 4090", world_size=1)
     found = price(row)
-    assert (found.price_purchase, found.whole_cost, found.samples_per_money) == (2000, None, None)
+    assert (found.price_purchase, found.whole_cost, found.samples_per_money) == (2000, UNMEASURED, UNMEASURED)
 
 
-_figure = st.none() | st.floats(1e-6, 1e12).map(exact)
-_price = st.none() | st.floats(0, 1e12)
+_figure = st.just(UNMEASURED) | st.floats(1e-6, 1e12).map(exact)
+_price = st.just(UNMEASURED) | st.floats(0, 1e12)
 
 
 @given(
     st.builds(
         CellRow,
         label=st.just("cell"),
-        device=st.sampled_from([None, "RTX 4090", "A100", ""]),
+        device=st.sampled_from([UNMEASURED, "RTX 4090", "A100", ""]),
         node_names=st.sampled_from([(), ("box",), ("box", "x")]),
-        world_size=st.none() | st.integers(1, 10**15),
-        workers_per_node=st.none() | st.integers(1, 1024),
+        world_size=st.just(UNMEASURED) | st.integers(1, 10**15),
+        workers_per_node=st.just(UNMEASURED) | st.integers(1, 1024),
         samples_per_s=_figure,
         tokens_per_s=_figure,
         whole_s=_figure,
@@ -158,8 +158,7 @@ def test_every_figure_is_a_number_or_has_a_reason(row: CellRow, prices: Prices |
     found = price(row, prices)
     for name in ("price_per_hour", "price_purchase", "whole_cost", "samples_per_money", "samples_per_s_per_purchase"):
         value = getattr(found, name)
-        assert (value is None) == bool(found.missing.get(name))
-        assert value is None or math.isfinite(value)
+        assert reason_of(value) if isinstance(value, Unknown) else math.isfinite(value)
 
 
 MIXED = msgspec.structs.replace(
@@ -173,7 +172,7 @@ MIXED = msgspec.structs.replace(
 def test_nodes_with_different_gpus_cost_what_each_of_them_does() -> None:
     found = price(MIXED)
     assert found.price_per_hour == pytest.approx(3 * 0.4 + 1.5)
-    assert found.missing["price_purchase"].startswith("no purchase price of A100")
+    assert reason_of(found.price_purchase).startswith("no purchase price of A100")
     named = price(msgspec.structs.replace(MIXED, node_names=("box", "b")))
     assert named.price_per_hour == pytest.approx(0.5 + 0.4 + 1.5)
 
@@ -211,7 +210,9 @@ HOUR = 3600.0
 
 def cell(label: str, hours: float, cost: float | None, *, late: float = 0.0, currency: str | None = "EUR") -> CellRow:
     whole_s = Estimate(value=hours * HOUR, low=hours * HOUR, high=(hours + late) * HOUR)
-    return CellRow(label=label, whole_s=whole_s, whole_cost=cost, currency=currency if cost is not None else None)
+    return CellRow(
+        label=label, whole_s=whole_s, whole_cost=or_unknown(cost), currency=currency if cost is not None else None
+    )
 
 
 def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
@@ -256,7 +257,7 @@ def test_the_cheapest_is_the_one_that_costs_least_of_those_in_time(cells: list[C
     ("cells", "said"),
     [
         ([], "The duration of the full run is unknown for every cell: none was measured."),
-        ([CellRow(label="a", missing={"whole_s": "no epochs"})], "is unknown for every cell: no epochs."),
+        ([CellRow(label="a", whole_s=Unknown("no epochs"))], "is unknown for every cell: no epochs."),
         ([cell("a", 8.001, 1.0)], "No cell finishes within 8 h 00 min"),
         (
             [cell("a", 9, 1.0), cell("b", 20, 1.0)],

@@ -15,7 +15,7 @@ from multinode.runs.devices import devices_of
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import Estimate, of_repeats
-from multinode.stats.unknown import Unknown
+from multinode.stats.unknown import UNMEASURED, Unknown, known, or_none, or_unknown, reason_of, unknown_fields
 from multinode.sweep.cell_rows import (
     MeasuredCell,
     device_of,
@@ -42,11 +42,8 @@ def used(tflops: float) -> Utilisation:
 
 def test_a_row_has_the_mean_of_its_repeats_and_their_interval() -> None:
     row = row_of(*(run_of(summary_of(rate, tokens_per_s=128 * rate, tgs=64 * rate)) for rate in (24.0, 20.0, 25.0)))
-    assert row.samples_per_s is not None
-    assert row.tokens_per_s is not None
-    assert row.tgs is not None
     assert row.samples_per_s == of_repeats([24.0, 20.0, 25.0])
-    assert (row.tokens_per_s.value, row.tgs.value, row.samples_per_s.repeats) == (128 * 23, 64 * 23, 3)
+    assert (known(row.tokens_per_s).value, known(row.tgs).value) == (128 * 23, 64 * 23)
     assert (row.state, row.label, row.nodes, row.workers_per_node, row.world_size) == ("measured", CELL.label, 1, 2, 2)
     assert (row.settings.model, row.global_batch, row.varied) == ("tiny", 4, {"finetuning_type": "lora"})
 
@@ -55,8 +52,8 @@ def test_unequal_nodes_have_workers_in_all_and_no_number_on_each() -> None:
     cell = msgspec.structs.replace(CELL, nodes=2)
     run = run_of(node_names=("a", "b"), workers=(2, 1))
     measured = make_row(MeasuredCell(record=CellRecord(cell=cell, state="measured", run_ids=("r",)), runs=(run,)))
-    assert (measured.nodes, measured.workers_per_node, measured.world_size, measured.global_batch) == (2, None, 3, 6)
-    assert measured.missing["workers_per_node"] == "the nodes have unequal numbers of workers"
+    assert (measured.nodes, measured.world_size, measured.global_batch) == (2, 3, 6)
+    assert reason_of(measured.workers_per_node) == "the nodes have unequal numbers of workers"
     # What is known of those that were measured on these nodes is known of the others.
     waiting = make_row(MeasuredCell(record=CellRecord(cell=cell)))
     assert [row.world_size for row in fill_rows([measured, waiting])] == [3, 3]
@@ -67,24 +64,24 @@ def test_memory_is_of_the_worker_that_needed_most_in_any_repeat() -> None:
     runs = [run_of(summary_of(nodes=(node_use(peak_worker_memory_gib=peak),))) for peak in peaks]
     assert row_of(*runs).peak_memory_gib == 5.25
     bare = row_of(runs[-1])
-    assert (bare.peak_memory_gib, bare.missing["peak_memory_gib"]) == (None, "no worker reported its memory")
+    assert bare.peak_memory_gib == Unknown("no worker reported its memory")
 
 
 def test_the_network_s_share_is_what_a_step_exposes() -> None:
     runs = [run_of(split_summary(exposed_ms, step_ms=200.0)) for exposed_ms in (40.0, 60.0)]
     assert row_of(*runs).network_share == pytest.approx(0.25)
     unsplit = row_of(run_of(summary_of()))
-    assert (unsplit.network_share, unsplit.missing["network_share"]) == (None, "it was not measured")
+    assert unsplit.network_share == Unknown("it was not measured")
 
 
 def test_utilisation_stands_where_every_repeat_has_it_and_says_why_where_not() -> None:
     both = row_of(*(run_of(summary_of(utilisation=used(tflops))) for tflops in (40.0, 60.0)))
     assert (both.model_tflops, both.hardware_tflops) == (50.0, 75.0)
     assert both.mfu == pytest.approx(50 / 165)
-    assert (both.hfu, both.missing["hfu"]) == (None, "165")
+    assert both.hfu == Unknown("165")
     unknown = Unknown("the model's shape is unknown")
     one = row_of(run_of(summary_of(utilisation=used(40.0))), run_of(summary_of(utilisation=unknown)))
-    assert (one.mfu, one.missing["mfu"]) == (None, "the model's shape is unknown")
+    assert one.mfu == unknown
 
 
 def test_prices_of_the_hostfile_stand_in_the_row() -> None:
@@ -92,8 +89,8 @@ def test_prices_of_the_hostfile_stand_in_the_row() -> None:
     assert (row.price_per_hour, row.price_purchase) == (0.8, 3200.0)
     assert row.cost_per_million_tokens == pytest.approx(0.8 / (2000 * 3600) * 1e6)
     bare = row_of(run_of())
-    assert "price=" in bare.missing["price_per_hour"]
-    assert "price_purchase=" in bare.missing["price_purchase"]
+    assert "price=" in reason_of(bare.price_per_hour)
+    assert "price_purchase=" in reason_of(bare.price_purchase)
 
 
 @pytest.mark.parametrize(
@@ -110,27 +107,24 @@ def test_prices_of_the_hostfile_stand_in_the_row() -> None:
 def test_a_cell_without_figures_is_a_row_with_its_reason(state: str, out_of: str | None, shown: str) -> None:
     cell = msgspec.structs.replace(CELL, workers_per_node=4)
     row = make_row(MeasuredCell(record=CellRecord(cell=cell, state=state, out_of=out_of, reason="so it is")))
-    assert (row.state, row.out_of, row.reason, row.samples_per_s) == (shown, out_of, "so it is", None)
+    assert (row.state, row.out_of, row.reason, row.samples_per_s) == (shown, out_of, "so it is", UNMEASURED)
     assert (row.nodes, row.world_size) == (1, 4)
 
 
 def test_a_measured_cell_that_tells_no_speed_or_has_lost_its_runs_says_so() -> None:
     silent = run_of(summary_of(samples_per_s=Unknown("no worker counted them")))
     row = row_of(silent)
-    assert (row.state, row.samples_per_s) == ("failed", None)
+    assert (row.state, row.samples_per_s) == ("failed", UNMEASURED)
     assert "no worker counted them" in row.reason
     assert row_of().reason == "its runs are no longer stored"
 
 
 def test_every_figure_of_a_measured_row_that_is_none_has_a_reason() -> None:
     row = row_of(run_of())
-    elsewhere = {"out_of", "whole_s", "whole_cost", "samples_per_money", "samples_per_s_per_purchase", "relative"}
-    imported = {"parameters", "trainable_parameters", "network_gbit_per_s", "nics", "rdma", "shortfall"}
-    unknown = (
-        {name for name in row.__struct_fields__ if getattr(row, name) is None} - elsewhere - imported - {"currency"}
-    )
-    assert unknown <= set(row.missing)
-    assert all(row.missing.values())
+    imported = {"parameters", "trainable_parameters", "network_gbit_per_s", "nics", "rdma", "shortfall", "unjudged"}
+    others = {name for name in row.__struct_fields__ if getattr(row, name) is None} - imported
+    assert others == {"out_of", "relative", "currency"}
+    assert all(unknown.reason for unknown in unknown_fields(row).values())
     assert msgspec.json.decode(msgspec.json.encode(row), type=CellRow) == row
 
 
@@ -176,7 +170,7 @@ def test_a_device_is_named_as_the_nodes_name_what_their_workers_use(
     gpus: list[tuple[int, ...] | None], found: list[tuple[Gpu, ...]], device: str | None
 ) -> None:
     facts = {f"n{rank}": NodeFacts(node=f"n{rank}", gpus=listed) for rank, listed in enumerate(found)}
-    assert device_of(devices_of(plan(*gpus), facts)) == device
+    assert or_none(device_of(devices_of(plan(*gpus), facts))) == device
 
 
 @pytest.mark.parametrize(
@@ -221,7 +215,7 @@ def measured(settings: JobSettings, nodes: int = 1, **varied: Any) -> CellRow:
 
 def filled(*measured_rows: CellRow, nodes: int = 1, workers: int | None = None, **varied: Any) -> CellRow:
     """A cell that ran out of memory beside those that were measured."""
-    out = CellRow(label="out", state="out_of_memory", nodes=nodes, workers_per_node=workers, varied=varied)
+    out = CellRow(label="out", state="out_of_memory", nodes=nodes, workers_per_node=or_unknown(workers), varied=varied)
     *same, found = fill_rows([*measured_rows, out])
     assert same == list(measured_rows)
     return found
@@ -251,24 +245,25 @@ def test_what_no_measured_cell_shows_is_taken_of_the_sweep_or_unknown() -> None:
 def test_without_a_measured_cell_only_what_the_sweep_set_is_known() -> None:
     row = filled(per_device_train_batch_size=4, finetuning_type="full", nodes=2, workers=1)
     assert row.settings == JobSettings(method="full", per_device_batch=4)
-    assert (row.world_size, row.global_batch, row.device) == (2, None, None)
+    assert (row.world_size, row.global_batch, row.device) == (2, UNMEASURED, UNMEASURED)
 
 
 def test_workers_that_the_hostfile_decides_are_those_of_cells_on_as_many_nodes() -> None:
     two = msgspec.structs.replace(measured(LORA, nodes=2), workers_per_node=4, device="H100")
     row = filled(measured(LORA), two, nodes=2)
     assert (row.workers_per_node, row.world_size, row.device) == (4, 8, "H100")
-    assert filled(measured(LORA), nodes=3).workers_per_node is None
+    assert filled(measured(LORA), nodes=3).workers_per_node == UNMEASURED
 
 
 def row(label: str, rate: float | None = 10.0, world_size: int = 2, batch: int | None = 4, **known: Any) -> CellRow:
-    speed = None if rate is None else Estimate(value=rate, low=rate / 2, high=rate * 2)
+    speed = UNMEASURED if rate is None else Estimate(value=rate, low=rate / 2, high=rate * 2)
+    batches = or_unknown(batch)
     state = "skipped" if rate is None else "measured"
-    return CellRow(label=label, state=state, samples_per_s=speed, world_size=world_size, global_batch=batch, **known)
+    return CellRow(label=label, state=state, samples_per_s=speed, world_size=world_size, global_batch=batches, **known)
 
 
 def times(rows: tuple[CellRow, ...]) -> list[float | None]:
-    return [one.whole_s.value if one.whole_s is not None else None for one in rows]
+    return [known(one.whole_s).value if not isinstance(one.whole_s, Unknown) else None for one in rows]
 
 
 def test_epochs_are_so_many_times_the_data() -> None:
@@ -298,7 +293,10 @@ def test_steps_are_those_of_the_file_s_batch_on_the_most_workers_in_every_cell()
 
 
 def test_a_largest_cell_without_figures_counts_as_well() -> None:
-    cells = [row("a", batch=32, world_size=4), msgspec.structs.replace(row("b", None, batch=None), world_size=None)]
+    cells = [
+        row("a", batch=32, world_size=4),
+        msgspec.structs.replace(row("b", None, batch=None), world_size=UNMEASURED),
+    ]
     assert times(with_full_run(cells, FullRun(steps=10), worker_batch=8)[0]) == [32.0, None]
     assert times(with_full_run(cells, FullRun(steps=10), worker_batch=8, least_workers=8)[0]) == [64.0, None]
     assert times(with_full_run(cells, FullRun(steps=10), least_workers=8)[0]) == [64.0, None]
@@ -319,6 +317,6 @@ def test_steps_of_a_file_that_does_not_say_are_those_of_the_first_cell_with_the_
 )
 def test_what_is_not_known_is_said_of_measured_rows(whole: FullRun, reason: str) -> None:
     rows, trains = with_full_run([row("a", batch=None), row("b", None, batch=None)], whole)
-    assert (rows[0].whole_s, trains) == (None, ())
-    assert reason in rows[0].missing["whole_s"]
-    assert rows[1].missing == {}
+    assert trains == ()
+    assert reason in reason_of(rows[0].whole_s)
+    assert unknown_fields(rows[1]) == {}

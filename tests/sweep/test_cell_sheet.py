@@ -9,7 +9,8 @@ import pytest
 
 from multinode.render.sheet import blocks_markdown
 from multinode.render.table import screen_text
-from multinode.stats.estimate import Estimate
+from multinode.stats.estimate import Estimate, value_of
+from multinode.stats.unknown import UNMEASURED, Unknown, known, or_none
 from multinode.sweep.cell_sheet import (
     cell_blocks,
     cell_columns,
@@ -201,8 +202,7 @@ def test_the_fastest_is_not_said_to_be_so_many_times_a_row_of_another_job() -> N
 )
 def test_who_cannot_be_told_from_the_fastest_is_named_beside_it(lowest: float, said: str) -> None:
     best = next(row for row in SWEEP.cells if row.label == "2x2-lora-batch8")
-    assert best.samples_per_s is not None
-    wide = msgspec.structs.replace(best.samples_per_s, low=best.samples_per_s.value * lowest, values=())
+    wide = msgspec.structs.replace(known(best.samples_per_s), low=known(best.samples_per_s).value * lowest, values=())
     cells = tuple(msgspec.structs.replace(row, samples_per_s=wide) if row is best else row for row in SWEEP.cells)
     start, _, _ = lead(msgspec.structs.replace(SWEEP, cells=cells)).partition(";")
     assert start == f"The fastest is 2x2-lora-batch8 with 108.3 samples/s, 4.76 times as fast as 1x2-lora-batch1{said}"
@@ -222,7 +222,7 @@ def test_cells_of_other_lengths_are_told_apart_by_their_tokens() -> None:
         "The fastest is long with 1,000,000 tokens/s, among cells with different sequence lengths; 2 of 2 cells "
         "measured."
     )
-    untold = msgspec.structs.replace(table, cells=(short, msgspec.structs.replace(twice, tokens_per_s=None)))
+    untold = msgspec.structs.replace(table, cells=(short, msgspec.structs.replace(twice, tokens_per_s=UNMEASURED)))
     assert lead(untold).startswith(f"The fastest is {short.label} with ")
 
 
@@ -252,7 +252,7 @@ def test_a_value_goes_by_the_title_that_is_shown(table: CellTable) -> None:
 
 
 def test_workers_whose_nodes_are_not_told_are_no_nodes() -> None:
-    rows = tuple(msgspec.structs.replace(row, nodes=None, workers_per_node=None) for row in PUBLISHED.cells)
+    rows = tuple(msgspec.structs.replace(row, nodes=UNMEASURED, workers_per_node=UNMEASURED) for row in PUBLISHED.cells)
     table = msgspec.structs.replace(PUBLISHED, cells=rows)
     place = [column.name for column in cells_sheet(table).columns].index("nodes")
     assert {row[place] for row in cells_sheet(table).rows} == {"1 worker", "2 workers"}
@@ -267,17 +267,19 @@ def test_a_small_figure_keeps_its_digits() -> None:
 
 def test_a_table_that_tells_tokens_and_no_samples_is_measured() -> None:
     rows = [
-        msgspec.structs.replace(row, samples_per_s=None, relative=None, missing={"samples_per_s": "it does not tell"})
+        msgspec.structs.replace(row, samples_per_s=Unknown("it does not tell"), relative=None)
         for row in SWEEP.cells[:3]
     ]
     table = msgspec.structs.replace(SWEEP, cells=tuple(rows), baseline=None)
-    most = max(rows, key=lambda row: row.tokens_per_s.value if row.tokens_per_s else 0.0)
+    most = max(rows, key=lambda row: value_of(row.tokens_per_s) or 0.0)
     assert lead(table).startswith(f"The fastest is {most.label} with ")
     assert lead(table).endswith(" tokens/s; 3 of 3 cells measured.")
     assert unmeasured_sheet(table).rows == ()
     assert "samples_per_s" in missing_sheet(table).rows[0][0]
     bare = tuple(
-        CellRow(label=row.label, state="measured", peak_memory_gib=row.peak_memory_gib if row is rows[0] else None)
+        CellRow(
+            label=row.label, state="measured", peak_memory_gib=row.peak_memory_gib if row is rows[0] else UNMEASURED
+        )
         for row in rows
     )
     nothing = msgspec.structs.replace(table, cells=bare)
@@ -305,7 +307,7 @@ def test_every_figure_of_every_row_is_there_with_its_unit_and_its_spread() -> No
     assert len(found) == 16
     for one, row in zip(found, SWEEP.cells, strict=True):
         assert one["label"] == row.label
-        speed = row.samples_per_s
+        speed = or_none(row.samples_per_s)
         told = [one[f"samples_per_s{end}"] for end in ("", "_low", "_high")]
         assert told == (["", "", ""] if speed is None else [str(speed.value), str(speed.low), str(speed.high)])
         assert one["set.per_device_train_batch_size"] == str(row.settings.per_device_batch)

@@ -10,6 +10,7 @@ from multinode.findings.finding import Finding
 from multinode.model.workload import JobSettings, global_batch
 from multinode.profile.step_split import KnownSteps
 from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import UNMEASURED
 from multinode.sweep.cell_sheet import combined, with_notes
 from multinode.sweep.cell_table import Look, combine, look_at, relative_to
 from multinode.sweep.cells import VALUES, CellRow, CellTable, value_names, value_of
@@ -20,7 +21,7 @@ from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, swept
 def row(
     label: str, rate: float | None = 10.0, settings: JobSettings | None = None, source: str = "measured"
 ) -> CellRow:
-    speed = None if rate is None else Estimate(value=rate, low=rate * 0.9, high=rate * 1.1)
+    speed = UNMEASURED if rate is None else Estimate(value=rate, low=rate * 0.9, high=rate * 1.1)
     return CellRow(label=label, samples_per_s=speed, settings=settings or JobSettings(), source=source)
 
 
@@ -262,7 +263,7 @@ def test_every_value_that_is_offered_can_be_had_of_every_row() -> None:
     for name in value_names(SWEEP.cells):
         assert [value_of(row, name) for row in SWEEP.cells]
     assert {"samples_per_s", "per_device_batch", "step_time_p95_ms", "currency"} <= set(VALUES)
-    assert not {"settings", "varied", "missing"} & set(VALUES)
+    assert not {"settings", "varied", "unjudged"} & set(VALUES)
 
 
 def test_a_filter_that_no_row_meets_says_so() -> None:

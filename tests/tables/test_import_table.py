@@ -7,6 +7,7 @@ import pytest
 from multinode.cluster.prices import Price, Prices
 from multinode.errors import UsageError
 from multinode.runs.stored_run import load_run, load_runs
+from multinode.stats.unknown import Unknown
 from multinode.sweep.cell_table import Look
 from multinode.sweep.sweep import load_tables
 from multinode.tables.imported_rows import import_table
@@ -62,7 +63,7 @@ def test_prices_and_defaults_reach_the_rows_and_are_kept(tmp_path: Path, table: 
     first, second = imported.table.cells
     assert (first.price_per_hour, first.currency) == (2.0, "EUR")
     assert first.whole_cost == pytest.approx(2.0)  # 9000 samples at 2.5 a second are an hour
-    assert second.price_per_hour is None
+    assert isinstance(second.price_per_hour, Unknown)
     assert (imported.directory / "prices.yaml").read_text() == PRICES
 
 

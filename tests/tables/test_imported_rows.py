@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from multinode.predict.rounded import parse_rounded
 from multinode.stats.estimate import Estimate, exactly
+from multinode.stats.unknown import UNMEASURED, known, reason_of, unknown_fields
 from multinode.sweep.cell_table import relative_to
 from multinode.sweep.cells import CellRow, CellTable
 from multinode.tables.imported_columns import IMPORTED
@@ -28,25 +29,21 @@ def test_a_row_is_a_cell_that_says_where_it_is_from() -> None:
     assert (row.nodes, row.workers_per_node, row.world_size, row.global_batch) == (2, 2, 4, 64)
     assert (row.settings.model, row.settings.method, row.settings.precision) == ("llama", "lora", "bf16")
     assert (row.settings.per_device_batch, row.settings.accumulation, row.settings.sequence_length) == (2, 8, 1024)
-    assert row.samples_per_s is not None
-    assert (row.samples_per_s.low, row.samples_per_s.high) == pytest.approx((9.95, 10.05))
-    assert row.tokens_per_s is not None
-    assert row.tokens_per_s.value == pytest.approx(5000)
-    assert row.tgs is not None
-    assert row.tgs.value == pytest.approx(1250)
-    assert row.whole_s is not None
-    assert row.whole_s.value == pytest.approx(300)
+    assert (known(row.samples_per_s).low, known(row.samples_per_s).high) == pytest.approx((9.95, 10.05))
+    assert known(row.tokens_per_s).value == pytest.approx(5000)
+    assert known(row.tgs).value == pytest.approx(1250)
+    assert known(row.whole_s).value == pytest.approx(300)
     assert (row.peak_memory_gib, row.dataset_samples, row.tokens_per_sample) == (20.5, 1000, 500)
     assert row.contradicted == ()
 
 
 def test_what_a_table_does_not_tell_is_missing_with_its_reason() -> None:
     (row,) = rows("gpus,samples/s\n1,2.5\n")
-    known = {"world_size", "samples_per_s"}
+    told = {"world_size", "samples_per_s"}
     unknown = {"device", "tokens_per_s", "mfu", "whole_s", "step_time_ms", "energy_j_per_sample", "global_batch"}
-    assert unknown <= row.missing.keys()
-    assert not known & row.missing.keys()
-    assert all(getattr(row, name) is None for name in row.missing)
+    assert unknown <= unknown_fields(row).keys()
+    assert not told & unknown_fields(row).keys()
+    assert {reason_of(getattr(row, name)) for name in unknown} == {"not in the table"}
 
 
 def test_not_fp16_is_no_word_for_what_it_was() -> None:
@@ -56,8 +53,8 @@ def test_not_fp16_is_no_word_for_what_it_was() -> None:
 def test_out_of_memory_is_a_state_and_not_a_figure() -> None:
     gpu, node, fine = rows("gpus,samples/s,memory_mb\n1,,OOM\n1,OOM node,\n1,2.5,100\n")
     assert [(row.state, row.out_of, row.peak_memory_gib) for row in (gpu, node)] == [
-        ("out_of_memory", "gpu", None),
-        ("out_of_memory", "node", None),
+        ("out_of_memory", "gpu", UNMEASURED),
+        ("out_of_memory", "node", UNMEASURED),
     ]
     assert "the GPU ran out of memory, according to the table" in gpu.reason
     assert (fine.state, fine.out_of, fine.reason) == ("measured", None, "")
@@ -76,9 +73,7 @@ def test_a_row_without_figures_is_skipped_and_says_so() -> None:
 def test_a_contradiction_is_named_and_the_figures_stand_as_they_were() -> None:
     (row,) = rows("gpus,samples,epochs,samples/s,runtime\n1,1000,1,10.00,150.0\n")
     assert row.contradictions == ("samples/s x runtime is 1,500, samples x epochs is 1,000: 50.0% more",)
-    assert row.samples_per_s is not None
-    assert row.whole_s is not None
-    assert (row.samples_per_s.value, row.whole_s.value) == (10.0, 150.0)
+    assert (known(row.samples_per_s).value, known(row.whole_s).value) == (10.0, 150.0)
 
 
 def test_rows_of_a_large_table_are_told_apart_and_can_be_stored() -> None:
@@ -114,7 +109,7 @@ def test_utilisation_network_and_energy_are_taken_as_they_are_given() -> None:
     (row,) = rows("stage,gpus,samples/s,mfu,hfu,network_share,energy_j_per_sample\nsft,1,2.5,45%,0.60,0.1,300\n")
     assert (row.settings.stage, row.mfu, row.hfu, row.network_share) == ("sft", 0.45, 0.6, 0.1)
     assert row.energy_j_per_sample == 300
-    assert not {"mfu", "hfu", "network_share", "energy_j_per_sample"} & row.missing.keys()
+    assert not {"mfu", "hfu", "network_share", "energy_j_per_sample"} & unknown_fields(row).keys()
     assert rows("gpus,mfu\n1,45%\n")[0].state == "measured"
 
 

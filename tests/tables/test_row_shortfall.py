@@ -9,6 +9,7 @@ import pytest
 from multinode.predict.forecast import ForecastRequest, make_forecast
 from multinode.predict.published_benchmarks import Model, Network, PublishedBenchmarks, Speed, evidence_of_benchmarks
 from multinode.predict.shortfall import shortfall_words
+from multinode.stats.unknown import reason_of
 from multinode.sweep.cell_page import cell_page
 from multinode.sweep.cell_sheet import tell
 from multinode.sweep.cells import CellRow
@@ -39,7 +40,7 @@ def rows(text: str, name: str = "table.csv", extras: Extras | None = None) -> tu
 
 
 def words(row: CellRow) -> str:
-    return shortfall_words(row.shortfall) if row.shortfall is not None else row.missing.get("shortfall", "")
+    return shortfall_words(row.shortfall) if row.shortfall is not None else reason_of(row.unjudged)
 
 
 def test_over_rdma_the_sentence_is_that_of_predict() -> None:
@@ -81,7 +82,7 @@ def test_what_a_judgement_lacks_is_named_where_a_link_is_told(left_out: str, nee
     at = lines[0].index(left_out)
     alone, *several = rows("\n".join(",".join([*line[:at], *line[at + 1 :]]) for line in lines))
     assert [words(row) for row in several] == [needed, needed]
-    assert "shortfall" not in alone.missing
+    assert alone.unjudged is None
 
 
 def test_several_columns_that_lack_are_named_together() -> None:

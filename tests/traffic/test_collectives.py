@@ -45,7 +45,7 @@ def test_an_unknown_collective_has_no_factor() -> None:
 def test_a_row_is_the_median_over_iterations_of_the_slowest_worker() -> None:
     (row,) = collective_rows([sample(0, (100.0, 400.0, 200.0)), sample(1, (150.0, 300.0, 250.0))], 2)
     # Slowest of each iteration: 150, 400, 250; fastest: 100, 300, 200.
-    assert (row.time_us, row.p95_us, row.iters) == (250.0, 400.0, 3)
+    assert (row.time_us.value, row.p95_us, row.iters) == (250.0, 400.0, 3)
     assert row.transfer_us == 200.0
     assert row.cv == pytest.approx(125.83 / 266.67, rel=1e-3)
     assert row.algbw_gb_per_s == pytest.approx(MIB / 250e-6 / 1e9)
