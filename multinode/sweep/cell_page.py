@@ -73,9 +73,7 @@ def bar_chart(
         level: a value to hold the bars against.
     """
     rows = table.cells[:MOST_BARS]
-    values: list[Estimate | float | None] = [
-        or_none(getattr(row, name)) if has_figures(row) else None for row in rows
-    ]
+    values: list[Estimate | float | None] = [or_none(getattr(row, name)) if has_figures(row) else None for row in rows]
     if scale != 1:
         values = [scale * value if isinstance(value, float) else value for value in values]
     if all(value is None for value in values):
