@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.model.workload import FullRun
 from multinode.predict.advice import Advice
 from multinode.predict.forecast import Forecast
@@ -80,7 +81,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
             workers`.
         loss: where the candidate's time goes.
         verdict: one sentence.
-        reasons: up to three more, with figures.
+        reasons: of the verdict, up to three.
         differences: between the sides beyond those compared, one sentence each.
         forecast: predictions for other networks and settings; None with `forecast_reason`.
         advice: changes that would affect the verdict, best first.
@@ -97,7 +98,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     scaling: str
     loss: SlowdownAttribution = SlowdownAttribution()
     verdict: str = ""
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Finding, ...] = ()
     differences: tuple[str, ...] = ()
     forecast: Forecast | None = None
     forecast_reason: str = ""

@@ -29,6 +29,8 @@ from multinode.contrast.slowdown_attribution import (
     is_noticeable,
 )
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding, distinct
+from multinode.findings.rule import RuleGroup
 from multinode.levers.levers import TYPES
 from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
@@ -363,20 +365,43 @@ def _has_fewer_workers(contrast: Contrast) -> bool:
     return contrast.candidate.world_size < contrast.baseline.world_size
 
 
-def _reasons(contrast: Contrast) -> tuple[str, ...]:
+_REASONS = RuleGroup("Reasons of a contrast's verdict")
+_STEP_PARTS = _REASONS.rule(
+    "step-parts", about="the largest parts of a step on both sides", message="A step takes {candidate}; {baseline}."
+)
+_LOSS = _REASONS.rule("loss", about="where the candidate's time goes, if its steps were not split", message="{loss}.")
+TRAFFIC = _REASONS.rule(
+    "traffic", about="bytes per step through the busiest NIC, and the share of its link", message="Network: {traffic}."
+)
+_EACH_ALONE = _REASONS.rule(
+    "each-alone", about="the speed of each node alone (--each-node)", message="Alone: {speeds}."
+)
+_COMPUTE = _REASONS.rule(
+    "compute",
+    about="compute per step on both sides, and the step without the cost of the network",
+    message="Compute per step is {candidate}, {baseline}: without the network's cost a step would take about {left}.",
+)
+
+
+def _reasons(contrast: Contrast) -> tuple[Finding, ...]:
     passes = network_words(contrast.candidate)
-    reasons = (_where_it_goes(contrast), f"Network: {passes}." if passes else "", _without_network(contrast))
-    return tuple(dict.fromkeys(reason for reason in reasons if reason))
+    traffic = (TRAFFIC.found(None, traffic=passes),) if passes else ()
+    return distinct((_where_it_goes(contrast), *traffic, _without_network(contrast)))
 
 
-def _where_it_goes(contrast: Contrast) -> str:
+def _loss(contrast: Contrast) -> Finding:
+    return _LOSS.found(None, loss=capitalised(contrast.loss.sentence))
+
+
+def _where_it_goes(contrast: Contrast) -> Finding:
     notes = []
     for side in (contrast.candidate, contrast.baseline):
         parts, takes = _told_parts(side), format_ms(side.step_time_ms.value)
         notes.append(f"{takes} on {name_side(side, contrast.mode)}{f': {parts}' if parts else ''}")
     if not _told_parts(contrast.candidate):
-        return f"{capitalised(contrast.loss.sentence)}."
-    return f"A step takes {'; '.join(notes)}."
+        return _loss(contrast)
+    candidate, baseline = notes
+    return _STEP_PARTS.found(None, candidate=candidate, baseline=baseline)
 
 
 def _told_parts(side: Side) -> str:
@@ -392,21 +417,21 @@ def _told_parts(side: Side) -> str:
     return ", ".join(f"{shares[words]:.0%} {words}" for words in noticed)
 
 
-def _without_network(contrast: Contrast) -> str:
+def _without_network(contrast: Contrast) -> Finding:
     if alone := contrast.alone:
         nodes = sorted(alone, key=lambda side: -(side.relative or 0.0))
         unequal = len({side.world_size for side in alone}) > 1
         speeds = ", ".join(_told_node(side, unequal=unequal) for side in nodes[:_MOST_NODES])
         more = f" and {len(nodes) - _MOST_NODES} more, the slowest at {nodes[-1].relative:.0%}"
-        return f"Alone: {speeds}{more if len(nodes) > _MOST_NODES else ''}."
+        return _EACH_ALONE.found(None, speeds=f"{speeds}{more if len(nodes) > _MOST_NODES else ''}")
     ours, theirs = _compute_ms(contrast.baseline), _compute_ms(contrast.candidate)
     is_network = contrast.loss.cause == "network" and contrast.candidate.nodes > 1
     if not is_network or ours is None or theirs is None:
-        return f"{capitalised(contrast.loss.sentence)}."
+        return _loss(contrast)
     left = format_ms(contrast.candidate.step_time_ms.value - (contrast.loss.network_ms or 0.0))
-    on_both = f"{format_ms(theirs)} on {name_side(contrast.candidate, contrast.mode)}, {format_ms(ours)} on "
-    on_both += name_side(contrast.baseline, contrast.mode)
-    return f"Compute per step is {on_both}: without the network's cost a step would take about {left}."
+    candidate = f"{format_ms(theirs)} on {name_side(contrast.candidate, contrast.mode)}"
+    baseline = f"{format_ms(ours)} on {name_side(contrast.baseline, contrast.mode)}"
+    return _COMPUTE.found(None, candidate=candidate, baseline=baseline, left=left)
 
 
 def _compute_ms(side: Side) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from multinode.contrast.figures import Contrast, Side, capitalised, network_words
-from multinode.contrast.judge import Outcome, judge, prefers_one_node
+from multinode.contrast.judge import TRAFFIC, Outcome, judge, prefers_one_node
 from multinode.contrast.sheets import (
     cost_sheet,
     each_node_sheet,
@@ -85,7 +85,8 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
     passes = network_words(contrast.candidate)
     sentence = capitalised(f"{contrast.loss.sentence}.") if contrast.loss.sentence else ""
     if details:
-        reasons = [reason for reason in contrast.reasons if not passes or passes not in reason]
+        # The network has a row of its own.
+        reasons = [reason.message for reason in contrast.reasons if reason.code != TRAFFIC.code]
         yield from _once("Why", list(dict.fromkeys([*reasons, *([sentence] if sentence else [])])))
     elif contrast.loss.cause in {"node", "unknown"} and sentence:
         yield "Cause", sentence

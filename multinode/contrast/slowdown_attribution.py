@@ -10,13 +10,14 @@ import msgspec
 from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, name_side
 from multinode.stats.estimate import Estimate, ratio
 from multinode.stats.unknown import Unknown, or_none, or_zero, reason_of
+from multinode.traffic.step_calls import Strategy
 from multinode.units import format_ms
 
 NOTICEABLE = 0.05
 """Fraction of a whole that a user would notice."""
 _MS_PER_S = 1e3
-# Name prefixes of strategies that communicate in every micro-batch.
-_IN_MICRO_BATCHES = ("ZeRO-2", "ZeRO-3", "FSDP")
+# These communicate once per step, all others in every micro-batch.
+_ONCE_PER_STEP = frozenset({Strategy.DDP, Strategy.ZERO1})
 _SAME_WORK = ("same-workers", "scale-out")
 _GROWING = ("compute_ms", "data_ms")
 _GROWN = PARTS | {
@@ -76,7 +77,7 @@ def _growing_share(side: Side) -> float:
 
 def _exchanges_in_micro_batches(side: Side) -> bool:
     strategy = None if isinstance(side.settings, Unknown) else side.settings.strategy
-    return (strategy or "").startswith(_IN_MICRO_BATCHES)
+    return strategy is not None and strategy not in _ONCE_PER_STEP
 
 
 def exposed_ms(side: Side) -> float | None:

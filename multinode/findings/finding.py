@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -13,3 +15,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None  # the fix; each line after the first is a command
     node: str | None = None  # the node; None concerns several, or none
     figures: dict[str, float | str] = {}  # observed values with units in their names
+
+
+def distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings in order, equal words once."""
+    return tuple({(finding.node, finding.message): finding for finding in findings}.values())

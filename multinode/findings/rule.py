@@ -68,6 +68,10 @@ class RuleGroup:
         self.title = title
         self.rules: list[Rule] = []
 
+    def has(self, finding: Finding) -> bool:
+        """Whether one of its rules made the finding."""
+        return any(rule.code == finding.code for rule in self.rules)
+
     def rule(self, code: str, *, about: str, message: str, hint: str = "", figures: tuple[str, ...] = ()) -> Rule:
         """Declare a rule."""
         rule = Rule(code=code, about=about, message=message, hint=hint, figures=figures)

@@ -55,14 +55,12 @@ def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> F
     Raises:
         UsageError: the file is invalid, or a requested value is impossible.
     """
+    benchmarks = load_published_benchmarks(path)
     try:
         request = request or ForecastRequest()
         refuse_unusable(request)
-        evidence = evidence_of_benchmarks(load_published_benchmarks(path), request.stream)
-        return make_forecast(evidence, request)
+        return make_forecast(evidence_of_benchmarks(benchmarks, request.stream), request)
     except UsageError as error:
-        if error.message.startswith(str(path)):
-            raise
         raise UsageError(f"{path}: {error.message}", hint=error.hint) from None
 
 

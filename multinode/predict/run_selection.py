@@ -22,8 +22,6 @@ from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_rate, is_link_rate, parse_rate
 
-_NOT_COMPRESSED = "gradients were NOT compressed"
-
 
 class Record(StoredRun):
     """A stored run that launched something, with what predictions ask of it.
@@ -85,14 +83,10 @@ class Record(StoredRun):
             settings = read_settings(self.job)
         else:
             settings = JobSettings(method="script", command=self.plan.job)
-        # A worker says so, as `worker/levers/compress.py` does where the training has a hook of its own.
-        notes = self.summary.notes.values() if self.summary is not None else ()
-        stepped_aside = any(_NOT_COMPRESSED in note for note in notes)
-        return (
-            msgspec.structs.replace(settings, levers=settings.levers.without("compression"))
-            if stepped_aside
-            else settings
-        )
+        levers = settings.levers
+        for name in self.summary.unused_levers if self.summary is not None else ():
+            levers = levers.without(name)
+        return msgspec.structs.replace(settings, levers=levers)
 
     @property
     def strategy(self) -> Strategy | None:

@@ -148,8 +148,8 @@ def _throttle(samples: Sequence[GpuSample]) -> dict[str, float]:
 
 _US_PER_S = 1e6
 _LONGEST_NOTE = 200
-# Prefixes of the samplers' notes, and the figures that they explain.
-_NOTES = {"gpus": "no GPU samples: ", "quota_cores": "no cgroup samples: "}
+# The figure that a kind of samples gives.
+_FIGURE_OF = {"gpus": "gpus", "cgroup": "quota_cores"}
 # Fields of NodeUse that are means, and those of CpuSample.
 _MEANS = {
     "cpu_busy_percent": "busy_percent",
@@ -306,9 +306,9 @@ def _add_notes(missing: dict[str, str], node: ObservedNode) -> None:
     if not node.of(GpuSample):
         missing.setdefault("gpus", "no GPU was sampled")
     for note in node.of(NoteSample):
-        for name, beginning in _NOTES.items():
-            if name in missing and note.rank is None and note.message.startswith(beginning):
-                missing[name] = note.message.removeprefix(beginning)[:_LONGEST_NOTE]
+        name = _FIGURE_OF.get(note.lacks)
+        if name in missing and note.rank is None:
+            missing[name] = note.message[:_LONGEST_NOTE]
 
 
 def _worker_memory_gib(node: ObservedNode, field: str) -> dict[int, float]:

@@ -28,7 +28,8 @@ _UNSEEN_BYTES = 1 << 20
 class Recognised(msgspec.Struct, frozen=True, kw_only=True):
     """How the model is sharded over the workers."""
 
-    name: str  # in words; an error starts with `no communication`
+    name: str  # in words
+    silence: str = ""  # why the workers do not communicate, an error for the user to fix; empty if they do
     strategy: Strategy | None = None  # the known strategy, if it is one
 
 
@@ -53,8 +54,6 @@ def recognise_strategy(
 ) -> Recognised:
     """The strategy, from the last description of the lowest rank, and the calls of all.
 
-    A name that starts with `no communication` is an error for the user to fix.
-
     Args:
         observed: the run.
         calls: from `read_calls`.
@@ -67,7 +66,7 @@ def recognise_strategy(
     described = _as_told(model) if model else None
     silence = _why_silent(observed, calls, wrapped=described is not None)
     if silence:
-        return Recognised(name=_silent(silence, nic_bytes))
+        return _silent(silence, nic_bytes)
     worker = busiest_worker(calls.values())
     sent = _sent(worker.calls) if worker else None
     if sent is None:
@@ -107,10 +106,11 @@ def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped
     return ""
 
 
-def _silent(silence: str, nic_bytes: float | None) -> str:
+def _silent(silence: str, nic_bytes: float | None) -> Recognised:
     if nic_bytes is not None and nic_bytes > _UNSEEN_BYTES:
-        return f"unknown: apparently {silence}, but a NIC carried {nic_bytes / 1e6:.1f} MB per step"
-    return f"no communication: {silence}"
+        carried = f"a NIC carried {nic_bytes / 1e6:.1f} MB per step"
+        return Recognised(name=f"unknown: apparently {silence}, but {carried}")
+    return Recognised(name=f"no communication: {silence}", silence=silence)
 
 
 def _unseen(described: Recognised | None, calls: Mapping[int, WorkerCalls]) -> Recognised:

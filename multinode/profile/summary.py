@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
+from multinode.levers.levers import Levers
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.calls import SeenCall, read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
@@ -21,7 +22,7 @@ from multinode.profile.observed import Observed, observe_run
 from multinode.profile.other_runs import OtherRuns, read_other_runs
 from multinode.profile.step_bytes import BytesPerStep, SeenTraffic, see_traffic
 from multinode.profile.step_split import ALONE, StepSplit, split_steps, transfers_us
-from multinode.profile.strategy import model_of, recognise_strategy
+from multinode.profile.strategy import Recognised, model_of, recognise_strategy
 from multinode.profile.throughput import (
     NO_STEP,
     ModelWork,
@@ -150,6 +151,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
         trace: the profiler's window, if there is one.
         rounds: of averaging every H steps; None if nodes average at each step.
         notes: what could not be recorded or read, by node, worker or trace.
+        unused_levers: names of levers that changed nothing, as the training has a mechanism of its own.
     """
 
     schema: str = "multinode.summary/1"
@@ -177,6 +179,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
     trace: TraceView | None = None
     rounds: Rounds | None = None
     notes: dict[str, str] = msgspec.field(default_factory=dict)
+    unused_levers: tuple[str, ...] = ()
 
 
 def summarise(
@@ -223,12 +226,12 @@ def summarise(
         used = found(lambda: utilisation_of(work or ModelWork(), observed, speed, others.benched))
     model = found(lambda: _told_model(observed))
     times_ms = round_times_ms(observed, [_time_us(workers) / 1000 for workers in observed.counted_steps])
-    strategy = recognise_strategy(observed, calls, or_none(seen.bytes_per_step.nic)).name
+    strategy = recognise_strategy(observed, calls, or_none(seen.bytes_per_step.nic))
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
     return Summary(
         **msgspec.structs.asdict(speed),
         run_id=observed.run_id,
-        strategy=strategy,
+        strategy=strategy.name,
         world_size=observed.world_size,
         steps=observed.recorded,
         steady_steps=len(observed.counted),
@@ -251,6 +254,7 @@ def summarise(
         trace=trace,
         rounds=see_rounds(observed),
         notes=_notes(observed) | dict(unread or {}),
+        unused_levers=_unused_levers(observed),
     )
 
 
@@ -266,10 +270,10 @@ def unused_gpus(summary: Summary) -> str | None:
 
 
 def _bottleneck(
-    strategy: str, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting, nodes: int
+    strategy: Recognised, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting, nodes: int
 ) -> Bottleneck:
-    if strategy.startswith("no communication"):
-        sentence = strategy.replace("no communication", "no gradient synchronization detected", 1)
+    if strategy.silence:
+        sentence = f"no gradient synchronization detected: {strategy.silence}"
         return Bottleneck(kind="no_communication", sentence=sentence)
     return find_bottleneck(split, stragglers, waiting, nodes=nodes)
 
@@ -332,12 +336,17 @@ def _loss(ends: Sequence[LossSample]) -> float:
     return end.loss
 
 
+def _unused_levers(observed: Observed) -> tuple[str, ...]:
+    lacking = {note.lacks for note in observed.of(NoteSample)}
+    return tuple(name for name in Levers.__struct_fields__ if name in lacking)
+
+
 def _notes(observed: Observed) -> dict[str, str]:
     notes: dict[str, str] = {}
     for node in observed.nodes:
         for note in node.of(NoteSample)[:_MOST_NOTES]:
             who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name
-            notes[who] = f"{notes[who]}; {note.message}" if who in notes else note.message
+            notes[who] = f"{notes[who]}; {note.words}" if who in notes else note.words
     return notes
 
 

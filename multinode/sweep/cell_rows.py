@@ -18,6 +18,7 @@ import msgspec
 from multinode.contrast.figures import Side
 from multinode.contrast.side import make_side
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.levers.levers import NONE
 from multinode.model.workload import FullRun, JobSettings, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
@@ -27,6 +28,7 @@ from multinode.series.grid import CellRecord
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
 from multinode.sweep.cells import MEASURED, CellRow, has_speed
 from multinode.sweep.columns import COLUMNS
+from multinode.sweep.table_notes import FULL_RUN_OF_EPOCHS, FULL_RUN_OF_STEPS
 
 _UNEQUAL = Unknown("the nodes have unequal numbers of workers")
 _UNPRICED = "not every node has a price (price_purchase= in the hostfile)"
@@ -173,7 +175,7 @@ def _agreed(values: Iterable[T]) -> T | None:
 
 def with_full_run(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None = None, least_workers: int | None = None
-) -> tuple[tuple[CellRow, ...], str]:
+) -> tuple[tuple[CellRow, ...], tuple[Finding, ...]]:
     """The rows of one sweep with the time of the full run, at the rate of their steady state; and what it trains.
 
     Args:
@@ -185,7 +187,7 @@ def with_full_run(
     """
     most = max([least_workers or 0, *(or_none(row.world_size) or 0 for row in rows)])
     work = found(partial(_asked, rows, whole, worker_batch, most))
-    samples, trains = ([0.0] * len(rows), "") if isinstance(work, Unknown) else work
+    samples, trains = ([0.0] * len(rows), None) if isinstance(work, Unknown) else work
     return tuple(
         msgspec.structs.replace(
             row, whole_s=work if isinstance(work, Unknown) else full_run_s(known(row.samples_per_s), count)
@@ -193,27 +195,25 @@ def with_full_run(
         if _is_timed(row)
         else row
         for row, count in zip(rows, samples, strict=True)
-    ), trains
+    ), () if trains is None else (trains,)
 
 
 def _asked(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
-) -> tuple[Sequence[float], str]:
-    """How many samples the full run trains, by row, and in a sentence."""
+) -> tuple[Sequence[float], Finding]:
+    """How many samples the full run trains, by row, and as a note."""
     if (steps := whole.steps) is not None:
         own = _worker_batch(rows, worker_batch, workers)
         samples = steps * own * workers
-        return [float(samples)] * len(rows), (
-            f"The full run is {samples:,} samples in every cell ({steps:,} steps of {own:,} samples per worker on "
-            f"{workers:,} workers), at the rate of the measured steps."
-        )
+        note = FULL_RUN_OF_STEPS.found(None, samples=samples, steps=steps, batch=own, workers=workers)
+        return [float(samples)] * len(rows), note
     epochs = asked_epochs(whole)
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
     dataset_samples = dataset_size(or_none(row.dataset_samples) for row in rows)
     counts = [epochs * (or_none(row.dataset_samples) or dataset_samples) for row in rows]
     times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
     size = f" ({dataset_samples:,} samples)" if len(set(counts)) == 1 else ""
-    return counts, f"The full run is {times} of the dataset{size}, at the rate of the measured steps."
+    return counts, FULL_RUN_OF_EPOCHS.found(None, times=times, size=size, epochs=epochs)
 
 
 def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:

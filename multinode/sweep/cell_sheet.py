@@ -18,12 +18,14 @@ from rich.text import Text
 
 from multinode.cluster.accelerators import short_device_name
 from multinode.cluster.prices import Prices
+from multinode.findings.finding import Finding, distinct
 from multinode.predict.shortfall import shortfall_words
 from multinode.profile.export import harmless
 from multinode.render.sheet import RANGES, Block, Column, Prose, Sheet, Tiles, percent, sanitize
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import ratio
 from multinode.stats.unknown import Unknown, known, or_none, reason_of, unknown_fields
+from multinode.sweep import table_notes
 from multinode.sweep.cell_table import combine, lack_currency, unpriced_devices
 from multinode.sweep.cells import (
     MEASURED,
@@ -287,7 +289,7 @@ def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -
         f"Relative: samples/s relative to {table.baseline}." if relative else "",
         RANGES if any(column.name == "samples_per_s_range" for column in shown) else "",
         table.rule,
-        *table.notes,
+        *(note.message for note in table.notes),
     )
     return Sheet(
         title=table.job,
@@ -409,22 +411,9 @@ def cell_blocks(table: CellTable, charts: Iterable[Block] = ()) -> Iterator[Bloc
     yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))
 
 
-_BATCH = (
-    "Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed train_micro_batch_size_per_gpu; "
-    "accumulation is gradient_accumulation_steps of both; the global batch, their product over all workers, is Hugging "
-    "Face's total train batch size and DeepSpeed's train_batch_size."
-)
-_IMPORTED = "Imported rows were measured elsewhere, with unknown methods."
-_CURRENCIES = "Prices are in "
-# How the notes begin that follow from the rows alone.
-_EXPOSED = "Exposed communication is known in fewer steps than were measured in "
-_GENERAL = (_BATCH, "Rows differ in ", "Rows do not all have ", _IMPORTED, _CURRENCIES, _EXPOSED)
-
-
 def with_notes(table: CellTable) -> CellTable:
     """The table with what its rows give occasion to say behind its own notes."""
-    notes = tuple(dict.fromkeys((*_own_notes(table), *_general(table.cells))))
-    return msgspec.structs.replace(table, notes=notes)
+    return msgspec.structs.replace(table, notes=distinct((*_own_notes(table), *_from_rows(table.cells))))
 
 
 def combined(tables: Sequence[CellTable]) -> CellTable:
@@ -433,28 +422,28 @@ def combined(tables: Sequence[CellTable]) -> CellTable:
     return with_notes(combine(own))
 
 
-def _own_notes(table: CellTable) -> list[str]:
-    return [note for note in table.notes if not note.startswith(_GENERAL)]
+def _own_notes(table: CellTable) -> list[Finding]:
+    return [note for note in table.notes if not table_notes.FROM_ROWS.has(note)]
 
 
-def _general(rows: Sequence[CellRow]) -> list[str]:
-    notes = []
+def _from_rows(rows: Sequence[CellRow]) -> Iterator[Finding]:
     if any(or_none(row.global_batch) is not None or row.settings.per_device_batch is not None for row in rows):
-        notes.append(_BATCH)
+        yield table_notes.BATCH_TERMS.found(None)
     fast = [row for row in rows if has_speed(row)]
     work = other_work(fast)
     if work:
-        notes.append(f"Rows {work}: {_so(fast)}.")
+        yield table_notes.OTHER_WORK.found(None, work=work, so=_so(fast))
     if any(row.source == "imported" for row in rows):
-        notes.append(_IMPORTED)
+        yield table_notes.IMPORTED.found(None)
     few = [row for row in rows if not isinstance(row.network_share, Unknown) and row.exposed_steps.words]
     if few:
         least = min(few, key=lambda row: row.exposed_steps.known / row.exposed_steps.measured)
-        notes.append(f"{_EXPOSED}{format_count(len(few), 'row')}; {least.label}: {least.exposed_steps.words}.")
+        yield table_notes.FEW_EXPOSED.found(
+            None, rows=format_count(len(few), "row"), label=least.label, steps=least.exposed_steps.words
+        )
     paid = [currency or "an unknown currency" for currency in currencies(rows)]
     if len(paid) > 1:
-        notes.append(f"{_CURRENCIES}{format_list(paid)}, which cannot be compared.")
-    return notes
+        yield table_notes.CURRENCIES.found(None, currencies=format_list(paid))
 
 
 def _so(rows: Sequence[CellRow]) -> str:
@@ -465,10 +454,6 @@ def _so(rows: Sequence[CellRow]) -> str:
     return f"a sample is different work in each, so {tokens}"
 
 
-_FILE, _UNPRICED = "Prices in the file are in ", "The prices file has no price of "
-_TAKEN = "Prices without a currency, from a hostfile or an imported table, are assumed to be in "
-
-
 def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None) -> CellTable:
     """The table with what is to be noted of its prices; notes of an earlier file give way to those of this one.
 
@@ -477,18 +462,19 @@ def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None)
         before: all of its rows as they were before they got this file's prices.
         prices: the file; None leaves the prices at what the rows have.
     """
-    notes = [note for note in shown.notes if _UNPRICED not in note]
+    notes = [note for note in shown.notes if note.code != table_notes.UNPRICED.code]
     if prices is not None:
-        notes = [note for note in notes if _FILE not in note]
+        notes = [note for note in notes if note.code != table_notes.FILED_PRICES.code]
         if any(row.filed_prices for row in shown.cells):
             about = ", ".join(part for part in (prices.date, prices.source) if part)
-            notes.append(f"{_FILE}{prices.currency}{f' ({about})' if about else ''}.")
+            origin = f" ({about})" if about else ""
+            notes.append(table_notes.FILED_PRICES.found(None, currency=prices.currency, origin=origin))
         if shown.cells and lack_currency(before.cells):
-            notes.append(f"{_TAKEN}{prices.currency}.")
+            notes.append(table_notes.ASSUMED_CURRENCY.found(None, currency=prices.currency))
     unpriced = unpriced_devices(shown.cells, prices) if prices is not None or len(notes) < len(shown.notes) else ()
     if unpriced:
-        notes.append(f"{_UNPRICED}{', '.join(unpriced)}; their cells have no price.")
-    return msgspec.structs.replace(shown, notes=tuple(dict.fromkeys(notes)))
+        notes.append(table_notes.UNPRICED.found(None, devices=", ".join(unpriced)))
+    return msgspec.structs.replace(shown, notes=distinct(notes))
 
 
 # What one looks at first: its name, the value of a row, and whether the most or the least is the best.
@@ -566,7 +552,7 @@ def cell_parts(
             *_few("Network", list(_unjudged(table.cells))),
             *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
             # Of rows that are shown they are in the details.
-            *(() if table.cells else _few("Notes", table.notes)),
+            *(() if table.cells else _few("Notes", [note.message for note in table.notes])),
         ]
     )
     if more:

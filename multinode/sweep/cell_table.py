@@ -15,6 +15,7 @@ import msgspec
 from multinode.cluster.accelerators import device_key, short_device_name
 from multinode.cluster.prices import Price, Prices
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.model.workload import FullRun
 from multinode.profile.measured import with_costs
 from multinode.profile.summary import Summary
@@ -34,6 +35,7 @@ from multinode.sweep.cells import (
     untold,
     value_of,
 )
+from multinode.sweep.table_notes import NO_ROW
 from multinode.units import format_duration, format_figure
 
 # What each price of a row is called in a prices file, and in the hostfile (read by `profile.measured.hostfile_price`).
@@ -244,7 +246,7 @@ def table_of_sweep(sweep: SweptCells) -> CellTable:
         job=sweep.job,
         rule=_rule([run.summary for cell in sweep.cells for run in cell.runs if run.summary is not None]),
         cells=rows,
-        notes=(trains,) if trains else (),
+        notes=trains,
     )
     return relative_to(table)
 
@@ -304,9 +306,10 @@ def _relative(row: CellRow, baseline: CellRow | None) -> Estimate | None:
     return ratio(speed, known(baseline.samples_per_s))
 
 
-def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[str]:
+def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[Finding]:
     for note in table.notes:
-        yield note if all(note in other.notes for other in tables) else f"{table.run_id}: {note}"
+        is_shared = all(note in other.notes for other in tables)
+        yield note if is_shared else msgspec.structs.replace(note, message=f"{table.run_id}: {note.message}")
 
 
 def _rule(summaries: Sequence[Summary]) -> str:
@@ -368,7 +371,7 @@ def _chosen(table: CellTable, look: Look) -> CellTable:
         require_name(table.cells, look.sort.removeprefix("-"))
         rows = _sorted(rows, look.sort.removeprefix("-"), descending=look.sort.startswith("-"))
     if not rows and table.cells and conditions:
-        none = f"No row of {len(table.cells):,} matches {' and '.join(look.where)}."
+        none = NO_ROW.found(None, rows=len(table.cells), conditions=" and ".join(look.where))
         return msgspec.structs.replace(table, cells=(), baseline=None, rule="", notes=(none,))
     shown = msgspec.structs.replace(table, cells=tuple(rows))
     if look.baseline is not None or any(row.label == table.baseline for row in rows):

@@ -257,7 +257,7 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str | None = None  # label of the row that `relative` refers to; None if no row has a speed
     cells: tuple[CellRow, ...]
     cheapest: Cheapest | None = None  # None without a deadline
-    notes: tuple[str, ...] = ()  # for readers, one sentence each
+    notes: tuple[Finding, ...] = ()  # as in `table_notes`
 
 
 _SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}

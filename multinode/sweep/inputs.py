@@ -113,8 +113,8 @@ class SweepInput(TrainingInput, frozen=True, kw_only=True):
                 hint="to sweep its arguments: --grid-arg --batch=1,2,4",
             )
         axes, arguments = parse_arguments(self.grid_arg)
-        words = {word.partition("=")[0] for word in script}
-        twice = next((argument for argument in arguments.values() if argument in words), None)
+        given = {word.partition("=")[0] for word in script}
+        twice = next((argument for argument in arguments.values() if argument in given), None)
         if twice is not None:
             raise UsageError(f"{twice} is in both the script's arguments and --grid-arg", hint="use only one of them")
         return axes, arguments

@@ -17,6 +17,7 @@ import msgspec
 
 from multinode.cluster.accelerators import short_device_name
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.model.workload import JobSettings
 from multinode.predict.rounded import product
 from multinode.records.files import read_text
@@ -31,6 +32,7 @@ from multinode.sweep.cell_table import relative_to, with_prices
 from multinode.sweep.cells import MEASURED, RANGED, CellRow, CellTable, Contradiction, find_contradictions
 from multinode.sweep.columns import COLUMNS
 from multinode.sweep.sweep import TABLE_FILE
+from multinode.sweep.table_notes import IGNORED_COLUMNS, LABEL_COLUMNS
 from multinode.tables.imported_columns import IMPORTED
 from multinode.tables.imported_forms import FORMS, HINT
 from multinode.tables.imported_table import Extras, ImportedRow, ImportedTable, parse_table
@@ -64,8 +66,9 @@ def _row(row: ImportedRow, label: str) -> CellRow:
     figures = with_derived(row.figures)
     state, reason = _state(row, figures)
     values = row.words | {name: _value(name, figure) for name, figure in figures.items()}
-    if "rdma" in row.words:
-        values["rdma"] = row.words["rdma"] == "yes"
+    rdma = row.words.get("rdma")
+    if rdma is not None:
+        values["rdma"] = rdma == "yes"
     fields = {name: values[name] for name in CellRow.__struct_fields__ if name in values} | {"label": label}
     if not {"price_per_hour", "price_purchase"} & fields.keys():
         fields.pop("currency", None)
@@ -272,11 +275,11 @@ def _apply(rule: _Rule, figures: Mapping[str, Estimate]) -> dict[str, Estimate] 
     return None if is_broken else {rule.name: value}
 
 
-def _notes(read: ImportedTable) -> Iterator[str]:
+def _notes(read: ImportedTable) -> Iterator[Finding]:
     if read.ignored:
-        yield f"Ignored columns: {', '.join(read.ignored)}."
+        yield IGNORED_COLUMNS.found(None, names=", ".join(read.ignored))
     if read.labels:
-        yield f"Columns of text with unknown titles are labels: {', '.join(read.labels)}."
+        yield LABEL_COLUMNS.found(None, names=", ".join(read.labels))
 
 
 _RULE = "Figures are those of the table; others are calculated from them or missing."

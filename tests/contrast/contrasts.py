@@ -9,6 +9,7 @@ import msgspec
 
 from multinode.contrast.figures import Contrast, Side, SlowdownAttribution
 from multinode.contrast.judge import with_speeds
+from multinode.findings.finding import Finding
 from multinode.job.job_files import Change
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import Advice, Tried
@@ -238,11 +239,11 @@ CONTRAST = Contrast(
     verdict="2 nodes are 8.1x slower (8.0x to 8.2x) than 1 node with the same 2 workers: the network is the "
     "bottleneck.",
     reasons=(
-        ("A step takes 1342 ms on 2 nodes: 88% exposed communication, 10% compute; 166 ms on 1 node: 83% compute, 10% "
-        "optimizer."),
-        ("Network: 14.7 MB per step and direction: on average 93% of TCP line rate (94.1 Mbit/s on a link of 100 "
-        "Mbit/s)."),
-        "Alone: box1 12.2 samples/s (100%), box2 12.1 samples/s (98%).",
+        Finding(code="step-parts", message="A step takes 1342 ms on 2 nodes: 88% exposed communication, "
+        "10% compute; 166 ms on 1 node: 83% compute, 10% optimizer."),
+        Finding(code="traffic", message="Network: 14.7 MB per step and direction: on average 93% of TCP line "
+        "rate (94.1 Mbit/s on a link of 100 Mbit/s)."),
+        Finding(code="each-alone", message="Alone: box1 12.2 samples/s (100%), box2 12.1 samples/s (98%)."),
     ),
     differences=("torch: 2.13.0+cpu on 1 node, 2.13.1+cpu on 2 nodes.",),
     forecast=_FORECAST,

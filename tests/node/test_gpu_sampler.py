@@ -169,7 +169,9 @@ def test_without_a_driver_one_note_says_so(with_pynvml: Callable[[str], LocalNod
     )
     node = with_pynvml(source)
     records = node.samples("gpu.jsonl", ["sleep", "1"], gpus=[0], sample_interval_s=0.2)
-    assert [(record["kind"], record["message"]) for record in records] == [("note", "no GPU samples: no driver")]
+    assert [(record["kind"], record["lacks"], record["message"]) for record in records] == [
+        ("note", "gpus", "no driver")
+    ]
 
 
 def test_a_gpu_that_fell_off_the_bus_leaves_the_samples_of_the_others(
@@ -178,5 +180,5 @@ def test_a_gpu_that_fell_off_the_bus_leaves_the_samples_of_the_others(
     refusing = "HandleByIndex(index):\n    if index == 5:\n        raise NVMLError('GPU is lost')"
     node = with_pynvml(PYNVML.replace("HandleByIndex(index):", refusing))
     records = node.samples("gpu.jsonl", ["sleep", "0.5"], gpus=[5, 6], sample_interval_s=0.2)
-    assert records[0]["message"] == "no GPU samples: GPU 5: GPU is lost"
+    assert records[0]["message"] == "GPU 5: GPU is lost"
     assert {record["index"] for record in records[1:]} == {6}

@@ -223,7 +223,7 @@ def test_without_a_limit_nothing_is_held_and_the_reason_says_which() -> None:
     free = used(*limits(None, lambda _: 0.0))
     assert (free.quota_cores, free.throttled_share) == (None, None)
     assert free.missing["quota_cores"] == "its cgroup has no limit"
-    note = NoteSample(message="no cgroup samples: no control group with the cpu controller can be seen")
+    note = NoteSample(message="no control group with the cpu controller can be seen", lacks="cgroup")
     unseen = used(note)
     assert unseen.missing["quota_cores"] == "no control group with the cpu controller can be seen"
     moved = used(*limits(2.0, lambda second: -0.5 if second == 20 else 0.1))
@@ -246,9 +246,9 @@ def test_segments_sent_again_are_a_part_of_all_that_were_sent() -> None:
 
 
 def test_why_there_is_no_gpu_is_said_by_the_sampler_itself() -> None:
-    assert used(NoteSample(message="no GPU samples: Driver Not Loaded")).missing["gpus"] == "Driver Not Loaded"
+    assert used(NoteSample(message="Driver Not Loaded", lacks="gpus")).missing["gpus"] == "Driver Not Loaded"
     assert used().missing["gpus"] == "no GPU was sampled"
-    assert used(NoteSample(message="no GPU samples: by a worker", rank=0)).missing["gpus"] == "no GPU was sampled"
+    assert used(NoteSample(message="by a worker", rank=0, lacks="gpus")).missing["gpus"] == "no GPU was sampled"
 
 
 def test_workers_have_their_highest_memory() -> None:

@@ -17,7 +17,7 @@ from tests.stored import made_run
 
 def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
     text = run_markdown([made_run(CONTRAST_RUN, {load_contrast: (CONTRAST, "")})])
-    order = ["## tiny\\_sft.yaml", f"**{CONTRAST.verdict}**", f"- **Why**: {CONTRAST.reasons[0]}"]
+    order = ["## tiny\\_sft.yaml", f"**{CONTRAST.verdict}**", f"- **Why**: {CONTRAST.reasons[0].message}"]
     order += ["| samples/s | 24.1 | 2.98 |", "### changes", "| fp16 gradients | 1.78x |"]
     order += [
         "| \\*2 | 100 Mbit/s | 2 | 1 | 1,342 | 2.98 | 2.89-3.07 |",

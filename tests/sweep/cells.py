@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.prices import Price, Prices
+from multinode.findings.finding import Finding
 from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
@@ -229,5 +230,7 @@ def renamed(table: CellTable, text: str) -> CellTable:
         )
         for number, row in enumerate(table.cells)
     ]
-    named = msgspec.structs.replace(table, cells=tuple(rows), job=text, run_id=text, notes=(text,), rule=text)
+    named = msgspec.structs.replace(
+        table, cells=tuple(rows), job=text, run_id=text, notes=(Finding(message=text),), rule=text
+    )
     return with_notes(relative_to(named))

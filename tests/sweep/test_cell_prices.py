@@ -86,14 +86,16 @@ def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> Non
     assert (second.cells[0].price_per_hour, second.cells[0].currency) == (4.0, "USD")
     assert isinstance(second.cells[0].price_purchase, Unknown)
     assert second.cells[0].samples_per_s_per_purchase == second.cells[0].price_purchase
-    assert [note for note in second.notes if "Prices" in note] == ["Prices in the file are in USD."]
+    assert [note.message for note in second.notes if "Prices" in note.message] == ["Prices in the file are in USD."]
     assert noted(second, None) == second
 
 
 def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
     row = msgspec.structs.replace(MEASURED, device="NVIDIA H100 PCIe")
     table = noted(CellTable(run_id="run", job="job", cells=(row,)))
-    assert "The prices file has no price of H100 PCIe; their cells have no price." in table.notes
+    assert "The prices file has no price of H100 PCIe; their cells have no price." in [
+        note.message for note in table.notes
+    ]
     reason = "no hourly price of H100 PCIe in the prices file, and no price= in the hostfile"
     assert {
         name: reason_of(getattr(table.cells[0], name)) for name in ("price_per_hour", "whole_cost", "samples_per_money")
@@ -178,7 +180,7 @@ def test_nodes_with_different_gpus_cost_what_each_of_them_does() -> None:
 def test_a_price_without_a_currency_that_gets_the_file_s_is_noted() -> None:
     def notes(row: CellRow) -> list[str]:
         table = noted(noted(CellTable(run_id="run", job="job", cells=(row,))))
-        return [note for note in table.notes if "without a currency" in note]
+        return [note.message for note in table.notes if note.code == "assumed-currency"]
 
     own = msgspec.structs.replace(MEASURED, price_per_hour=2.8)
     assert len(notes(own)) == 1
@@ -191,16 +193,16 @@ def test_cells_that_were_not_measured_lack_no_price() -> None:
     out = CellRow(label="out", state="out_of_memory", device="CPU", world_size=4)
     table = noted(CellTable(run_id="run", job="job", cells=(priced, out)))
     assert table.cells[0].price_per_hour == pytest.approx(1.2)
-    assert not [note for note in table.notes if "has no price of" in note]
+    assert not [note for note in table.notes if note.code == "unpriced"]
 
 
 def test_devices_without_a_price_are_those_of_the_rows_that_are_left() -> None:
     other = msgspec.structs.replace(MEASURED, label="other", device="H100")
     table = noted(CellTable(run_id="run", job="job", cells=(MEASURED, other)))
-    assert any("no price of H100" in note for note in table.notes)
+    assert any("no price of H100" in note.message for note in table.notes)
     left = noted(msgspec.structs.replace(table, cells=table.cells[:1]), None)
-    assert not any("no price of" in note for note in left.notes)
-    assert any("Prices in the file" in note for note in left.notes)
+    assert not any("no price of" in note.message for note in left.notes)
+    assert any("Prices in the file" in note.message for note in left.notes)
 
 
 HOUR = 3600.0

@@ -269,21 +269,24 @@ def times(rows: tuple[CellRow, ...]) -> list[float | None]:
 def test_epochs_are_so_many_times_the_data() -> None:
     rows, trains = with_full_run([row("a", dataset_samples=1100), row("b", 20.0)], FullRun(epochs=3.0))
     assert times(rows) == [330.0, 165.0]
-    assert trains == "The full run is 3 epochs of the dataset (1,100 samples), at the rate of the measured steps."
+    (note,) = trains
+    assert note.message == "The full run is 3 epochs of the dataset (1,100 samples), at the rate of the measured steps."
     assert rows[0].whole_s == Estimate(value=330.0, low=165.0, high=660.0)
 
 
 def test_a_cell_that_packs_its_data_otherwise_trains_the_same_data() -> None:
     rows, trains = with_full_run([row("a", dataset_samples=1000), row("b", dataset_samples=250)], FullRun(epochs=1.0))
     assert times(rows) == [100.0, 25.0]
-    assert trains == "The full run is 1 epoch of the dataset, at the rate of the measured steps."
+    (note,) = trains
+    assert note.message == "The full run is 1 epoch of the dataset, at the rate of the measured steps."
 
 
 def test_steps_are_those_of_the_file_s_batch_on_the_most_workers_in_every_cell() -> None:
     cells = [row("a", batch=2), row("b", world_size=4, batch=64), row("c", None, world_size=8, batch=None)]
     rows, trains = with_full_run(cells, FullRun(steps=100), worker_batch=16)
     assert times(rows) == [1280.0, 1280.0, None]
-    assert trains == (
+    (note,) = trains
+    assert note.message == (
         "The full run is 12,800 samples in every cell (100 steps of 16 samples per worker on 8 workers), at the rate "
         "of the measured steps."
     )
@@ -314,6 +317,6 @@ def test_steps_of_a_file_that_does_not_say_are_those_of_the_first_cell_with_the_
 )
 def test_what_is_not_known_is_said_of_measured_rows(whole: FullRun, reason: str) -> None:
     rows, trains = with_full_run([row("a", batch=None), row("b", None, batch=None)], whole)
-    assert trains == ""
+    assert trains == ()
     assert reason in reason_of(rows[0].whole_s)
     assert unknown_fields(rows[1]) == {}

@@ -293,7 +293,7 @@ def test_a_price_without_a_currency_is_not_taken_for_one_of_anothers() -> None:
         for row, currency in zip(SWEEP.cells, ("EUR", None), strict=False)
     ]
     table = with_notes(msgspec.structs.replace(SWEEP, cells=tuple(priced), notes=()))
-    assert any("EUR and an unknown currency" in note for note in table.notes)
+    assert any("EUR and an unknown currency" in note.message for note in table.notes)
     units = {column.unit for column in cells_sheet(table).columns}
     assert not any("EUR" in unit for unit in units)
 

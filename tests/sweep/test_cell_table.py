@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.model.workload import JobSettings, global_batch
 from multinode.profile.step_split import KnownSteps
 from multinode.stats.estimate import Estimate
@@ -25,7 +26,11 @@ def row(
 
 
 def table(*rows: CellRow, run_id: str = "s1", notes: tuple[str, ...] = ()) -> CellTable:
-    return relative_to(CellTable(run_id=run_id, job=f"job of {run_id}", cells=rows, notes=notes))
+    return relative_to(
+        CellTable(
+            run_id=run_id, job=f"job of {run_id}", cells=rows, notes=tuple(Finding(message=note) for note in notes)
+        )
+    )
 
 
 def test_a_sweep_s_table_has_a_row_a_cell_in_the_grid_s_order_whatever_became_of_it() -> None:
@@ -37,7 +42,7 @@ def test_a_sweep_s_table_has_a_row_a_cell_in_the_grid_s_order_whatever_became_of
     assert (out.settings.method, out.settings.per_device_batch, out.world_size, out.global_batch) == ("full", 4, 2, 8)
     assert out.settings.lora_rank is None
     assert SWEEP.rule == "the first 5 of 35 steps are warm-up, excluded"
-    assert SWEEP.notes[0].startswith("The full run is 3 epochs of the dataset (1,100 samples)")
+    assert SWEEP.notes[0].message.startswith("The full run is 3 epochs of the dataset (1,100 samples)")
     assert msgspec.json.decode(msgspec.json.encode(SWEEP), type=CellTable) == SWEEP
 
 
@@ -108,10 +113,10 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
             table(row("b", source="imported"), run_id="s2", notes=(both,)),
         ]
     )
-    assert found.notes[:2] == ("s1: its own", both)
-    assert sum(note.startswith("Batch is what Hugging Face calls") for note in found.notes) == 1
+    assert [note.message for note in found.notes[:2]] == ["s1: its own", both]
+    assert sum(note.message.startswith("Batch is what Hugging Face calls") for note in found.notes) == 1
     assert combined([found]) == found
-    assert sum("measured elsewhere" in note for note in found.notes) == 1
+    assert sum("measured elsewhere" in note.message for note in found.notes) == 1
     assert table(row("a")) == combine([table(row("a"))])
 
 
@@ -131,15 +136,15 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
 def test_rows_whose_samples_are_other_work_are_marked(other: JobSettings, said: str | None) -> None:
     rows = row("a", settings=JobSettings(model="m", sequence_length=4)), row("b", settings=other)
     notes = with_notes(table(*rows)).notes
-    assert any(note.startswith("Rows ") for note in notes) == (said is not None)
-    assert said is None or any(said in note for note in notes)
+    assert any(note.code == "other-work" for note in notes) == (said is not None)
+    assert said is None or any(said in note.message for note in notes)
 
 
 def test_rows_whose_exposed_communication_is_of_few_steps_are_marked() -> None:
     steps = KnownSteps(known=4, measured=10)
     few = msgspec.structs.replace(row("a"), network_share=0.4, exposed_steps=steps)
     note = "Exposed communication is known in fewer steps than were measured in 1 row; a: from 4 of 10 measured steps."
-    assert note in with_notes(table(few, row("b"))).notes
+    assert note in [found.message for found in with_notes(table(few, row("b"))).notes]
 
 
 def test_published_figures_are_relative_by_arithmetic_and_priced_by_what_the_gpus_cost() -> None:
@@ -264,7 +269,7 @@ def test_every_value_that_is_offered_can_be_had_of_every_row() -> None:
 def test_a_filter_that_no_row_meets_says_so() -> None:
     found = look_at(SWEEP, Look(where=("nodes=4", "method=lora")))
     assert found.cells == ()
-    assert found.notes == ("No row of 16 matches nodes=4 and method=lora.",)
+    assert [note.message for note in found.notes] == ["No row of 16 matches nodes=4 and method=lora."]
 
 
 def test_notes_are_of_the_rows_that_are_shown() -> None:
@@ -273,10 +278,10 @@ def test_notes_are_of_the_rows_that_are_shown() -> None:
         for number, row in enumerate(PUBLISHED.cells)
     ]
     table = with_notes(relative_to(msgspec.structs.replace(PUBLISHED, cells=tuple(rows))))
-    assert any("Rows differ in model" in note for note in table.notes)
+    assert any("Rows differ in model" in note.message for note in table.notes)
     shown = with_notes(look_at(table, Look(where=("model=m0",))))
-    assert not any("Rows differ" in note for note in shown.notes)
-    assert any("measured elsewhere" in note for note in shown.notes)
+    assert not any("Rows differ" in note.message for note in shown.notes)
+    assert any("measured elsewhere" in note.message for note in shown.notes)
 
 
 def test_names_of_imports_count_only_where_their_unit_is_ours() -> None:

@@ -91,7 +91,7 @@ def test_what_was_passed_over_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("gpus,samples/s,loss\n1,2.5,0.1\n")
     imported = import_table(tmp_path / "runs", path, Extras(ignore=("loss",)))
-    assert "Ignored columns: loss." in imported.table.notes
+    assert "Ignored columns: loss." in [note.message for note in imported.table.notes]
 
 
 CSV = b"\xef\xbb\xbfgpus;samples/s\r\n2;1.5\r\n"

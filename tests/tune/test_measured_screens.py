@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.network.measure import scan_messages
 from multinode.network.nccl_tuning import TunedSetting, TuneReport, tune_parts
 from multinode.records.benchmark import CollectiveTest
@@ -33,7 +34,7 @@ CELLS = {
         )
     ),
     "table-published": PUBLISHED,
-    "table-empty": msgspec.structs.replace(SWEEP, cells=(), notes=("No row of 16 matches nodes=4.",)),
+    "table-empty": msgspec.structs.replace(SWEEP, cells=(), notes=(Finding(message="No row of 16 matches nodes=4."),)),
 }
 
 

@@ -58,12 +58,12 @@ class SampleFile:
         data = b"".join(json.dumps({**stamp, **record}).encode() + b"\n" for record in records)
         append_lines(self._path, data)
 
-    def note(self, message: str) -> None:
-        """Record a failure once; if that fails, it is dropped."""
+    def note(self, message: str, lacks: str = "") -> None:
+        """Record a failure once, and the kind of samples that are missing; if that fails, it is dropped."""
         if message not in self._noted:
             self._noted.add(message)
             with contextlib.suppress(OSError):
-                self.append([{"kind": "note", "message": message}])
+                self.append([{"kind": "note", "message": message, "lacks": lacks}])
 
 
 class KernelLog:
@@ -202,7 +202,7 @@ class NodeSampler:
         try:
             return [read_cpu_limit(self._groups.find(self.job_pid))]
         except (OSError, ValueError) as error:
-            self._file.note(f"no cgroup samples: {error}")
+            self._file.note(str(error), "cgroup")
             return []
 
 
@@ -375,10 +375,10 @@ def _sample_until_alone(file: SampleFile, indices: list[int], interval_s: float,
 
         pynvml.nvmlInit()
     except ImportError:
-        file.note("no GPU samples: pynvml is not installed")
+        file.note("pynvml is not installed", "gpus")
         return
     except pynvml.NVMLError as error:
-        file.note(f"no GPU samples: {error}")
+        file.note(str(error), "gpus")
         return
     gpus = [gpu for index in indices if (gpu := _open(pynvml, index, file)) is not None]
     due = time.monotonic()
@@ -395,7 +395,7 @@ def _open(nvml: Any, index: int, file: SampleFile) -> Optional[_Gpu]:
     try:
         return _Gpu(nvml, index)
     except nvml.NVMLError as error:
-        file.note(f"no GPU samples: GPU {index}: {error}")
+        file.note(f"GPU {index}: {error}", "gpus")
         return None
 
 

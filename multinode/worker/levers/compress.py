@@ -300,7 +300,7 @@ class _Compression:
             return
         self._told.add(why)
         message = "gradients were NOT compressed to %s: %s" % (self._kind, why[:_MOST_WORDS])
-        self._steps.note("note", message=message)
+        self._steps.note("note", message=message, lacks="compression")
         # stderr may be closed; the note has the message, too.
         with contextlib.suppress(Exception):
             sys.stderr.write("multinode: %s\n" % message)

@@ -1,0 +1,89 @@
+"""The notes under a table of cells: what its full run trains, what cannot be compared, where its prices come from."""
+
+from __future__ import annotations
+
+from multinode.findings.rule import RuleGroup
+
+OWN = RuleGroup("Notes on a sweep or an import")
+FROM_ROWS = RuleGroup("Notes that follow from the rows of a table")
+FROM_PRICES = RuleGroup("Notes on the prices of a table")
+
+FULL_RUN_OF_STEPS = OWN.rule(
+    "full-run-of-steps",
+    about="what the job trains if its length is given in steps",
+    message="The full run is {samples:,} samples in every cell ({steps:,} steps of {batch:,} samples per worker on "
+    "{workers:,} workers), at the rate of the measured steps.",
+    figures=("samples", "steps", "batch", "workers"),
+)
+FULL_RUN_OF_EPOCHS = OWN.rule(
+    "full-run-of-epochs",
+    about="what the job trains if its length is given in epochs",
+    message="The full run is {times} of the dataset{size}, at the rate of the measured steps.",
+    figures=("epochs",),
+)
+IGNORED_COLUMNS = OWN.rule(
+    "ignored-columns",
+    about="columns of an imported table that were left out on request",
+    message="Ignored columns: {names}.",
+    figures=("names",),
+)
+LABEL_COLUMNS = OWN.rule(
+    "label-columns",
+    about="columns of an imported table whose titles are unknown, and whose texts label the rows",
+    message="Columns of text with unknown titles are labels: {names}.",
+    figures=("names",),
+)
+NO_ROW = OWN.rule(
+    "no-row",
+    about="no row of the table meets the conditions of --where",
+    message="No row of {rows:,} matches {conditions}.",
+    figures=("rows", "conditions"),
+)
+
+BATCH_TERMS = FROM_ROWS.rule(
+    "batch-terms",
+    about="what batch, accumulation and global batch are called elsewhere",
+    message="Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed "
+    "train_micro_batch_size_per_gpu; accumulation is gradient_accumulation_steps of both; the global batch, their "
+    "product over all workers, is Hugging Face's total train batch size and DeepSpeed's train_batch_size.",
+)
+OTHER_WORK = FROM_ROWS.rule(
+    "other-work",
+    about="rows whose samples are different work, so that their samples/s cannot be compared",
+    message="Rows {work}: {so}.",
+)
+IMPORTED = FROM_ROWS.rule(
+    "imported",
+    about="rows of an imported table",
+    message="Imported rows were measured elsewhere, with unknown methods.",
+)
+FEW_EXPOSED = FROM_ROWS.rule(
+    "few-exposed",
+    about="rows whose exposed communication is known in fewer steps than were measured",
+    message="Exposed communication is known in fewer steps than were measured in {rows}; {label}: {steps}.",
+)
+CURRENCIES = FROM_ROWS.rule(
+    "currencies",
+    about="prices in several currencies",
+    message="Prices are in {currencies}, which cannot be compared.",
+    figures=("currencies",),
+)
+
+FILED_PRICES = FROM_PRICES.rule(
+    "filed-prices",
+    about="the currency, date and source of the prices file",
+    message="Prices in the file are in {currency}{origin}.",
+    figures=("currency",),
+)
+ASSUMED_CURRENCY = FROM_PRICES.rule(
+    "assumed-currency",
+    about="prices without a currency",
+    message="Prices without a currency, from a hostfile or an imported table, are assumed to be in {currency}.",
+    figures=("currency",),
+)
+UNPRICED = FROM_PRICES.rule(
+    "unpriced",
+    about="devices that the prices file does not have",
+    message="The prices file has no price of {devices}; their cells have no price.",
+    figures=("devices",),
+)
