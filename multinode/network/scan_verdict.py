@@ -666,8 +666,9 @@ def _slow_start(seen: ScanEvidence) -> Iterator[NetworkFinding]:
                 "needed_ms": needed_us / 1000,
             },
             message=f"{row.collective} of {format_size(row.size_bytes)} takes {format_ms(row.time_us.value / 1000)}, "
-            f"but its round trips need only {format_ms(needed_us / 1000)}: the workers wait for something other than "
-            "the network",
+            "but its "
+            f"round trips need only {format_ms(needed_us / 1000)}: the workers wait for "
+            "something other than the network",
             hint="look for shared CPUs or power saving: top; cpupower frequency-info",
         )
 

@@ -12,13 +12,14 @@ from multinode.errors import MultinodeError
 from multinode.records.benchmark import BenchedPeak
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.stats.estimate import Estimate
 from multinode.traffic.step_calls import ScanCurves
 
 # The parts of bench.json that matter here; `bench.figures` has all of it.
 
 
 class _Speed(msgspec.Struct, frozen=True, kw_only=True):
-    value: float
+    value: Estimate
 
 
 class _Test(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +92,8 @@ def _peaks(bench: _Bench) -> Iterable[BenchedPeak]:
         mine: dict[str, float] = {}
         for test in worker.tests if worker.device == "cuda" else ():
             for speed in (test.alone, test.together) if test.kind == "matmul" else ():
-                if speed is not None and speed.value > 0:
-                    mine[test.dtype] = max(mine.get(test.dtype, 0.0), speed.value)
+                if speed is not None and speed.value.value > 0:
+                    mine[test.dtype] = max(mine.get(test.dtype, 0.0), speed.value.value)
         for dtype, value in mine.items() if worker.name is not None else ():
             best.setdefault((worker.name or "", dtype), []).append(value)
     for (name, dtype), values in best.items():

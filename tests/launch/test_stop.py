@@ -14,7 +14,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch import attach
 from multinode.launch.attach import find_recorded, nodes_of, stop, whole_of
-from multinode.launch.context import RunContext
+from multinode.launch.context import STOP_FILE, RunContext, StopOrder
 from multinode.launch.node_runs import stop_by_id
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run
@@ -193,3 +193,31 @@ def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_a
     assert found.directory.path == whole.path
     whole.path.chmod(0o777)
     assert whole_of(find_recorded(tmp_path, "r-1")) is None
+
+
+def test_nodes_of_a_run_that_is_restarted_are_told_at_once_and_no_other_attempt_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody is waited for before the nodes are told.
+    monkeypatch.setattr(attach, "ANSWER_S", 3600.0)
+    attempt, whole = RunDirectory.create(tmp_path, "r-1"), RunDirectory.create(tmp_path, "r")
+    plan = msgspec.structs.replace(make_plan("a", "b"), run_id="r-1")
+    run = new_run(plan, 1.0, part_of="r")
+    store(attempt, plan)
+    attempt.write("run.json", run)
+    whole.write("run.json", msgspec.structs.replace(run, run_id="r", part_of=None, has_parts=True))
+    told: list[tuple[str, str]] = []
+
+    def answer(node: Node, _: str, stdin: bytes) -> list[bytes]:
+        assert whole.read(STOP_FILE, StopOrder) == StopOrder(0.1)
+        told.append((node.name, json.loads(stdin)["run_id"]))
+        # The process that restarts the run sees that its attempt is over.
+        nodes = (over("a", 0), over("b", 1))
+        ended = msgspec.structs.replace(run, status="stopped", stop_reason="stop", nodes=nodes)
+        attempt.write("run.json", ended)
+        whole.write("run.json", msgspec.structs.replace(ended, run_id="r", part_of=None, has_parts=True))
+        return [json.dumps(STOPPED).encode() + b"\n"]
+
+    with whole.lock(), attempt.lock():
+        stopped = stop(find_recorded(tmp_path, "r"), RunContext(FakeTransport(answer), tmp_path), 0.1)
+    assert (stopped.run.status, sorted(told)) == ("stopped", [("a", "r-1.0"), ("b", "r-1.1")])
