@@ -87,28 +87,28 @@ _REST = (
 
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason for throttled GPU clocks: its cause, and a word in NVML's name of the reason."""
+    """A reason for throttled GPU clocks: its cause, and NVML's names of it."""
 
     cause: str
-    reason: str
+    reasons: frozenset[str]
     name: str
     hint: str  # Filled with `node`.
 
     def share(self, gpu: GpuUse) -> float:
         """Fraction of time in which it throttled the clocks."""
-        return max((share for reason, share in gpu.throttle.items() if self.reason in reason), default=0.0)
+        return max((share for reason, share in gpu.throttle.items() if reason in self.reasons), default=0.0)
 
 
 THROTTLES = (
     Throttle(
         cause="gpu_heat",
-        reason="thermal",
+        reasons=frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"}),
         name="heat",
         hint="improve its cooling: fans, dust, adjacent GPUs; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
     ),
     Throttle(
         cause="gpu_power",
-        reason="power",
+        reasons=frozenset({"sw_power_cap", "hw_power_brake_slowdown"}),
         name="a power limit",
         hint="compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
     ),
@@ -262,7 +262,7 @@ def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float,
             sentence = f"its GPU {gpu.index} reached {heat:.0f} C"
             yield f"heat {gpu.index}", heat, sentence, {"gpu": gpu.index, "temperature_c": heat}
         for reason, part in gpu.throttle.items():
-            if part >= _THROTTLED and any(throttle.reason in reason for throttle in THROTTLES):
+            if part >= _THROTTLED and any(reason in throttle.reasons for throttle in THROTTLES):
                 sentence = f"clocks of its GPU {gpu.index} throttled ({reason}) for {part:.0%} of the time"
                 figures: Figures = {"gpu": gpu.index, "reason": reason, "throttled_share": part}
                 yield f"throttled_clocks {gpu.index} {reason}", part, sentence, figures

@@ -241,7 +241,7 @@ CONTRAST = Contrast(
     reasons=(
         Finding(code="step-parts", message="A step takes 1342 ms on 2 nodes: 88% exposed communication, "
         "10% compute; 166 ms on 1 node: 83% compute, 10% optimizer."),
-        Finding(code="traffic", message="Network: 14.7 MB per step and direction: on average 93% of TCP line "
+        Finding(message="Network: 14.7 MB per step and direction: on average 93% of TCP line "
         "rate (94.1 Mbit/s on a link of 100 Mbit/s)."),
         Finding(code="each-alone", message="Alone: box1 12.2 samples/s (100%), box2 12.1 samples/s (98%)."),
     ),
@@ -275,17 +275,17 @@ def _curve() -> Contrast:
         verdict="Do not use 4 nodes for this job: they are 2.9x slower (2.8x to 3.0x) than 1 node; the network is the "
         "bottleneck.",
         reasons=(
-            (
-                "A step takes 1930 ms on 4 nodes: 91% exposed communication, 7% compute; 166 ms on 1 node: 83% "
-                "compute, 10% optimizer."
+            Finding(
+                message="A step takes 1930 ms on 4 nodes: 91% exposed communication, 7% compute; 166 ms on 1 "
+                "node: 83% compute, 10% optimizer."
             ),
-            (
-                "Network: 14.7 MB per step and direction: on average 65% of TCP line rate (94.1 Mbit/s on a link of "
-                "100 Mbit/s)."
+            Finding(
+                message="Network: 14.7 MB per step and direction: on average 65% of TCP line rate (94.1 "
+                "Mbit/s on a link of 100 Mbit/s)."
             ),
-            (
-                "Compute per step is 138 ms on 4 nodes, 138 ms on 1 node: without the network's cost a step would take "
-                "about 756 ms."
+            Finding(
+                message="Compute per step is 138 ms on 4 nodes, 138 ms on 1 node: without the network's cost "
+                "a step would take about 756 ms."
             ),
         ),
         differences=(

@@ -6,6 +6,7 @@ from plotly.graph_objects import Figure
 
 from multinode.contrast.charts import bandwidth_chart, scaling_chart, step_chart
 from multinode.contrast.side import load_contrast
+from multinode.findings.finding import Finding
 from multinode.predict.break_even import Needed
 from multinode.results.run_page import run_page
 from multinode.runs.stored_run import StoredRun
@@ -120,7 +121,12 @@ def test_nothing_that_a_contrast_says_is_run_by_the_page() -> None:
     advice = msgspec.structs.replace(CONTRAST.advice[0], name=attack, command=attack, meaning=attack)
     candidate = msgspec.structs.replace(CONTRAST.candidate, node_names=(attack,), disturbances=(attack,))
     contrast = msgspec.structs.replace(
-        CONTRAST, verdict=attack, reasons=(attack,), candidate=candidate, advice=(advice,), scaling=attack
+        CONTRAST,
+        verdict=attack,
+        reasons=(Finding(message=attack),),
+        candidate=candidate,
+        advice=(advice,),
+        scaling=attack,
     )
     text = page(made_run(CONTRAST_RUN, {load_contrast: (contrast, "")}))
     assert "<script>alert" not in text

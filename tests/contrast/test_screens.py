@@ -10,6 +10,7 @@ import pytest
 
 from multinode.contrast.judge import compare
 from multinode.contrast.screen import contrast_parts
+from multinode.findings.finding import Finding
 from multinode.predict.advice import Recommendations, Tried
 from multinode.predict.advice_screen import advice_parts
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
@@ -146,7 +147,7 @@ def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
                 verdict=HOSTILE,
                 rule=HOSTILE,
                 differences=(HOSTILE,),
-                reasons=(HOSTILE,),
+                reasons=(Finding(message=HOSTILE),),
                 advice=(msgspec.structs.replace(CONTRAST.advice[1], name=HOSTILE, why=HOSTILE),),
             ),
             details=True,
