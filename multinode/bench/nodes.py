@@ -29,6 +29,7 @@ from multinode.records.benchmark import LAUNCH_US
 from multinode.records.samples import DeviceSample, GpuSample, Sample, SpeedSample
 from multinode.stats.counter_rates import Span
 from multinode.stats.estimate import estimate_median, known_median, of_bounds, of_repeats, spread_of
+from multinode.stats.unknown import or_none
 from multinode.units import MIB
 
 _Kind = TypeVar("_Kind")
@@ -231,11 +232,11 @@ def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse
     """
     node = ObservedNode(name="", node_rank=0, ranks=(), samples=tuple(samples))
     gpus, _ = use_of_gpus(node, span, span.seconds)
-    figures = figures_in(node, span, {})
+    figures = figures_in(node, span)
     return WorkerUse(
         seconds=span.seconds,
         gpu=next((gpu_facts for gpu_facts in gpus if gpu_facts.index == gpu), None),
-        **{name: figures.get(name) for name in _FIGURES},
+        **{name: or_none(figures.get(name)) for name in _FIGURES},
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 from multinode.profile.figures import Figures, LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.stats.estimate import known_max, known_median
+from multinode.stats.unknown import Unknown, or_none
 
 # Relative to another GPU's clocks: a power cap at equal clocks costs nothing.
 _SLOWER_CLOCK = 0.95
@@ -251,8 +252,9 @@ def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float,
         figure = _figure(use, condition.figure)
         if figure is not None and figure > condition.beyond:
             yield condition.figure, figure, condition.disturbance.format(figure), {condition.figure: figure}
-    if use.cpu_busy_percent is not None and use.job_cores is not None and cores:
-        others = use.cpu_busy_percent - 100 * use.job_cores / cores
+    busy, job_cores = or_none(use.cpu_busy_percent), or_none(use.job_cores)
+    if busy is not None and job_cores is not None and cores:
+        others = busy - 100 * job_cores / cores
         if others > _OTHERS_PERCENT:
             sentence = f"other processes used {others:.0f}% of its {cores} CPU cores"
             yield "other_load", others, sentence, {"others_percent": others, "node_cores": float(cores)}
@@ -269,8 +271,8 @@ def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float,
 
 
 def _figure(use: object, name: str) -> float | None:
-    value: float | None = getattr(use, name, None)
-    return value
+    value: float | Unknown | None = getattr(use, name, None)
+    return or_none(value)
 
 
 def _median_of(uses: Iterable[object], name: str) -> float | None:

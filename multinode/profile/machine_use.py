@@ -1,6 +1,6 @@
 """Use of each node's NICs, processors, memory and GPUs during the measured steps. Pure.
 
-NICs are in `nics`. Unknown values are None, with the reason in `missing`.
+NICs are in `nics`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from multinode.profile.nics import NicUse, use_of_nics
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
-from multinode.stats.estimate import attempt, known_max, known_median
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import known_max, known_median
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
 from multinode.units import GIB
 
 _MOST_GPUS = 64
@@ -26,21 +26,24 @@ _MOST_GPUS = 64
 _UNDER_LOAD_PERCENT = 50
 _MOST_LANES, _MOST_GEN = 64, 16
 _LONGEST_REASON, _MOST_REASONS = 64, 16
-_DIVIDED = "sm_percent, memory, power and energy"
 _LINK = re.compile(r"gen (\d{1,2}) x(\d{1,2})")
+
+
+DIVIDED = Unknown("MIG divides it, and NVML counts all of its parts together")
+"""What a GPU that MIG divides uses."""
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU; medians over the window unless stated otherwise."""
 
     index: int
-    mig: bool = False  # whether MIG divides it; what NVML counts for all of its parts is unknown then
-    sm_percent: float | None = None  # fraction of time in which a kernel ran
-    peak_memory_gib: float | None = None  # of all processes, of `memory_total_gib`
+    mig: bool = False  # whether MIG divides it; what NVML counts for all of its parts is `DIVIDED` then
+    sm_percent: float | Unknown = UNMEASURED  # fraction of time in which a kernel ran
+    peak_memory_gib: float | Unknown = UNMEASURED  # of all processes, of `memory_total_gib`
     memory_total_gib: float | None = None
-    power_w: float | None = None  # of `power_limit_w`
+    power_w: float | Unknown = UNMEASURED  # of `power_limit_w`
     power_limit_w: float | None = None
-    energy_j: float | None = None  # in the measured steps; None if NVML does not count it
+    energy_j: float | Unknown = UNMEASURED  # in the measured steps
     sm_clock_mhz: float | None = None  # of `sm_clock_max_mhz`
     sm_clock_max_mhz: float | None = None
     temperature_c: float | None = None  # maximum
@@ -54,7 +57,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
-    """The sampled GPUs by index; and missing figures with the reason.
+    """The GPUs sampled in the span, by index; and for each other one, by `gpu N`, that it was not.
 
     Args:
         node: its records.
@@ -64,31 +67,27 @@ def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tupl
     gpus: dict[int, list[GpuSample]] = {}
     for sample in node.of(GpuSample):
         gpus.setdefault(sample.index, []).append(sample)
-    missing: dict[str, str] = {}
-    used = tuple(
-        use for index in sorted(gpus)[:_MOST_GPUS] if (use := _use(gpus[index], span, measured_s, missing)) is not None
-    )
-    return used, missing
+    used = {index: _use(gpus[index], span, measured_s) for index in sorted(gpus)[:_MOST_GPUS]}
+    unsampled = {f"gpu {index}": _UNSAMPLED for index, use in used.items() if use is None}
+    return tuple(use for use in used.values() if use is not None), unsampled
 
 
-def _use(samples: Sequence[GpuSample], span: Span, measured_s: float, missing: dict[str, str]) -> GpuUse | None:
-    name = f"gpu {samples[0].index}"
+def _use(samples: Sequence[GpuSample], span: Span, measured_s: float) -> GpuUse | None:
     within = [sample for sample in samples if span.start_ns <= sample.mono_ns <= span.end_ns]
     if not within:
-        missing[name] = _UNSAMPLED
         return None
-    if any(sample.mig for sample in within):
-        missing[f"{name} {_DIVIDED}"] = "MIG divides it, and NVML counts all of its parts together"
+    mig = any(sample.mig for sample in within)
+    why = DIVIDED.reason if mig else UNMEASURED.reason
     pcie, reduced = _pcie(within)
     return GpuUse(
         index=samples[0].index,
-        mig=any(sample.mig for sample in within),
-        sm_percent=known_median(sample.sm_percent for sample in within),
-        peak_memory_gib=known_max(sample.memory_used_gib for sample in within),
+        mig=mig,
+        sm_percent=or_unknown(known_median(sample.sm_percent for sample in within), why),
+        peak_memory_gib=or_unknown(known_max(sample.memory_used_gib for sample in within), why),
         memory_total_gib=known_max(sample.memory_total_gib for sample in within),
-        power_w=known_median(sample.power_w for sample in within),
+        power_w=or_unknown(known_median(sample.power_w for sample in within), why),
         power_limit_w=known_median(sample.power_limit_w for sample in within),
-        energy_j=_energy_j(samples, span, measured_s, f"{name} energy_j", missing),
+        energy_j=_energy_j(samples, span, measured_s, why),
         sm_clock_mhz=known_median(sample.sm_clock_mhz for sample in within),
         sm_clock_max_mhz=known_max(sample.sm_clock_max_mhz for sample in within),
         temperature_c=known_max(sample.temperature_c for sample in within),
@@ -98,14 +97,10 @@ def _use(samples: Sequence[GpuSample], span: Span, measured_s: float, missing: d
     )
 
 
-def _energy_j(
-    samples: Sequence[GpuSample], span: Span, measured_s: float, name: str, missing: dict[str, str]
-) -> float | None:
+def _energy_j(samples: Sequence[GpuSample], span: Span, measured_s: float, why: str) -> float | Unknown:
     readings = [Reading(sample.mono_ns, sample.energy_j) for sample in samples if sample.energy_j is not None]
-    if not readings:
-        return None
     # Scaled to all measured steps if sampling started or ended among them.
-    return attempt(missing, name, lambda: grown_in(readings, span).per_s * measured_s)
+    return found(lambda: grown_in(readings, span).per_s * measured_s) if readings else Unknown(why)
 
 
 def _pcie(samples: Sequence[GpuSample]) -> tuple[str | None, bool]:
@@ -148,8 +143,6 @@ def _throttle(samples: Sequence[GpuSample]) -> dict[str, float]:
 
 _US_PER_S = 1e6
 _LONGEST_NOTE = 200
-# The figure that a kind of samples gives.
-_FIGURE_OF = {"gpus": "gpus", "cgroup": "quota_cores"}
 # Fields of NodeUse that are means, and those of CpuSample.
 _MEANS = {
     "cpu_busy_percent": "busy_percent",
@@ -168,17 +161,19 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     nics: tuple[NicUse, ...] = ()  # the sampled NICs
     gpus: tuple[GpuUse, ...] = ()
-    cpu_busy_percent: float | None = None  # of all cores, mean; likewise `cpu_iowait_percent`, `cpu_steal_percent`
-    cpu_iowait_percent: float | None = None
-    cpu_steal_percent: float | None = None
-    job_cores: float | None = None  # cores used by the job, mean
-    quota_cores: float | None = None  # processors that its cgroup allows; None if unlimited or unknown
-    throttled_share: float | None = None  # fraction of the window in which the cgroup was throttled; None if unknown
-    memory_available_gib: float | None = None  # minimum
-    retransmitted_share: float | None = None  # of the TCP segments sent in the whole run; None if unknown
+    window_s: float | Unknown = UNMEASURED  # from the start of its first to the end of its last measured step
+    # of all cores, mean over the window; likewise `cpu_iowait_percent`, `cpu_steal_percent`
+    cpu_busy_percent: float | Unknown = UNMEASURED
+    cpu_iowait_percent: float | Unknown = UNMEASURED
+    cpu_steal_percent: float | Unknown = UNMEASURED
+    job_cores: float | Unknown = UNMEASURED  # cores used by the job, mean
+    memory_available_gib: float | Unknown = UNMEASURED  # minimum
+    quota_cores: float | Unknown = UNMEASURED  # processors that its cgroup allows; unknown without a limit
+    throttled_share: float | Unknown = UNMEASURED  # fraction of the window in which the cgroup was throttled
+    retransmitted_share: float | Unknown = UNMEASURED  # of the TCP segments sent in the whole run
     peak_worker_memory_gib: dict[int, float] = {}  # by rank, allocated on its GPU, otherwise resident in its process
     peak_worker_reserved_gib: dict[int, float] = {}  # by rank, reserved on its GPU by torch's allocator
-    missing: dict[str, str] = {}  # reason by name of unsampled figures
+    notes: dict[str, str] = {}  # why GPUs were not sampled: `gpus`, or each one as `gpu 3`
 
 
 def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
@@ -188,44 +183,45 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
         node: its records.
         observed: the run, with the measured steps.
     """
-    missing: dict[str, str] = {}
-    span = attempt(missing, "window", lambda: _span(node, observed))
-    nics, why_no_rates = use_of_nics(node, span)
-    gpus, why_no_gpus = use_of_gpus(node, span, _measured_s(observed)) if span is not None else ((), {})
-    missing = why_no_rates | missing | why_no_gpus
-    figures = figures_in(node, span, missing) if span is not None else {}
-    figures["retransmitted_share"] = attempt(missing, "retransmitted_share", lambda: _retransmitted(node.of(TcpSample)))
-    _add_notes(missing, node)
+    window = found(lambda: _span(node, observed))
+    span = or_none(window)
+    gpus, notes = use_of_gpus(node, span, _measured_s(observed)) if span is not None else ((), {})
+    figures = figures_in(node, span) if span is not None else {}
+    told = {note.lacks: note.message[:_LONGEST_NOTE] for note in node.of(NoteSample) if note.rank is None}
+    if not node.of(GpuSample):
+        notes["gpus"] = told.get("gpus", "no GPU was sampled")
+    if "cgroup" in told and isinstance(figures.get("quota_cores"), Unknown):
+        figures["quota_cores"] = Unknown(told["cgroup"])
     return NodeUse(
         node=node.name,
         node_rank=node.node_rank,
         ranks=node.ranks,
-        nics=nics,
+        nics=use_of_nics(node, span),
         gpus=gpus,
+        window_s=found(lambda: known(window).seconds),
+        retransmitted_share=found(lambda: _retransmitted(node.of(TcpSample))),
         peak_worker_memory_gib=_worker_memory_gib(node, "peak_memory_bytes"),
         peak_worker_reserved_gib=_worker_memory_gib(node, "peak_reserved_bytes"),
-        missing=missing,
+        notes=notes,
         **figures,
     )
 
 
-def figures_in(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[str, float | None]:
+def figures_in(node: ObservedNode, span: Span) -> dict[str, float | Unknown]:
     """Means in the span, by the names of NodeUse's fields."""
     processors = sorted(node.of(CpuSample), key=lambda sample: sample.mono_ns)
     limits = sorted(
         (sample for sample in node.of(CgroupSample) if sample.mono_ns <= span.end_ns), key=lambda sample: sample.mono_ns
     )
-    means = {name: attempt(missing, name, partial(_mean, processors, field, span)) for name, field in _MEANS.items()}
+    means = {name: found(partial(_mean, processors, field, span)) for name, field in _MEANS.items()}
     within = [sample.memory_available_gib for sample in processors if span.start_ns <= sample.mono_ns <= span.end_ns]
-    means["memory_available_gib"] = min((gib for gib in within if gib is not None), default=None)
-    if means["memory_available_gib"] is None:
-        missing["memory_available_gib"] = _UNSAMPLED
-    means["quota_cores"] = limits[-1].quota_cores if limits else None
-    if means["quota_cores"] is None:
+    available = min((gib for gib in within if gib is not None), default=None)
+    quota = limits[-1].quota_cores if limits else None
+    means["memory_available_gib"] = or_unknown(available, _UNSAMPLED)
+    means["quota_cores"] = or_unknown(quota, "its cgroup has no limit" if limits else _UNSAMPLED)
+    if quota is not None:
         # Without a limit there is no throttling.
-        missing["quota_cores"] = "its cgroup has no limit" if limits else _UNSAMPLED
-    else:
-        means["throttled_share"] = attempt(missing, "throttled_share", lambda: _throttled_share(limits, span))
+        means["throttled_share"] = found(lambda: _throttled_share(limits, span))
     return means
 
 
@@ -300,15 +296,6 @@ def _retransmitted(samples: list[TcpSample]) -> float:
     if not sent + again:
         raise UnknownError("nothing was sent")
     return again / (sent + again)
-
-
-def _add_notes(missing: dict[str, str], node: ObservedNode) -> None:
-    if not node.of(GpuSample):
-        missing.setdefault("gpus", "no GPU was sampled")
-    for note in node.of(NoteSample):
-        name = _FIGURE_OF.get(note.lacks)
-        if name in missing and note.rank is None:
-            missing[name] = note.message[:_LONGEST_NOTE]
 
 
 def _worker_memory_gib(node: ObservedNode, field: str) -> dict[int, float]:

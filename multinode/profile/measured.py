@@ -18,7 +18,7 @@ from multinode.profile.likely_causes import Disturbance
 from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan
 from multinode.stats.estimate import Estimate, Spread, inverse, known_sum
-from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_unknown
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,8 @@ def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | Non
         unsampled = Unknown(f"{count} GPU{where} was sampled while the measured steps ran")
         return GpuEnergy(power_w=unsampled, j_per_sample=unsampled)
     gpus = [gpu for node in nodes for gpu in node.gpus]
-    power_w, energy_j = known_sum(gpu.power_w for gpu in gpus), known_sum(gpu.energy_j for gpu in gpus)
+    power_w = known_sum(or_none(gpu.power_w) for gpu in gpus)
+    energy_j = known_sum(or_none(gpu.energy_j) for gpu in gpus)
     j_per_sample = energy_j / samples if energy_j is not None and samples > 0 else None
     if j_per_sample is None and power_w is not None and samples_per_s:
         j_per_sample = power_w / samples_per_s

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -17,8 +16,7 @@ from multinode.profile.observed import LOOPBACK, Observed, ObservedNode
 from multinode.records.progress import NicRate, nic_rate
 from multinode.records.samples import NicBytes, NicSample, StepSample, WorkerSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
-from multinode.stats.estimate import attempt
-from multinode.stats.unknown import UnknownError
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found
 
 Counters = Sequence[tuple[int, NicBytes]]
 """Counters of one NIC by monotonic time of the node, ascending."""
@@ -36,6 +34,10 @@ _LONGEST_NAME = 64
 _ZERO = NicBytes(tx_bytes=0, rx_bytes=0)
 _FIELDS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
 _FAULTS = {"errors": ("rx_errors", "tx_errors"), "drops": ("rx_dropped", "tx_dropped")}
+
+
+RATES = ("in_gbit_per_s", "out_gbit_per_s", "peak_in_gbit_per_s", "peak_out_gbit_per_s")
+"""Fields of NicUse that are known together."""
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,17 +73,18 @@ class NicUse(msgspec.Struct, frozen=True, kw_only=True):
     """One NIC or RDMA port."""
 
     ifname: str
-    in_gbit_per_s: float | None = None  # as counted, including headers, mean over the window; likewise `out_gbit_per_s`
-    out_gbit_per_s: float | None = None
-    peak_in_gbit_per_s: float | None = None  # maximum between two samples; likewise `peak_out_gbit_per_s`
-    peak_out_gbit_per_s: float | None = None
+    # as counted, including headers, mean over the window; likewise `out_gbit_per_s`
+    in_gbit_per_s: float | Unknown = UNMEASURED
+    out_gbit_per_s: float | Unknown = UNMEASURED
+    peak_in_gbit_per_s: float | Unknown = UNMEASURED  # maximum between two samples; likewise `peak_out_gbit_per_s`
+    peak_out_gbit_per_s: float | Unknown = UNMEASURED
     # before the first worker started; likewise `idle_out_gbit_per_s`; None if not sampled
     idle_in_gbit_per_s: float | None = None
     idle_out_gbit_per_s: float | None = None
-    errors: int | None = None  # in the whole run, both directions; likewise `drops`
-    drops: int | None = None
+    errors: int | Unknown = UNMEASURED  # in the whole run, both directions; likewise `drops`
+    drops: int | Unknown = UNMEASURED
     link_gbit_per_s: float | None = None  # its reported rate; `share` is the mean of the busier direction over it
-    share: float | None = None
+    share: float | Unknown = UNMEASURED
 
 
 def is_nic(name: str) -> bool:
@@ -135,14 +138,13 @@ def carried_in(counters: Counters, span: Span) -> Carried:
     return _less_headers(*(grown_in(readings, span).count for readings in each))
 
 
-def use_of_nics(node: ObservedNode, span: Span | None) -> tuple[tuple[NicUse, ...], dict[str, str]]:
-    """The sampled NICs, the data plane's first; and missing figures with the reason.
+def use_of_nics(node: ObservedNode, span: Span | None) -> tuple[NicUse, ...]:
+    """The sampled NICs, the data plane's first.
 
     Args:
         node: its records.
         span: of the measured steps; None excludes figures of the span.
     """
-    missing: dict[str, str] = {}
     sampled: dict[str, Counters] = {
         name: [(sample.mono_ns, sample) for sample in samples] for name, samples in sampled_nics(node).items()
     }
@@ -152,36 +154,32 @@ def use_of_nics(node: ObservedNode, span: Span | None) -> tuple[tuple[NicUse, ..
             stepped.setdefault(name, []).append((step.mono_ns, counters))
     names = {name for name in (*sampled, *stepped) if is_nic(name) and name != LOOPBACK}
     ordered = sorted(names, key=lambda name: (name != node.ifname, name))[:_MOST_NICS]
-    nics = [_of_the_run(node, name, sampled.get(name, ()), missing) for name in ordered]
+    nics = [_of_the_run(node, name, sampled.get(name, ())) for name in ordered]
     if span is not None:
         for place, name in enumerate(ordered):
             finer = max(sampled.get(name, ()), stepped.get(name, ()), key=lambda counters: _count_in(counters, span))
-            nics[place] = _with_rates(nics[place], finer, span, missing)
-    return tuple(nics), missing
+            nics[place] = _with_rates(nics[place], finer, span)
+    return tuple(nics)
 
 
 def _count_in(counters: Counters, span: Span) -> int:
     return sum(span.start_ns <= moment <= span.end_ns for moment, _ in counters)
 
 
-def _of_the_run(node: ObservedNode, name: str, sampled: Counters, missing: dict[str, str]) -> NicUse:
-    faults: dict[str, int | None] = {}
-    for kind, fields in _FAULTS.items():
-        complete = [readings for field in fields if (readings := _readings(sampled, field))]
-        if complete:
-            faults[kind] = attempt(missing, f"{name} {kind}", partial(_count, complete))
+def _of_the_run(node: ObservedNode, name: str, sampled: Counters) -> NicUse:
     idle_in, idle_out = _idle(node, sampled)
     return NicUse(
         ifname=name,
         idle_in_gbit_per_s=idle_in,
         idle_out_gbit_per_s=idle_out,
         link_gbit_per_s=node.link_gbit_per_s if name == node.ifname else None,
-        **faults,
+        **{kind: _faults(sampled, fields) for kind, fields in _FAULTS.items()},
     )
 
 
-def _count(counters: Iterable[list[Reading]]) -> int:
-    return round(sum(map(in_whole, counters)))
+def _faults(sampled: Counters, fields: Iterable[str]) -> int | Unknown:
+    complete = [readings for field in fields if (readings := _readings(sampled, field))]
+    return found(lambda: round(sum(map(in_whole, complete)))) if complete else UNMEASURED
 
 
 def _idle(node: ObservedNode, sampled: Counters) -> tuple[float | None, float | None]:
@@ -195,19 +193,17 @@ def _idle(node: ObservedNode, sampled: Counters) -> tuple[float | None, float | 
         return None, None
 
 
-def _with_rates(nic: NicUse, counters: Counters, span: Span, missing: dict[str, str]) -> NicUse:
+def _with_rates(nic: NicUse, counters: Counters, span: Span) -> NicUse:
     try:
         received, sent = _gbit_in(counters, span)
         peaks = [_gbit(peak_in(_readings(counters, field), span)) for field in ("rx_bytes", "tx_bytes")]
     except UnknownError as error:
-        missing[nic.ifname] = str(error)
-        return nic
+        return msgspec.structs.replace(nic, **dict.fromkeys(RATES, Unknown(str(error))))
     link = nic.link_gbit_per_s
-    share = max(received, sent) / link if link is not None and link > 0 else None
-    if share is not None and share > _OVER_LINK:
+    share: float | Unknown = max(received, sent) / link if link is not None and link > 0 else UNMEASURED
+    if not isinstance(share, Unknown) and share > _OVER_LINK:
         # Counters are measured; the reported rate of a virtual NIC is often arbitrary.
-        missing[f"{nic.ifname} share"] = f"it carried more than the {link:g} Gbit/s that it reports"
-        share = None
+        share = Unknown(f"it carried more than the {link:g} Gbit/s that it reports")
     return msgspec.structs.replace(
         nic,
         in_gbit_per_s=received,

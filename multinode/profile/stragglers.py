@@ -315,10 +315,10 @@ def _name_compared(case: _Case) -> tuple[str, ...]:
     evidence = {
         case.work_unit: all(worker.rank in case.work for worker in workers),
         "data": all(or_none(worker.data_ms) is not None for worker in workers),
-        "cpus": _both_know(case, lambda use: use.job_cores is not None),
+        "cpus": _both_know(case, lambda use: or_none(use.job_cores) is not None),
         "gpus": case.use is not None and bool(_peers(case, case.use)),
-        "disk": _both_know(case, lambda use: use.cpu_iowait_percent is not None),
-        "memory": _both_know(case, lambda use: use.memory_available_gib is not None),
+        "disk": _both_know(case, lambda use: or_none(use.cpu_iowait_percent) is not None),
+        "memory": _both_know(case, lambda use: or_none(use.memory_available_gib) is not None),
     }
     return tuple(name for name, is_known in evidence.items() if is_known)
 
@@ -372,7 +372,8 @@ def _data(case: _Case) -> Iterator[LikelyCause]:
 
 def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
     mine, theirs = _cores(case, use), known_median(_cores(case, other) for other in case.others)
-    crowded = use.cpu_busy_percent is not None and use.cpu_busy_percent >= _FULL_PERCENT
+    busy = or_none(use.cpu_busy_percent)
+    crowded = busy is not None and busy >= _FULL_PERCENT
     # A GPU's host has spare cores: fewer matter only if none are left.
     if mine is None or theirs is None or mine >= _FEWER_CORES * theirs or not (crowded or case.on_cpu):
         return
@@ -381,13 +382,13 @@ def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
     yield case.beside.cause(
         "cpu",
         "busy_cpus" if crowded else "fewer_cores",
-        f"{used}, and its CPUs are {use.cpu_busy_percent:.0f}% busy" if crowded else used,
+        f"{used}, and its CPUs are {busy:.0f}% busy" if crowded else used,
         f"see what else runs there: ssh {node} top -b -n 1"
         if crowded
         else f"check whether the job is limited to fewer cores on {node}: a cgroup, taskset, OMP_NUM_THREADS",
         job_cores=mine,
         peers_job_cores=theirs,
-        cpu_busy_percent=use.cpu_busy_percent if crowded else None,
+        cpu_busy_percent=busy if crowded else None,
         device="cpu" if case.on_cpu else "gpu",
     )
 
@@ -398,12 +399,13 @@ def _count(cores: float) -> str:
 
 def _cores(case: _Case, use: NodeUse) -> float | None:
     own = [worker for worker in (*case.mine, *case.theirs) if worker.rank in use.ranks]
-    if use.job_cores is None or not own:
+    job_cores = or_none(use.job_cores)
+    if job_cores is None or not own:
         return None
     if not case.on_cpu:
-        return use.job_cores
+        return job_cores
     busy = statistics.fmean(1 - _waiting_ms(worker) / worker.step_ms for worker in own)
-    return use.job_cores / busy if busy >= _LEAST_BUSY else None
+    return job_cores / busy if busy >= _LEAST_BUSY else None
 
 
 def _peers(case: _Case, use: NodeUse) -> Sequence[GpuUse]:

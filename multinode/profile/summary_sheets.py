@@ -8,7 +8,8 @@ from typing import Any
 
 from multinode.cluster.hostfile import fold_numbers
 from multinode.profile.calls import SeenCall
-from multinode.profile.machine_use import GpuUse, NodeUse
+from multinode.profile.machine_use import DIVIDED, GpuUse, NodeUse
+from multinode.profile.nics import RATES
 from multinode.profile.step_split import INSIDE, PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.render.sheet import Column, Sheet, figure, megabytes, percent
@@ -25,7 +26,7 @@ _Shown = tuple[str, str, Callable[[Any], str]]
 
 
 def _field(name: str, form: str = ".1f") -> Callable[[object], str]:
-    return lambda row: figure(getattr(row, name), form)
+    return lambda row: figure(or_none(getattr(row, name)), form)
 
 
 def _of(value: float | None, whole: float | None, form: str) -> str:
@@ -44,11 +45,11 @@ _NICS: tuple[_Shown, ...] = (
     (
         "peak",
         "Gbit/s",
-        lambda nic: figure(known_max((nic.peak_in_gbit_per_s, nic.peak_out_gbit_per_s)), ".3f"),
+        lambda nic: figure(known_max(map(or_none, (nic.peak_in_gbit_per_s, nic.peak_out_gbit_per_s))), ".3f"),
     ),
     ("link", "Gbit/s", _field("link_gbit_per_s", "g")),
-    ("of link", "", lambda nic: percent(nic.share)),
-    ("errors", "/drops", lambda nic: f"{figure(nic.errors, 'd')}/{figure(nic.drops, 'd')}"),
+    ("of link", "", lambda nic: percent(or_none(nic.share))),
+    ("errors", "/drops", lambda nic: f"{figure(or_none(nic.errors), 'd')}/{figure(or_none(nic.drops), 'd')}"),
 )
 _PROCESSORS: tuple[_Shown, ...] = (
     ("busy", "%", _field("cpu_busy_percent")),
@@ -56,15 +57,15 @@ _PROCESSORS: tuple[_Shown, ...] = (
     ("steal", "%", _field("cpu_steal_percent")),
     ("job", "cores", _field("job_cores", ".2f")),
     ("quota", "cores", _field("quota_cores", "g")),
-    ("throttled", "by quota", lambda node: percent(node.throttled_share)),
+    ("throttled", "by quota", lambda node: percent(or_none(node.throttled_share))),
     ("free", "GiB", _field("memory_available_gib")),
     ("worker", "GiB", _worker_memory),
 )
 _GPUS: tuple[_Shown, ...] = (
     ("GPU", "", lambda gpu: str(gpu.index)),
     ("SM", "%", _field("sm_percent", ".0f")),
-    ("memory", "GiB", lambda gpu: _of(gpu.peak_memory_gib, gpu.memory_total_gib, ".1f")),
-    ("power", "W", lambda gpu: _of(gpu.power_w, gpu.power_limit_w, ".0f")),
+    ("memory", "GiB", lambda gpu: _of(or_none(gpu.peak_memory_gib), gpu.memory_total_gib, ".1f")),
+    ("power", "W", lambda gpu: _of(or_none(gpu.power_w), gpu.power_limit_w, ".0f")),
     ("clock", "MHz", lambda gpu: _of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, ".0f")),
     ("temp", "C", _field("temperature_c", ".0f")),
 )
@@ -83,7 +84,7 @@ def _nic_sheet(nodes: Sequence[NodeUse]) -> Sheet:
         title="network, per NIC",
         columns=(_NODE, Column("NIC", words=True), *_columns(_NICS), Column("retrans")),
         rows=tuple(
-            (node.node, nic.ifname, *_cells(_NICS, nic), percent(node.retransmitted_share, ".2f"))
+            (node.node, nic.ifname, *_cells(_NICS, nic), percent(or_none(node.retransmitted_share), ".2f"))
             for node in nodes
             for nic in node.nics
         ),
@@ -106,7 +107,7 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
 
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     gpus = [gpu for node in nodes for gpu in node.gpus]
-    silent = any(gpu.peak_memory_gib is None and gpu.memory_total_gib is None and not gpu.mig for gpu in gpus)
+    silent = any(gpu.peak_memory_gib == UNMEASURED and gpu.memory_total_gib is None and not gpu.mig for gpu in gpus)
     unified = ("a GPU without memory here shares its node's (unified memory): see free above",) if silent else ()
     return Sheet(
         title="GPUs",
@@ -121,6 +122,7 @@ def _words_of(gpu: GpuUse) -> tuple[str, str]:
     return (gpu.pcie or UNKNOWN) + (" (reduced)" if gpu.pcie_reduced else ""), held or UNKNOWN
 
 
+_OF_DIVIDED = "sm_percent, memory, power and energy"
 _BAR = 30
 _MOST_CALLS = 8
 SMALLER = "Trainer: average_tokens_across_devices: false, a larger logging_steps"
@@ -379,8 +381,21 @@ def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
         yield from trace.notes.items()
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in summary.nodes:
-        for entry in node.missing.items():
+        for entry in dict.fromkeys(_unknown_of(node)):
             nodes.setdefault(entry, []).append(node.node)
     for (name, reason), where in nodes.items():
         everywhere = len(where) == len(summary.nodes)
         yield name if everywhere else f"{name} ({', '.join(where)})", reason
+
+
+def _unknown_of(node: NodeUse) -> Iterator[tuple[str, str]]:
+    for nic in node.nics:
+        for name, unknown in unknown_fields(nic).items():
+            # All the rates of a NIC have one reason.
+            yield nic.ifname if name in RATES else f"{nic.ifname} {name}", unknown.reason
+    for gpu in node.gpus:
+        for name, unknown in unknown_fields(gpu).items():
+            yield f"gpu {gpu.index} {_OF_DIVIDED if unknown == DIVIDED else name}", unknown.reason
+    for name, unknown in unknown_fields(node).items():
+        yield name.removesuffix("_s"), unknown.reason
+    yield from node.notes.items()

@@ -183,7 +183,7 @@ def _exposed(summary: Summary) -> str:
 
 def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     used, times = or_none(summary.utilisation), or_none(summary.step_time_ms)
-    shares = [nic.share for node in summary.nodes for nic in node.nics if nic.share is not None]
+    shares = [share for node in summary.nodes for nic in node.nics if (share := or_none(nic.share)) is not None]
     figures = (
         ("step time (ms)", figure(times.median.value if times else None)),
         ("samples/s", format_sig(value_of(summary.samples_per_s))),

@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
-from multinode.stats.unknown import Unknown, UnknownError
+from multinode.stats.unknown import Unknown
 from multinode.units import UNKNOWN, format_sig, times
 
 Bounds = tuple[float, float]
@@ -221,18 +221,6 @@ def _student(freedom: int) -> float:
 def _around(value: float, spread: float) -> Bounds:
     factor = math.exp(min(_WIDEST, spread))
     return value / factor, value * factor
-
-
-_Found = TypeVar("_Found")
-
-
-def attempt(missing: dict[str, str], name: str, find: Callable[[], _Found]) -> _Found | None:
-    """The result, or None with the reason added to `missing`."""
-    try:
-        return find()
-    except UnknownError as error:
-        missing[name] = str(error)
-        return None
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="spread"):

@@ -35,7 +35,7 @@ from multinode.records.samples import (
 )
 from multinode.records.status import Status
 from multinode.stats.estimate import exactly
-from multinode.stats.unknown import Unknown
+from multinode.stats.unknown import UNMEASURED, Unknown
 
 __all__ = ["NAMES", "RUN", "STEPS", "SUMMARY", "collective_samples", "observed"]
 
@@ -157,7 +157,7 @@ SUMMARY = Summary(
             job_cores=3.75,
             memory_available_gib=101.5,
             retransmitted_share=0.0002,
-            missing={"cpu_steal_percent": "this kernel does not say"} if index else {},
+            cpu_steal_percent=Unknown("this kernel does not say") if index else UNMEASURED,
         )
         for index, name in enumerate(NAMES)
     ),

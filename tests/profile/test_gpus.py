@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.profile.machine_use import GpuUse, NodeUse, use_of_gpus
+from multinode.profile.machine_use import DIVIDED, GpuUse, NodeUse, use_of_gpus
 from multinode.profile.observed import ObservedNode
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets
 from multinode.records.samples import GpuSample
 from multinode.stats.counter_rates import Span
+from multinode.stats.unknown import UNMEASURED, Unknown
 
 SECOND = 1_000_000_000
 # The measured steps begin here, by the node's clock, and end there.
@@ -54,7 +55,7 @@ def test_a_gpu_over_the_steps_that_count() -> None:
     )
     (gpu,) = use
     assert gpu.energy_j == pytest.approx(4500.0)
-    assert msgspec.structs.replace(gpu, energy_j=None) == GpuUse(
+    assert msgspec.structs.replace(gpu, energy_j=UNMEASURED) == GpuUse(
         index=7,
         sm_percent=98,
         peak_memory_gib=20.0,
@@ -101,18 +102,18 @@ def test_the_slowest_link_under_load_is_the_one_that_counts(
 
 
 def test_a_counter_that_goes_backwards_gives_no_energy() -> None:
-    (gpu,), missing = used(gpus(temperature_c=lambda _: 60, energy_j=lambda moment: 1000.0 - moment))
-    assert (gpu.energy_j, gpu.temperature_c) == (None, 60)
-    assert missing["gpu 0 energy_j"] == "the counter went backwards"
+    (gpu,), _ = used(gpus(temperature_c=lambda _: 60, energy_j=lambda moment: 1000.0 - moment))
+    assert (gpu.energy_j, gpu.temperature_c) == (Unknown("the counter went backwards"), 60)
 
 
 def test_of_a_gpu_that_mig_divides_it_says_why_its_use_is_unknown() -> None:
-    (gpu,), missing = used(gpus(mig=lambda _: True, sm_clock_mhz=lambda _: 1755.0))
-    assert (gpu.mig, gpu.sm_percent, gpu.sm_clock_mhz) == (True, None, 1755)
-    reason = "MIG divides it, and NVML counts all of its parts together"
-    assert missing == {"gpu 0 sm_percent, memory, power and energy": reason}
-    node = NodeUse(node="n0", node_rank=0, ranks=(0,), gpus=(gpu,), missing=missing)
-    sheets = summary_sheets(Summary(run_id="r", steps=0, steady_steps=0, rule="", nodes=(node,)))
+    (gpu,), _ = used(gpus(mig=lambda _: True, sm_clock_mhz=lambda _: 1755.0))
+    assert (gpu.mig, gpu.sm_clock_mhz) == (True, 1755)
+    assert {gpu.sm_percent, gpu.peak_memory_gib, gpu.power_w, gpu.energy_j} == {DIVIDED}
+    nodes = tuple(NodeUse(node=name, node_rank=0, ranks=(0,), gpus=(gpu,)) for name in ("n0", "n1"))
+    sheets = summary_sheets(Summary(run_id="r", steps=0, steady_steps=0, rule="", nodes=nodes))
+    rows = [row for sheet in sheets if sheet.title == "missing" for row in sheet.rows if row[1] == DIVIDED.reason]
+    assert rows == [("gpu 0 sm_percent, memory, power and energy", DIVIDED.reason)]
     assert not any("unified memory" in note for sheet in sheets for note in sheet.notes)
 
 

@@ -10,8 +10,10 @@ import pytest
 from multinode.contrast.side import make_side
 from multinode.profile.machine_use import GpuUse, NodeUse, use_of
 from multinode.profile.measured import energy_of
-from multinode.profile.nics import NicUse
+from multinode.profile.nics import RATES
 from multinode.profile.observed import ObservedNode, observe
+from multinode.profile.summary import Summary
+from multinode.profile.summary_sheets import summary_sheets
 from multinode.records.samples import (
     CgroupSample,
     CpuSample,
@@ -24,7 +26,7 @@ from multinode.records.samples import (
     WorkerSample,
     parse_samples,
 )
-from multinode.stats.unknown import Unknown
+from multinode.stats.unknown import UNMEASURED, Unknown, known, or_unknown, reason_of, unknown_fields
 from tests.contrast.made_up_sides import node_use, run_of, summary_of
 
 SECOND = 1_000_000_000
@@ -40,6 +42,12 @@ def steps(rank: int = 0, **changes: Any) -> list[StepSample]:
         StepSample(rank=rank, step=step, time_s=0, mono_ns=(BEGIN_S + step) * SECOND, step_time_us=1e6, **changes)
         for step in range(1, STEPS + 1)
     ]
+
+
+def missing(use: NodeUse) -> list[tuple[str, ...]]:
+    """Which figures of the node the screen says are unknown, and why."""
+    summary = Summary(run_id="r", steps=0, steady_steps=0, rule="", nodes=(use,))
+    return [row for sheet in summary_sheets(summary) if sheet.title == "missing" for row in sheet.rows]
 
 
 def used(*samples: Sample, ifname: str | None = "ens1f0", ranks: tuple[int, ...] = (0,)) -> NodeUse:
@@ -128,7 +136,7 @@ def test_faults_are_of_the_whole_run_and_of_both_ways() -> None:
     (one,) = used(*samples).nics
     assert (one.errors, one.drops) == (4, 2)
     (port,) = used(*nics(lambda _: 1, ifname="mlx5_0/1")).nics
-    assert (port.errors, port.drops, port.link_gbit_per_s, port.share) == (None, None, None, None)
+    assert (port.errors, port.drops, port.link_gbit_per_s, port.share) == (UNMEASURED, UNMEASURED, None, UNMEASURED)
 
 
 def test_the_nic_of_the_data_plane_comes_first_and_the_loopback_not_at_all() -> None:
@@ -147,8 +155,10 @@ def test_the_nic_of_the_data_plane_comes_first_and_the_loopback_not_at_all() -> 
 )
 def test_counters_that_cannot_be_give_no_rate_and_say_why(samples: list[NicSample], reason: str) -> None:
     use = used(*samples)
-    assert use.nics == (NicUse(ifname="ens1f0", link_gbit_per_s=1.0),)
-    assert use.missing["ens1f0"] == reason
+    (one,) = use.nics
+    assert unknown_fields(one) == dict.fromkeys(RATES, Unknown(reason))
+    assert (one.errors, one.share) == (UNMEASURED, UNMEASURED)
+    assert [row for row in missing(use) if row[0] == "ens1f0"] == [("ens1f0", reason)]
 
 
 def test_a_nic_that_began_anew_before_the_steps_that_count_has_its_rate() -> None:
@@ -159,8 +169,7 @@ def test_a_nic_that_began_anew_before_the_steps_that_count_has_its_rate() -> Non
 def test_more_than_the_link_can_is_what_it_says_of_itself_that_is_wrong() -> None:
     use = used(*nics(lambda _: 100 * MBYTE))
     assert use.nics[0].out_gbit_per_s == pytest.approx(1.6)
-    assert use.nics[0].share is None
-    assert "1 Gbit/s" in use.missing["ens1f0 share"]
+    assert "1 Gbit/s" in reason_of(use.nics[0].share)
 
 
 def processors(**figures: Callable[[int], float | None]) -> list[CpuSample]:
@@ -221,14 +230,12 @@ def test_a_limited_cgroup_is_held_for_a_part_of_the_time() -> None:
 
 def test_without_a_limit_nothing_is_held_and_the_reason_says_which() -> None:
     free = used(*limits(None, lambda _: 0.0))
-    assert (free.quota_cores, free.throttled_share) == (None, None)
-    assert free.missing["quota_cores"] == "its cgroup has no limit"
+    assert (free.quota_cores, free.throttled_share) == (Unknown("its cgroup has no limit"), UNMEASURED)
     note = NoteSample(message="no control group with the cpu controller can be seen", lacks="cgroup")
     unseen = used(note)
-    assert unseen.missing["quota_cores"] == "no control group with the cpu controller can be seen"
+    assert reason_of(unseen.quota_cores) == "no control group with the cpu controller can be seen"
     moved = used(*limits(2.0, lambda second: -0.5 if second == 20 else 0.1))
-    assert (moved.quota_cores, moved.throttled_share) == (2.0, None)
-    assert moved.missing["throttled_share"] == "the counter went backwards"
+    assert (moved.quota_cores, moved.throttled_share) == (2.0, Unknown("the counter went backwards"))
 
 
 def tcp(*counts: tuple[int, int]) -> list[TcpSample]:
@@ -240,15 +247,15 @@ def tcp(*counts: tuple[int, int]) -> list[TcpSample]:
 
 def test_segments_sent_again_are_a_part_of_all_that_were_sent() -> None:
     assert used(*tcp((1000, 5), (1500, 9), (1990, 15))).retransmitted_share == pytest.approx(0.01)
-    assert used(*tcp((7, 0), (7, 0))).missing["retransmitted_share"] == "nothing was sent"
-    assert used(*tcp((7, 3), (9, 1))).missing["retransmitted_share"] == "the counter went backwards"
-    assert used().missing["retransmitted_share"] == "fewer than two samples"
+    assert reason_of(used(*tcp((7, 0), (7, 0))).retransmitted_share) == "nothing was sent"
+    assert reason_of(used(*tcp((7, 3), (9, 1))).retransmitted_share) == "the counter went backwards"
+    assert reason_of(used().retransmitted_share) == "fewer than two samples"
 
 
 def test_why_there_is_no_gpu_is_said_by_the_sampler_itself() -> None:
-    assert used(NoteSample(message="Driver Not Loaded", lacks="gpus")).missing["gpus"] == "Driver Not Loaded"
-    assert used().missing["gpus"] == "no GPU was sampled"
-    assert used(NoteSample(message="by a worker", rank=0, lacks="gpus")).missing["gpus"] == "no GPU was sampled"
+    assert used(NoteSample(message="Driver Not Loaded", lacks="gpus")).notes["gpus"] == "Driver Not Loaded"
+    assert used().notes["gpus"] == "no GPU was sampled"
+    assert used(NoteSample(message="by a worker", rank=0, lacks="gpus")).notes["gpus"] == "no GPU was sampled"
 
 
 def test_workers_have_their_highest_memory() -> None:
@@ -272,8 +279,10 @@ def test_a_node_without_steps_has_what_does_not_depend_on_them() -> None:
         samples=(*broken, *tcp((0, 0), (99, 1))),
     )
     use = use_of(node, observe("r", [node]))
-    assert use.missing["window"] == "none of its workers recorded a measured step"
-    assert (use.nics[0].errors, use.nics[0].in_gbit_per_s) == (3, None)
+    assert use.window_s == Unknown("none of its workers recorded a measured step")
+    assert (use.nics[0].errors, use.nics[0].in_gbit_per_s) == (3, UNMEASURED)
+    rows = [name for name, reason in missing(use) if reason == reason_of(use.window_s)]
+    assert rows == ["window"]  # once, not for each figure of the window
     assert use.retransmitted_share == pytest.approx(0.01)
 
 
@@ -295,16 +304,16 @@ def of_two(own: Sequence[StepSample]) -> NodeUse:
 @pytest.mark.parametrize("lost", [WARM_UP, WARM_UP + 1, STEPS])
 def test_a_record_that_is_lost_at_an_end_of_the_steps_that_count_leaves_the_others(lost: int) -> None:
     use = of_two([step for step in steps() if step.step != lost])
-    assert "window" not in use.missing
+    assert known(use.window_s) > 0
     assert use.nics[0].in_gbit_per_s == pytest.approx(0.08)
 
 
 def test_why_the_steps_that_count_are_not_found_in_time_is_told_as_it_is() -> None:
     untimed = [msgspec.structs.replace(step, step_time_us=None) for step in steps() if step.step > WARM_UP]
-    assert of_two(untimed).missing["window"] == "the start of step 6, the first measured one, is unknown"
+    assert reason_of(of_two(untimed).window_s) == "the start of step 6, the first measured one, is unknown"
     backwards = [msgspec.structs.replace(step, mono_ns=(90 - step.step) * SECOND) for step in steps()]
-    assert of_two(backwards).missing["window"].endswith("are implausible")
-    assert of_two(steps()[:WARM_UP]).missing["window"] == "none of its workers recorded a measured step"
+    assert reason_of(of_two(backwards).window_s).endswith("are implausible")
+    assert reason_of(of_two(steps()[:WARM_UP]).window_s) == "none of its workers recorded a measured step"
 
 
 # The most that a record may hold; what is more makes it none.
@@ -347,7 +356,10 @@ def _finite(value: Any) -> bool:
 
 
 def gpus(*figures: tuple[float | None, float | None]) -> tuple[GpuUse, ...]:
-    return tuple(GpuUse(index=index, power_w=power, energy_j=energy) for index, (power, energy) in enumerate(figures))
+    return tuple(
+        GpuUse(index=index, power_w=or_unknown(power), energy_j=or_unknown(energy))
+        for index, (power, energy) in enumerate(figures)
+    )
 
 
 def test_energy_is_counted_by_the_gpus_over_the_samples_of_the_window() -> None:

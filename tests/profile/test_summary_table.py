@@ -104,7 +104,7 @@ def test_many_names_leave_room_for_the_reason() -> None:
 
 
 def test_a_figure_that_every_node_lacks_is_told_once() -> None:
-    nodes = tuple(NodeUse(node=f"n{at}", node_rank=at, ranks=(at,), missing={"gpus": "no NVML"}) for at in range(8))
+    nodes = tuple(NodeUse(node=f"n{at}", node_rank=at, ranks=(at,), notes={"gpus": "no NVML"}) for at in range(8))
     assert line(shown(msgspec.structs.replace(BARE, nodes=nodes)), "gpus") == ["no", "NVML"]
 
 
@@ -149,7 +149,7 @@ def test_what_a_node_says_of_itself_is_text_and_neither_markup_nor_a_command_to_
         node_rank=0,
         ranks=(0,),
         nics=(NicUse(ifname="eth0\x07"),),
-        missing={"x": "\x1b]0;owned\x07[bold]"},
+        notes={"x": "\x1b]0;owned\x07[bold]"},
     )
     text = shown(msgspec.structs.replace(BARE, nodes=(node,)), width=160)
     assert "[red]n[/]?[2J" in text
