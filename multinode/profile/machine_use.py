@@ -30,7 +30,7 @@ _LINK = re.compile(r"gen (\d{1,2}) x(\d{1,2})")
 
 
 DIVIDED = Unknown("MIG divides it, and NVML counts all of its parts together")
-"""What a GPU that MIG divides uses."""
+"""The use of a GPU that MIG divides."""
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
