@@ -226,7 +226,7 @@ def parse_precision(text: str) -> str:
     return precision
 
 
-class _Point(NamedTuple):
+class _PublishedPoint(NamedTuple):
     """A speed of the file with what the file says beside it."""
 
     where: str  # its key
@@ -310,7 +310,7 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
     )
 
 
-def _known_points(benchmarks: PublishedBenchmarks) -> tuple[list[_Point], Speed]:
+def _known_points(benchmarks: PublishedBenchmarks) -> tuple[list[_PublishedPoint], Speed]:
     """The points that predictions start from, and the first one's speed."""
     single = benchmarks.single_node
     if (benchmarks.base is None) == (not single):
@@ -335,7 +335,7 @@ def _known_points(benchmarks: PublishedBenchmarks) -> tuple[list[_Point], Speed]
     return points, speeds[0]
 
 
-def _with_points(calibration: Calibration, points: Sequence[_Point], base: Speed) -> Calibration:
+def _with_points(calibration: Calibration, points: Sequence[_PublishedPoint], base: Speed) -> Calibration:
     """The calibration with what more than one figure of the same workers, or its rounding, tells."""
     first, costs = points[0], calibration.costs
     fixed_ms = _fixed_ms(points)
@@ -353,7 +353,7 @@ def _with_points(calibration: Calibration, points: Sequence[_Point], base: Speed
     return msgspec.structs.replace(calibration, costs=costs, doubts=doubts)
 
 
-def _fixed_ms(points: Sequence[_Point]) -> float | None:
+def _fixed_ms(points: Sequence[_PublishedPoint]) -> float | None:
     """Time per step that does not grow with its samples, from points with others; None if one alone is known.
 
     The line of least squares through the step times over the samples.
@@ -397,11 +397,11 @@ def _subject(benchmarks: PublishedBenchmarks, strategy: Strategy) -> Subject:
     )
 
 
-def _point(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> _Point:
+def _point(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> _PublishedPoint:
     layout = _layout(speed, where)
     batch, accumulation = _batches(benchmarks, speed, layout.workers, where)
     samples = layout.workers * batch * accumulation
-    return _Point(
+    return _PublishedPoint(
         where=where,
         layout=layout,
         per_device_batch=batch,
@@ -531,7 +531,7 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
     )
 
 
-def _run(benchmarks: PublishedBenchmarks, point: _Point) -> CalibrationRun:
+def _run(benchmarks: PublishedBenchmarks, point: _PublishedPoint) -> CalibrationRun:
     """The point as a run on one node, whose whole step is its own work."""
     alone = point.layout.on(1)
     samples = alone.workers * point.per_device_batch * point.accumulation
