@@ -284,5 +284,5 @@ def test_the_schemas_of_all_documents_are_made(tmp_path: Path) -> None:
     schemas = {path.name: json.loads(path.read_text()) for path in (tmp_path / "schemas").iterdir()}
     assert set(schemas) == set(re.findall(r"\(schemas/([^)]+)\)", page))
     run = schemas["run-1.json"]["$defs"]["Run"]
-    assert run["properties"]["schema"]["default"] == "multinode.run/1"
+    assert run["properties"]["schema"]["default"] == "multinode.run/2"
     assert {"run_id", "status"} <= set(run["required"])

@@ -146,7 +146,7 @@ class BelowSheet(Anomaly, frozen=True, kw_only=True):
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `bench`."""
 
-    schema: str = "multinode.bench/1"
+    schema: str = "multinode.bench/2"
     run_id: str
     phases: tuple[str, ...]  # in order
     nodes: tuple[BenchNode, ...]  # in node-rank order

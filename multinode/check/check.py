@@ -265,7 +265,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `check --json`."""
 
-    schema: str = "multinode.check/1"
+    schema: str = "multinode.check/2"
     ok: bool
     nodes: tuple[CheckedNode, ...]
     checks: tuple[str, ...] = CHECK_NAMES

@@ -161,7 +161,7 @@ def _stop_without_record(hosts: str | None, run_id: str, grace_s: float, *, as_j
     with open_context(cluster) as context:
         nodes = stop_by_id(context.agent, cluster, run_id, grace_s)
     if as_json:
-        print_document({"schema": "multinode.stop/1", "nodes": nodes})
+        print_document({"schema": "multinode.stop/2", "nodes": nodes})
     for node in nodes if not as_json else ():
         typer.echo(f"{node.node}: {node.error or _describe_stop(node)}")
     raise typer.Exit(3 if any(node.error for node in nodes) else int(any(node.processes_left for node in nodes)))
@@ -186,7 +186,7 @@ def clean(
         named = find_runs(context.agent, cluster, runs_root(), run_ids) if run_ids else None
         cleaned = clean_nodes(context.agent, cluster, named, older_than * _SECONDS_PER_DAY)
     if as_json:
-        print_document({"schema": "multinode.clean/1", "nodes": cleaned})
+        print_document({"schema": "multinode.clean/2", "nodes": cleaned})
     for node in cleaned if not as_json else ():
         typer.echo(f"{node.node}: {node.error or _describe_cleaned(node)}")
     raise typer.Exit(3 if any(node.error for node in cleaned) else 0)

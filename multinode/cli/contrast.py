@@ -221,7 +221,7 @@ def _print_plan(launch: Launch, request: ContrastRequest, *, as_json: bool) -> N
             for side, plan in zip(sides.sides, plans, strict=True)
         ]
         print_document(
-            {"schema": "multinode.contrast-plan/1", "mode": sides.mode, "why": sides.why, "sides": documents}
+            {"schema": "multinode.contrast-plan/2", "mode": sides.mode, "why": sides.why, "sides": documents}
         )
         return
     typer.echo(f"{sides.mode}: {sides.why}")

@@ -65,7 +65,7 @@ def export(
         else:
             note(f"{run} -> {target}")
     if as_json:
-        print_document({"schema": "multinode.export/1", "exports": done})
+        print_document({"schema": "multinode.export/2", "exports": done})
     raise typer.Exit(1 if any(run["error"] for run in done) else 0)
 
 

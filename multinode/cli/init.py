@@ -68,7 +68,7 @@ def init(
 def _copy_example(folder: Path, *, as_json: bool) -> None:
     files = copy_example(folder)
     if as_json:
-        print_document({"schema": "multinode.init/1", "files": [str(path) for path in files]})
+        print_document({"schema": "multinode.init/2", "files": [str(path) for path in files]})
         return
     for path in files:
         typer.echo(path)
@@ -91,7 +91,7 @@ def _describe(nodes: list[str], output: Path | None, *, as_json: bool) -> None:
         write_new_text(output, described.text)
     if as_json:
         hostfile = str(output) if output is not None else None
-        print_document({"schema": "multinode.init/1", "hostfile": hostfile, "nodes": described.cluster.nodes})
+        print_document({"schema": "multinode.init/2", "hostfile": hostfile, "nodes": described.cluster.nodes})
     elif output is None:
         typer.echo(described.text, nl=False)
         note(f"Next        multinode init {shlex.join(nodes)} -o hosts.txt")

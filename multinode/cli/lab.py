@@ -142,7 +142,7 @@ def down(
         _guard(live_runs())
     removed = down_lab()
     if as_json:
-        print_document({"schema": "multinode.lab/1", "removed": removed})
+        print_document({"schema": "multinode.lab/2", "removed": removed})
     elif removed:
         typer.echo(f"removed {removed.count()}")
     note("the lab is down" if removed else "no lab is running")

@@ -69,7 +69,7 @@ def report(
 def _tell(written: tuple[Path, ...], names: list[str], samples: list[Path], *, as_json: bool) -> None:
     if as_json:
         paths = [str(path) for path in written]
-        record = {"schema": "multinode.report/1", "runs": names, "path": paths[0], "paths": paths}
+        record = {"schema": "multinode.report/2", "runs": names, "path": paths[0], "paths": paths}
         print_document(record | {"samples": [str(path) for path in samples]})
         return
     for path in written:

@@ -89,7 +89,7 @@ def print_followed(chunks: Iterator[tuple[str, bytes]], nodes: int, rank: int | 
 def print_logs_document(logs: Logs, run_id: str, rank: int | None, *, raw: bool) -> None:
     """Logs as one JSON document on stdout, without secrets, written while they are read."""
     write = sys.stdout.write
-    write(f'{{\n  "schema": "multinode.logs/1",\n  "run_id": {_json(run_id)},\n  "nodes": [')
+    write(f'{{\n  "schema": "multinode.logs/2",\n  "run_id": {_json(run_id)},\n  "nodes": [')
     comma = ""
     for part_id, name, chunks in logs:
         write(f'{comma}\n    {{\n      "run_id": {_json(part_id)},\n      "name": {_json(name)},\n      "log": "')

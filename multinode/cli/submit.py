@@ -65,7 +65,7 @@ def submit(
     script = batch_script(ctx.meta[_SBATCH], ctx.meta[SCRIPT] or (), python=sys.executable, runs=str(runs))
     if dry_run:
         if as_json:
-            print_document({"schema": "multinode.submit/1", "job_id": None, "script": script, "runs": str(runs)})
+            print_document({"schema": "multinode.submit/2", "job_id": None, "script": script, "runs": str(runs)})
         else:
             typer.echo(script, nl=False)
         return
@@ -73,7 +73,7 @@ def submit(
 
     job_id = submit_script(script, os.environ)
     if as_json:
-        print_document({"schema": "multinode.submit/1", "job_id": job_id, "script": script, "runs": str(runs)})
+        print_document({"schema": "multinode.submit/2", "job_id": job_id, "script": script, "runs": str(runs)})
     else:
         typer.echo(f"submitted Slurm job {job_id}")
     note(f"once it runs: multinode attach, logs -f or stop; they read {runs}, which its nodes must share")

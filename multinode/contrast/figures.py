@@ -65,7 +65,7 @@ class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""  # the same in one sentence
 
 
-SCHEMA = "multinode.contrast/3"
+SCHEMA = "multinode.contrast/4"
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):

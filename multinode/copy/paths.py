@@ -71,7 +71,7 @@ class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
         unreached: whether a node that failed could not be reached.
     """
 
-    schema: str = "multinode.copy/1"
+    schema: str = "multinode.copy/2"
     ok: bool
     paths: tuple[str, ...]
     source: str

@@ -75,7 +75,7 @@ class LogFailure(msgspec.Struct, frozen=True, kw_only=True):
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What logs say of a run."""
 
-    schema: str = "multinode.explain/1"
+    schema: str = "multinode.explain/2"
     first_failure: LogFailure | None  # of all logs; None where none tells of one
     other_failures: tuple[LogFailure, ...]  # of the other logs: consequences, or what came later
     order_known: bool  # whether the texts say which failure came first, where several have a cause of their own

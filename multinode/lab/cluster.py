@@ -219,7 +219,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The lab as it is now."""
 
-    schema: str = "multinode.lab/1"
+    schema: str = "multinode.lab/2"
     hostfile: str | None  # its path; None where no lab is up
     nodes: tuple[NodeStatus, ...]  # in node-rank order
 

@@ -114,7 +114,7 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A lab that stands."""
 
-    schema: str = "multinode.lab/1"
+    schema: str = "multinode.lab/2"
     spec: LabSpec
     controller_boot_id: str  # of the machine that it was made on; after a reboot nothing of it stands
     hostfile: str  # path of the hostfile that names its nodes

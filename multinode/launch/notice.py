@@ -42,7 +42,7 @@ _PREFIX = "MULTINODE_"
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a run: the JSON document of `--notify`, and the `MULTINODE_*` environment of `--on-end`."""
 
-    schema: str = "multinode.notice/1"
+    schema: str = "multinode.notice/2"
     event: Literal["end", "hang", "restart"]  # `end`, `hang` or `restart`
     text: str  # the event in one sentence, under the key that chat services show
     error: str | None = None  # why the controller could not follow the run to its end; None if it could

@@ -59,7 +59,7 @@ class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `nccl-test --tune`; `tune.json` of the run."""
 
-    schema: str = "multinode.tune/1"
+    schema: str = "multinode.tune/2"
     run_id: str
     backend: str  # `nccl`; with `gloo` nothing is measured
     nodes: tuple[str, ...]

@@ -100,7 +100,7 @@ class ReadScan(msgspec.Struct, frozen=True, kw_only=True):
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `nccl-test --read --json`."""
 
-    schema: str = "multinode.nccl-test-read/1"
+    schema: str = "multinode.nccl-test-read/2"
     files: tuple[str, ...]
     scans: tuple[ReadScan, ...]
 

@@ -142,7 +142,7 @@ class StepEstimate(StepMessages, frozen=True, kw_only=True):
 class ScanReport(ScanCurves, frozen=True, kw_only=True):
     """The document of `nccl-test --json`; `nccl-test.json` of the run."""
 
-    schema: str = "multinode.nccl-test/1"
+    schema: str = "multinode.nccl-test/2"
     backend: str  # `nccl` or `gloo`, as chosen by the workers
     timer: str = "clock"  # `cuda` (CUDA events) or `clock`
     workers: tuple[int, ...]  # of each node

@@ -68,7 +68,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `advise --json` and `advice.json`."""
 
-    schema: str = "multinode.advise/1"
+    schema: str = "multinode.advise/2"
     runs: tuple[str, ...] = ()  # ids of the stored runs that the predictions start from
     sources: tuple[str, ...] = ()  # the same, one sentence each
     settings: JobSettings = JobSettings()  # of the current training

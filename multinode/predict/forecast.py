@@ -115,7 +115,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         notes: assumptions, one sentence each.
     """
 
-    schema: str = "multinode.predict/1"
+    schema: str = "multinode.predict/2"
     sources: tuple[str, ...] = ()
     scenarios: tuple[PredictedScenario, ...]
     break_even: BreakEven | None = None

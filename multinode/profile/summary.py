@@ -154,7 +154,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
         unused_levers: names of levers that changed nothing, as the training has a mechanism of its own.
     """
 
-    schema: str = "multinode.summary/1"
+    schema: str = "multinode.summary/2"
     run_id: str
     strategy: str = "unknown"
     world_size: int = 0

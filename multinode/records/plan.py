@@ -129,7 +129,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         command: the command line that asked for it; None if none did, as from Python.
     """
 
-    schema: str = "multinode.plan/1"
+    schema: str = "multinode.plan/2"
     run_id: str
     engine: str
     job: str

@@ -106,7 +106,7 @@ class Stall(Finding, frozen=True, kw_only=True):
 class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of `stall.json`: the stalls of a run so far, and the nodes' diagnosis at the last one."""
 
-    schema: str = "multinode.stall/1"
+    schema: str = "multinode.stall/2"
     stalls: tuple[Stall, ...]
     nodes: tuple[NodeDiagnosis, ...]
 
@@ -198,7 +198,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         missing_bytes: of logs and samples that could not be written here; `multinode attach` fetches them.
     """
 
-    schema: str = "multinode.run/1"
+    schema: str = "multinode.run/2"
     run_id: str
     job: str
     engine: str
@@ -336,7 +336,7 @@ class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
 class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
     """Whether one node alone would be faster than the run; `early-verdict.json` of a run."""
 
-    schema: str = "multinode.early-verdict/1"
+    schema: str = "multinode.early-verdict/2"
     now: Projection | None = None  # the run as it is; its speed-up is 1 by definition
     # the first node alone with its workers of this run, predicted; None with a reason in `reason`
     one_node: Projection | None = None

@@ -46,7 +46,7 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
 class ComparedRecords(msgspec.Struct, frozen=True, kw_only=True):
     """Two records figure by figure, in the order of the first."""
 
-    schema: str = "multinode.comparison/1"
+    schema: str = "multinode.comparison/2"
     kind: str
     run_ids: tuple[str, str]
     figures: tuple[ComparedFigure, ...]

@@ -12,7 +12,7 @@ from multinode.records.run import EarlyVerdict, Run
 class RunDocument(Run, frozen=True, kw_only=True):
     """The document of `launch`, `attach`, `stop` and `show`: the record of the run, and its results."""
 
-    schema: str = "multinode.launch/1"
+    schema: str = "multinode.launch/2"
     directory: str
     code: CodeCopy | None = None  # the copied code that it ran in; None without --code
     summary: Summary | None = None  # its figures; None if it ended too early, or launched nothing itself

@@ -43,7 +43,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `runs --json`."""
 
-    schema: str = "multinode.runs/1"
+    schema: str = "multinode.runs/2"
     runs: tuple[RunRow, ...]
 
 

@@ -79,7 +79,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 class GridRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`grid.json` of a series of runs: rewritten at every change of a cell, so that it can resume after a crash."""
 
-    schema: str = "multinode.grid/1"
+    schema: str = "multinode.grid/2"
     fingerprint: str  # of everything that decides the figures; equal for the same command
     command: str  # the job, for people
     grid: Grid

@@ -250,7 +250,7 @@ class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
 class CellTable(msgspec.Struct, frozen=True, kw_only=True):
     """The cells of one or more sweeps, or of an import."""
 
-    schema: str = "multinode.sweep/1"
+    schema: str = "multinode.sweep/2"
     run_id: str  # of the sweep or import; several are separated by commas
     job: str
     rule: str = ""  # which steps are measured

@@ -420,7 +420,7 @@ def _end(
 TABLE_FILE = "sweep.json"
 # Kinds of runs whose parts are trainings, each a row.
 _KINDS = frozenset({"sweep", "advise", "tuning"})
-_SCHEMA = "multinode.sweep/1"
+_SCHEMA = "multinode.sweep/2"
 
 
 def build_table(directory: RunDirectory, root: Path) -> CellTable:

@@ -69,7 +69,7 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """What `tune --json` prints; `tuning.json`."""
 
-    schema: str = "multinode.tuning/1"
+    schema: str = "multinode.tuning/2"
     run_id: str
     job: str  # in a few words
     samples: int = 0  # that every run trains on

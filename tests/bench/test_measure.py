@@ -115,7 +115,7 @@ def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
     assert missing.failures == {"alone": "it refuses connections"}
     assert "gone could not be measured alone: it refuses connections" in found.verdict
     kept = json.loads((tmp_path / "runs" / "b" / "bench.json").read_text())
-    assert kept["schema"] == "multinode.bench/1"
+    assert kept["schema"] == "multinode.bench/2"
     run = RunDirectory(tmp_path / "runs" / "b").read("run.json", Run)
     assert run is not None
     assert (run.kind, run.engine, run.status, run.job) == ("bench", "torchrun", "failed", "bench matmul")

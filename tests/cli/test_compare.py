@@ -81,7 +81,7 @@ def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
 
 def test_records_that_have_nothing_in_common_are_named_with_their_kinds(root: Path) -> None:
     keep(root, FIRST, "bench", "bench.json", {"nodes": []})
-    keep(root, SECOND, "contrast", "contrast.json", {"schema": "multinode.contrast/3"})
+    keep(root, SECOND, "contrast", "contrast.json", {"schema": "multinode.contrast/4"})
     with pytest.raises(UsageError, match=f"run {FIRST} is of kind bench, and {SECOND} of kind contrast"):
         compare(FIRST, SECOND)
     with pytest.raises(UsageError, match=f"both are run {FIRST}"):

@@ -32,7 +32,7 @@ def dry_run(*arguments: str) -> Result:
 )
 def test_a_dry_run_has_each_side_with_its_plan(options: tuple[str, ...], mode: str, workers: list[int]) -> None:
     document = json.loads(dry_run("sft.yaml", "--json", *options).stdout)
-    assert (document["schema"], document["mode"]) == ("multinode.contrast-plan/1", mode)
+    assert (document["schema"], document["mode"]) == ("multinode.contrast-plan/2", mode)
     assert [side["role"] for side in document["sides"]] == ["baseline", "candidate"]
     assert [sum(side["plan"]["rendezvous"]["workers"]) for side in document["sides"]] == workers
     assert not Path("runs").exists()

@@ -39,7 +39,7 @@ def test_the_published_tables_are_imported_and_what_contradicts_itself_is_named(
 
 def test_the_document_is_the_table() -> None:
     document = json.loads(run("import", FIGURES / "published_batches.csv", "--name", "Batches", "--json").stdout)
-    assert (document["schema"], document["job"]) == ("multinode.sweep/1", "Batches")
+    assert (document["schema"], document["job"]) == ("multinode.sweep/2", "Batches")
     assert [cell["source"] for cell in document["cells"]] == ["imported"] * 12
     assert document["cells"][0]["samples_per_s"]["value"] == 20.108
     assert document["cells"][0]["price_per_hour"]["reason"]

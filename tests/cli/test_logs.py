@@ -62,7 +62,7 @@ def test_the_document_is_the_same_text_without_secrets(directory: RunDirectory) 
     directory.append_log(0, b'"quoted" \\ back\nHF_TOKEN=abcdef\n')
     found = json.loads(multinode(directory, "logs", "--json").stdout)
     assert found == {
-        "schema": "multinode.logs/1",
+        "schema": "multinode.logs/2",
         "run_id": RUN,
         "nodes": [
             {"run_id": RUN, "name": "gpu-a", "log": "\"quoted\" \\ back\nHF_TOKEN='<redacted>'\n"},

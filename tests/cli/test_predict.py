@@ -39,7 +39,7 @@ def document(*arguments: str) -> Any:
 
 def test_the_document_has_what_was_asked_for() -> None:
     found = document("b-one", "b-two", "a-sweep", "--link", "100mbit,1gbit,10", "--nodes", "2,4")
-    assert found["schema"] == "multinode.predict/1"
+    assert found["schema"] == "multinode.predict/2"
     assert [(one["nodes"], one["link_gbit_per_s"]) for one in found["scenarios"]] == [
         (2, 0.1),
         (2, 1.0),

@@ -36,7 +36,7 @@ def test_the_exit_code_says_whether_there_was_a_result(name: str, words: tuple[s
 def test_a_pipe_is_read_and_the_document_has_every_figure() -> None:
     done = read("--read", "-", "--link", "4x200gbit", "--json", stdin=(PASTED / "nccl-tests-119.txt").read_text())
     document = json.loads(done.stdout)
-    assert document["schema"] == "multinode.nccl-test-read/1"
+    assert document["schema"] == "multinode.nccl-test-read/2"
     (scan,) = document["scans"]
     assert (scan["link_gbit_per_s"], scan["verdict"]["status"], len(scan["rows"])) == (800, "ok", 4)
     assert scan["layout"]["nodes"] == 3

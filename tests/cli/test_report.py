@@ -81,7 +81,7 @@ def test_the_page_of_a_run_lies_here_under_its_name(runs: Path, tmp_path: Path) 
 def test_the_page_lies_where_it_was_asked_for_and_replaces_an_earlier_one(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "out.html").write_text("old")
     document = json.loads(report("20260102", "20260103", "-o", "out.html", "--json"))
-    assert document["schema"] == "multinode.report/1"
+    assert document["schema"] == "multinode.report/2"
     assert (document["path"], document["runs"]) == ("out.html", ["20260102-aa", "20260103-bb"])
     assert document["samples"][0] == str(runs / "20260102-aa" / "samples")
     page = (tmp_path / "out.html").read_text()
@@ -108,9 +108,9 @@ def test_a_contrast_s_page_shows_its_figures(runs: Path, tmp_path: Path) -> None
 
 
 def test_a_contrast_of_another_release_is_said_to_be_one(runs: Path) -> None:
-    store_contrast(runs, {"schema": "multinode.contrast/1", "baseline": 0.12})
+    store_contrast(runs, {"schema": "multinode.contrast/2", "baseline": 0.12})
     text = report("20260104", "20260102", "--format", "markdown")
-    assert "This contrast is from another release (multinode.contrast/1): measure it again" in text
+    assert "This contrast is from another release (multinode.contrast/2): measure it again" in text
     assert "## sft.yaml" in text
 
 
@@ -169,7 +169,7 @@ def test_show_says_what_holds_a_run_up_and_json_has_the_figures() -> None:
     assert "TFLOP/s" in runner.invoke(build_app(), ["show", "20260102", "--details"]).stdout
     document = json.loads(runner.invoke(build_app(), ["show", "20260102", "--json"]).stdout)
     assert (document["run_id"], document["contrast"]) == ("20260102-aa", None)
-    assert document["schema"] == "multinode.launch/1"
+    assert document["schema"] == "multinode.launch/2"
     assert document["summary"]["comm"]["exposed_ms"]["value"] == 120.5
 
 

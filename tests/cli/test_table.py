@@ -65,7 +65,7 @@ def test_a_sweep_s_table_is_shown_and_json_is_the_document() -> None:
     assert "1x2-lora-batch1" in text
     assert "OOM" in text
     document = json.loads(run("show", SWEEP_ID, "--format", "json"))
-    assert document["schema"] == "multinode.sweep/1"
+    assert document["schema"] == "multinode.sweep/2"
     assert [one["label"] for one in document["cells"]][3] == "1x2-full-batch2"
 
 
@@ -134,7 +134,7 @@ def test_show_begins_with_the_table_of_a_sweep_or_an_import() -> None:
     shown = run("show", SWEEP_ID)
     assert shown.startswith("The fastest is 2x2-lora-batch2")
     document = json.loads(run("show", SWEEP_ID, "--json"))
-    assert document["sweep"]["schema"] == "multinode.sweep/1"
+    assert document["sweep"]["schema"] == "multinode.sweep/2"
     assert "QLoRA paged" in run("show", IMPORT_ID)
     kinds = {one["run_id"]: one["kind"] for one in json.loads(run("runs", "--json"))["runs"]}
     assert (kinds[SWEEP_ID], kinds[IMPORT_ID]) == ("sweep", "import")

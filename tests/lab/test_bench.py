@@ -41,7 +41,7 @@ def test_every_worker_is_measured_alone_and_together(command: Command) -> None:
     options = (*PRODUCT, *REAL_TORCH, "--seconds", "0.2", "--json")
     code, document = command.code_and_document("bench", "--hosts", "lab", *options)
     assert code == 0
-    assert document["schema"] == "multinode.bench/1"
+    assert document["schema"] == "multinode.bench/2"
     assert document["phases"] == ["alone", "together"]
     assert [(node["node"], len(node["workers"])) for node in document["nodes"]] == [("node0", 2), ("node1", 2)]
     for node in document["nodes"]:

@@ -86,7 +86,7 @@ def in_node(lab: Lab, shell: str) -> str:
 class TestLlamaFactoryOverASlowLink:
     def test_it_is_the_same_workers_on_one_node_and_on_two(self, contrasted: Contrasted) -> None:
         document, baseline, candidate = contrasted.document, contrasted.baseline, contrasted.candidate
-        assert (document["schema"], document["mode"]) == ("multinode.contrast/3", "same-workers")
+        assert (document["schema"], document["mode"]) == ("multinode.contrast/4", "same-workers")
         assert (baseline["nodes"], baseline["workers_per_node"]) == (1, 2)
         assert (candidate["nodes"], candidate["workers_per_node"]) == (2, 1)
         for side in (baseline, candidate):

@@ -113,7 +113,7 @@ def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     changes = ("--set", "max_steps=16", "--set", "save_strategy=steps", "--set", f"output_dir={output}")
     document = command.document(*LAUNCH, *ONE, "configs/tiny_sft_zero2.yaml", *changes, "--json")
     assert_succeeded(document)
-    assert document["schema"] == "multinode.launch/1"
+    assert document["schema"] == "multinode.launch/2"
     assert (document["engine"], document["world_size"], document["summary"]["steps"]) == ("llamafactory", 2, 16)
     assert document["first_failure"] is None
     nodes = [(node["name"], node["node_rank"], node["status"]["exit_code"]) for node in document["nodes"]]

@@ -45,7 +45,7 @@ def test_down_leaves_the_machine_as_it_was(multinode: Command) -> None:
     up = multinode("lab", "up", "--nodes", "3", "--rate", "none", "--json")
     assert up.returncode == 0, up.stderr
     told = json.loads(up.stdout)
-    assert told["schema"] == "multinode.lab/1"
+    assert told["schema"] == "multinode.lab/2"
     assert [node["name"] for node in told["nodes"]] == ["node0", "node1", "node2"]
     assert len(told["links"]) == 4
     assert _machine() != before
@@ -81,7 +81,7 @@ def test_down_ends_no_run_that_nobody_said_it_may_end(multinode: Command) -> Non
 @without_lab
 def test_without_a_lab_the_verbs_say_how_to_make_one() -> None:
     status = call_here("lab", "status", "--json")
-    assert json.loads(status.stdout) == {"schema": "multinode.lab/1", "hostfile": None, "nodes": []}
+    assert json.loads(status.stdout) == {"schema": "multinode.lab/2", "hostfile": None, "nodes": []}
     assert status.returncode == 1
     for verb, code in (("status", 1), ("rate", 2), ("exec", 2)):
         done = call_here("lab", verb, *{"rate": ["all", "1gbit"], "exec": ["node0", "true"]}.get(verb, []))

@@ -40,7 +40,7 @@ def healthy(module_lab: Lab, commands: Command) -> dict[str, Any]:
 
 @pytest.mark.timing
 def test_a_sweep_over_two_nodes(healthy: dict[str, Any]) -> None:
-    assert healthy["schema"] == "multinode.nccl-test/1"
+    assert healthy["schema"] == "multinode.nccl-test/2"
     assert (healthy["backend"], healthy["world_size"], healthy["nodes"]) == ("gloo", 2, ["node0", "node1"])
     assert all(row["num_wrong"] == 0 for row in healthy["rows"])
     rows = [row for row in healthy["rows"] if row["collective"] == "all_reduce"]

@@ -121,7 +121,7 @@ def table(command: Command) -> list[dict[str, Any]]:
     """The rows of the sweep's table."""
     (path,) = command.runs.glob("*/sweep.json")
     document = json.loads(path.read_text())
-    assert document["schema"] == "multinode.sweep/1"
+    assert document["schema"] == "multinode.sweep/2"
     rows: list[dict[str, Any]] = document["cells"]
     return rows
 

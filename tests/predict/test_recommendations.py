@@ -262,7 +262,7 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     shown = advise_on_the_command_line(tmp_path, "one", "two", "--top", "50")
     assert "--set gradient_accumulation_steps=8" in shown
     document = json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json"))
-    assert document["schema"] == "multinode.advise/1"
+    assert document["schema"] == "multinode.advise/2"
     recommendations = msgspec.convert(document, Recommendations)
     assert recommendations == advise_runs(tmp_path, ["one", "two"])
     names = [

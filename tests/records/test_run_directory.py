@@ -221,8 +221,8 @@ def test_a_stored_cluster_holds_no_secret_and_everything_else(directory: RunDire
 
 def test_a_document_of_another_version_is_told_with_both(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    (tmp_path / "run.json").write_text('{"schema": "multinode.run/0\\u001b[31m", "id": 1}')
+    (tmp_path / "run.json").write_text('{"schema": "multinode.run/1\\u001b[31m", "id": 1}')
     with pytest.raises(MultinodeError) as caught:
         directory.read_run()
-    assert "run.json is a multinode.run/0 [31m; this release of multinode reads multinode.run/" in str(caught.value)
+    assert "run.json is a multinode.run/1 [31m; this release of multinode reads multinode.run/" in str(caught.value)
     assert "the release that wrote it" in str(caught.value.hint)

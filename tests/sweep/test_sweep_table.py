@@ -144,9 +144,9 @@ def test_a_view_prices_filters_sorts_and_names_the_cheapest(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("stored", "said"),
     [
-        (b'{"schema": "multinode.sweep/9", "cells": []}', "another release .multinode.sweep/9."),
+        (b'{"schema": "multinode.sweep/10", "cells": []}', "another release .multinode.sweep/10."),
         (b"{}", "another release .no schema."),
-        (b'{"schema": "multinode.sweep/1", "cells": 5}', r"sweep\.json cannot be read"),
+        (b'{"schema": "multinode.sweep/2", "cells": 5}', r"sweep\.json cannot be read"),
         (b'{"schema": "multinode.sw', r"sweep\.json cannot be read"),
     ],
 )
@@ -161,7 +161,7 @@ def test_what_was_stored_is_what_is_read_back(tmp_path: Path) -> None:
     directory = store_sweep(tmp_path)
     build_table(directory, tmp_path)
     document = msgspec.json.decode((directory.path / "sweep.json").read_bytes())
-    assert (document["schema"], len(document["cells"])) == ("multinode.sweep/1", 4)
+    assert (document["schema"], len(document["cells"])) == ("multinode.sweep/2", 4)
     assert directory.read("sweep.json", CellTable) == load_tables(tmp_path, [directory.run_id])
 
 
