@@ -63,8 +63,8 @@ def measure(
         {
             "training": name,
             "change": advice["name"],
-            "predicted_gain": advice["gain"],
-            "interval": advice["interval"],
+            "predicted_gain": advice["gain"]["value"],
+            "interval": [advice["gain"]["low"], advice["gain"]["high"]],
             "measured_gain": advice["tried"]["gain"],
             "error": advice["tried"]["error"],
             "covered": advice["tried"]["is_covered"],

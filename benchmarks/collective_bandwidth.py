@@ -43,7 +43,7 @@ def main() -> None:
         ours.append(_nccl_test("-b", "64M", "-e", "64M", "-n", str(asked.iters))["rows"][-1]["busbw_gb_per_s"])
         sys.stderr.write(f"iperf3 {goodput[-1]:.4f}  plain loop {plain[-1]:.4f}  nccl-test {ours[-1]:.4f} GB/s\n")
     sweep = _nccl_test("-b", "64K", "-e", "64M", "-f", "2", "-n", str(asked.iters))
-    points = [(row["size_bytes"], row["time_us"]) for row in sweep["rows"]]
+    points = [(row["size_bytes"], row["time_us"]["value"]) for row in sweep["rows"]]
     errors = held_back_errors(fit_curve(points), MIB)
     document = {
         "schema": "multinode.collective-bandwidth/2",

@@ -68,7 +68,7 @@ def _bench(asked: argparse.Namespace) -> dict[str, float]:
         command = [MULTINODE, "bench", *where, *what, "--alone", "--env", THREADS, "--json"]
         document: dict[str, Any] = json.loads(run(command, {"MULTINODE_RUNS": runs}))
     (worker,) = document["nodes"][0]["workers"]
-    tests = {(test["kind"], test["dtype"], test["name"]): test["alone"]["value"] for test in worker["tests"]}
+    tests = {(test["kind"], test["dtype"], test["name"]): test["alone"]["value"]["value"] for test in worker["tests"]}
     dtype = "bf16" if worker["device"] == "cuda" else "fp32"
     return {"matmul": tests["matmul", dtype, str(asked.rows)], "copy": tests["memory", "fp32", "copy"]}
 

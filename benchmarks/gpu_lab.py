@@ -300,8 +300,11 @@ class Lab:
         text = self._multinode("predict", *(run.run_id for run in runs), *link, "--json", may_fail=True)
         try:
             first = json.loads(text)["scenarios"][0]
-            step_ms, samples_per_s, (low, high) = (first[key] for key in ("step_time_ms", "samples_per_s", "interval"))
-            return Estimate(value=step_ms, low=step_ms * samples_per_s / high, high=step_ms * samples_per_s / low)
+            step_ms, (value, low, high) = (
+                first["step_time_ms"],
+                map(first["samples_per_s"].get, ("value", "low", "high")),
+            )
+            return Estimate(value=step_ms, low=step_ms * value / high, high=step_ms * value / low)
         except (ValueError, LookupError, TypeError):
             return None
 

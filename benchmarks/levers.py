@@ -95,14 +95,14 @@ def _cell(alone: str, scan: str, rate: str, job: str, lever: str) -> dict[str, A
     predicting = ("predict", alone, scan, "--link", rate, "--nodes", "2", "--json", *(asked or options))
     predicted = json.loads(call(*predicting))["scenarios"][0]
     measured = train("--set", f"max_steps={_STEPS[every]}", *JOBS[job], *options)
-    rate_of, (low, high) = measured["samples_per_s"]["value"], predicted["interval"]
+    rate_of, foretold = measured["samples_per_s"]["value"], predicted["samples_per_s"]
     return {
         "measured_samples_per_s": rate_of,
-        "predicted_samples_per_s": predicted["samples_per_s"],
-        "interval": [low, high],
+        "predicted_samples_per_s": foretold["value"],
+        "interval": [foretold["low"], foretold["high"]],
         # Of the step time.
-        "error": rate_of / predicted["samples_per_s"] - 1,
-        "inside": low <= rate_of <= high,
+        "error": rate_of / foretold["value"] - 1,
+        "inside": foretold["low"] <= rate_of <= foretold["high"],
         "parts": predicted["parts"],
         "rounds": measured.get("rounds"),
     }

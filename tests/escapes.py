@@ -27,7 +27,7 @@ _PATTERNED = ("10.0.0.1", "name", "checkpoint-1", "0000:00:00.0", "0a")
 def tagged(kind: type[Any]) -> Iterator[type[Any]]:
     """The structs below a type that have a `kind`, as all that nodes send."""
     for sub in kind.__subclasses__():
-        if sub.__struct_config__.tag_field == "kind":
+        if sub.__struct_config__.tag_field == "kind" and sub.__module__.startswith("multinode."):
             yield sub
         yield from tagged(sub)
 

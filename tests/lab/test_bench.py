@@ -48,8 +48,8 @@ def test_every_worker_is_measured_alone_and_together(command: Command) -> None:
         for worker in node["workers"]:
             assert (worker["device"], worker["threads"]) == ("cpu", 1)
             (test,) = worker["tests"]
-            assert test["alone"]["value"] > 0
-            assert test["together"]["value"] > 0
+            assert test["alone"]["value"]["value"] > 0
+            assert test["together"]["value"]["value"] > 0
             assert worker["use"]["alone"]["seconds"] > 0
     assert_no_agents()
     run_id = document["run_id"]
@@ -70,7 +70,7 @@ def test_all_kinds_of_tests_on_one_node(command: Command) -> None:
     for test in tests:
         assert (test["peak"], test["peak_reason"]) == (None, "no CPU data sheets are available")
         if test["error"] is None:
-            assert test["alone"]["value"] > 0
+            assert test["alone"]["value"]["value"] > 0
         else:
             # A product that does not fit the time is left out, and says so.
             assert test["kind"] == "matmul"
@@ -115,7 +115,7 @@ def plain_loop(node: LabNode) -> float:
 
 def matmul_of(document: dict[str, Any]) -> float:
     tests: Sequence[dict[str, Any]] = document["nodes"][0]["workers"][0]["tests"]
-    return float(tests[0]["alone"]["value"])
+    return float(tests[0]["alone"]["value"]["value"])
 
 
 def test_a_node_without_sshd_costs_the_other_nothing(command: Command, fault: Make) -> None:
@@ -123,7 +123,7 @@ def test_a_node_without_sshd_costs_the_other_nothing(command: Command, fault: Ma
     code, document = command.code_and_document("bench", "--hosts", "lab", *QUICK, "--seconds", "0.2", "--json")
     assert code == 1
     first, second = document["nodes"]
-    assert first["workers"][0]["tests"][0]["together"]["value"] > 0
+    assert first["workers"][0]["tests"][0]["together"]["value"]["value"] > 0
     assert "alone" in second["failures"]
     assert second["workers"] == []
     shown = json.loads((command.runs / document["run_id"] / "run.json").read_text())
