@@ -60,6 +60,28 @@ def test_an_error_whose_translation_is_not_whole_is_named() -> None:
     ]
 
 
+_DECLARE = """
+import sys; sys.path.insert(0, "scripts")
+import make_finding_reference as made
+from multinode.findings.rule import RuleGroup
+group = RuleGroup("Speeds")
+for _ in range(2):
+    group.rule("slow", about="a slow node", message="It takes {step_ms:.1f} ms | more.", figures=("step_ms",))
+print(*made.twice_declared([group, RuleGroup("Speeds")]), sep="\\n")
+print(made.render_reference([group]).splitlines()[-1])
+"""
+
+
+def test_a_finding_is_declared_once_and_listed_with_its_figures() -> None:
+    command = [sys.executable, "-c", _DECLARE]
+    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.splitlines() == [
+        "2 groups of rules have the title 'Speeds'",
+        "Speeds: 2 rules have the code slow",
+        "| `slow` | a slow node | It takes {step_ms} ms \\| more. | - | `step_ms` |",
+    ]
+
+
 def test_the_words_are_the_fields() -> None:
     checked = _run("check_words.py")
     assert checked.stdout == ""

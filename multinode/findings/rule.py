@@ -1,7 +1,7 @@
 """Rule: one kind of finding, declared once with its words. RuleGroup: the rules of one subject.
 
-A rule decides nothing: the code that judges calls `found` with the figures. Those of checks are listed in
-`docs/reference/checks.md`.
+A rule decides nothing: the code that judges calls `found` with the figures. All are listed in
+`docs/reference/findings.md`, those of checks in `docs/reference/checks.md`.
 """
 
 from __future__ import annotations
