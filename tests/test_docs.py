@@ -123,7 +123,7 @@ def test_a_document_that_is_wrong_is_named_with_its_line(tmp_path: Path, text: s
     "text",
     [
         "[there](docs/a.md)",
-        "[generated](docs/schemas/launch-1.json)",
+        "[generated](docs/schemas/launch-2.json)",
         "[there](docs/a.md#some-heading-and-more)",
         "[elsewhere](https://example.org/page)",
         "```\n[not a link](in-code)\n```",
@@ -305,6 +305,6 @@ def test_the_schemas_of_all_documents_are_made(tmp_path: Path) -> None:
     page = (_ROOT / "docs" / "reference" / "json.md").read_text()
     schemas = {path.name: json.loads(path.read_text()) for path in (tmp_path / "schemas").iterdir()}
     assert set(schemas) == set(re.findall(r"\(schemas/([^)]+)\)", page))
-    run = schemas["run-1.json"]["$defs"]["Run"]
+    run = schemas["run-2.json"]["$defs"]["Run"]
     assert run["properties"]["schema"]["default"] == "multinode.run/2"
     assert {"run_id", "status"} <= set(run["required"])

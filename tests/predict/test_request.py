@@ -121,7 +121,7 @@ def test_a_run_that_cannot_be_read_matters_only_where_it_is_named(root: Path) ->
     directory = store(root, training_record("c-old", 2))
     (directory.path / "summary.json").write_text('{"schema": "multinode.summary/1"}')
     assert forecast_runs(root, ["b-contrast"]).scenarios
-    with pytest.raises(MultinodeError, match=r"summary\.json is a multinode\.summary/0"):
+    with pytest.raises(MultinodeError, match=r"summary\.json is a multinode\.summary/1"):
         forecast_runs(root, ["c-old"])
 
 
