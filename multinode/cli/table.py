@@ -133,14 +133,14 @@ def print_cells(
 
     from multinode.render.table import WIDE
     from multinode.sweep.cell_sheet import cell_parts
-    from multinode.sweep.cells import our_name
+    from multinode.sweep.cells import cell_frame
 
     if form != "table":
         typer.echo(_text(table, form), nl=False)
         return
     console = Console()
     width = console.width if console.is_terminal else WIDE
-    first = our_name(sort.removeprefix("-")) if sort is not None else None
+    first = cell_frame(table.cells).figure(sort.removeprefix("-")).name if sort is not None else None
     print_screen(cell_parts(table, width, first, details=details, more=more))
 
 

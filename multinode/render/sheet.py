@@ -97,6 +97,18 @@ def sanitize(text: str) -> str:
     return "".join("?" if unicodedata.category(char) in _UNSEEN else char for char in spaced)
 
 
+# Characters that start a formula in a spreadsheet.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def harmless(value: object) -> object:
+    """A cell, marked as text if a spreadsheet would calculate it."""
+    if not isinstance(value, str):
+        return value
+    text = sanitize(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+
+
 def html_text(text: str) -> str:
     """The text for a page or a chart: plotly interprets HTML, too."""
     return html.escape(sanitize(text))

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import math
-import operator
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from multinode.cluster.accelerators import device_key, short_device_name
+from multinode.cluster.accelerators import short_device_name
 from multinode.cluster.prices import Price, Prices
 from multinode.errors import UsageError
 from multinode.findings.finding import Finding
 from multinode.model.workload import FullRun
-from multinode.profile.measured import with_costs
+from multinode.profile.measured import SAMPLES_PER_S, with_costs
 from multinode.profile.summary import Summary
-from multinode.stats.estimate import Estimate, ratio
-from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, unknown_fields
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, or_none, unknown_fields
 from multinode.sweep.cell_rows import MeasuredCell, fill_rows, make_row, with_full_run
 from multinode.sweep.cells import (
     MEASURED,
+    RELATIVE,
     CellRow,
     CellTable,
     Cheapest,
     Offer,
+    cell_frame,
     differing,
     has_speed,
     other_job,
-    require_name,
     untold,
-    value_of,
 )
 from multinode.sweep.table_notes import NO_ROW
 from multinode.units import format_duration, format_figure
@@ -280,7 +276,10 @@ def relative_to(table: CellTable, label: str | None = None) -> CellTable:
         label: of the baseline; None takes the first row that has a speed.
     """
     baseline = _find(table.cells, label) if label is not None else next(filter(has_speed, table.cells), None)
-    rows = tuple(msgspec.structs.replace(row, relative=_relative(row, baseline)) for row in table.cells)
+    frame = cell_frame([row for row in table.cells if has_speed(row)])
+    base = next((row for row in frame.rows if row.item is baseline), None)
+    relative = {id(row.item): or_none(row[RELATIVE]) for row in frame.over(base, SAMPLES_PER_S, RELATIVE).rows}
+    rows = tuple(msgspec.structs.replace(row, relative=relative.get(id(row))) for row in table.cells)
     return msgspec.structs.replace(table, baseline=baseline.label if baseline is not None else None, cells=rows)
 
 
@@ -294,16 +293,6 @@ def _find(rows: Sequence[CellRow], label: str) -> CellRow:
         fast = ", ".join(row.label for row in rows if has_speed(row)) or "none of its rows"
         raise UsageError(f"row {label!r} has no samples/s for comparison: {row.state}", hint=f"these have: {fast}")
     return row
-
-
-def _relative(row: CellRow, baseline: CellRow | None) -> Estimate | None:
-    if baseline is None or not has_speed(row):
-        return None
-    speed = known(row.samples_per_s)
-    if row is baseline:
-        # Over itself it is 1, however much its repeats scatter.
-        return Estimate(value=1.0, low=1.0, high=1.0, repeats=speed.repeats)
-    return ratio(speed, known(baseline.samples_per_s))
 
 
 def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[Finding]:
@@ -329,19 +318,6 @@ def _span(counts: Iterable[int]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-_Condition = Callable[[CellRow], bool]
-
-_CONDITION = re.compile(r"(?P<name>[^=!<>]+)(?P<sign>!=|<=|>=|=|<|>)(?P<value>.*)", re.DOTALL)
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    ">": operator.gt,
-    "<=": operator.le,
-    ">=": operator.ge,
-}
-_TRUTHS = {"yes": True, "true": True, "no": False, "false": False}
-_EXAMPLES = "for example method=lora, nodes>=2, state!=failed"
-
-
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """How a table is asked for."""
 
@@ -365,63 +341,14 @@ def look_at(table: CellTable, look: Look) -> CellTable:
 def _chosen(table: CellTable, look: Look) -> CellTable:
     if look.baseline is not None:
         table = relative_to(table, look.baseline)
-    conditions = [_condition(table.cells, text) for text in look.where]
-    rows = [row for row in table.cells if all(meets(row) for meets in conditions)]
+    frame = cell_frame(table.cells).where(*look.where)
     if look.sort is not None:
-        require_name(table.cells, look.sort.removeprefix("-"))
-        rows = _sorted(rows, look.sort.removeprefix("-"), descending=look.sort.startswith("-"))
-    if not rows and table.cells and conditions:
+        frame = frame.sort(look.sort)
+    rows = [row.item for row in frame.rows]
+    if not rows and table.cells and look.where:
         none = NO_ROW.found(None, rows=len(table.cells), conditions=" and ".join(look.where))
         return msgspec.structs.replace(table, cells=(), baseline=None, rule="", notes=(none,))
     shown = msgspec.structs.replace(table, cells=tuple(rows))
     if look.baseline is not None or any(row.label == table.baseline for row in rows):
         return shown
     return relative_to(shown)
-
-
-def _sorted(rows: Sequence[CellRow], name: str, *, descending: bool) -> list[CellRow]:
-    valued = [(value, row) for row in rows if (value := value_of(row, name)) is not None]
-    if any(not isinstance(value, (int, float)) for value, _ in valued):
-        valued = [(str(value).casefold(), row) for value, row in valued]
-    valued.sort(key=lambda pair: pair[0], reverse=descending)
-    return [row for _, row in valued] + [row for row in rows if value_of(row, name) is None]
-
-
-def _condition(all_rows: Sequence[CellRow], text: str) -> _Condition:
-    match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is not a condition", hint=_EXAMPLES)
-    name, sign, wanted = match["name"].strip(), match["sign"], match["value"].strip()
-    require_name(all_rows, name)
-    if not wanted:
-        raise UsageError(f"{text!r} has no value to compare with", hint=_EXAMPLES)
-    if sign in {"=", "!="}:
-        return lambda row: _is(value_of(row, name), wanted) == (sign == "=")
-    bound = _number(wanted)
-    if bound is None:
-        raise UsageError(f"{text!r}: {wanted!r} is not a number, but {sign} compares numbers", hint=_EXAMPLES)
-    return lambda row: isinstance(value := value_of(row, name), (int, float)) and _ORDER[sign](value, bound)
-
-
-def _is(value: object, wanted: str) -> bool:
-    """Whether it is what a person wrote: numbers as numbers, words in either case, devices by any of their names.
-
-    What a row does not have is nothing in particular, and equals nothing.
-    """
-    if value is None:
-        return False
-    if isinstance(value, bool):
-        return value is _TRUTHS.get(wanted.casefold())
-    if isinstance(value, (int, float)):
-        number = _number(wanted)
-        return number is not None and math.isclose(value, number, rel_tol=1e-9)
-    text = str(value)
-    return text.casefold() == wanted.casefold() or device_key(text) == device_key(wanted)
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

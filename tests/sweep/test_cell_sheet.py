@@ -13,18 +13,18 @@ from multinode.stats.estimate import Estimate, value_of
 from multinode.stats.unknown import UNMEASURED, Unknown, known, or_none
 from multinode.sweep.cell_sheet import (
     cell_blocks,
-    cell_columns,
     cell_csv,
     cell_parts,
     cells_sheet,
     constants_line,
     lead,
     missing_sheet,
+    shown_frame,
     unmeasured_sheet,
     with_notes,
 )
 from multinode.sweep.cell_table import Look, look_at
-from multinode.sweep.cells import VALUES, CellRow, CellTable, Cheapest, our_name
+from multinode.sweep.cells import CellRow, CellTable, Cheapest, cell_frame
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 
 
@@ -246,9 +246,9 @@ def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so
 @pytest.mark.parametrize("table", [SWEEP, PUBLISHED], ids=["sweep", "published"])
 def test_a_value_goes_by_the_title_that_is_shown(table: CellTable) -> None:
     ambiguous = {"samples", "price"}
-    for column in cell_columns(table.cells):
-        if column.name in VALUES and column.title not in ambiguous and "purchase" not in column.name:
-            assert our_name(column.title) == column.name
+    for figure in shown_frame(table).figures:
+        if figure.title not in ambiguous and "purchase" not in figure.name and figure.name != "samples_per_s_range":
+            assert cell_frame(table.cells).figure(figure.title).name == figure.name
 
 
 def test_workers_whose_nodes_are_not_told_are_no_nodes() -> None:
