@@ -485,7 +485,7 @@ _MEASURED = (
 
 
 def cell_frame(cells: Sequence[CellRow], title: str = "", notes: tuple[Finding, ...] = ()) -> Frame:
-    """The cells as a frame, with a figure for each key that the sweep set; of one that a figure of ours has, no title."""
+    """The cells as a frame, with a figure for each key that the sweep set; without a title if one of ours tells it."""
     shown = {setting.keys[0] for setting in JOB_SETTINGS if setting.keys}
     titles = {key: "" if key in shown and cell.source != "imported" else key for cell in cells for key in cell.varied}
     varied = [Figure[Any](key, title) for key, title in titles.items() if key not in BY_NAME]

@@ -108,7 +108,8 @@ _COLUMNS = (
     TableColumn(
         NETWORK,
         "link",
-        about="of all NICs of a node together, in bits: `10GbE`, `100 Gbit/s`, `8x400G InfiniBand`, `4x HDR`. InfiniBand, RoCE and EFA are RDMA; `TCP` or `IPoIB` beside them is not",
+        about="of all NICs of a node together, in bits: `10GbE`, `100 Gbit/s`, `8x400G InfiniBand`, `4x HDR`. "
+        "InfiniBand, RoCE and EFA are RDMA; `TCP` or `IPoIB` beside them is not",
         bare=(
             *("link", "link_rate", "link_speed", "network", "network_link", "network_bandwidth", "network_speed"),
             *("inter_node_network", "inter_node_link", "inter_node_bandwidth", "nic", "nic_speed", "nic_bandwidth"),
