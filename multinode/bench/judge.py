@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.bench.causes import SlowDevice, find_causes, sensor_causes, shared_processors, usual_cause
+from multinode.bench.causes import USUAL, SlowDevice, find_causes, sensor_causes, shared_processors
 from multinode.bench.figures import (
     KINDS,
     BelowSheet,
@@ -22,7 +22,7 @@ from multinode.bench.figures import (
 )
 from multinode.bench.nodes import BenchPart, bench_nodes
 from multinode.profile.figures import LikelyCause, Peers
-from multinode.profile.likely_causes import THROTTLES
+from multinode.profile.likely_causes import POWER_LIMIT
 from multinode.records.benchmark import PHASES, DeviceTest
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_list
@@ -242,7 +242,7 @@ def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]
 
 def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
     best, test, share = max(members, key=lambda entry: entry[2])
-    causes = (*sensor_causes(best.worker), usual_cause(kind))
+    causes = (*sensor_causes(best.worker), USUAL[kind].found(None))
     workers = tuple(each.name for each, _, _ in members)
     where = f"{device} of {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
     return BelowSheet(
@@ -266,7 +266,7 @@ def _ratios_text(ratios: _Ratios, peers: Peers) -> str:
 
 def because(causes: Sequence[LikelyCause]) -> str:
     """The end of the sentence about a device."""
-    return f"; likely because {causes[0].sentence}" if causes else "; no recorded data explains it"
+    return f"; likely because {causes[0].message}" if causes else "; no recorded data explains it"
 
 
 def _cause(causes: Sequence[LikelyCause]) -> str:
@@ -335,8 +335,7 @@ def _failures(report: BenchReport) -> Iterator[str]:
 
 def _power_limited(whose: str, phase: str, use: WorkerUse) -> Iterator[str]:
     """That a sound GPU is slowed by its own power limit, as data centre GPUs are in long products."""
-    throttle = next(each for each in THROTTLES if each.cause == "gpu_power")
-    share = throttle.share(use.gpu) if use.gpu is not None else 0.0
+    share = POWER_LIMIT.share(use.gpu) if use.gpu is not None else 0.0
     if use.gpu is not None and share >= _LIMITED:
         power = f" of {use.gpu.power_limit_w:.0f} W" if use.gpu.power_limit_w is not None else ""
         yield f"{whose} {phase}: the power limit{power} held the clock back for {share:.0%} of the time"

@@ -104,7 +104,7 @@ def _cause_rows(anomaly: Anomaly) -> _Rows:
     if not anomaly.likely_causes:
         return (("Cause", "unknown: no recorded data explains it"),)
     cause = anomaly.likely_causes[0]
-    return (("Cause", cause.sentence), ("Fix", cause.hint))
+    return (("Cause", cause.message), ("Fix", cause.hint or ""))
 
 
 def _small_sheet(report: BenchReport) -> Sheet:
@@ -149,7 +149,7 @@ def bench_lines(report: BenchReport) -> list[str]:
         lines.append(sentence)
         # The sentence already includes the first cause.
         for number, cause in enumerate(causes.get(sentence, ())):
-            lines += [f"  also: {cause.sentence}"] if number else []
+            lines += [f"  also: {cause.message}"] if number else []
             lines.append(f"  hint: {cause.hint}")
     return lines
 

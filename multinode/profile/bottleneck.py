@@ -73,7 +73,7 @@ def find_bottleneck(
         takes = _share(lost_ms[kind], mean)
         if stragglers and kind == "straggler":
             worst = max(stragglers, key=lambda straggler: straggler.late_ms)
-            evidence = f": {worst.evidence[0]}" if worst.evidence else ""
+            evidence = f": {worst.causes[0].message}" if worst.causes else ""
             sentence = f"waiting for {worst.node} takes {takes}{evidence}"
         elif kind == "straggler":
             sentence = _TURNS.format(share=takes) if take_turns else _NO_ONE.format(share=takes)

@@ -126,7 +126,7 @@ def test_a_processor_that_its_control_group_holds_is_named_with_its_quota() -> N
     (slow,) = found.slow
     assert (slow.node, slow.cause) == ("node1", "cpu")
     assert "CPU throttled (cgroup) on node1 (0.60 cores) for 70% of the time" in slow.text
-    assert "CPUQuota=" in slow.likely_causes[0].hint
+    assert "CPUQuota=" in str(slow.likely_causes[0].hint)
     # It stands in the verdict, and in each figure.
     assert found.verdict == (slow.text,)
     assert [test.alone.slow for node in found.nodes for test in node.workers[0].tests if test.alone] == [False] * 3 + [

@@ -10,7 +10,7 @@ from rich.console import Console
 from multinode.launch.ending import run_table
 from multinode.launch.outcome import next_step, run_parts, run_verdict, step_sheet
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.figures import Straggler
+from multinode.profile.figures import LikelyCause, Straggler
 from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
 from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run
@@ -49,8 +49,8 @@ SLOW_NODE = Straggler(
     ranks=(1,),
     late_ms=80.0,
     share=0.27,
-    cause="cpu",
-    evidence=("b had used up its cgroup's CPU limit",),
+    message="b\x1b[2J: the others wait 80.0 ms per step (27.0%)",
+    causes=(LikelyCause(cause="cpu", message="b had used up its cgroup's CPU limit"),),
     hint="raise the CPU limit of its cgroup",
 )
 HELD_UP = msgspec.structs.replace(
