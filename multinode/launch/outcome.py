@@ -181,7 +181,7 @@ def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     if bottleneck is not None and (
         bottleneck.kind == "no_communication" or (bottleneck.kind == "straggler" and not summary.stragglers)
     ):
-        yield "Cause", bottleneck.sentence
+        yield "Cause", bottleneck.message
     for late in summary.stragglers:
         yield "Straggler", "; ".join([late.message, *(cause.message for cause in late.causes[:1])])
         if late.hint:

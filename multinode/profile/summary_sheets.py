@@ -203,8 +203,8 @@ def _calls_sheet(summary: Summary) -> Sheet:
 
 
 def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
-    if summary.bottleneck is not None and summary.bottleneck.sentence:
-        yield "bottleneck", summary.bottleneck.sentence
+    if summary.bottleneck is not None:
+        yield "bottleneck", summary.bottleneck.message
     if (unused := unused_gpus(summary)) is not None:
         yield "GPUs", unused
     for late in summary.stragglers:

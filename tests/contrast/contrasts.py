@@ -35,10 +35,8 @@ _LINK_GBIT_PER_S = 0.1
 _LINKS = (0.1, 0.3, 1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
 _SAMPLES_A_WORKER = 2
 _TOKENS_A_SAMPLE = 128
-_NETWORK = Bottleneck(
-    kind="network", share=0.876, sentence="exposed communication takes 1176 of 1342 ms per step (88%)"
-)
-_COMPUTE = Bottleneck(kind="compute", share=0.9, sentence="compute-bound")
+_NETWORK = Bottleneck(kind="network", share=0.876, message="exposed communication takes 1176 of 1342 ms per step (88%)")
+_COMPUTE = Bottleneck(kind="compute", share=0.9, message="compute-bound")
 _SETTINGS = JobSettings(
     model="models/tiny",
     method="full",

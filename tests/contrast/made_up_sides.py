@@ -68,7 +68,7 @@ def side_of(role: str, samples_per_s: float, nodes: int = 1, workers_per_node: i
         "steady_steps": 30,
         "global_batch": batch,
         "settings": settings,
-        "bottleneck": Bottleneck(kind="compute"),
+        "bottleneck": Bottleneck(kind="compute", message=""),
         "exposed_ms": Unknown("it was not timed"),
         "late_ms": 0.0 if known.get("split") is not None else None,
     }

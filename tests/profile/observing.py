@@ -120,7 +120,7 @@ SUMMARY = Summary(
     bottleneck=Bottleneck(
         kind="network",
         share=0.3003,
-        sentence="exposed communication takes 120 of 401 ms per step (30%)",
+        message="exposed communication takes 120 of 401 ms per step (30%)",
     ),
     stragglers=(
         Straggler(
