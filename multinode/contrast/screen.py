@@ -93,7 +93,7 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
     short = contrast.forecast.shortfall if contrast.forecast is not None else None
     yield from _once("Network", [*filter(None, (passes, shortfall_words(short) if short is not None else ""))])
     sides = (*contrast.measured, *(side for side in contrast.others if side.role == "each-node"))
-    disturbed = [f"{_where(contrast, side)}, {disturbance}" for side in sides for disturbance in side.disturbances]
+    disturbed = [f"{_where(contrast, side)}, {found.message}" for side in sides for found in side.disturbances]
     if details:
         yield from _once("Differs", contrast.differences)
         yield from _once("Disturbed", [f"{sentence}; this side may be slower as a result" for sentence in disturbed])

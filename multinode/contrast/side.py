@@ -51,7 +51,6 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
         for summary in summaries
     ]
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
-    disturbances = find_disturbances([summary.nodes for summary in summaries], cores)
     side = Side(
         role=role,
         run_ids=tuple(summary.run_id for summary in summaries),
@@ -77,8 +76,7 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
         late_ms=exposed_ms if isinstance(exposed_ms, Unknown) else max(late_ms.values(), default=0.0),
         whole=workload.whole,
         dataset_samples=newest.dataset_samples,
-        disturbed=tuple(disturbances.values()),
-        disturbances=tuple(disturbances),
+        disturbances=find_disturbances([summary.nodes for summary in summaries], cores),
         tokens_per_s=found(lambda: _estimate(summaries, lambda summary: known(summary.tokens_per_s))),
         tgs=found(lambda: _estimate(summaries, lambda summary: known(summary.tgs))),
         power_w=found(lambda: statistics.fmean([known(use.power_w) for use in energy])),

@@ -12,9 +12,6 @@ from multinode.units import format_list
 
 _MOST_NAMED = 4
 
-Figures = dict[str, float | str]
-"""Observed values with units in their names; those of peers start with `peers_`."""
-
 
 class Peers(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison group of a slow machine or worker."""
@@ -29,7 +26,7 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LikelyCause(Finding, frozen=True, kw_only=True):
-    """One possible cause of a slow machine: what was observed, and the fix."""
+    """One possible cause of a slow machine: what was observed, and the fix. Figures of peers start with `peers_`."""
 
     # `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens); of a device
     # also `threads`, `other_load`, `shared_processors`, `device`, `software`, `usual`; otherwise `unknown`

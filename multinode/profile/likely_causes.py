@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.findings.rule import Rule, RuleGroup
-from multinode.profile.figures import Figures, LikelyCause, Peers
+from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.stats.estimate import known_max, known_median
 from multinode.stats.unknown import Unknown, or_none
@@ -27,14 +28,6 @@ _THROTTLED = 0.05
 _HOT_C = 85
 _LITTLE_MEMORY_GIB = 1.0
 _OTHERS_PERCENT = 25
-
-
-class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """Other load, heat or losses on a node; fields as in LikelyCause."""
-
-    node: str
-    code: str
-    figures: Figures = {}
 
 
 _RAISE_CPU_LIMIT = (
@@ -138,6 +131,45 @@ _PCIE = CAUSES.cause(
 )
 
 
+DISTURBANCES = RuleGroup("Disturbances of a measurement")
+_THROTTLED_ANYWAY = DISTURBANCES.rule(
+    "throttled_share",
+    about="a CPU limit",
+    message="{node}: CPU throttled (cgroup) for {throttled_share:.0%} of the time",
+    figures=("throttled_share",),
+)
+_STOLEN = DISTURBANCES.rule(
+    "cpu_steal_percent",
+    about="CPU time that the hypervisor gave to other virtual machines",
+    message="{node}: CPU steal {cpu_steal_percent:.0f}%",
+    figures=("cpu_steal_percent",),
+)
+_RETRANSMITTED = DISTURBANCES.rule(
+    "retransmitted_share",
+    about="packets that were lost",
+    message="{node}: TCP retransmits: {retransmitted_share:.2%} of the segments it sent",
+    figures=("retransmitted_share",),
+)
+_OTHER_LOAD = DISTURBANCES.rule(
+    "other_load",
+    about="load of processes other than the job's",
+    message="{node}: other processes used {others_percent:.0f}% of its {node_cores} CPU cores",
+    figures=("others_percent", "node_cores"),
+)
+_HOT = DISTURBANCES.rule(
+    "heat",
+    about="a hot GPU",
+    message="{node}: its GPU {gpu} reached {temperature_c:.0f} C",
+    figures=("gpu", "temperature_c"),
+)
+_THROTTLED_CLOCKS = DISTURBANCES.rule(
+    "throttled_clocks",
+    about="clocks of a GPU that heat or a power limit throttled",
+    message="{node}: clocks of its GPU {gpu} throttled ({reason}) for {throttled_share:.0%} of the time",
+    figures=("gpu", "reason", "throttled_share"),
+)
+
+
 class _Condition(msgspec.Struct, frozen=True, kw_only=True):
     """A figure of a machine that is larger the slower it is."""
 
@@ -146,7 +178,7 @@ class _Condition(msgspec.Struct, frozen=True, kw_only=True):
     beyond: float = math.inf  # To be a disturbance.
     rule: CauseRule | None = None  # Of the cause.
     alone: CauseRule | None = None  # Where no peer has the figure; None where it is no cause then.
-    disturbance: str = ""  # Its sentence as such, filled with the figure.
+    disturbance: Rule | None = None  # None where it is none.
 
 
 _PROCESSORS = (
@@ -156,16 +188,16 @@ _PROCESSORS = (
         beyond=0.02,
         rule=_CPU_THROTTLED,
         alone=_CPU_THROTTLED_ALONE,
-        disturbance="CPU throttled (cgroup) for {:.0%} of the time",
+        disturbance=_THROTTLED_ANYWAY,
     ),
-    _Condition(figure="cpu_steal_percent", more=5, beyond=2, rule=_CPU_STEAL, disturbance="CPU steal {:.0f}%"),
+    _Condition(figure="cpu_steal_percent", more=5, beyond=2, rule=_CPU_STEAL, disturbance=_STOLEN),
 )
 _REST = (
     _Condition(figure="cpu_iowait_percent", more=10, rule=_IOWAIT),
     _Condition(
         figure="retransmitted_share",
         beyond=0.001,
-        disturbance="TCP retransmits: {:.2%} of the segments it sent",
+        disturbance=_RETRANSMITTED,
     ),
 )
 
@@ -214,20 +246,20 @@ def compare_machines(beside: Beside) -> Iterator[LikelyCause]:
         yield beside.cause(_LITTLE_MEMORY, memory_available_gib=left, peers_memory_available_gib=left_there)
 
 
-def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, int]) -> dict[str, Disturbance]:
-    """Other load, thermals and losses on the nodes of repeated runs, by sentence; the strongest of each.
+def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, int]) -> tuple[Finding, ...]:
+    """Other load, thermals and losses on the nodes of repeated runs; the strongest of each.
 
     Args:
         repeats: use of the nodes in each run.
         cores: processors by node; for other nodes, load beyond the job's is unknown.
     """
-    strongest: dict[tuple[str, str], tuple[float, str, Disturbance]] = {}
+    strongest: dict[object, tuple[float, Finding]] = {}
     for use in (use for uses in repeats for use in uses):
-        for kind, strength, sentence, figures in _disturbances(use, cores.get(use.node)):
-            disturbance = Disturbance(node=use.node, code=kind.partition(" ")[0], figures=figures)
-            seen = (strength if math.isfinite(strength) else 0.0, f"{use.node}: {sentence}", disturbance)
-            strongest[use.node, kind] = max(strongest.get((use.node, kind), seen), seen, key=lambda triple: triple[0])
-    return {sentence: disturbance for _, sentence, disturbance in strongest.values()}
+        for strength, finding in _disturbances(use, cores.get(use.node)):
+            alike = (use.node, finding.code, finding.figures.get("gpu"), finding.figures.get("reason"))
+            seen = (strength if math.isfinite(strength) else 0.0, finding)
+            strongest[alike] = max(strongest.get(alike, seen), seen, key=lambda pair: pair[0])
+    return tuple(finding for _, finding in strongest.values())
 
 
 def _compare(conditions: Iterable[_Condition], beside: Beside) -> Iterator[LikelyCause]:
@@ -282,27 +314,25 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
         yield beside.cause(_PCIE, gpu=narrow.index, pcie=narrow.pcie, peers_pcie=wide.pcie)
 
 
-def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float, str, Figures]]:
+def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[float, Finding]]:
+    """With how strong each is."""
+    node = use.node
     for condition in (*_PROCESSORS, *_REST):
         figure = _figure(use, condition.figure)
-        if figure is not None and figure > condition.beyond:
-            yield condition.figure, figure, condition.disturbance.format(figure), {condition.figure: figure}
+        if figure is not None and condition.disturbance is not None and figure > condition.beyond:
+            yield figure, condition.disturbance.found(node, **{condition.figure: figure})
     busy, job_cores = or_none(use.cpu_busy_percent), or_none(use.job_cores)
     if busy is not None and job_cores is not None and cores:
         others = busy - 100 * job_cores / cores
         if others > _OTHERS_PERCENT:
-            sentence = f"other processes used {others:.0f}% of its {cores} CPU cores"
-            yield "other_load", others, sentence, {"others_percent": others, "node_cores": float(cores)}
+            yield others, _OTHER_LOAD.found(node, others_percent=others, node_cores=cores)
     for gpu in use.gpus:
         heat = gpu.temperature_c
         if heat is not None and heat >= _HOT_C:
-            sentence = f"its GPU {gpu.index} reached {heat:.0f} C"
-            yield f"heat {gpu.index}", heat, sentence, {"gpu": gpu.index, "temperature_c": heat}
+            yield heat, _HOT.found(node, gpu=gpu.index, temperature_c=heat)
         for reason, part in gpu.throttle.items():
             if part >= _THROTTLED and any(reason in throttle.reasons for throttle in THROTTLES):
-                sentence = f"clocks of its GPU {gpu.index} throttled ({reason}) for {part:.0%} of the time"
-                figures: Figures = {"gpu": gpu.index, "reason": reason, "throttled_share": part}
-                yield f"throttled_clocks {gpu.index} {reason}", part, sentence, figures
+                yield part, _THROTTLED_CLOCKS.found(node, gpu=gpu.index, reason=reason, throttled_share=part)
 
 
 def _figure(use: object, name: str) -> float | None:

@@ -329,7 +329,7 @@ def marks_sheet(table: CellTable) -> Sheet:
 def _marks(row: CellRow) -> tuple[str, ...]:
     failed = (row.reason,) if row.reason and has_figures(row) else ()
     short = (shortfall_words(row.shortfall),) if row.shortfall is not None else ()
-    return (*failed, *short, *row.contradictions, *row.disturbances)
+    return (*failed, *short, *(found.message for found in (*row.contradictions, *row.disturbances)))
 
 
 def missing_sheet(table: CellTable) -> Sheet:
@@ -358,7 +358,8 @@ def _listed(labels: Sequence[str]) -> str:
     return ("; " if any("," in name for name in shown) else ", ").join(shown)
 
 
-_LISTS = ("run_ids", "node_names", "filed_prices", "disturbances", "contradictions")
+_LISTS = ("run_ids", "node_names", "filed_prices")
+_FOUND = ("disturbances", "contradictions")
 
 
 def cell_csv(table: CellTable) -> str:
@@ -387,6 +388,8 @@ def _cells(row: CellRow, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     yield "repeats", getattr(row.samples_per_s, "repeats", None)
     for name in _LISTS:
         yield name, "; ".join(getattr(row, name))
+    for name in _FOUND:
+        yield name, "; ".join(found.message for found in getattr(row, name))
     for key in keys:
         yield f"set.{key}", row.varied.get(key)
 

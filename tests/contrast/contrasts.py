@@ -225,7 +225,7 @@ CONTRAST = Contrast(
     candidate=msgspec.structs.replace(
         with_speeds((_ONE, _MANY))[1],
         versions=_VERSIONS | {"torch": "2.13.1+cpu"},
-        disturbances=("box2: other processes used 31% of the CPUs",),
+        disturbances=(Finding(message="box2: other processes used 31% of the CPUs"),),
         stragglers=("box2",),
     ),
     scaling="same workers",

@@ -119,7 +119,9 @@ def test_a_break_even_far_from_the_links_is_told_and_not_drawn() -> None:
 def test_nothing_that_a_contrast_says_is_run_by_the_page() -> None:
     attack = "</script><script>alert(1)</script><img src=http://x/y onerror=alert(2)>"
     advice = msgspec.structs.replace(CONTRAST.advice[0], name=attack, command=attack, meaning=attack)
-    candidate = msgspec.structs.replace(CONTRAST.candidate, node_names=(attack,), disturbances=(attack,))
+    candidate = msgspec.structs.replace(
+        CONTRAST.candidate, node_names=(attack,), disturbances=(Finding(message=attack),)
+    )
     contrast = msgspec.structs.replace(
         CONTRAST,
         verdict=attack,

@@ -7,6 +7,7 @@ import re
 import msgspec
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.render.sheet import blocks_markdown
 from multinode.render.table import screen_text
 from multinode.stats.estimate import Estimate, value_of
@@ -24,7 +25,7 @@ from multinode.sweep.cell_sheet import (
     with_notes,
 )
 from multinode.sweep.cell_table import Look, look_at
-from multinode.sweep.cells import VALUES, CellRow, CellTable, Cheapest, our_name
+from multinode.sweep.cells import VALUES, CellRow, CellTable, Cheapest, Contradiction, our_name
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 
 
@@ -136,7 +137,10 @@ def test_prices_are_in_their_currency_and_what_gpus_cost_buys_speed() -> None:
 
 def test_what_disturbed_a_row_or_contradicts_itself_is_marked() -> None:
     marked = msgspec.structs.replace(
-        SWEEP.cells[0], disturbances=("box1: hot",), contradictions=("4 x 2 is not 9",), reason="repeat 2 failed"
+        SWEEP.cells[0],
+        disturbances=(Finding(message="box1: hot"),),
+        contradictions=(Contradiction(message="4 x 2 is not 9", sides=()),),
+        reason="repeat 2 failed",
     )
     lines = shown(msgspec.structs.replace(SWEEP, cells=(marked, *SWEEP.cells[1:])), 100)
     below = lines[lines.index("marked") :]

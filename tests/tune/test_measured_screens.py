@@ -22,7 +22,10 @@ CELLS = {
     "sweep": with_notes(
         msgspec.structs.replace(
             SWEEP,
-            cells=(msgspec.structs.replace(SWEEP.cells[0], disturbances=("box1: CPU steal 6%",)), *SWEEP.cells[1:]),
+            cells=(
+                msgspec.structs.replace(SWEEP.cells[0], disturbances=(Finding(message="box1: CPU steal 6%"),)),
+                *SWEEP.cells[1:],
+            ),
             cheapest=Cheapest(
                 deadline_s=60.0,
                 label="1x2-lora-batch8",
