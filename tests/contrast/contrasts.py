@@ -232,7 +232,7 @@ CONTRAST = Contrast(
     others=with_speeds((_ONE, *_ALONE))[1:],
     loss=SlowdownAttribution(
         ideal_ms=166.0, node_ms=2.5, network_ms=1173.5, other_ms=0.0, cause="network",
-        sentence="exposed communication is 1174 ms of each step of 1342 ms",
+        message="exposed communication is 1174 ms of each step of 1342 ms",
     ),
     verdict="2 nodes are 8.1x slower (8.0x to 8.2x) than 1 node with the same 2 workers: the network is the "
     "bottleneck.",
@@ -269,7 +269,7 @@ def _curve() -> Contrast:
         forecast=None,
         forecast_reason="no nccl-test of these nodes is stored",
         advice=(),
-        loss=msgspec.structs.replace(CONTRAST.loss, sentence=sentence),
+        loss=msgspec.structs.replace(CONTRAST.loss, message=sentence),
         verdict="Do not use 4 nodes for this job: they are 2.9x slower (2.8x to 3.0x) than 1 node; the network is the "
         "bottleneck.",
         reasons=(

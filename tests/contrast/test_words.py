@@ -88,7 +88,7 @@ CASES = {
 def test_the_words_of_every_case_are_the_golden_ones(golden: Golden) -> None:
     told = []
     for name, found in CASES.items():
-        lines = [found.verdict, *(f"  {reason.message}" for reason in found.reasons), f"  ({found.loss.sentence})"]
+        lines = [found.verdict, *(f"  {reason.message}" for reason in found.reasons), f"  ({found.loss.message})"]
         told.append("\n".join((f"# {name}", *lines)))
     golden.check("contrast-words.txt", "\n\n".join(told) + "\n")
 
