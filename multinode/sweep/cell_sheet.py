@@ -408,7 +408,7 @@ def cell_blocks(table: CellTable, charts: Iterable[Block] = ()) -> Iterator[Bloc
     """A page or Markdown: the sentence and key figures, charts, the table with all its columns, what is not in it."""
     yield Prose(lead(table), "lead")
     if table.cheapest is not None:
-        yield Prose(table.cheapest.sentence, "lead")
+        yield Prose(table.cheapest.message, "lead")
     yield Tiles(tuple(_key_figures(table)))
     yield from charts
     yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))
@@ -535,7 +535,7 @@ def cell_parts(
     """
     yield paragraph(lead(table), style="bold")
     if table.cheapest is not None:
-        yield paragraph(table.cheapest.sentence)
+        yield paragraph(table.cheapest.message)
     if details:
         yield from _details(table, width, first)
         return

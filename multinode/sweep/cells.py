@@ -250,23 +250,19 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     currency: str | None = None
 
 
-class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
-    """The cheapest cell that ends the full run in time."""
+class Cheapest(Finding, frozen=True, kw_only=True):
+    """The cheapest cell that ends the full run in time: which, when it ends and what it costs; or why none."""
 
     deadline_s: float
     label: str | None = None  # the cell's; None where none ends in time or none has a price
-    # `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`: how long
-    # they take is known of none; `too_late`; `currencies`, which are several
-    outcome: str = ""
-    best: Offer | None = None  # that cell; of `too_late` the fastest one
+    best: Offer | None = None  # that cell; if all are too late, the fastest one
     equal: tuple[str, ...] = ()  # labels of those that cost the same
     safe: Offer | None = None  # the cheapest whose interval does not reach beyond the deadline
     in_time: int = 0  # how many cells with a price are in time; `unpriced` without one
     unpriced: int = 0
     reason: str = ""  # why it is not known how long they take, or in what their jobs differ
     column: str = ""  # by which cells of one job can be chosen
-    currencies: tuple[str | None, ...] = ()  # of `currencies`; None is unknown
-    sentence: str = ""  # which, when it ends and what it costs; or why none
+    currencies: tuple[str | None, ...] = ()  # if they are several; None is unknown
 
 
 class CellTable(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,14 +141,14 @@ _FORECAST = Forecast(
     break_even=BreakEven(
         target=0.9,
         one_node_workers=1,
-        nothing_exposed=Needed(reason="overhead", why=_OVERHEAD),
-        efficient=Needed(value=6.376, low=3.9, reason="from", why="from this link rate up"),
-        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, reason="from", why="from this link rate up"),
+        nothing_exposed=Needed(code="overhead", message=_OVERHEAD),
+        efficient=Needed(value=6.376, low=3.9, code="from", message="from this link rate up"),
+        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, code="from", message="from this link rate up"),
         accumulation=Needed(
             value=64,
-            reason="global_batch",
-            ratio=64,
-            why="the global batch becomes 64 times as large",
+            code="global_batch",
+            figures={"ratio": 64},
+            message="the global batch becomes 64 times as large",
         ),
         next_node=NodeGain(
             nodes=3,

@@ -108,7 +108,7 @@ def test_a_break_even_far_from_the_links_is_told_and_not_drawn() -> None:
     assert CONTRAST.forecast is not None
     assert CONTRAST.forecast.break_even is not None
     any_link = msgspec.structs.replace(
-        CONTRAST.forecast.break_even, beats_one=Needed(value=1e-4, reason="any", why="at any bandwidth", always=True)
+        CONTRAST.forecast.break_even, beats_one=Needed(value=1e-4, code="any", message="at any bandwidth", always=True)
     )
     forecast = msgspec.structs.replace(CONTRAST.forecast, break_even=any_link)
     contrast = msgspec.structs.replace(CONTRAST, forecast=forecast)

@@ -123,7 +123,7 @@ def test_one_sentence_says_the_most() -> None:
 
 
 def test_the_cheapest_cell_is_told_where_a_deadline_was_asked_for() -> None:
-    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, sentence="the cheapest is X"))
+    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, message="the cheapest is X"))
     assert "the cheapest is X" in shown(table, 80)
     assert "**the cheapest is X**\n" in blocks_markdown(cell_blocks(table))
 

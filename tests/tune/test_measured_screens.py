@@ -29,7 +29,7 @@ CELLS = {
             cheapest=Cheapest(
                 deadline_s=60.0,
                 label="1x2-lora-batch8",
-                sentence=(
+                message=(
                     "1x2-lora-batch8 is the cheapest within the deadline of 1 min 00 s: the full run costs "
                     "0.012 EUR and takes 54.2 s."
                 ),
