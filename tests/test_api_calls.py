@@ -295,7 +295,7 @@ def test_what_nccl_tests_printed_is_judged_in_one_call(tmp_path: Path) -> None:
     output.write_text("# nThread 1 nGpus 8\n" + "".join(rows))
     judged = api.read_nccl_test(output, collective="all_reduce", link="100gbit", nodes=2, workers_per_node=8)
     (scan,) = judged.value.scans
-    assert scan.verdict.status == "slow"
-    assert scan.verdict.text in str(judged)
+    assert scan.verdict.code == "slow"
+    assert scan.verdict.message in str(judged)
     with pytest.raises(UsageError, match="link"):
         api.read_nccl_test(output, link="fast")

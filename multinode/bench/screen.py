@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, DeviceSpeed
-from multinode.bench.judge import because, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
 from multinode.render.sheet import Column, Sheet, figure, percent
 from multinode.render.table import BAD, Part, footer, labelled, paragraph, sheet_table
@@ -82,29 +81,18 @@ _Rows = tuple[tuple[str, str], ...]
 
 
 def _findings(report: BenchReport) -> list[tuple[str, _Rows]]:
-    texts = {anomaly.text for anomaly in report.anomalies}
     explained: set[str] = set()
-    sheets: list[tuple[str, _Rows]] = []
+    sheets: list[tuple[str, _Rows]] = [(part.message, ()) for part in report.unmeasured]
     for anomaly in report.anomalies:
-        symptom = anomaly.text.removesuffix(because(anomaly.likely_causes))
-        sheets.append((symptom, () if _cause(anomaly) in explained else _cause_rows(anomaly)))
-        explained.add(_cause(anomaly))
-    outcome = describe_outcome(report)
-    # Failures and unmeasured parts.
-    others: list[tuple[str, _Rows]] = [(text, ()) for text in report.verdict if text not in texts | {outcome}]
-    last: list[tuple[str, _Rows]] = [(outcome, ())] if outcome else []
-    return others + sheets + last
-
-
-def _cause(anomaly: Anomaly) -> str:
-    return anomaly.likely_causes[0].cause if anomaly.likely_causes else "unknown"
+        sheets.append((anomaly.message, () if anomaly.cause in explained else _cause_rows(anomaly)))
+        explained.add(anomaly.cause)
+    return [*sheets, *([(report.outcome.message, ())] if report.outcome is not None else [])]
 
 
 def _cause_rows(anomaly: Anomaly) -> _Rows:
-    if not anomaly.likely_causes:
+    if not anomaly.causes:
         return (("Cause", "unknown: no recorded data explains it"),)
-    cause = anomaly.likely_causes[0]
-    return (("Cause", cause.sentence), ("Fix", cause.hint))
+    return (("Cause", anomaly.causes[0].message), ("Fix", anomaly.hint or ""))
 
 
 def _small_sheet(report: BenchReport) -> Sheet:
@@ -142,16 +130,15 @@ def _measured(speed: DeviceSpeed | None) -> str:
 
 
 def bench_lines(report: BenchReport) -> list[str]:
-    """Plain text: the sentences of the verdict, each with its fix."""
-    causes = {anomaly.text: anomaly.likely_causes for anomaly in report.anomalies}
-    lines = []
-    for sentence in report.verdict:
-        lines.append(sentence)
+    """Plain text: the findings, each with its fix."""
+    lines = [part.message for part in report.unmeasured]
+    for anomaly in report.anomalies:
+        lines.append(anomaly.text)
         # The sentence already includes the first cause.
-        for number, cause in enumerate(causes.get(sentence, ())):
-            lines += [f"  also: {cause.sentence}"] if number else []
+        for number, cause in enumerate(anomaly.causes):
+            lines += [f"  also: {cause.message}"] if number else []
             lines.append(f"  hint: {cause.hint}")
-    return lines
+    return [*lines, *([report.outcome.message] if report.outcome is not None else [])]
 
 
 def bench_sheets(report: BenchReport) -> tuple[Sheet, ...]:

@@ -50,19 +50,19 @@ class Side(Measured, frozen=True, kw_only=True):
     relative: float | None = None
 
 
-class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a candidate's step beyond ideal scaling, in ms; None if unknown."""
+class SlowdownAttribution(Finding, frozen=True, kw_only=True):
+    """Cost of a candidate's step beyond ideal scaling, in ms; None if unknown. Its node is the slowest.
+
+    No node is named if none stands out.
+    """
 
     # the candidate's step with a network of no cost and nodes as fast as the fastest alone
     ideal_ms: float | None = None
-    # the slowest node, if one stands out. `relative` its speed over that of the fastest or the others.
-    node: str | None = None
-    relative: float | None = None
+    relative: float | None = None  # speed of the slowest node over that of the fastest or the others
     node_ms: float | None = None  # its cost
     network_ms: float | None = None  # exposed communication of the candidate beyond the baseline's
     other_ms: float | None = None  # the unexplained rest; negative if they explain too much
-    cause: str = "unknown"  # `network`, `node`, `none` (no noticeable loss) or `unknown`
-    sentence: str = ""  # the same in one sentence
+    cause: str  # `network`, `node`, `none` (no noticeable loss) or `unknown`
 
 
 SCHEMA = "multinode.contrast/4"
@@ -96,7 +96,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Side
     others: tuple[Side, ...] = ()
     scaling: str
-    loss: SlowdownAttribution = SlowdownAttribution()
+    loss: SlowdownAttribution
     verdict: str = ""
     reasons: tuple[Finding, ...] = ()
     differences: tuple[str, ...] = ()

@@ -83,17 +83,17 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
         details: with all reasons and differences.
     """
     passes = network_words(contrast.candidate)
-    sentence = capitalised(f"{contrast.loss.sentence}.") if contrast.loss.sentence else ""
+    sentence = capitalised(f"{contrast.loss.message}.")
     if details:
         # The network has a row of its own.
         reasons = [reason.message for reason in contrast.reasons if reason.code != TRAFFIC.code]
-        yield from _once("Why", list(dict.fromkeys([*reasons, *([sentence] if sentence else [])])))
-    elif contrast.loss.cause in {"node", "unknown"} and sentence:
+        yield from _once("Why", list(dict.fromkeys([*reasons, sentence])))
+    elif contrast.loss.cause in {"node", "unknown"}:
         yield "Cause", sentence
     short = contrast.forecast.shortfall if contrast.forecast is not None else None
     yield from _once("Network", [*filter(None, (passes, shortfall_words(short) if short is not None else ""))])
     sides = (*contrast.measured, *(side for side in contrast.others if side.role == "each-node"))
-    disturbed = [f"{_where(contrast, side)}, {disturbance}" for side in sides for disturbance in side.disturbances]
+    disturbed = [f"{_where(contrast, side)}, {found.message}" for side in sides for found in side.disturbances]
     if details:
         yield from _once("Differs", contrast.differences)
         yield from _once("Disturbed", [f"{sentence}; this side may be slower as a result" for sentence in disturbed])

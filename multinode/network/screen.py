@@ -192,7 +192,7 @@ _RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 
 def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
     """The screen; `details` adds every column, latency and curves."""
-    yield paragraph(report.verdict.text, style=_STYLES.get(report.verdict.status, BAD))
+    yield paragraph(report.verdict.message, style=_STYLES.get(report.verdict.code, BAD))
     for collective in dict.fromkeys(row.collective for row in report.rows):
         rows = [row for row in report.rows if row.collective == collective]
         title = f"{collective}, {report.title}"
@@ -222,8 +222,8 @@ def read_parts(report: ReadReport) -> Iterator[Part]:
     for number, scan in enumerate(report.scans):
         if number:
             yield ""
-        yield paragraph(scan.verdict.text, style="bold")
-        if scan.rows and scan.verdict.status != "alone":
+        yield paragraph(scan.verdict.message, style="bold")
+        if scan.rows and scan.verdict.code != "alone":
             yield ""
             yield f"{scan.title} ({', '.join(scan.programs)})"
             yield sheet_table(_read_sheet(scan))
@@ -306,7 +306,7 @@ def scan_lines(report: ScanReport) -> list[str]:
     """Plain text: the verdict first, then everything known."""
     parts = (_causes, _network, _curves, _launches, _path, _odd, _like, _changes)
     rows = [(label, text) for part in parts for label, text in part(report)]
-    return [report.verdict.text, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in rows)]
+    return [report.verdict.message, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in rows)]
 
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
@@ -432,7 +432,7 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
-    if len(report.nodes) > 1 and report.verdict.status == "ok":
+    if len(report.nodes) > 1 and report.verdict.code == "ok":
         yield "Training", "to see whether this is enough for your training, run multinode contrast"
 
 

@@ -69,8 +69,8 @@ def accumulation_words(needed: Needed) -> str:
     if needed.value is None:
         return _count(needed)
     if needed.low is None:
-        return f"{needed.value:g}; {needed.why}"
-    return f"{_count(needed)}; at {needed.value:g} {needed.why}"
+        return f"{needed.value:g}; {needed.message}"
+    return f"{_count(needed)}; at {needed.value:g} {needed.message}"
 
 
 def _count(needed: Needed) -> str:
@@ -83,12 +83,12 @@ def _needed_words(needed: Needed, noun: str, beyond: str, words: Callable[[float
     `beyond` is an end that is not known.
     """
     if needed.low is None:
-        return needed.why
+        return needed.message
     is_any, low = needed.low <= SLOWEST_GBIT_PER_S, words(needed.low, -1)
     if needed.high is None and is_any:
         return f"inconclusive: any {noun} may be enough, or none"
     if is_any and needed.high is not None:
-        return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {words(needed.high, 1)}"
+        return needed.message if needed.high <= SLOWEST_GBIT_PER_S else f"at most {words(needed.high, 1)}"
     if needed.value is None:
         return f"at least {low}, if any {noun} is enough"
     middle, high = words(needed.value, 0), beyond if needed.high is None else words(needed.high, 1)

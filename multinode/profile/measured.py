@@ -14,8 +14,8 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.figures.figure import MONEY, Figure, Row
+from multinode.findings.finding import Finding
 from multinode.model.workload import SETTINGS, FullRun, JobSettings
-from multinode.profile.likely_causes import Disturbance
 from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan
 from multinode.stats.estimate import Estimate, Spread, inverse, known_sum
@@ -44,8 +44,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     energy_j_per_sample: float | Unknown = UNMEASURED  # of all GPUs
     price_per_hour: float | Unknown = UNMEASURED  # of all its nodes, or of their GPUs
     cost_per_million_tokens: float | Unknown = UNMEASURED  # by the hour, including padding
-    disturbed: tuple[Disturbance, ...] = ()  # other load and thermals; `disturbances` one sentence each
-    disturbances: tuple[str, ...] = ()
+    disturbances: tuple[Finding, ...] = ()  # other load, heat and losses on its nodes
 
 
 def measured_values(measured: Measured) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
 from multinode.levers.levers import Levers
-from multinode.profile.bottleneck import Bottleneck, find_bottleneck
+from multinode.profile.bottleneck import NO_COMMUNICATION, Bottleneck, find_bottleneck
 from multinode.profile.calls import SeenCall, read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
 from multinode.profile.figures import BalanceOutlook, InTraining, Straggler, TraceView, Waiting
@@ -273,8 +273,7 @@ def _bottleneck(
     strategy: Recognised, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting, nodes: int
 ) -> Bottleneck:
     if strategy.silence:
-        sentence = f"no gradient synchronization detected: {strategy.silence}"
-        return Bottleneck(kind="no_communication", sentence=sentence)
+        return NO_COMMUNICATION.found(None, reason=strategy.silence)
     return find_bottleneck(split, stragglers, waiting, nodes=nodes)
 
 

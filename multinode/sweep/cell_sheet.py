@@ -248,7 +248,7 @@ def marks_sheet(table: CellTable) -> Sheet:
 def _marks(row: CellRow) -> tuple[str, ...]:
     failed = (row.reason,) if row.reason and has_figures(row) else ()
     short = (shortfall_words(row.shortfall),) if row.shortfall is not None else ()
-    return (*failed, *short, *row.contradictions, *row.disturbances)
+    return (*failed, *short, *(found.message for found in (*row.contradictions, *row.disturbances)))
 
 
 def missing_sheet(table: CellTable) -> Sheet:
@@ -277,7 +277,8 @@ def _listed(labels: Sequence[str]) -> str:
     return ("; " if any("," in name for name in shown) else ", ").join(shown)
 
 
-_LISTS = ("run_ids", "node_names", "filed_prices", "disturbances", "contradictions")
+_LISTS = ("run_ids", "node_names", "filed_prices")
+_FOUND = ("disturbances", "contradictions")
 
 
 def cell_csv(table: CellTable) -> str:
@@ -290,6 +291,8 @@ def cell_csv(table: CellTable) -> str:
         yield "repeats", getattr(cell.samples_per_s, "repeats", None)
         for name in _LISTS:
             yield name, "; ".join(getattr(cell, name))
+        for name in _FOUND:
+            yield name, "; ".join(finding.message for finding in getattr(cell, name))
         for key in keys:
             yield f"set.{key}", cell.varied.get(key)
 
@@ -300,7 +303,7 @@ def cell_blocks(table: CellTable, charts: Iterable[Block] = ()) -> Iterator[Bloc
     """A page or Markdown: the sentence and key figures, charts, the table with all its columns, what is not in it."""
     yield Prose(lead(table), "lead")
     if table.cheapest is not None:
-        yield Prose(table.cheapest.sentence, "lead")
+        yield Prose(table.cheapest.message, "lead")
     yield Tiles(tuple(_key_figures(table)))
     yield from charts
     yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))
@@ -445,7 +448,7 @@ def cell_parts(
     """
     yield paragraph(lead(table), style="bold")
     if table.cheapest is not None:
-        yield paragraph(table.cheapest.sentence)
+        yield paragraph(table.cheapest.message)
     if details:
         yield from _details(table, width, first)
         return

@@ -12,6 +12,7 @@ from multinode.cluster.accelerators import device_key, short_device_name
 from multinode.figures.figure import MONEY, Figure, Row, plain
 from multinode.figures.frame import Frame
 from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.model.workload import (
     ACCUMULATION,
     COMMAND,
@@ -63,13 +64,26 @@ _TOLERANCE = 0.02
 Figures = Mapping[str, Estimate]
 
 
-class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
+class Contradiction(Finding, frozen=True, kw_only=True):
     """Figures of one row that contradict each other."""
 
     # two ways to one figure, as formulas of the names of figures: `samples_per_s*whole_s`,
     # `dataset_samples*epochs`; or `out_of_memory` and the names of figures that such a row has
     sides: tuple[str, ...]
     values: tuple[float, ...] = ()  # of both ways; empty for a row out of memory
+
+
+CONTRADICTIONS = RuleGroup("Contradictions of an imported row")
+_TWO_WAYS = CONTRADICTIONS.rule(
+    "two-ways",
+    about="a figure that follows from others of the row, which give another value",
+    message="{first} is {value}, {other} is {other_value}: {size}",
+)
+OUT_OF_MEMORY_WITH_FIGURES = CONTRADICTIONS.rule(
+    "out-of-memory-with-figures",
+    about="a row that ran out of memory and has a speed or a runtime",
+    message="it ran out of memory but has {figures}",
+)
 
 
 class _Way(NamedTuple):
@@ -93,16 +107,16 @@ class _Way(NamedTuple):
         return product((figures[name] for name in self.names), (figures[name] for name in self.under))
 
 
-def find_contradictions(figures: Figures) -> dict[str, Contradiction]:
-    """Contradictions beyond the tolerance, by their sentence.
+def find_contradictions(figures: Figures) -> tuple[Contradiction, ...]:
+    """Contradictions beyond the tolerance.
 
     Args:
         figures: of one row as published, by the names of figures.
     """
-    return dict(_breaches(figures))
+    return tuple(_breaches(figures))
 
 
-def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
+def _breaches(figures: Figures) -> Iterator[Contradiction]:
     for first, other in _SAME:
         needed = {*first.names, *first.under, *other.names, *other.under}
         # Samples/s predict the runtime better than tokens/s.
@@ -112,8 +126,18 @@ def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
         if max(left.low / right.high, right.low / left.high) > 1 + _TOLERANCE:
             apart = left.value / right.value - 1 if right.value else math.inf
             size = f"{100 * abs(apart):.1f}% {'more' if apart > 0 else 'less'}"
-            text = f"{first.words} is {_number(left.value)}, {other.words} is {_number(right.value)}: {size}"
-            yield text, Contradiction(sides=(first.formula, other.formula), values=(left.value, right.value))
+            words = {
+                "first": first.words,
+                "value": _number(left.value),
+                "other": other.words,
+                "other_value": _number(right.value),
+                "size": size,
+            }
+            yield Contradiction(
+                **_TWO_WAYS.fields(None, words),
+                sides=(first.formula, other.formula),
+                values=(left.value, right.value),
+            )
 
 
 def _number(value: float) -> str:
@@ -248,9 +272,7 @@ class CellRow(Measured, frozen=True, kw_only=True):
         UNMEASURED  # samples per second for a unit of money that the devices cost
     )
     relative: Estimate | None = None  # samples_per_s over the table's baseline's
-    # what of an imported row does not fit together; `contradictions` likewise
-    contradicted: tuple[Contradiction, ...] = ()
-    contradictions: tuple[str, ...] = ()
+    contradictions: tuple[Contradiction, ...] = ()  # what of an imported row does not fit together
     # of an imported row: its several nodes were slower than their link allows; None if they were not
     shortfall: Finding | None = None
     unjudged: Unknown | None = None  # why that cannot be judged; None if it was, or was not asked
@@ -265,23 +287,19 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     currency: str | None = None
 
 
-class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
-    """The cheapest cell that ends the full run in time."""
+class Cheapest(Finding, frozen=True, kw_only=True):
+    """The cheapest cell that ends the full run in time: which, when it ends and what it costs; or why none."""
 
     deadline_s: float
     label: str | None = None  # the cell's; None where none ends in time or none has a price
-    # `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`: how long
-    # they take is known of none; `too_late`; `currencies`, which are several
-    outcome: str = ""
-    best: Offer | None = None  # that cell; of `too_late` the fastest one
+    best: Offer | None = None  # that cell; if all are too late, the fastest one
     equal: tuple[str, ...] = ()  # labels of those that cost the same
     safe: Offer | None = None  # the cheapest whose interval does not reach beyond the deadline
     in_time: int = 0  # how many cells with a price are in time; `unpriced` without one
     unpriced: int = 0
     reason: str = ""  # why it is not known how long they take, or in what their jobs differ
     column: str = ""  # by which cells of one job can be chosen
-    currencies: tuple[str | None, ...] = ()  # of `currencies`; None is unknown
-    sentence: str = ""  # which, when it ends and what it costs; or why none
+    currencies: tuple[str | None, ...] = ()  # if they are several; None is unknown
 
 
 class CellTable(msgspec.Struct, frozen=True, kw_only=True):

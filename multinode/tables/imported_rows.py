@@ -29,7 +29,15 @@ from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown
 from multinode.sweep.cell_sheet import with_notes, with_price_notes
 from multinode.sweep.cell_table import relative_to, with_prices
-from multinode.sweep.cells import MEASURED, NICS, CellRow, CellTable, Contradiction, find_contradictions
+from multinode.sweep.cells import (
+    MEASURED,
+    NICS,
+    OUT_OF_MEMORY_WITH_FIGURES,
+    CellRow,
+    CellTable,
+    Contradiction,
+    find_contradictions,
+)
 from multinode.sweep.sweep import TABLE_FILE
 from multinode.sweep.table_notes import IGNORED_COLUMNS, LABEL_COLUMNS
 from multinode.tables.columns import COLUMNS
@@ -75,7 +83,6 @@ def _row(row: ImportedRow, label: str) -> CellRow:
     narrow = next((name for name in ("fp16", "bf16") if row.words.get(name) == "yes"), None)
     settings = {"precision": narrow} | {name: values[name] for name in JobSettings.__struct_fields__ if name in values}
     unknown = [name for name in CellRow.__struct_fields__ if name in _TOLD and fields.get(name) is None]
-    contradictions = _contradictions(row)
     return CellRow(
         **fields
         | {
@@ -85,8 +92,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "reason": reason,
             "settings": JobSettings(**settings),
             "varied": dict(row.labels),
-            "contradicted": tuple(contradictions.values()),
-            "contradictions": tuple(contradictions),
+            "contradictions": _contradictions(row),
             **(dict.fromkeys(unknown, Unknown("not in the table")) if state == MEASURED else {}),
         }
     )
@@ -98,14 +104,14 @@ def _state(row: ImportedRow, figures: Mapping[str, Estimate]) -> tuple[str, str]
     return ("skipped", "the table has no figures for it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
 
 
-def _contradictions(row: ImportedRow) -> dict[str, Contradiction]:
+def _contradictions(row: ImportedRow) -> tuple[Contradiction, ...]:
     contradictions = find_contradictions(row.figures)
     speeds = ("samples_per_s", "tokens_per_s", "steps_per_s", "whole_s")
     published = [name for name in speeds if name in row.figures]
     if row.out_of is not None and published:
         figures = " and ".join(COLUMNS[name].figure.words for name in published)
-        sentence = f"it ran out of memory but has {figures}"
-        return {sentence: Contradiction(sides=("out_of_memory", *published)), **contradictions}
+        fields = OUT_OF_MEMORY_WITH_FIGURES.fields(None, {"figures": figures})
+        return (Contradiction(**fields, sides=("out_of_memory", *published)), *contradictions)
     return contradictions
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from multinode.bench.figures import BenchReport
 from multinode.bench.judge import summarise_bench
 from multinode.bench.nodes import BenchPart
+from multinode.bench.screen import bench_lines
 from multinode.records.benchmark import DeviceTest
 from multinode.records.samples import CgroupSample, CpuSample, DeviceSample, GpuSample, Sample, SpeedSample
 
@@ -113,3 +114,8 @@ def part(node_rank: int, samples: Sequence[Sample], phase: str = "alone", **more
 def report(*parts: BenchPart) -> BenchReport:
     """The report of these parts."""
     return summarise_bench("r", parts, DeviceTest())
+
+
+def verdict(found: BenchReport) -> tuple[str, ...]:
+    """The sentences of its plain text, without further causes and fixes."""
+    return tuple(line for line in bench_lines(found) if not line.startswith("  "))

@@ -69,7 +69,7 @@ def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
             nodes=("a", "b"),
             test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
             rows=(row(time_us),),
-            verdict=Verdict(text="this is what the link carries"),
+            verdict=Verdict(message="this is what the link carries"),
             directory=f"/r/{run_id}",
         )
         keep(root, run_id, "nccl-test", "nccl-test.json", scan)

@@ -119,7 +119,7 @@ def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Recor
         mtu=1500,
         rows=(),
         curves=curves,
-        verdict=Verdict(text="as it should be"),
+        verdict=Verdict(message="as it should be"),
         directory=f"/runs/{run_id}",
     )
     return made_record(run_id, plan=plan(run_id, (1,) * nodes, link, ()), results={load_scan: report})

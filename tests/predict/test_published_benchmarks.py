@@ -38,7 +38,7 @@ def test_the_seed_case_is_explained_within_a_tenth() -> None:
     assert slow.bottleneck.kind == "network"
     assert fast.samples_per_s.value > 2 * slow.samples_per_s.value
     assert found.break_even is not None
-    assert found.break_even.accumulation.reason == "micro_batches"
+    assert found.break_even.accumulation.code == "micro_batches"
 
 
 def test_what_was_measured_on_several_nodes_is_not_used_but_held_against_the_model() -> None:
@@ -269,8 +269,8 @@ def test_buckets_that_are_told_hide_what_their_timeline_hides() -> None:
     assert buckets.parts.exposed_ms == pytest.approx(buckets.parts.comm_ms - 166 * 2 / 3 * 3 / 4, rel=0.01)
     assert told.break_even is not None
     assert cut.break_even is not None
-    assert (told.break_even.nothing_exposed.reason, cut.break_even.nothing_exposed.reason) == ("uncut", "from")
-    assert "--bucket-mib 25 is torch's default" in told.break_even.nothing_exposed.why
+    assert (told.break_even.nothing_exposed.code, cut.break_even.nothing_exposed.code) == ("uncut", "from")
+    assert "--bucket-mib 25 is torch's default" in told.break_even.nothing_exposed.message
 
 
 def test_the_digits_of_a_figure_are_its_bounds() -> None:

@@ -7,6 +7,7 @@ import re
 import msgspec
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.render.sheet import blocks_markdown
 from multinode.render.table import screen_text
 from multinode.stats.estimate import Estimate, value_of
@@ -24,7 +25,7 @@ from multinode.sweep.cell_sheet import (
     with_notes,
 )
 from multinode.sweep.cell_table import Look, look_at
-from multinode.sweep.cells import CellRow, CellTable, Cheapest, cell_frame
+from multinode.sweep.cells import CellRow, CellTable, Cheapest, Contradiction, cell_frame
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 
 
@@ -122,7 +123,7 @@ def test_one_sentence_says_the_most() -> None:
 
 
 def test_the_cheapest_cell_is_told_where_a_deadline_was_asked_for() -> None:
-    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, sentence="the cheapest is X"))
+    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, message="the cheapest is X"))
     assert "the cheapest is X" in shown(table, 80)
     assert "**the cheapest is X**\n" in blocks_markdown(cell_blocks(table))
 
@@ -136,7 +137,10 @@ def test_prices_are_in_their_currency_and_what_gpus_cost_buys_speed() -> None:
 
 def test_what_disturbed_a_row_or_contradicts_itself_is_marked() -> None:
     marked = msgspec.structs.replace(
-        SWEEP.cells[0], disturbances=("box1: hot",), contradictions=("4 x 2 is not 9",), reason="repeat 2 failed"
+        SWEEP.cells[0],
+        disturbances=(Finding(message="box1: hot"),),
+        contradictions=(Contradiction(message="4 x 2 is not 9", sides=()),),
+        reason="repeat 2 failed",
     )
     lines = shown(msgspec.structs.replace(SWEEP, cells=(marked, *SWEEP.cells[1:])), 100)
     below = lines[lines.index("marked") :]

@@ -49,7 +49,7 @@ OUTLOOK = PredictedScenario(
     speedup=exactly(1),
     efficiency=0.5,
     parts=StepParts(compute_ms=1, optimizer_ms=0, host_ms=0, data_ms=0, comm_ms=0, beyond_ms=0, exposed_ms=0),
-    bottleneck=Bottleneck(kind="network"),
+    bottleneck=Bottleneck(kind="network", message=""),
 )
 FOUR = Change(overrides=("gradient_accumulation_steps=4",))
 changed = msgspec.structs.replace
