@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.figures.figure import Figure, Row
 from multinode.findings.finding import Finding
 from multinode.model.workload import FullRun
 from multinode.predict.advice import Advice
 from multinode.predict.forecast import Forecast
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.measured import Measured
+from multinode.profile.measured import Measured, measured_values
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import KnownSteps, WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
@@ -63,6 +64,64 @@ class SlowdownAttribution(Finding, frozen=True, kw_only=True):
     network_ms: float | None = None  # exposed communication of the candidate beyond the baseline's
     other_ms: float | None = None  # the unexplained rest; negative if they explain too much
     cause: str  # `network`, `node`, `none` (no noticeable loss) or `unknown`
+
+
+def side_row(side: Side) -> Row:
+    """The values of a side, by the names of its figures."""
+    values = measured_values(side)
+    payload, nic = side.bytes_per_step.calls, side.bytes_per_step.nic
+    if side.role == "baseline":
+        values |= {"speedup": None, "efficiency": None}
+    return Row(side, values | {PAYLOAD.name: payload, NIC_TRAFFIC.name: nic})
+
+
+NODE = Figure[str]("node_names", "node", about="names of the nodes", cell=lambda row: ", ".join(row.item.node_names))
+EXPOSED = Figure[Estimate](
+    "exposed_ms",
+    "exposed comm",
+    "ms",
+    form="figure",
+    about="exposed communication per step, waiting for stragglers excluded",
+    phrase="exposed communication",
+)
+EXPOSED_SHARE = Figure[float](
+    "exposed_share",
+    "exposed communication",
+    form="share",
+    about="exposed communication over step time",
+    line="exposed, share of the step",
+)
+PAYLOAD = Figure[float](
+    "calls",
+    "collective payload",
+    "MB",
+    form="megabytes",
+    about="collective payload per step and worker",
+    phrase="collective payload per step",
+)
+NIC_TRAFFIC = Figure[float](
+    "nic",
+    "measured NIC traffic",
+    "MB",
+    form="megabytes",
+    about="measured traffic per step on the busiest NIC",
+    phrase="NIC traffic per step",
+)
+SPEEDUP = Figure[Estimate](
+    "speedup", "speed-up", form="figure", about="samples/s over those of the baseline", has_range=True
+)
+EFFICIENCY = Figure[float](
+    "efficiency", "efficiency", form="percent", about="speed-up over the ratio of workers: 100% is ideal scaling"
+)
+OF_THE_FASTEST = Figure[float](
+    "relative", "of the fastest", form="percent", about="samples/s of a worker over those of the fastest node's"
+)
+STEADY_STEPS = Figure[int](
+    "steady_steps", "measured steps", form="number", about="measured steps, without warm-up, of all repeats"
+)
+POWER = Figure[float](
+    "power_w", "power", "W", form="whole", about="power draw of all GPUs", line="power of the GPUs (W)"
+)
 
 
 SCHEMA = "multinode.contrast/4"

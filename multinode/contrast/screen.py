@@ -9,11 +9,21 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.contrast.figures import Contrast, Side, capitalised, network_words
+from multinode.contrast.figures import (
+    EXPOSED,
+    EXPOSED_SHARE,
+    SPEEDUP,
+    Contrast,
+    Side,
+    capitalised,
+    network_words,
+    side_row,
+)
 from multinode.contrast.judge import TRAFFIC, Outcome, judge, prefers_one_node
 from multinode.contrast.sheets import (
     cost_sheet,
     each_node_sheet,
+    efficiency_of,
     missing_sheet,
     settings_sheet,
     side_head,
@@ -25,11 +35,12 @@ from multinode.predict.advice_screen import advice_sheet, gain_words, gains_shee
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
-from multinode.render.sheet import Block, Prose, Sheet, Tiles, percent
+from multinode.profile.measured import SAMPLES_PER_S, STEP_TIME
+from multinode.render.sheet import Block, Prose, Sheet, Tiles
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.stats.unknown import or_none
-from multinode.units import UNKNOWN, format_count, format_figure, format_sig, times
+from multinode.units import UNKNOWN, format_count, format_figure, times
 
 _STYLES: dict[Outcome, str] = {
     "faster": GOOD,
@@ -224,16 +235,12 @@ def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterato
 
 
 def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
-    baseline, candidate = contrast.baseline, contrast.candidate
-    few, many = side_head(contrast, baseline), side_head(contrast, candidate)
+    few, many = ((side_head(contrast, side), side_row(side)) for side in (contrast.baseline, contrast.candidate))
     figures = (
-        ("speed-up", format_sig(contrast.speedup.value)),
-        (f"efficiency ({contrast.scaling})", percent(contrast.efficiency, ".0f")),
-        (f"samples/s, {few}", format_sig(baseline.samples_per_s.value)),
-        (f"samples/s, {many}", format_sig(candidate.samples_per_s.value)),
-        (f"step time, {few} (ms)", format_sig(baseline.step_time_ms.value)),
-        (f"step time, {many} (ms)", format_sig(candidate.step_time_ms.value)),
-        (f"exposed communication, {many}", percent(or_none(candidate.exposed_share))),
+        *((figure.heading, figure.tell(many[1])) for figure in (SPEEDUP, efficiency_of(contrast))),
+        *((f"{SAMPLES_PER_S.title}, {head}", SAMPLES_PER_S.tell(row)) for head, row in (few, many)),
+        *((f"{STEP_TIME.words}, {head} ({STEP_TIME.unit})", STEP_TIME.tell(row)) for head, row in (few, many)),
+        (f"{EXPOSED.words}, {many[0]}", EXPOSED_SHARE.tell(many[1])),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
 

@@ -21,7 +21,18 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 Form = Literal[
-    "words", "number", "figure", "range", "interval", "share", "percent", "times", "money", "duration", "megabytes"
+    "words",
+    "number",
+    "figure",
+    "range",
+    "interval",
+    "share",
+    "percent",
+    "times",
+    "money",
+    "duration",
+    "megabytes",
+    "whole",
 ]
 """How a value is written. `words` and `number` identify a row; all others are measured or predicted.
 
@@ -37,7 +48,7 @@ def _identity(value: Any) -> str:
 
 
 def _money(amount: float) -> str:
-    return f"{amount:,.2f}" if amount >= 1 or amount == 0 else format_sig(amount)
+    return f"{amount:,.2f}" if amount >= _IN_HUNDREDTHS or amount == 0 else format_sig(amount)
 
 
 _FORMS: dict[Form, Callable[[Any], str]] = {
@@ -50,9 +61,12 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
     "money": _money,
     "duration": format_duration,
     "megabytes": megabytes,
+    "whole": lambda value: f"{value:,.0f}",
 }
 MONEY = "{money}"
 """Stands for the currency in a unit."""
+# A smaller price has digits that two decimals would cut.
+_IN_HUNDREDTHS = 0.1
 _SEPARATORS = re.compile(r"[\s_.:#-]+")
 
 
@@ -151,6 +165,11 @@ class Figure(msgspec.Struct, Generic[T_co], frozen=True):
     def column(self) -> Column:
         """The head of its column."""
         return Column(sanitize(self.title), sanitize(self.unit), words=self.is_words)
+
+    @property
+    def in_full(self) -> Figure[T_co]:
+        """The figure with its title in a sentence as the head of its column."""
+        return msgspec.structs.replace(self, title=self.words)
 
     @property
     def ranged(self) -> Figure[T_co]:
