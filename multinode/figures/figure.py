@@ -48,7 +48,11 @@ def _identity(value: Any) -> str:
 
 
 def _money(amount: float) -> str:
-    return f"{amount:,.2f}" if amount >= _IN_HUNDREDTHS or amount == 0 else format_sig(amount)
+    """Two decimals, of small amounts three digits: `1.60`, `0.80`, `0.104`."""
+    if amount >= 1 or amount == 0:
+        return f"{amount:,.2f}"
+    whole, _, decimals = format_sig(amount).partition(".")
+    return f"{whole}.{decimals[:2]}{decimals[2:].rstrip('0')}"
 
 
 _FORMS: dict[Form, Callable[[Any], str]] = {
@@ -65,8 +69,6 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
 }
 MONEY = "{money}"
 """Stands for the currency in a unit."""
-# A smaller price has digits that two decimals would cut.
-_IN_HUNDREDTHS = 0.1
 _SEPARATORS = re.compile(r"[\s_.:#-]+")
 
 
