@@ -295,7 +295,7 @@ def forecast_notes(forecast: Forecast) -> Iterator[str]:
     yield from (f"note: {note}" for note in forecast.notes)
     widest = max((row for row in forecast.scenarios if row.nodes > 1), key=_width, default=None)
     if widest is not None:
-        whys = "; ".join(doubt.why for doubt in widest.doubts)
+        whys = "; ".join(doubt.message for doubt in widest.doubts)
         yield f"the widest interval is {_width(widest):.0%} of its value: {whys}"
 
 

@@ -122,7 +122,7 @@ def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumu
             beyond_ms=exposed_ms, exposed_ms=exposed_ms,
         ),
         bottleneck=_NETWORK if exposed_ms > _COMPUTE_MS else _COMPUTE,
-        doubts=(UncertaintySource(part="network", relative=doubt, why="the link is faster than measured"),),
+        doubts=(UncertaintySource(part="network", relative=doubt, message="the link is faster than measured"),),
         measured=link == _LINK_GBIT_PER_S and accumulation == 1,
     )  # fmt: skip
 
