@@ -12,7 +12,7 @@ from multinode.model.workload import FullRun
 from multinode.predict.advice import Advice
 from multinode.predict.forecast import Forecast
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.measured import Measured, measured_values
+from multinode.profile.measured import EFFICIENCY, SPEEDUP, Measured, measured_values
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import KnownSteps, WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
@@ -71,26 +71,11 @@ def side_row(side: Side) -> Row:
     values = measured_values(side)
     payload, nic = side.bytes_per_step.calls, side.bytes_per_step.nic
     if side.role == "baseline":
-        values |= {"speedup": None, "efficiency": None}
+        values |= {SPEEDUP.name: None, EFFICIENCY.name: None}
     return Row(side, values | {PAYLOAD.name: payload, NIC_TRAFFIC.name: nic})
 
 
 NODE = Figure[str]("node_names", "node", about="names of the nodes", cell=lambda row: ", ".join(row.item.node_names))
-EXPOSED = Figure[Estimate](
-    "exposed_ms",
-    "exposed comm",
-    "ms",
-    form="figure",
-    about="exposed communication per step, waiting for stragglers excluded",
-    phrase="exposed communication",
-)
-EXPOSED_SHARE = Figure[float](
-    "exposed_share",
-    "exposed communication",
-    form="share",
-    about="exposed communication over step time",
-    line="exposed, share of the step",
-)
 PAYLOAD = Figure[float](
     "calls",
     "collective payload",
@@ -106,12 +91,6 @@ NIC_TRAFFIC = Figure[float](
     form="megabytes",
     about="measured traffic per step on the busiest NIC",
     phrase="NIC traffic per step",
-)
-SPEEDUP = Figure[Estimate](
-    "speedup", "speed-up", form="figure", about="samples/s over those of the baseline", has_range=True
-)
-EFFICIENCY = Figure[float](
-    "efficiency", "efficiency", form="percent", about="speed-up over the ratio of workers: 100% is ideal scaling"
 )
 OF_THE_FASTEST = Figure[float](
     "relative", "of the fastest", form="percent", about="samples/s of a worker over those of the fastest node's"

@@ -10,9 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from multinode.contrast.figures import (
-    EXPOSED,
-    EXPOSED_SHARE,
-    SPEEDUP,
     Contrast,
     Side,
     capitalised,
@@ -35,7 +32,7 @@ from multinode.predict.advice_screen import advice_sheet, gain_words, gains_shee
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
-from multinode.profile.measured import SAMPLES_PER_S, STEP_TIME
+from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SAMPLES_PER_S, SPEEDUP, STEP_TIME
 from multinode.render.sheet import Block, Prose, Sheet, Tiles
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
 from multinode.stats.estimate import inverse

@@ -8,15 +8,11 @@ from typing import Any
 import msgspec
 
 from multinode.contrast.figures import (
-    EFFICIENCY,
-    EXPOSED,
-    EXPOSED_SHARE,
     NIC_TRAFFIC,
     NODE,
     OF_THE_FASTEST,
     PAYLOAD,
     POWER,
-    SPEEDUP,
     STEADY_STEPS,
     Contrast,
     Side,
@@ -28,10 +24,14 @@ from multinode.figures.frame import Frame
 from multinode.model.workload import ACCUMULATION, GLOBAL_BATCH, PER_DEVICE_BATCH, SEQUENCE_LENGTH
 from multinode.profile.measured import (
     COST_PER_MILLION_TOKENS,
+    EFFICIENCY,
     ENERGY,
+    EXPOSED,
+    EXPOSED_SHARE,
     NODES,
     PRICE_PER_HOUR,
     SAMPLES_PER_S,
+    SPEEDUP,
     STEP_TIME,
     STEP_TIME_P95,
     TGS,
@@ -85,7 +85,7 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
             for figure in (SAMPLES_PER_S, STEP_TIME)
         ),
         _row(sides, "  compute", lambda side: _part(side, "compute_ms")),
-        _row(sides, f"  {EXPOSED.title}", lambda side: _part(side, "exposed_ms")),
+        _row(sides, f"  {EXPOSED.title} comm", lambda side: _part(side, "exposed_ms")),
         *(
             (f"  {name}", tuple(_part(side, field) for side in sides))
             for field, name in _WHERE_NOTICED.items()

@@ -189,6 +189,27 @@ COST_PER_MILLION_TOKENS = Figure[float](
     about="price of a million tokens, by the hour, padding counted",
     line="cost per million tokens",
 )
+EXPOSED = Figure[Estimate](
+    "exposed_ms",
+    "exposed",
+    "ms",
+    form="figure",
+    about="exposed communication per step, waiting for stragglers excluded",
+    phrase="exposed communication",
+)
+EXPOSED_SHARE = Figure[float](
+    "exposed_share",
+    "exposed communication",
+    form="share",
+    about="exposed communication over step time",
+    line="exposed, share of the step",
+)
+SPEEDUP = Figure[Estimate](
+    "speedup", "speed-up", form="figure", about="samples/s over those of the baseline", has_range=True
+)
+EFFICIENCY = Figure[float](
+    "efficiency", "efficiency", form="percent", about="speed-up over the ratio of workers: 100% is ideal scaling"
+)
 
 
 M = TypeVar("M", bound=Measured)

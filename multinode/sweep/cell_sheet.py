@@ -46,6 +46,7 @@ from multinode.profile.measured import (
     WHOLE_COST,
     WHOLE_TIME,
 )
+from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
 from multinode.render.sheet import RANGES, Block, Column, Prose, Sheet, Tiles
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import ratio
@@ -55,12 +56,8 @@ from multinode.sweep.cell_table import combine, lack_currency, unpriced_devices
 from multinode.sweep.cells import (
     CELL_FIGURES,
     DEVICE,
-    HARDWARE_TFLOPS,
-    HFU,
     LABEL,
     MEASURED,
-    MFU,
-    MODEL_TFLOPS,
     NETWORK,
     NETWORK_SHARE,
     PARAMETERS,

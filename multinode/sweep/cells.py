@@ -54,6 +54,7 @@ from multinode.profile.measured import (
     measured_values,
 )
 from multinode.profile.step_split import KnownSteps
+from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
 from multinode.stats.estimate import Estimate, exactly
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none
 from multinode.units import UNKNOWN, format_figure, format_list, format_rate, format_sig
@@ -438,26 +439,6 @@ RELATIVE = Figure[Estimate](
     aliases=("speedup", "relative_speed"),
     has_range=True,
 )
-MODEL_TFLOPS = Figure[float](
-    "model_tflops",
-    "TFLOP/s",
-    "a worker",
-    form="figure",
-    about="TFLOP/s of a worker that the model needs",
-    csv="model_tflop_per_s_per_worker",
-    # As Megatron-LM logs it.
-    aliases=("throughput per GPU (TFLOP/s/GPU)",),
-)
-MFU = Figure[float]("mfu", "MFU", form="share", about="model FLOPs utilization", aliases=("model_flops_utilization",))
-HARDWARE_TFLOPS = Figure[float](
-    "hardware_tflops",
-    "hardware",
-    "TFLOP/s",
-    form="figure",
-    about="TFLOP/s of a worker, recomputation included",
-    csv="hardware_tflop_per_s_per_worker",
-)
-HFU = Figure[float]("hfu", "HFU", form="share", about="hardware FLOPs utilization")
 NETWORK_SHARE = Figure[float](
     "network_share", "network", "of step", form="share", about="exposed communication over step time"
 )

@@ -38,14 +38,11 @@ from multinode.profile.measured import (
     WORKERS_PER_NODE,
     WORLD_SIZE,
 )
+from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
 from multinode.sweep.cells import (
     CURRENCY,
     DEVICE,
-    HARDWARE_TFLOPS,
-    HFU,
     LABEL,
-    MFU,
-    MODEL_TFLOPS,
     NETWORK,
     NETWORK_SHARE,
     PARAMETERS,
