@@ -86,7 +86,8 @@ _DECLARED = """
 import sys; sys.path.insert(0, "scripts")
 import make_figure_reference as made
 from multinode.figures.figure import Figure
-figures = {"speed": [Figure("speed", "speed", "km/h", csv="speed_km_per_h")], "way": [Figure("way", "way", about="a way")]}
+figures = {"speed": [Figure("speed", "speed", "km/h", csv="speed_km_per_h")]}
+figures["way"] = [Figure("way", "way", about="a way")]
 print(*made.undescribed(figures), sep="\\n")
 print(*made.render_reference(figures).splitlines()[-2:], sep="\\n")
 """

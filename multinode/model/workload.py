@@ -27,6 +27,9 @@ _SHORTENING = frozenset({"max_steps", "num_train_epochs"})
 _DEEPSPEED_NAMES = ("DeepSpeed ZeRO-0", Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 
 
+_QLORA = "qlora"
+
+
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="settings"):
     """The settings that the speed of a training depends on; None is unknown."""
 
@@ -46,6 +49,11 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
     overlap: bool | None = None
     levers: Levers = NONE  # what changes the training itself
     command: str | None = None  # of a script, as given
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether its frozen weights are quantized, as in all kinds of QLoRA."""
+        return self.method is not None and self.method.startswith(_QLORA)
 
     @property
     def by_name(self) -> dict[str, Any]:
@@ -281,12 +289,12 @@ def read_settings(job: Job) -> JobSettings:
     config, given = job.config, job.settings
     method, stage = given.finetuning_type, given.stage
     if method == "lora" and config.get("quantization_bit"):
-        method = "qlora"
+        method = _QLORA
     strategy, overlap = _strategy(job)
     return JobSettings(
         model=name if isinstance(name := config.get("model_name_or_path"), str) else None,
         method=method,
-        lora_rank=given.lora_rank if method in {*_RANKED, "qlora"} else None,
+        lora_rank=given.lora_rank if method in {*_RANKED, _QLORA} else None,
         stage=stage,
         dataset=_names(config.get("dataset")),
         strategy=strategy,

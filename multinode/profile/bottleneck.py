@@ -41,40 +41,51 @@ class BottleneckRule(Rule, frozen=True, kw_only=True):
 BOTTLENECKS = RuleGroup("Bottleneck of a training")
 
 
-def _rule(code: str, *, about: str, message: str, kind: str = "") -> BottleneckRule:
-    figures = ("part_ms", "step_ms") if "{takes}" in message else ()
+_PART_FIGURES = ("part_ms", "step_ms")
+
+
+def _rule(code: str, *, about: str, message: str, kind: str = "", figures: tuple[str, ...] = ()) -> BottleneckRule:
     return BOTTLENECKS.add(BottleneckRule(code=code, kind=kind or code, about=about, message=message, figures=figures))
 
 
 UNKNOWN_BOTTLENECK = _rule("unknown", about="it cannot be known", message="bottleneck unknown: {reason}")
 _PARTS = {
     "network": _rule(
-        "network", about="communication between nodes", message="exposed communication takes {takes}{known}"
+        "network",
+        about="communication between nodes",
+        message="exposed communication takes {takes}{known}",
+        figures=_PART_FIGURES,
     ),
     "local": _rule(
         "local",
         about="communication inside a node",
         message="exposed communication between the workers of a node takes {takes}{known}",
+        figures=_PART_FIGURES,
     ),
-    "data": _rule("data", about="the data loader", message="waiting for batches takes {takes}"),
+    "data": _rule("data", about="the data loader", message="waiting for batches takes {takes}", figures=_PART_FIGURES),
     "host": _rule(
         "host",
         about="the host outside the parts of a step",
         message="time outside compute, communication, data and optimizer takes {takes}",
+        figures=_PART_FIGURES,
     ),
 }
-_STRAGGLER = _rule("straggler", about="one slow node", message="waiting for {node} takes {takes}{evidence}")
+_STRAGGLER = _rule(
+    "straggler", about="one slow node", message="waiting for {node} takes {takes}{evidence}", figures=_PART_FIGURES
+)
 _ALTERNATING = _rule(
     "alternating-stragglers",
     kind="straggler",
     about="nodes that are late in turns",
     message="waiting for slower workers takes {takes}; they alternate, so no single node is the cause",
+    figures=_PART_FIGURES,
 )
 _NO_STRAGGLER = _rule(
     "no-straggler",
     kind="straggler",
     about="waiting for nodes none of which is late often enough to be named",
     message="waiting for other workers takes {takes}; no single node stands out",
+    figures=_PART_FIGURES,
 )
 _LAUNCH = _rule(
     "launch",
@@ -86,6 +97,7 @@ _COMPUTE = _rule(
     "compute",
     about="nothing but compute",
     message="compute-bound: compute and optimizer take {takes}; no other part exceeds {worth:.0%}",
+    figures=_PART_FIGURES,
 )
 _NOT_NOTICED = _rule(
     "nothing-noticeable",

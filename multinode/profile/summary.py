@@ -37,6 +37,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import LossSample, ModelSample, NoteSample, StepSample, SyncSample, TrainEndSample
 from multinode.stats.estimate import Estimate, Spread, estimate_median, estimate_rate, spread_of
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none
+from multinode.traffic.step_calls import Strategy
 from multinode.units import format_count
 
 
@@ -138,7 +139,9 @@ class Summary(Throughput, frozen=True, kw_only=True):
     """One run in figures; one that is unknown says why.
 
     Attributes:
-        strategy: sharding of the model, as in `traffic.strategy`.
+        strategy: sharding of the model, in words.
+        recognised: the strategy, if it is a known one.
+        fsdp_version: 1 or 2; None without FSDP.
         steps: recorded optimizer steps.
         steady_steps: measured ones.
         rule: which these are.
@@ -157,6 +160,8 @@ class Summary(Throughput, frozen=True, kw_only=True):
     schema: str = "multinode.summary/2"
     run_id: str
     strategy: str = "unknown"
+    recognised: Strategy | None = None
+    fsdp_version: int | None = None
     world_size: int = 0
     steps: int
     steady_steps: int
@@ -232,6 +237,8 @@ def summarise(
         **msgspec.structs.asdict(speed),
         run_id=observed.run_id,
         strategy=strategy.name,
+        recognised=strategy.strategy,
+        fsdp_version=strategy.fsdp_version,
         world_size=observed.world_size,
         steps=observed.recorded,
         steady_steps=len(observed.counted),

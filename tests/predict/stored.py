@@ -26,7 +26,7 @@ from multinode.stats.estimate import exactly
 from multinode.stats.unknown import Unknown
 from multinode.strict_yaml import dump_yaml
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.step_calls import fit_curve
+from multinode.traffic.step_calls import Strategy, fit_curve
 from multinode.units import goodput_gb_per_s
 from tests.model.trainings import TINY
 
@@ -82,6 +82,7 @@ def training_record(
     summary = Summary(
         run_id=run_id,
         strategy="DDP",
+        recognised=Strategy.DDP,
         world_size=workers,
         steps=30,
         steady_steps=25,

@@ -60,6 +60,7 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
     summary = Summary(
         run_id=run_id,
         strategy="DDP",
+        recognised=Strategy.DDP,
         world_size=nodes,
         steps=20,
         steady_steps=15,
