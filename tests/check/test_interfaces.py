@@ -17,7 +17,8 @@ from multinode.check.interfaces import (
 from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.facts import Interface, Route
+from multinode.cluster.facts import UNASKED, Interface, Route
+from multinode.stats.unknown import Unknown, or_empty
 
 from .inspecting import but, expect, inspection, only, silent
 
@@ -35,7 +36,7 @@ def two(*nics: Interface, routes: tuple[Route, ...] = (), **facts: Any) -> Inspe
     """Nodes a and b with addr= in the hostfile; a has these NICs beside its data plane, 10.0.0.1 on eth0."""
     nodes = tuple(Node(name=name, addr=f"10.0.0.{number}") for number, name in enumerate("ab", 1))
     well = inspection(cluster=Cluster(nodes=nodes, source="hosts"))
-    mine = well.facts["a"].interfaces
+    mine = or_empty(well.facts["a"].interfaces)
     return but(well, "a", interfaces=(LOOPBACK, *nics, *mine), routes=routes, **facts)
 
 
@@ -106,7 +107,7 @@ def test_a_route_from_a_network_that_the_peer_is_not_in_is_an_error() -> None:
 def test_a_route_over_another_network_that_both_share_or_that_works_is_a_warning() -> None:
     astray = two(nic("eth1", "192.0.2.7/24"), routes=ASTRAY)
     assert only(check_routes(met(astray))).severity == "warning"
-    theirs = astray.facts["b"].interfaces
+    theirs = or_empty(astray.facts["b"].interfaces)
     shared = but(astray, "b", interfaces=(*theirs, nic("eth1", "192.0.2.8/24")))
     finding = only(check_routes(shared))
     assert finding.severity == "warning"
@@ -235,7 +236,7 @@ def test_and_a_warning_where_it_is_not() -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"missing": {"hostname_address": "Name or service not known"}}, "no address (Name or service not known)"),
+        ({"hostname_address": Unknown("Name or service not known")}, "no address (Name or service not known)"),
         ({"hostname_address": "203.0.113.5"}, "203.0.113.5, which is no address of the node"),
         ({"hostname_address": "172.17.0.1"}, "172.17.0.1, which is on docker0"),
         ({"hostname_address": "nonsense"}, "nonsense"),
@@ -245,8 +246,8 @@ def test_names_that_lead_elsewhere(facts: dict[str, Any], words: str) -> None:
     assert words in only(check_hostnames(two(DOCKER, **facts))).message
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "192.0.2.7", None])
-def test_a_name_that_resolves_to_a_nic_of_the_node_or_was_not_asked_for_is_well(address: str | None) -> None:
+@pytest.mark.parametrize("address", ["10.0.0.1", "192.0.2.7", UNASKED])
+def test_a_name_that_resolves_to_a_nic_of_the_node_or_was_not_asked_for_is_well(address: str | Unknown) -> None:
     silent(check_hostnames(two(nic("eth1", "192.0.2.7/24"), hostname_address=address)))
 
 

@@ -7,6 +7,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.cluster.facts import Interface, NodeFacts, RdmaPort, Route
 from multinode.errors import UsageError
+from multinode.stats.unknown import or_unknown
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback")
 DOCKER = Interface(name="docker0", addresses=("172.17.0.1/16",), up=True, kind="bridge")
@@ -17,7 +18,8 @@ def nic(name: str, address: str, *, gbit: float | None = None, up: bool = True) 
 
 
 def facts(name: str, *interfaces: Interface, ssh: str | None = None, routes: tuple[Route, ...] = ()) -> NodeFacts:
-    return NodeFacts(node=name, interfaces=(LOOPBACK, DOCKER, *interfaces), ssh_address=ssh, routes=routes)
+    address = or_unknown(ssh, "SSH_CONNECTION is not set")
+    return NodeFacts(node=name, interfaces=(LOOPBACK, DOCKER, *interfaces), ssh_address=address, routes=routes)
 
 
 def choose(nodes: list[Node], *found: NodeFacts) -> list[tuple[str | None, str | None]]:

@@ -210,13 +210,12 @@ def test_a_probe_compares_what_it_is_asked_to(node: LocalNode) -> None:
         "data/mine.json",
     ]
     assert facts.contents[2].digest == hashlib.sha256(b"[]").hexdigest()
-    assert facts.model == {"model_type": "llama", "vocab_size": 7}
+    assert facts.model_config == {"model_type": "llama", "vocab_size": 7}
     assert all(path.filesystem for path in facts.paths)
     code, records = node.call("probe", {"packages": False})
-    assert (records[0]["contents"], records[0]["model"]) == ([], None)
-    assert records[0]["missing"]["model"] == "not asked for"
+    assert (records[0]["contents"], records[0]["model"]["reason"]) == ([], "not asked for")
     code, records = node.call("probe", {"packages": False, "model": "/nowhere"})
-    assert "No such file" in records[0]["missing"]["model"]
+    assert "No such file" in records[0]["model"]["reason"]
 
 
 @pytest.fixture
