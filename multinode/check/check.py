@@ -29,7 +29,7 @@ from multinode.job.job_files import absent_files, job_files, may_be_paths, with_
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import argument_names, candidate_ports, choose_master_port, plan_launch
 from multinode.records.run import make_run_id
-from multinode.stats.unknown import entries, or_empty, or_none
+from multinode.stats.unknown import Unknown, entries, or_empty, or_none
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
 from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
@@ -139,8 +139,9 @@ def _remarks(node: Node, facts: NodeFacts) -> Iterator[str]:
     count = f"{len(gpus)} x " if gpus else ""
     usable = or_none(facts.memory_limit_gib) or or_none(facts.memory_total_gib)
     memory = f", {usable:.0f} GiB of memory" if usable else ""
+    cores = "" if isinstance(facts.cores, Unknown) else f", {facts.cores} cores"
     torch = f", torch {torch_version}" if torch_version is not None else ""
-    yield f"{node.name}: {count}{models}, {or_none(facts.cores)} cores{memory}{torch}"
+    yield f"{node.name}: {count}{models}{cores}{memory}{torch}"
     for interface in or_empty(facts.interfaces):
         if interface.name in node.ifnames and interface.speed_gbit_per_s:
             yield f"{interface.name}: {interface.speed_gbit_per_s:g} Gbit/s, MTU {interface.mtu}"

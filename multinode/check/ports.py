@@ -101,7 +101,7 @@ def check_master_port(inspection: Inspection) -> Iterator[CheckFinding]:
     first, port = inspection.cluster.nodes[0].name, inspection.master_port
     refused = [endpoint.failed.get(port) for endpoint in inspection.connectivity.listening if endpoint.node == first]
     asked = [fact for node, facts in inspection.known if node.name == first for fact in facts.ports]
-    users = [fact.user or "" for fact in asked if fact.port == port and fact.taken is True]
+    users = [fact.user or "another process" for fact in asked if fact.port == port and fact.taken is True]
     user = next((user for user in (*users, *refused) if user is not None), None)
     if user is not None:
         user = user if user.startswith("in use") else f"in use by {user}"
