@@ -10,7 +10,7 @@ from multinode.check.ports import select_interfaces
 from multinode.check.rule import Check, CheckFinding, CheckRule, CheckRules, Inspection, listed
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import UNASKED, Interface, NodeFacts, Route
-from multinode.stats.unknown import Unknown, or_empty
+from multinode.stats.unknown import Unknown, or_empty, or_none, reason_of
 
 _INTERFACE = CheckRules("interface")
 _HOSTNAME = CheckRules("hostname")
@@ -105,14 +105,14 @@ def check_routes(inspection: Inspection) -> Iterator[CheckFinding]:
                 if rule is UNANSWERABLE_ROUTE and _reached(inspection, name, peers[route.peer]):
                     rule = OTHER_ROUTE
                 if rule is not None:
-                    groups.setdefault((rule, route.source), []).append(route)
+                    groups.setdefault((rule, or_none(route.source)), []).append(route)
         for (rule, _), routes in groups.items():
             first = routes[0]
             yield rule.found(
                 name,
                 peers=listed(peers[route.peer] for route in routes),
                 addr=first.peer,
-                reason=first.error,
+                reason=reason_of(first.source),
                 mine=mine.addr,
                 ifname=mine.ifname,
                 source=first.source,
@@ -198,13 +198,14 @@ def _judge_route(route: Route, facts: NodeFacts, mine: Endpoint, theirs: list[_N
     if route.source == mine.addr:
         # The right address, sent over another NIC.
         return None if route.ifname in {None, mine.ifname} else OTHER_ROUTE
-    if route.source is None:
+    if isinstance(route.source, Unknown):
         return NO_ROUTE
-    if any(_holds(network, route.source) and _holds(network, mine.addr) for network in _networks(facts)):
+    source = route.source
+    if any(_holds(network, source) and _holds(network, mine.addr) for network in _networks(facts)):
         # Two NICs in one subnet are reported separately.
         return None
     # A peer that reports no interfaces is not said to lack one.
-    answered = not theirs or any(_holds(network, route.source) for network in theirs)
+    answered = not theirs or any(_holds(network, source) for network in theirs)
     return OTHER_ROUTE if answered else UNANSWERABLE_ROUTE
 
 

@@ -11,7 +11,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NO_ANSWER, UNASKED, NodeFacts, PathFact
 from multinode.cluster.quoting import destination, hosts_option, ssh_words
 from multinode.job.job_files import job_files, may_be_paths
-from multinode.stats.unknown import Unknown, entries, or_empty, or_none
+from multinode.stats.unknown import Unknown, entries, or_empty, or_none, reason_of
 
 _PATHS = CheckRules("paths")
 _NOEXEC = CheckRules("noexec")
@@ -251,12 +251,12 @@ def check_contents(inspection: Inspection) -> Iterator[CheckFinding]:
     if not readers or len(inspection.cluster.nodes) == 1:
         return
     for name, facts in readers:
-        unread = [content for content in facts.contents if content.digest is None]
+        unread = [content for content in facts.contents if isinstance(content.digest, Unknown)]
         if unread:
             yield CONTENT_UNREAD.found(
                 name,
                 path=unread[0].path,
-                reason=unread[0].reason or "no reason given",
+                reason=reason_of(unread[0].digest),
                 more=_more([content.path for content in unread]),
                 target=_quote(_absolute(unread[0].path, facts)),
             )
@@ -276,7 +276,7 @@ def check_contents(inspection: Inspection) -> Iterator[CheckFinding]:
                 **_copying(different, first, inspection.cluster),
             )
         # A file that was not read may exist.
-        complete = all(content.digest is not None for content in facts.contents)
+        complete = not any(isinstance(content.digest, Unknown) for content in facts.contents)
         absent = [path for path in expected if path not in digests and _has_above(path, facts)] if complete else []
         if absent:
             yield CONTENT_ABSENT.found(name, **_copying(absent, first, inspection.cluster))
@@ -289,7 +289,7 @@ def check_revisions(inspection: Inspection) -> Iterator[CheckFinding]:
         node.name: content.digest
         for node, facts in inspection.known
         for content in facts.contents
-        if content.path == _REVISION and content.digest is not None and inspection.options.code is None
+        if content.path == _REVISION and not isinstance(content.digest, Unknown) and inspection.options.code is None
     }
     for name, revision, peer, expected in disagreements(revisions):
         cwd = or_none(inspection.facts[name].cwd)
@@ -343,7 +343,7 @@ def _digests(facts: NodeFacts) -> dict[str, tuple[str, int | None]]:
     return {
         content.path: (content.digest, content.size_bytes)
         for content in facts.contents
-        if content.digest and content.path != _REVISION
+        if not isinstance(content.digest, Unknown) and content.path != _REVISION
     }
 
 

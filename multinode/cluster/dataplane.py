@@ -13,7 +13,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import UsageError
-from multinode.stats.unknown import or_empty, or_none
+from multinode.stats.unknown import Unknown, or_empty, or_none
 
 # Interfaces that never join two training machines unless the hostfile names them.
 _NEVER_CHOSEN = {"loopback", "bridge", "virtual"}
@@ -56,8 +56,8 @@ def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mappin
         for route in node_facts.routes if node_facts else ():
             if mine.addr is None or route.peer == mine.addr:
                 continue
-            if route.source is None:
-                yield f"{node.name} has no route to {route.peer}: {route.error}"
+            if isinstance(route.source, Unknown):
+                yield f"{node.name} has no route to {route.peer}: {route.source.reason}"
             elif route.source != mine.addr:
                 yield f"{node.name} sends to {route.peer} over {route.ifname} but listens on {mine.ifname}"
 

@@ -112,9 +112,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel's route to a peer."""
 
     peer: str  # the peer's address
-    source: Address | None = None  # our address that the kernel picks; None without a route
+    source: Address | Unknown  # our address that the kernel picks, if there is a route
     ifname: InterfaceName | None = None  # the interface of that address
-    error: str | None = None  # why there is no route
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,9 +247,8 @@ class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
     """Content of a file, directory or git checkout of the job, in a form that can be compared between nodes."""
 
     path: str  # as asked for, or a file below it
-    digest: Digest | None = None  # of the content; None if it was not read
+    digest: Digest | Unknown  # of the content
     size_bytes: int | None = None
-    reason: str | None = None  # why there is no digest
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,7 +76,7 @@ def test_the_only_node_that_answers_is_not_judged_by_its_loopback() -> None:
 
 def test_no_route_to_a_peer_comes_with_the_command_that_makes_one() -> None:
     expect(
-        check_routes(two(routes=(Route(peer="10.0.0.2", error="Network is unreachable"),))),
+        check_routes(two(routes=(Route(peer="10.0.0.2", source=Unknown("Network is unreachable")),))),
         "error",
         "a",
         "no route to b (10.0.0.2: Network is unreachable)",
@@ -87,7 +87,7 @@ def test_no_route_to_a_peer_comes_with_the_command_that_makes_one() -> None:
 
 def test_what_is_no_address_is_no_missing_route() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="b.example"))
-    routes = (Route(peer="b.example", error="not an IPv4 address"),)
+    routes = (Route(peer="b.example", source=Unknown("not an IPv4 address")),)
     silent(check_routes(but(inspection(cluster=Cluster(nodes=nodes, source="h")), "a", routes=routes)))
 
 
@@ -125,7 +125,9 @@ def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="10.0.7.2"))
     far = but(two(), "b", interfaces=(nic("eth0", "10.0.7.2/24"),))
     far = replace(far, cluster=Cluster(nodes=nodes, source="hosts"))
-    finding = only(check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", error="Network is unreachable"),))))
+    finding = only(
+        check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", source=Unknown("Network is unreachable")),)))
+    )
     assert "on a (ROUTER: the gateway in the network of eth0):\nsudo ip route replace 10.0.7.0/24 via ROUTER" in str(
         finding.hint
     )
@@ -133,7 +135,7 @@ def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
 
 def test_peers_that_are_sent_to_in_the_same_wrong_way_are_one_finding() -> None:
     nodes = tuple(Node(name=name, addr=f"10.0.0.{number}") for number, name in enumerate("abc", 1))
-    routes = tuple(Route(peer=f"10.0.0.{number}", error="Network is unreachable") for number in (2, 3))
+    routes = tuple(Route(peer=f"10.0.0.{number}", source=Unknown("Network is unreachable")) for number in (2, 3))
     many = inspection("abc", cluster=Cluster(nodes=nodes, source="hosts"))
     assert "no route to b and c" in only(check_routes(but(many, "a", routes=routes))).message
 

@@ -35,7 +35,7 @@ def place(path: str, kind: str = "directory", **more: Any) -> PathFact:
     return PathFact(path=path, kind=kind, **{"writable": True, **more})
 
 
-def content(path: str, digest: str | None = "0123456789abcdef", **more: Any) -> ContentFact:
+def content(path: str, digest: str | Unknown = "0123456789abcdef", **more: Any) -> ContentFact:
     return ContentFact(path=path, digest=digest, **{"size_bytes": 100, **more})
 
 
@@ -200,14 +200,14 @@ def test_a_file_that_one_node_lacks_is_told_and_a_directory_that_lacks_is_anothe
 
 def test_what_was_not_read_is_a_note_and_taken_for_neither_equal_nor_absent() -> None:
     expected = (content("data/dataset_info.json"), content("data/mine.json"))
-    slow = contents(content("data", None, reason="not read within 5 s"), expected=expected)
+    slow = contents(content("data", Unknown("not read within 5 s")), expected=expected)
     expect(check_contents(slow), "note", "b", "data could not be compared with the other nodes: not read within 5 s")
 
 
 def test_equal_content_is_well_and_one_node_has_nothing_to_compare_with() -> None:
     same = (content("data/mine.json"), content(".git", "a" * 40))
     silent(check_contents(contents(*same, expected=same)), check_revisions(contents(*same, expected=same)))
-    alone = but(inspection("a", job=WELL.job), "a", contents=(content("data", None, reason="slow"),))
+    alone = but(inspection("a", job=WELL.job), "a", contents=(content("data", Unknown("slow")),))
     assert list(check_contents(alone)) == list(check_revisions(alone)) == []
 
 

@@ -96,7 +96,7 @@ def test_a_file_system_that_hangs_costs_its_own_facts_only(node: LocalNode, tmp_
     facts = probe_beside_hung(node, place, workdir=str(node.home), paths=paths, contents=paths)
     assert [(one.path, one.place, one.device) for one in facts.hung_paths] == [(hung, str(place), "store:/data")]
     assert [(one.path, one.kind) for one in facts.paths] == [("train.py", "file")]
-    assert {one.path: one.reason for one in facts.contents if one.digest is None}[hung] == "not read within 5 s"
+    assert {one.path: reason_of(one.digest) for one in facts.contents}[hung] == "not read within 5 s"
     assert (facts.cwd, bool(or_none(facts.python)), bool(or_empty(facts.interfaces))) == (str(node.home), True, True)
 
 
