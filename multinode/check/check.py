@@ -29,6 +29,7 @@ from multinode.job.job_files import absent_files, job_files, may_be_paths, with_
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import argument_names, candidate_ports, choose_master_port, plan_launch
 from multinode.records.run import make_run_id
+from multinode.stats.unknown import Unknown, entries, or_empty, or_none
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
 from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
@@ -120,8 +121,12 @@ def _fill_in(node: Node, facts: NodeFacts, place: Endpoint | None) -> Node:
         slots=node.slots or (len(gpus) if gpus else 1),
         addr=node.addr or found,
         ifname=node.ifname or (place.ifname if place else None),
-        python=node.python or (facts.python if "torch" in facts.packages else facts.interactive.get("python3")),
+        python=node.python or _python_with_torch(facts),
     )
+
+
+def _python_with_torch(facts: NodeFacts) -> str | None:
+    return or_none(facts.python) if "torch" in entries(facts.packages) else entries(facts.interactive).get("python3")
 
 
 def _one_line(text: str) -> str:
@@ -129,17 +134,20 @@ def _one_line(text: str) -> str:
 
 
 def _remarks(node: Node, facts: NodeFacts) -> Iterator[str]:
-    models = ", ".join(dict.fromkeys(gpu.name for gpu in facts.gpus)) or "no GPU was found"
-    count = f"{len(facts.gpus)} x " if facts.gpus else ""
-    usable = facts.memory_limit_gib or facts.memory_total_gib
+    gpus, torch_version = or_empty(facts.gpus), entries(facts.packages).get("torch")
+    models = ", ".join(dict.fromkeys(gpu.name for gpu in gpus)) or "no GPU was found"
+    count = f"{len(gpus)} x " if gpus else ""
+    usable = or_none(facts.memory_limit_gib) or or_none(facts.memory_total_gib)
     memory = f", {usable:.0f} GiB of memory" if usable else ""
-    torch = f", torch {facts.packages['torch']}" if "torch" in facts.packages else ""
-    yield f"{node.name}: {count}{models}, {facts.cores} cores{memory}{torch}"
-    for interface in facts.interfaces:
+    cores = "" if isinstance(facts.cores, Unknown) else f", {facts.cores} cores"
+    torch = f", torch {torch_version}" if torch_version is not None else ""
+    yield f"{node.name}: {count}{models}{cores}{memory}{torch}"
+    for interface in or_empty(facts.interfaces):
         if interface.name in node.ifnames and interface.speed_gbit_per_s:
             yield f"{interface.name}: {interface.speed_gbit_per_s:g} Gbit/s, MTU {interface.mtu}"
-    if "torch" not in facts.packages:
-        yield f"{facts.python or 'python3'} has no torch: python= must name the training environment's interpreter"
+    if torch_version is None:
+        python = or_none(facts.python) or "python3"
+        yield f"{python} has no torch: python= must name the training environment's interpreter"
 
 
 _EPHEMERAL_PORTS = 2
@@ -370,7 +378,9 @@ def _inspect_network(
         return inspection, []
     say(f"connecting {len(present)} nodes with each other")
     # A stream would take bandwidth from a run in progress.
-    is_busy = any(process.supervised for facts in inspection.facts.values() for process in facts.run_processes)
+    is_busy = any(
+        process.supervised for facts in inspection.facts.values() for process in or_empty(facts.run_processes)
+    )
     by_default = len(present) <= _STREAMS_NODES and not is_busy
     bandwidth = by_default if options.bandwidth is None else options.bandwidth
     plan = ConnectivityPlan(
@@ -395,6 +405,6 @@ def _checked(inspection: Inspection, index: int) -> CheckedNode:
         addr=place.addr,
         ifname=place.ifname,
         link_gbit_per_s=place.link_gbit_per_s,
-        python=facts.python if facts else None,
-        packages=facts.packages if facts else {},
+        python=or_none(facts.python) if facts else None,
+        packages=entries(facts.packages) if facts else {},
     )

@@ -12,6 +12,7 @@ from multinode.cluster.facts import NodeFacts
 from multinode.job.job import Job
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark, CollectiveTest
+from multinode.stats.unknown import Unknown
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
 
@@ -73,10 +74,10 @@ def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> Node
     return NodeFacts(**{**msgspec.structs.asdict(facts), "node": node.name, "clock_offset_s": offset_s})
 
 
-def _clock_offset(time_s: float | None, asked_s: float, answered_s: float) -> float | None:
+def _clock_offset(time_s: float | Unknown, asked_s: float, answered_s: float) -> float | Unknown:
     """How far the node's clock is ahead, in seconds; 0 if its time lies between question and answer."""
-    if time_s is None:
-        return None
+    if isinstance(time_s, Unknown):
+        return time_s
     # The node reads its clock last, so the way back is short; a busy controller that reads late must not look like a
     # slow clock.
     return 0.0 if asked_s <= time_s <= answered_s else time_s - answered_s

@@ -23,6 +23,7 @@ from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import workers_of_nodes
 from multinode.records.benchmark import Benchmark
+from multinode.stats.unknown import or_empty
 from multinode.units import format_list
 
 _NOWHERE = Endpoint(addr=None, ifname=None)
@@ -92,7 +93,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return self._interface(node, self.place(node).ifname)
 
     def _interface(self, node: str, ifname: str | None) -> Interface | None:
-        interfaces = self.facts[node].interfaces if node in self.facts else ()
+        interfaces = or_empty(self.facts[node].interfaces) if node in self.facts else ()
         return next((interface for interface in interfaces if interface.name == ifname), None)
 
     def env(self, node: Node) -> dict[str, str]:

@@ -19,6 +19,7 @@ from multinode.copy.chain import CopyProgress, CopyRound, Participant, find_fail
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.render.sheet import Column, Sheet
 from multinode.render.table import Part, labelled, sheet_table
+from multinode.stats.unknown import or_none
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport, gather
 from multinode.transport.local import LocalTransport
@@ -178,7 +179,7 @@ def _survey(agent: AgentTransport, cluster: Cluster, request: CopyRequest, say: 
     say("listing the files")
     looked = gather(
         [node for node in cluster.nodes if node.name in facts],
-        lambda node: _look(agent, node, request.paths, facts[node.name].cwd),
+        lambda node: _look(agent, node, request.paths, or_none(facts[node.name].cwd)),
         deadline_s=_LOOK_S,
     )
     failed = probed.failed | looked.failed

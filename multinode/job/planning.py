@@ -24,6 +24,7 @@ from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benc
 from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous, TraceWindow
 from multinode.records.run import node_run_id
 from multinode.secret_values import redact_file
+from multinode.stats.unknown import entries, or_empty, or_none
 
 # Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
 RENDEZVOUS_PORTS = range(20000, 30000)
@@ -41,8 +42,8 @@ def candidate_ports(run_id: str, master_port: int | None) -> tuple[int, ...]:
 def choose_master_port(run_id: str, master_port: int | None, facts: NodeFacts | None) -> int:
     """The first candidate that is free on node 0 by its facts; the first if none is."""
     ports = candidate_ports(run_id, master_port)
-    taken = facts.port_users if facts is not None else {}
-    return next((port for port in ports if str(port) not in taken), ports[0])
+    taken = {fact.port for fact in facts.ports if fact.taken is True} if facts is not None else set[int]()
+    return next((port for port in ports if port not in taken), ports[0])
 
 
 _DEEPSPEED_FILE = "deepspeed.json"
@@ -87,10 +88,10 @@ def plan_launch(
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
         known = facts.get(node.name)
-        home = known.home if known and known.home else "~"
+        home = (or_none(known.home) if known else None) or "~"
         own = _on_node(options, node, of_levers, home)
         is_known = own.environment.prelude is None or node.python is not None
-        packages = known.packages if known and is_known else {}
+        packages = entries(known.packages) if known and is_known else {}
         place = Place(
             node=node.name,
             node_rank=node_rank,
@@ -101,10 +102,10 @@ def plan_launch(
             devices=_devices(
                 node, known, workers[node_rank] if engine.kind.starts_workers else None, own.environment.env
             ),
-            python=(known.python if known and known.python else node.python) if is_known else None,
+            python=((or_none(known.python) if known else None) or node.python) if is_known else None,
             packages={name: packages[name] for name in engine.kind.packages if name in packages},
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
-            cwd=known.cwd if known and known.cwd else node.workdir,
+            cwd=(or_none(known.cwd) if known else None) or node.workdir,
             code_dir=own.code.place(run_id, home) if own.code is not None else None,
         )
         nodes.append(_plan_node(rendezvous, place, job, own, known))
@@ -249,7 +250,7 @@ def _plan_node(
 ) -> NodePlan:
     """The plan of one node; `options` are its own."""
     engine, command = _engine(job, options), _command(rendezvous, place, job, options)
-    there = {path.path for path in facts.paths if path.kind != "missing"} if facts else set[str]()
+    there = {path.path for path in facts.paths if path.kind in {"file", "directory"}} if facts else set[str]()
     outside = {}
     if options.code is not None and isinstance(job, LlamaFactoryJob):
         outside = outside_code(job, options.code, place.cwd or "~", there)
@@ -287,7 +288,7 @@ def _devices(node: Node, facts: NodeFacts | None, count: int | None, env: dict[s
     By number, which every program accepts: DeepSpeed from 0.18.9 on reads only integers (`_get_nvml_gpu_id` of its
     CUDA accelerator). By UUID if numbers could mean other devices than in nvidia-smi.
     """
-    gpus = facts.gpus if facts else ()
+    gpus = or_empty(facts.gpus) if facts else ()
     if node.gpus is not None:
         by_index = {gpu.index: gpu for gpu in gpus}
         if not all(index in by_index for index in node.gpus):
@@ -307,8 +308,8 @@ def _devices(node: Node, facts: NodeFacts | None, count: int | None, env: dict[s
 def _gpu_ids(visible: str | None, nproc: int, facts: NodeFacts | None) -> tuple[int, ...] | None:
     if visible is None:
         return tuple(gpu.index for gpu in facts.visible_gpus[:nproc]) or None if facts else None
-    if facts is not None and facts.gpus:
-        return tuple(gpu.index for gpu in select_gpus(visible, facts.gpus)[:nproc]) or None
+    if facts is not None and (gpus := or_empty(facts.gpus)):
+        return tuple(gpu.index for gpu in select_gpus(visible, gpus)[:nproc]) or None
     names = visible.split(",")[:nproc]
     return tuple(map(int, names)) if all(name.isascii() and name.isdigit() for name in names) else None
 

@@ -24,6 +24,7 @@ from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, LaunchPlan, has_secret
 from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
+from multinode.stats.unknown import entries
 from multinode.traffic.algorithms import Layout
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.units import format_count, format_size
@@ -221,11 +222,12 @@ def _keep(
     directory.write("plan.json", plan)
     first = facts[launch.cluster.nodes[0].name]
     if launch.options.profile:
-        directory.write("model.json", read_model_work(launch.job, first.model))
+        directory.write("model.json", read_model_work(launch.job, first.model_config))
     if not isinstance(launch.job, Benchmark):
         layout = Layout.of(plan.workers)
         job = with_sharding(launch.job, launch.options.engine)
-        workload = read_workload(job, first.model, layout, versions=first.packages, levers=plan.levers)
+        versions = entries(first.packages)
+        workload = read_workload(job, first.model_config, layout, versions=versions, levers=plan.levers)
         directory.write("workload.json", workload)
 
 

@@ -105,7 +105,7 @@ def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layou
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
     facts = probe(context.agent, launch.cluster, questions).require()
     first = facts[launch.cluster.nodes[0].name]
-    return Layout.of(workers_of_nodes(launch.cluster, facts, launch.options.workers_per_node)), first.model
+    return Layout.of(workers_of_nodes(launch.cluster, facts, launch.options.workers_per_node)), first.model_config
 
 
 def _measuring(step: StepMessages, workers: int, launch: Launch) -> Launch:

@@ -33,6 +33,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.series.series import Resume, Series, status_of, take_up
 from multinode.stats.estimate import of_repeats
+from multinode.stats.unknown import or_none
 
 _FILE = "tune.json"
 _KIND = "tune"
@@ -96,7 +97,7 @@ def nccl_tune(
         noun="setting",
     )
     directory = take_up(launch, record, context, Resume(anew=extent.fresh))
-    versions = sorted(node_facts.nccl_version for node_facts in facts.values() if node_facts.nccl_version is not None)
+    versions = sorted(filter(None, (or_none(node_facts.nccl_version) for node_facts in facts.values())))
     report = directory.read(_FILE, TuneReport) or TuneReport(
         run_id=directory.run_id,
         backend="nccl",

@@ -24,6 +24,7 @@ from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 from multinode.runs.devices import devices_of
 from multinode.runs.document import RunDocument
+from multinode.stats.unknown import or_none
 
 T = TypeVar("T")
 
@@ -165,7 +166,9 @@ class StoredRun:
     def cores(self) -> tuple[int | None, ...]:
         """Processors of each node; None if unknown, or shared with other nodes, as those of a lab are."""
         own = {node.name for node in self.cluster.nodes if not node.is_virtual} if self.cluster is not None else set()
-        return tuple(self.facts[name].cores if name in own & set(self.facts) else None for name in self.node_names)
+        return tuple(
+            or_none(self.facts[name].cores) if name in own & set(self.facts) else None for name in self.node_names
+        )
 
     @cached_property
     def price_per_hour(self) -> float | None:
@@ -189,7 +192,7 @@ class StoredRun:
     @cached_property
     def model(self) -> dict[str, Any] | None:
         """The config.json of its model, as node 0 has it."""
-        return next((facts.model for facts in self.facts.values()), None)
+        return next((facts.model_config for facts in self.facts.values()), None)
 
     @property
     def command(self) -> Invocation | None:

@@ -51,7 +51,7 @@ from multinode.series.grid import (
     without_runs,
 )
 from multinode.stats.estimate import value_of
-from multinode.stats.unknown import reason_of
+from multinode.stats.unknown import or_empty, reason_of
 from multinode.units import format_duration
 
 GRID_FILE = "grid.json"
@@ -452,7 +452,7 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
         msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
     )
     strangers = {
-        name: msgspec.structs.replace(node_facts, gpus=tuple(map(_of_strangers, node_facts.gpus)))
+        name: msgspec.structs.replace(node_facts, gpus=tuple(map(_of_strangers, or_empty(node_facts.gpus))))
         for name, node_facts in facts.items()
     }
     cluster = msgspec.structs.replace(cluster, nodes=nodes)
@@ -461,6 +461,5 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
 
 
 def _of_strangers(gpu: Gpu) -> Gpu:
-    return msgspec.structs.replace(
-        gpu, processes=tuple(msgspec.structs.replace(process, run_id=None) for process in gpu.processes)
-    )
+    processes = tuple(msgspec.structs.replace(process, run_id=None) for process in or_empty(gpu.processes))
+    return msgspec.structs.replace(gpu, processes=processes)

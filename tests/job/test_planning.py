@@ -8,20 +8,21 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort, Route
+from multinode.cluster.facts import UNASKED, Gpu, Interface, NodeFacts, PortFact, RdmaPort, Route
 from multinode.errors import UsageError
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.engines import ENGINES
 from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
-from multinode.job.planning import candidate_ports, plan_launch, with_workers, workers_of_nodes
+from multinode.job.planning import candidate_ports, choose_master_port, plan_launch, with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
 from multinode.levers.averaging import Averaging
 from multinode.levers.balance import Balance
 from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
 from multinode.records.plan import LaunchPlan, NodePlan, Rendezvous, TraceWindow
+from multinode.stats.unknown import Entries, Unknown, or_empty
 from tests.golden import Golden
 from tests.levers.compressed import compressed
 
@@ -62,7 +63,7 @@ def probed(name: str, address: str, llamafactory: str = "0.9.5") -> NodeFacts:
         node=name,
         home=f"/home/{name}",
         python=f"/home/{name}/env/bin/python",
-        packages={"torch": "2.8.0", "llamafactory": llamafactory},
+        packages=Entries({"torch": "2.8.0", "llamafactory": llamafactory}),
         cwd=f"/home/{name}/work",
         interfaces=(
             Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback"),
@@ -127,11 +128,16 @@ def test_planning_twice_gives_the_same_plan() -> None:
 
 def port_of(run_id: str, node: str = "", taken: tuple[int, ...] = (), asked: int | None = None) -> int:
     """The port of a run, where these of a node are taken."""
-    users = dict.fromkeys(map(str, taken), "somebody")
-    facts = {
-        name: msgspec.structs.replace(found, port_users=users if name == node else {}) for name, found in FACTS.items()
-    }
+    ports = tuple(PortFact(port=port, taken=True, user="somebody") for port in taken)
+    facts = {name: msgspec.structs.replace(found, ports=ports if name == node else ()) for name, found in FACTS.items()}
     return plan_launch(TWO_4090, SCRIPT, facts, run_id, LaunchOptions(master_port=asked)).rendezvous.port
+
+
+def test_a_port_of_which_it_is_unknown_whether_it_is_taken_is_tried() -> None:
+    port = choose_master_port("r", None, None)
+    unsure = NodeFacts(ports=(PortFact(port=port, taken=Unknown("Permission denied")),))
+    taken = NodeFacts(ports=(PortFact(port=port, taken=True),))
+    assert choose_master_port("r", None, unsure) == port != choose_master_port("r", None, taken)
 
 
 def test_each_run_meets_at_a_port_of_its_own() -> None:
@@ -584,7 +590,7 @@ def test_nccls_inspector_is_loaded_and_writes_below_the_runs_directory() -> None
     }
     # The user's own choice wins, also where none was found.
     named = Node(name="a", slots=1, addr="10.0.0.1", env={"NCCL_PROFILER_PLUGIN": "/my/inspector.so"})
-    assert inspect(named, nccl_inspector=None).command.env["NCCL_PROFILER_PLUGIN"] == "/my/inspector.so"
+    assert inspect(named, nccl_inspector=UNASKED).command.env["NCCL_PROFILER_PLUGIN"] == "/my/inspector.so"
     assert "NCCL_INSPECTOR_ENABLE" not in inspect(options={"nccl_inspector": False}).command.env
 
 
@@ -687,7 +693,7 @@ def test_a_plan_carries_what_the_hostfile_names_and_only_nccl_has_hcas() -> None
     rails = (Interface(name="ens1f1", addresses=("10.1.0.1/24",), up=True),)
     found = msgspec.structs.replace(
         FACTS["box1"],
-        interfaces=FACTS["box1"].interfaces + rails,
+        interfaces=or_empty(FACTS["box1"].interfaces) + rails,
         rdma=(RdmaPort(device="mlx5_0", port=1, state="ACTIVE"),),
     )
     named = msgspec.structs.replace(TWO_4090.nodes[0], ifname="ens1f0,ens1f1", hca="mlx5_0")

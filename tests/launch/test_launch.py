@@ -58,7 +58,7 @@ FACTS = {
     "kind": "facts",
     "home": "/home/me",
     "python": "/env/bin/python",
-    "packages": {"torch": "2.8.0", "llamafactory": "0.9.5"},
+    "packages": {"is": "entries", "values": {"torch": "2.8.0", "llamafactory": "0.9.5"}},
     "cwd": "/work",
 }
 SFT = parse_llamafactory(
@@ -110,9 +110,9 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
 
     def answer(_node: Node, _command: str, stdin: bytes) -> list[bytes]:
         ports.extend(json.loads(stdin)["ports"])
-        users = dict.fromkeys(map(str, ports[:busy]), "python3 (pid 7, user eve)")
+        users = [{"port": port, "taken": True, "user": "python3 (pid 7, user eve)"} for port in ports[:busy]]
         paths = [{"path": path, "kind": "file"} for path in json.loads(stdin)["paths"]]
-        return [json.dumps({**FACTS, "port_users": users, "paths": paths}).encode() + b"\n"]
+        return [json.dumps({**FACTS, "ports": users, "paths": paths}).encode() + b"\n"]
 
     context = RunContext(FakeTransport(answer), tmp_path / "runs")
     what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=LaunchOptions(master_port=asked), check=True)

@@ -28,6 +28,7 @@ from multinode.records.samples import (
     StreamResult,
     StreamSample,
 )
+from multinode.stats.unknown import Entries, or_empty
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.traffic.step_calls import Call
 from multinode.units import goodput_gb_per_s
@@ -53,7 +54,7 @@ def facts(**changes: Any) -> dict[str, NodeFacts]:
         name: NodeFacts(
             node=name,
             home=f"/home/{name}",
-            packages={"torch": "2.8.0"},
+            packages=Entries({"torch": "2.8.0"}),
             interfaces=(Interface(name="ens1f0", addresses=(f"10.0.0.{rank}/24",), **nic),),
         )
         for rank, name in enumerate(NODES, 1)
@@ -300,7 +301,7 @@ def over_two_ports(
     )
     known = {
         name: msgspec.structs.replace(
-            each, rdma=ports, interfaces=(*each.interfaces, Interface(name="bond0", driver="bond"))
+            each, rdma=ports, interfaces=(*or_empty(each.interfaces), Interface(name="bond0", driver="bond"))
         )
         for name, each in facts().items()
     }
@@ -358,7 +359,8 @@ def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() 
         ]
     second = Interface(name="ens2f0", addresses=("10.0.1.1/24",), up=True, speed_gbit_per_s=1.0, mtu=1500)
     known = {
-        name: msgspec.structs.replace(each, interfaces=(*each.interfaces, second)) for name, each in facts().items()
+        name: msgspec.structs.replace(each, interfaces=(*or_empty(each.interfaces), second))
+        for name, each in facts().items()
     }
     said = summarise_scan(of, known, TCP, samples, "/runs/r")
     assert said.path is not None

@@ -18,6 +18,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.series.series import find_holder, wait_for_gpus
+from multinode.stats.unknown import or_empty
 from multinode.sweep.sweep import measure_cell
 from multinode.transport.fake import FakeTransport
 
@@ -103,9 +104,9 @@ def _record(found: NodeFacts) -> bytes:
             "name": gpu.name,
             "memory_total_mib": gpu.memory_total_mib,
             "memory_used_mib": gpu.memory_used_mib,
-            "processes": [{"pid": one.pid, "memory_mib": one.memory_mib} for one in gpu.processes],
+            "processes": [{"pid": one.pid, "memory_mib": one.memory_mib} for one in or_empty(gpu.processes)],
         }
-        for gpu in found.gpus
+        for gpu in or_empty(found.gpus)
     ]
     addr = {"a": "10.0.0.1/24", "b": "10.0.0.2/24"}[found.node]
     card = {"name": "eth0", "addresses": [addr], "up": True}
