@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from multinode.check.probe import Questions, probe
+from multinode.check.probe import probe
 from multinode.cli.live import live_view
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import render_hostfile
@@ -181,7 +181,7 @@ def _local(count: int, folder: Path) -> tuple[Cluster, Transport]:
     nodes = tuple(Node(name=f"n{rank}", addr="127.0.0.1", ifname="lo", workdir="/") for rank in range(count))
     # One home for all, as on a cluster; the agent exists already, as in every launch but the first.
     agent, cluster = AgentTransport(LocalTransport(folder)), Cluster(nodes=nodes, source="this machine")
-    probe(agent, cluster.first(1), Questions(packages=False)).require()
+    probe(agent, cluster.first(1), packages=False).require()
     agent.close()
     return cluster, LocalNodes(folder)
 

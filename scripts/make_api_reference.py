@@ -33,6 +33,8 @@ Within a major version, names and fields are added, never renamed or removed. Un
 _REQUESTS = (
     "Launch",
     "LaunchOptions",
+    "Observation",
+    "TraceWindow",
     "ExecuteOptions",
     "JobEnvironment",
     "RestartOptions",

@@ -268,7 +268,7 @@ class _StepSeries(Series):
         name = launch.cluster.nodes[0].name
         part = BenchPart(phase=phase, node=name, node_rank=node_rank)
         try:
-            launched = run_prepared(prepare(launch, context), context)
+            launched = run_prepared(launch, prepare(launch, context), context)
             (node,) = launched.plan.nodes
             part = msgspec.structs.replace(part, run_id=launched.run.run_id, ranks=node.place.ranks, gpus=node.gpus)
             part = self._with_records(part)

@@ -16,7 +16,7 @@ from multinode.check import gpus, interfaces, link, machine, paths, ports, rdma,
 from multinode.check.connectivity import ConnectivityPlan, choose_pairs, launch_pairs, run_connectivity_test
 from multinode.check.link import least_speeds
 from multinode.check.machine import needed_tools
-from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
+from multinode.check.probe import peer_addresses, probe, torch_environment
 from multinode.check.rule import SEVERITIES, Check, CheckFinding, CheckRule, CheckRules, Inspection, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints, is_link_local
@@ -31,6 +31,7 @@ from multinode.job.planning import argument_names, candidate_ports, choose_maste
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
+from multinode.transport.base import Outcomes
 from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
 
 _SSH = CheckRules("ssh")
@@ -85,8 +86,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:
     """Probe the nodes and fill in what their lines do not specify."""
-    questions = Questions(peers=peer_addresses(cluster.nodes), tools=("torchrun",))
-    facts = probe(agent, cluster, questions).require()
+    facts = probe(agent, cluster, peers=peer_addresses(cluster.nodes), tools=("torchrun",)).require()
     endpoints, trouble = _endpoints(cluster, facts)
     nodes = tuple(_fill_in(node, facts[node.name], endpoints.get(node.name)) for node in cluster.nodes)
     described = msgspec.structs.replace(cluster, nodes=nodes)
@@ -290,7 +290,7 @@ def check_cluster(
     began = time.monotonic()
     say(f"probing {len(cluster.nodes)} nodes")
     run_id, port = make_run_id(), options.launch.master_port
-    outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, port)))
+    outcomes = _probe(agent, cluster, job, options.launch, candidate_ports(run_id, port))
     facts = outcomes.found
     launch = options.launch
     inspection = Inspection(
@@ -332,21 +332,24 @@ def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> lis
     return []
 
 
-def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: tuple[int, ...]) -> Questions:
-    code = options.launch.code
-    files = job_files(job, code)
-    return Questions(
+def _probe(
+    agent: AgentTransport, cluster: Cluster, job: Job | None, options: LaunchOptions, ports: tuple[int, ...]
+) -> Outcomes[NodeFacts]:
+    files = job_files(job, options.code)
+    return probe(
+        agent,
+        cluster,
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(cluster.nodes),
-        paths=(*files.looked_at, *(may_be_paths(job) if code is not None else ())),
+        paths=(*files.looked_at, *(may_be_paths(job) if options.code is not None else ())),
         ports=ports,
         tools=(*(needed_tools(job) or ("torchrun",)), *filter(None, (files.program,))),
         modules=tuple(filter(None, (files.module,))),
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,
-        torch_env=torch_environment(job, options.launch),
-        arguments=argument_names(job, cluster, options.launch),
+        torch_env=torch_environment(job, options),
+        arguments=argument_names(job, cluster, options),
     )
 
 

@@ -29,6 +29,7 @@ from multinode.errors import UsageError
 from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import NodeInput, note_unused_variables, read_nodes, with_environment
+from multinode.records.plan import Observation
 
 # As for nccl-test: a measurement with a gap is worth nothing.
 _LEASE_S = 30.0
@@ -98,7 +99,7 @@ def bench(
     phases = [phase for phase in PHASES if modes[phase] or not any(modes.values())]
     options = LaunchOptions(
         workers_per_node=local or workers_per_node,
-        sample_interval_s=_SAMPLE_INTERVAL_S,
+        observation=Observation(sample_interval_s=_SAMPLE_INTERVAL_S),
         command=read_invocation(ctx),
     )
     cluster, hostfile = read_nodes(hosts, nodes, local, note)

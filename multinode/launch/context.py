@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from multinode.cluster.cluster import Cluster, local_cluster
-from multinode.cluster.facts import NodeFacts
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import UsageError
 from multinode.job.job import Job
@@ -74,11 +73,11 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
         "lease_s": options.lease_s,
         "grace_s": options.grace_s,
         "log_limit_bytes": options.log_limit_bytes,
-        "sample_interval_s": plan.sample_interval_s,
-        "instrument": plan.profile,
+        "sample_interval_s": plan.observation.sample_interval_s,
+        "instrument": plan.observation.profile,
         # A collective test measures itself: hooks in its calls would be measured, too.
         "failures_only": plan.test is not None,
-        "trace": msgspec.to_builtins(plan.trace),
+        "trace": msgspec.to_builtins(plan.observation.trace),
         "detach": False,
         "offsets": {},
         "poll_s": min(max(_POLL_S[0], len(plan.nodes) / _POLLS_PER_S), _POLL_S[1]),
@@ -132,7 +131,6 @@ class StopRequest:
 
 
 if TYPE_CHECKING:
-    from multinode.check.rule import CheckFinding
     from multinode.profile.summary import Summary
     from multinode.runs.document import RunDocument
 
@@ -214,16 +212,6 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
         from multinode.runs.stored_run import StoredRun
 
         return StoredRun(self.directory).document(self.run)
-
-
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch that has been planned, checked and stored; nothing of it runs yet."""
-
-    launch: Launch
-    facts: dict[str, NodeFacts]
-    plan: LaunchPlan
-    findings: tuple[CheckFinding, ...]  # of the checks, without errors
-    directory: RunDirectory
 
 
 # An interrupt does not wait for frozen nodes.

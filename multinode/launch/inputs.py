@@ -26,6 +26,7 @@ from multinode.levers.balance import Balance
 from multinode.levers.levers import NONE, Levers, read_levers
 from multinode.records.files import read_text
 from multinode.records.invocation import Invocation
+from multinode.records.plan import Observation, TraceWindow
 from multinode.secret_values import hides, redact_words
 from multinode.transport.choice import choose_transport
 from multinode.units import parse_duration, parse_size
@@ -403,14 +404,13 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
         if self.detach and (refusal := choose_transport(training.nodes.cluster, None).why_no_detach()) is not None:
             raise refusal
         job = with_data(training.read_job(change.overrides), synthetic=self.synthetic)
-        options = LaunchOptions(
-            workers_per_node=training.workers_per_node,
+        observation = Observation(
             profile=self.profile,
-            trace_steps=self.trace,
-            trace_ranks=self.trace_ranks,
-            nccl_inspector=self.nccl_inspector,
+            trace=TraceWindow(steps=self.trace, ranks=self.trace_ranks) if self.trace is not None else None,
             sample_interval_s=1 / self.sample_hz,
+            nccl_inspector=self.nccl_inspector,
         )
+        options = LaunchOptions(workers_per_node=training.workers_per_node, observation=observation)
         execute = ExecuteOptions(
             lease_s=None if self.detach else self.lease,
             grace_s=self.grace_period,

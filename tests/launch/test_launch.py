@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_a_job_whose_files_are_missing_is_not_started(
     context = RunContext(FakeTransport(answer), tmp_path / "runs")
     what = Launch(cluster=CLUSTER, hostfile="", job=job, options=options, check=checked)
     if said is None:
-        assert prepare(what, context).findings == ()
+        assert prepare(what, context).directory.read("findings.json", list[Any]) == []
         return
     with pytest.raises(NodeFailed, match=said) as caught:
         prepare(what, context)
@@ -117,7 +118,7 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
     context = RunContext(FakeTransport(answer), tmp_path / "runs")
     what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=LaunchOptions(master_port=asked), check=True)
     if asked is None:
-        assert prepare(what, context).plan.rendezvous.port == ports[busy]
+        assert prepare(what, context).require_plan().rendezvous.port == ports[busy]
         return
     with pytest.raises(NodeFailed, match="port 29500, the rendezvous port, is in use by python3"):
         prepare(what, context)
@@ -142,7 +143,7 @@ def test_no_secret_goes_to_a_node_whose_host_key_nobody_compares(
     options = LaunchOptions(environment=environment, workers_per_node=1)
     what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=options, check=False)
     if not refused:
-        assert prepare(what, context).plan.nodes
+        assert prepare(what, context).require_plan().nodes
         return
     with pytest.raises(UsageError, match="StrictHostKeyChecking no") as caught:
         prepare(what, context)
