@@ -29,7 +29,6 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import render_hostfile
 from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
-from multinode.job.launch_options import LaunchOptions
 from multinode.lab.state import load_lab
 from multinode.launch.context import ExecuteOptions, Launch, RunContext, StopRequest
 from multinode.launch.launch import launch
@@ -154,7 +153,8 @@ def _measure(kind: str, count: int, follow_s: float) -> dict[str, float]:
                     cluster=cluster,
                     hostfile=render_hostfile(cluster),
                     job=ScriptJob(argv=("python3", "-I", "-S", "-c", WORKER)),
-                    options=LaunchOptions(workers_per_node=1, engine=Engine(name="exec")),
+                    workers_per_node=1,
+                    engine=Engine(name="exec"),
                     execute=ExecuteOptions(grace_s=GRACE_S, stall_s=None),
                     check=False,
                 ),

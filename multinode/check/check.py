@@ -242,10 +242,9 @@ _STREAMS_NODES = 8
 _STREAM_S = 0.3
 
 
-class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How nodes are checked."""
+class CheckOptions(LaunchOptions, frozen=True, kw_only=True):
+    """How nodes are checked, and how the job will be launched."""
 
-    launch: LaunchOptions = LaunchOptions()  # how the job will be launched
     bandwidth: bool | None = None  # whether nodes stream to each other; None does so for few nodes
 
 
@@ -289,15 +288,14 @@ def check_cluster(
     """Check the nodes, and the job if given. Never raises because of a node; that is a finding."""
     began = time.monotonic()
     say(f"probing {len(cluster.nodes)} nodes")
-    run_id, port = make_run_id(), options.launch.master_port
-    outcomes = _probe(agent, cluster, job, options.launch, candidate_ports(run_id, port))
+    run_id, port = make_run_id(), options.master_port
+    outcomes = _probe(agent, cluster, job, options, candidate_ports(run_id, port))
     facts = outcomes.found
-    launch = options.launch
     inspection = Inspection(
         cluster=cluster,
         facts=facts,
-        job=with_sharding(job, launch.engine),
-        options=launch,
+        job=with_sharding(job, options.engine),
+        options=options,
         master_port=choose_master_port(run_id, port, facts.get(cluster.nodes[0].name)),
         controller_cwd=str(Path.cwd()),
         absent_here=absent_files(job_files(job).needed),
@@ -308,10 +306,10 @@ def check_cluster(
         *check_ssh(outcomes.failed.values()),
         *check_host_keys(agent, reached),
         *findings,
-        *concerning(check_all(inspection), cluster, launch),
+        *concerning(check_all(inspection), cluster, options),
     ]
     if job is not None and not any(finding.severity == "error" for finding in findings):
-        findings += _check_plan(inspection, job, launch)
+        findings += _check_plan(inspection, job, options)
     return CheckReport(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),

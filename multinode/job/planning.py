@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ from multinode.secret_values import redact_file
 # Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
 RENDEZVOUS_PORTS = range(20000, 30000)
 _CANDIDATES = 16
+
+_Options = TypeVar("_Options", bound=LaunchOptions)
 
 
 def candidate_ports(run_id: str, master_port: int | None) -> tuple[int, ...]:
@@ -156,7 +159,7 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_p
     return tuple(slots.values())
 
 
-def with_workers(cluster: Cluster, options: LaunchOptions, workers: Sequence[int]) -> tuple[Cluster, LaunchOptions]:
+def with_workers(cluster: Cluster, options: _Options, workers: Sequence[int]) -> tuple[Cluster, _Options]:
     """Set the number of workers of each node: `--workers-per-node`, or slots where the numbers differ."""
     if len(set(workers)) == 1:
         return cluster, msgspec.structs.replace(options, workers_per_node=workers[0])

@@ -135,14 +135,13 @@ if TYPE_CHECKING:
     from multinode.runs.document import RunDocument
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be launched.
+class Launch(LaunchOptions, frozen=True, kw_only=True):
+    """What is to be launched, where and how.
 
     Attributes:
         cluster: the nodes.
         hostfile: its text, stored with the run.
         job: a training, or a measurement instead.
-        options: how it is laid out and started.
         execute: how it is followed and stopped.
         check: whether findings that would break the run prevent its start.
         run_id: its name; None creates one.
@@ -151,7 +150,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     hostfile: str
     job: Job | Benchmark
-    options: LaunchOptions = LaunchOptions()
     execute: ExecuteOptions = ExecuteOptions()
     check: bool = True
     run_id: str | None = None

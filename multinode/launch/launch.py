@@ -52,15 +52,14 @@ def prepare(launch: Launch, context: RunContext) -> StoredRun:
     """
     if isinstance(launch.job, Benchmark):
         # Which the workers run in the place of a training.
-        options = msgspec.structs.replace(launch.options, agent=load_archive().path)
-        launch = msgspec.structs.replace(launch, options=options)
+        launch = msgspec.structs.replace(launch, agent=load_archive().path)
     run_id = launch.run_id or make_run_id()
     context.say(f"probing {_nodes(launch.cluster)}")
-    facts = probe_nodes(launch, context.agent, candidate_ports(run_id, launch.options.master_port))
-    plan = plan_launch(launch.cluster, launch.job, facts, run_id, launch.options)
+    facts = probe_nodes(launch, context.agent, candidate_ports(run_id, launch.master_port))
+    plan = plan_launch(launch.cluster, launch.job, facts, run_id, launch)
     _keep_secrets(launch.cluster, plan, context.agent)
     findings = _check(launch, facts, plan, context) if launch.check else ()
-    code = launch.options.code
+    code = launch.code
     copied = None
     if code is not None:
         from multinode.copy.transfer import copy_code
@@ -144,11 +143,11 @@ def same_threads(launch: Launch, workers: Sequence[int], context: RunContext, wh
 
     `workers` are per node, in every run that is compared; `where` names them in the sentence about it.
     """
-    environment = with_same_threads(launch.options.environment, launch.cluster, workers)
-    if environment == launch.options.environment:
+    environment = with_same_threads(launch.environment, launch.cluster, workers)
+    if environment == launch.environment:
         return launch
     context.say(f"OMP_NUM_THREADS=1 {where}: torchrun gives a single worker on a node more threads")
-    return msgspec.structs.replace(launch, options=msgspec.structs.replace(launch.options, environment=environment))
+    return msgspec.structs.replace(launch, environment=environment)
 
 
 def benchmark_mode(launch: Launch) -> Launch:
@@ -167,14 +166,14 @@ def create_parent(runs: Path, launch: Launch) -> RunDirectory:
 
 def probe_workers(launch: Launch, agent: AgentTransport) -> tuple[int, ...]:
     """Workers of each node, which are asked where neither the options nor the hostfile say how many."""
-    asked, nodes = launch.options.workers_per_node, launch.cluster.nodes
+    asked, nodes = launch.workers_per_node, launch.cluster.nodes
     is_told = asked is not None or all(node.slots or node.gpus for node in nodes)
     return workers_of_nodes(launch.cluster, {} if is_told else probe_nodes(launch, agent), asked)
 
 
 def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:
     """The facts of each node, by name, and which of these ports are taken there."""
-    code = launch.options.code
+    code = launch.code
     files = job_files(launch.job, code)
     outcomes = probe(
         agent,
@@ -186,9 +185,9 @@ def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = 
         tools=tuple(filter(None, (files.program,))) if launch.check else (),
         modules=tuple(filter(None, (files.module,))) if launch.check else (),
         packages=launch.check or launch.execute.kind in _COMPARED,
-        model=files.model if launch.options.observation.profile else None,
-        torch_env=torch_environment(launch.job, launch.options) if launch.check else None,
-        arguments=argument_names(launch.job, launch.cluster, launch.options) if launch.check else (),
+        model=files.model if launch.observation.profile else None,
+        torch_env=torch_environment(launch.job, launch) if launch.check else None,
+        arguments=argument_names(launch.job, launch.cluster, launch) if launch.check else (),
     )
     return outcomes.require()
 
@@ -203,8 +202,8 @@ def _check(
     inspection = Inspection(
         cluster=launch.cluster,
         facts=facts,
-        job=with_sharding(launch.job, launch.options.engine),
-        options=launch.options,
+        job=with_sharding(launch.job, launch.engine),
+        options=launch,
         master_port=plan.rendezvous.port,
         endpoints={place.node: place.endpoint for place in plan.places},
         controller_cwd=str(Path.cwd()),
@@ -225,11 +224,11 @@ def _keep(
     directory.write("findings.json", findings)
     directory.write("plan.json", plan)
     first = facts[launch.cluster.nodes[0].name]
-    if launch.options.observation.profile:
+    if launch.observation.profile:
         directory.write("model.json", read_model_work(launch.job, first.model))
     if not isinstance(launch.job, Benchmark):
         layout = Layout.of(plan.workers)
-        job = with_sharding(launch.job, launch.options.engine)
+        job = with_sharding(launch.job, launch.engine)
         workload = read_workload(job, first.model, layout, versions=first.packages, levers=plan.levers)
         directory.write("workload.json", workload)
 

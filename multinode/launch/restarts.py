@@ -62,7 +62,7 @@ def launch_with_restarts(launch: Launch, context: RunContext, options: RestartOp
         UsageError: the job cannot resume from a checkpoint, or not on fewer nodes.
         MultinodeError: as for `launch`, from the first attempt.
     """
-    job = require_restartable(launch.job, launch.cluster, launch.options, options)
+    job = require_restartable(launch.job, launch.cluster, launch, options)
     launch = msgspec.structs.replace(launch, run_id=launch.run_id or make_run_id())
     return _Attempts(launch, job, context, options).run()
 
@@ -142,7 +142,7 @@ class _Attempts:
         if not isinstance(job, LlamaFactoryJob):
             return start
         facts = probe_nodes(self._launch, self._context.agent)
-        plan = plan_launch(self._launch.cluster, job, facts, self._launch.run_id or "", self._launch.options)
+        plan = plan_launch(self._launch.cluster, job, facts, self._launch.run_id or "", self._launch)
         cwds = {node.place.node: node.output_cwd or node.command.cwd for node in plan.nodes}
         answers = self._ask(str(job.config["output_dir"]), cwds)
         shared = {answer.shared for answer in answers.values()}
@@ -178,17 +178,18 @@ class _Attempts:
 
     def _prepare(self, start: Start) -> StoredRun:
         number = len(self._done) + 1
-        environment = self._launch.options.environment
+        environment = self._launch.environment
         variables = {_ATTEMPT: str(number), _ACCUMULATION: str(start.accumulation(self._job) or 1)}
         environment = msgspec.structs.replace(environment, env={**environment.env, **variables})
         job = resume_job(self._job, start)
-        code = self._launch.options.code
+        code = self._launch.code
         # What a script of an earlier attempt has written beside itself is there for the next one.
         code = code and msgspec.structs.replace(code, run_id=self._launch.run_id)
         launch = msgspec.structs.replace(
             self._launch,
             job=job,
-            options=msgspec.structs.replace(self._launch.options, environment=environment, code=code),
+            environment=environment,
+            code=code,
             run_id=f"{self._launch.run_id}-{number}",
         )
         prepared = prepare(launch, self._context)

@@ -107,7 +107,7 @@ def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layou
     cwd, model = str(Path.cwd()), job_files(job).model
     facts = probe(context.agent, launch.cluster, controller_cwd=cwd, packages=False, model=model).require()
     first = facts[launch.cluster.nodes[0].name]
-    return Layout.of(workers_of_nodes(launch.cluster, facts, launch.options.workers_per_node)), first.model
+    return Layout.of(workers_of_nodes(launch.cluster, facts, launch.workers_per_node)), first.model
 
 
 def _measuring(step: StepMessages, workers: int, launch: Launch) -> Launch:

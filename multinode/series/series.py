@@ -115,7 +115,7 @@ def take_up(
         context.say(f"resuming {noun} {directory.run_id} ({state_line(stored)}); use --fresh to start over")
         return directory
     directory = create_parent(context.runs, launch)
-    engine = None if isinstance(launch.job, Benchmark) else launch.options.engine or choose_engine(launch.job)
+    engine = None if isinstance(launch.job, Benchmark) else launch.engine or choose_engine(launch.job)
     run = Run(
         run_id=directory.run_id,
         job=record.command,
@@ -125,7 +125,7 @@ def take_up(
         world_size=workers,
         nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(launch.cluster.nodes)),
         kind=launch.execute.kind,
-        command=launch.options.command,
+        command=launch.command,
         has_parts=True,
     )
     directory.write("run.json", run)

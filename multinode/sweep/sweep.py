@@ -109,8 +109,8 @@ def cell_launch(request: GridRequest, cell: GridCell, workers: Sequence[int]) ->
         job = fit_batch(job, sum(workers))
     if request.training.synthetic:
         job = with_synthetic(job)
-    cluster, options = with_workers(launch.cluster.first(cell.nodes), launch.options, workers)
-    return benchmark_mode(msgspec.structs.replace(launch, cluster=cluster, job=job, options=options))
+    cluster, launch = with_workers(launch.cluster.first(cell.nodes), launch, workers)
+    return benchmark_mode(msgspec.structs.replace(launch, cluster=cluster, job=job))
 
 
 def measure_cell(
@@ -535,7 +535,7 @@ def new_record(request: GridRequest) -> GridRecord:
         fingerprint=fingerprint(
             request.jobs,
             nodes,
-            request.launch.options,
+            request.launch,
             {"grid": request.grid, "training": training},
         ),
         command=describe_job(request.job),

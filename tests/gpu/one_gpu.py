@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.job.job import Job
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
+from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import Observation, TraceWindow
 from multinode.transport.agent import load_archive
@@ -51,20 +51,18 @@ def launch_of(
     nodes: int = 2,
     execute: ExecuteOptions | None = None,
     run_id: str | None = None,
-    options: LaunchOptions | None = None,
+    observation: Observation | None = None,
+    levers: Levers = NONE,
 ) -> Launch:
     """A launch of a job on the nodes. Checks are left out: two nodes on one machine are what they are there to find."""
-    asked = options or LaunchOptions()
     return Launch(
         cluster=cluster(nodes),
         hostfile="",
         job=job,
-        options=LaunchOptions(
-            agent=load_archive().path,
-            master_port=_free_port(),
-            observation=replace(asked.observation, sample_interval_s=0.5),
-            levers=asked.levers,
-        ),
+        agent=load_archive().path,
+        master_port=_free_port(),
+        observation=replace(observation or Observation(), sample_interval_s=0.5),
+        levers=levers,
         execute=execute or ExecuteOptions(lease_s=60.0),
         check=False,
         run_id=run_id,
