@@ -73,11 +73,9 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
         "lease_s": options.lease_s,
         "grace_s": options.grace_s,
         "log_limit_bytes": options.log_limit_bytes,
-        "sample_interval_s": plan.observation.sample_interval_s,
-        "instrument": plan.observation.profile,
+        "observation": msgspec.to_builtins(plan.observation),
         # A collective test measures itself: hooks in its calls would be measured, too.
         "failures_only": plan.test is not None,
-        "trace": msgspec.to_builtins(plan.observation.trace),
         "detach": False,
         "offsets": {},
         "poll_s": min(max(_POLL_S[0], len(plan.nodes) / _POLLS_PER_S), _POLL_S[1]),

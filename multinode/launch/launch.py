@@ -98,17 +98,7 @@ def follow_run(stored: StoredRun, cluster: Cluster, context: RunContext, options
     plan, directory = stored.require_plan(), stored.directory
     import_analyses(plan)
     with directory.lock():
-        execution = Execution(
-            plan=plan,
-            cluster=cluster,
-            agent=context.agent,
-            directory=directory,
-            options=options,
-            stop=context.stop,
-            observe=context.observe,
-            observe_log=context.observe_log,
-            part_of=context.part_of,
-        )
+        execution = Execution(stored, cluster, context, options)
         with context.stop.heard():
             run = execution.run()
         if plan.observation.trace is not None:
