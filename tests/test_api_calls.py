@@ -141,7 +141,7 @@ def plan_of_the_command(*arguments: str) -> Any:
 
 def plan_of_the_call(options: dict[str, Any], **given: Any) -> Any:
     launch, _ = read_keywords(LaunchInput, "run_launch", options, **given).read(lambda _: None)
-    plan = plan_launch(launch.cluster, launch.job, {}, "r", launch.options)
+    plan = plan_launch(launch.cluster, launch.job, {}, "r", launch)
     return api.document(plan)
 
 

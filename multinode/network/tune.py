@@ -90,7 +90,7 @@ def nccl_tune(
     extent = msgspec.structs.replace(extent, tcp=False, pairs=False, compare=None)
     measured = {"tune": repeats, "like": extent.like.argv if isinstance(extent.like, ScriptJob) else extent.like}
     record = GridRecord(
-        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch.options, measured),
+        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch, measured),
         command=f"{describe_benchmark(test)} --tune",
         grid=Grid(nodes=(len(names),), repeats=max(repeats, _LEAST_AGAIN)),
         cells=(CellRecord(cell=GridCell(label=_FIRST, nodes=len(names))),),
@@ -168,12 +168,12 @@ class _SettingSeries(Series):
 
     def measure(self, turn: Turn, run_id: str) -> CellOutcome:
         """Make a run; one with a setting may fail."""
-        cell, options = self.record.cells[turn.cell].cell, self._launch.options
-        environment = msgspec.structs.replace(options.environment, env=options.environment.env | cell.settings)
+        cell, environment = self.record.cells[turn.cell].cell, self._launch.environment
+        environment = msgspec.structs.replace(environment, env=environment.env | cell.settings)
         launch = msgspec.structs.replace(
             self._launch,
             run_id=run_id,
-            options=msgspec.structs.replace(options, environment=environment),
+            environment=environment,
             # The first run showed that the nodes reach each other.
             check=self._launch.check and cell.label == _FIRST,
         )

@@ -363,7 +363,7 @@ def import_analyses(plan: LaunchPlan) -> None:
     """Import what the summary of this run needs: when it ends, days later, the package may have been replaced."""
     several = ("profile.balance", "profile.in_training", "profile.stragglers", "model.flops")
     traced = ("profile.trace",)
-    for name in (*(several if plan.world_size > 1 else ()), *(traced if plan.trace is not None else ())):
+    for name in (*(several if plan.world_size > 1 else ()), *(traced if plan.observation.trace is not None else ())):
         importlib.import_module(f"multinode.{name}")
 
 
@@ -374,10 +374,11 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
     observed = msgspec.structs.replace(observe_run(directory, plan, say), write_hint=as_reached)
     traces: dict[int, TraceEvents] = {}
     unread: dict[str, str] = {}
-    if plan.trace is not None:
+    trace = plan.observation.trace
+    if trace is not None:
         from multinode.profile.trace import read_traces
 
-        traces, unread = read_traces(directory, plan.trace.ranks)
+        traces, unread = read_traces(directory, trace.ranks)
     summary = summarise(
         observed,
         work=directory.read(_MODEL, ModelWork) or ModelWork(),

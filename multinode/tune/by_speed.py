@@ -102,7 +102,7 @@ def try_advice(
     ]
     measured = {"advise": names, "changes": [advice.change for advice in chosen], "repeats": trials.repeats}
     record = GridRecord(
-        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch.options, measured),
+        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch, measured),
         command=describe_job(launch.job) if not isinstance(launch.job, Benchmark) else describe_benchmark(launch.job),
         grid=Grid(nodes=tuple(sorted({cell.nodes for cell in cells})), repeats=trials.repeats),
         cells=tuple(CellRecord(cell=cell) for cell in cells),
@@ -130,9 +130,9 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
     nodes = change.nodes or today.nodes
     if nodes > len(cluster.nodes):
         raise UsageError(f"{nodes} nodes are requested; the hostfile has {len(cluster.nodes)}")
-    workers_per_node = change.workers_per_node or launch.options.workers_per_node
+    workers_per_node = change.workers_per_node or launch.workers_per_node
     workers = (workers_per_node,) * nodes if workers_per_node else today.on(nodes).counts
-    cluster, options = with_workers(cluster.first(nodes), launch.options, workers)
+    cluster, launch = with_workers(cluster.first(nodes), launch, workers)
     if isinstance(job, LlamaFactoryJob):
         job = _whole_rounds(fit_batch(changed_job(job, change), sum(workers)), change)
     elif change.overrides or change.deepspeed:
@@ -141,9 +141,8 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
             hint="give it: multinode tune --from RUN train.yaml",
         )
     # On one node the gradients pass no network.
-    kept = options.levers.beside(change.levers) if nodes != 1 else NONE
-    options = msgspec.structs.replace(options, levers=kept.joined(change.levers))
-    return msgspec.structs.replace(launch, cluster=cluster, job=job, options=options)
+    kept = launch.levers.beside(change.levers) if nodes != 1 else NONE
+    return msgspec.structs.replace(launch, cluster=cluster, job=job, levers=kept.joined(change.levers))
 
 
 def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
@@ -175,7 +174,7 @@ def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
 def _require_measured(launch: Launch, measured: JobSettings) -> None:
     if isinstance(launch.job, Benchmark):
         return
-    settings, levers = read_settings(launch.job), launch.options.levers
+    settings, levers = read_settings(launch.job), launch.levers
     names = [name for name in JobSettings.__struct_fields__ if name != "levers"]
     pairs = {name.replace("_", " "): (getattr(settings, name), getattr(measured, name)) for name in names}
     pairs = {name: both for name, both in pairs.items() if None not in both}

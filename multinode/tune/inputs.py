@@ -13,7 +13,6 @@ from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.job_files import Change
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, Training, TrainingInput, read_training
 from multinode.predict.advice import Recommendations
@@ -109,9 +108,10 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
             require_directory(output.parent)
         training = read_training(self, note, nodes=self.nodes, workers_per_node=self.workers_per_node)
         job = training.read_job(self.set_)
-        options = LaunchOptions(workers_per_node=training.workers_per_node)
         return TuningRequest(
-            launch=training.make_launch(job, options, self._execute("tuning"), check=self.check),
+            launch=training.make_launch(
+                job, self._execute("tuning"), check=self.check, workers_per_node=training.workers_per_node
+            ),
             steps=self.steps or _STEPS,
             seeds=self.seeds or _SEEDS,
             budget_s=parse_option("--budget", self.budget, parse_duration),
@@ -136,7 +136,7 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
         levers = recommendations.settings.levers.joined(training.levers)
         training = msgspec.structs.replace(training, levers=levers)
         return SpeedRequest(
-            launch=training.make_launch(job, LaunchOptions(), self._execute("advise"), check=self.check),
+            launch=training.make_launch(job, self._execute("advise"), check=self.check),
             recommendations=recommendations,
             trials=Trials(count=self.candidates, repeats=self.seeds or 1, picks=self.pick, fresh=self.fresh),
         )

@@ -243,7 +243,7 @@ class _Tuner:
         job = changed.job
         if not isinstance(job, LlamaFactoryJob):
             raise UsageError("only a LLaMA-Factory YAML can be tuned")
-        workers = sum(workers_of_nodes(changed.cluster, {}, changed.options.workers_per_node))
+        workers = sum(workers_of_nodes(changed.cluster, {}, changed.workers_per_node))
         batch = global_batch(read_settings(job), workers)
         rate, seed = self._rate_and_seed(cell, number)
         training = TrialTraining(

@@ -247,8 +247,8 @@ def fingerprint_of(request: TuningRequest) -> str:
     measured["held_out"] = request.evaluation_samples
     if request.learning_rates:
         measured["learning_rates"] = request.learning_rates
-    measured["workers"] = request.launch.options.workers_per_node or 0
-    return fingerprint({BASELINE: job_of(request)}, request.launch.cluster.nodes, request.launch.options, measured)
+    measured["workers"] = request.launch.workers_per_node or 0
+    return fingerprint({BASELINE: job_of(request)}, request.launch.cluster.nodes, request.launch, measured)
 
 
 def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
@@ -260,7 +260,7 @@ def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
     require_tunable(request)
     plan_offline(request.launch)
     cluster = request.launch.cluster
-    layout = Layout.of(workers_of_nodes(cluster, {}, request.launch.options.workers_per_node))
+    layout = Layout.of(workers_of_nodes(cluster, {}, request.launch.workers_per_node))
     series = None if resume.anew else find_series(runs, fingerprint_of(request))
     if series is not None:
         directory, record = series

@@ -15,7 +15,6 @@ import pytest
 from multinode.bench.measure import bench, load_bench
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, Interrupted, RunFailed
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.records.benchmark import DeviceTest
 from multinode.records.progress import RunProgress
@@ -73,7 +72,8 @@ def launch_of(*names: str, torch: Path | None) -> Launch:
         cluster=Cluster(nodes=nodes, source="hosts"),
         hostfile="",
         job=TINY,
-        options=LaunchOptions(agent=load_archive().path, master_port=free_port()),
+        agent=load_archive().path,
+        master_port=free_port(),
         execute=ExecuteOptions(kind="bench", lease_s=30.0),
         check=False,
         run_id="b",

@@ -142,7 +142,7 @@ def rate_of(launch: Launch) -> float:
     """4 samples/s as it stands; accumulation gives 2.9 times as much, fp16 1.5 times."""
     assert isinstance(launch.job, LlamaFactoryJob)
     accumulated = launch.job.config.get("gradient_accumulation_steps") == 4
-    return 4.0 * (2.9 if accumulated else 1.0) * (1.5 if launch.options.levers.compression else 1.0)
+    return 4.0 * (2.9 if accumulated else 1.0) * (1.5 if launch.levers.compression else 1.0)
 
 
 def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
@@ -295,13 +295,13 @@ def test_a_trial_that_is_killed_resumes_and_repeats_nothing(tmp_path: Path) -> N
 def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
     try_advice(what(), fake.context, COUNSEL, Trials(count=3, picks=("fp16",)), fake.run)
-    assert [launch.options.levers for launch in fake.launches] == [NONE, compressed("fp16")]
+    assert [launch.levers for launch in fake.launches] == [NONE, compressed("fp16")]
     fake.launches.clear()
     both = advised("gradients in fp16 + gradient accumulation 4", 4.0, Change(levers=compressed("fp16")))
     recommendations = changed(COUNSEL, advice=(both, *COUNSEL.advice))
     again = changed(what(), run_id="again")
     try_advice(again, fake.context, recommendations, Trials(count=3, picks=("accumulation",)), fake.run)
-    assert [launch.options.levers for launch in fake.launches] == [NONE, NONE]
+    assert [launch.levers for launch in fake.launches] == [NONE, NONE]
     with pytest.raises(UsageError, match="none of the advised changes can be tried") as caught:
         try_advice(what(), fake.context, COUNSEL, Trials(picks=("10 Gbit",)), fake.run)
     assert "'gradients in fp16'" in (caught.value.hint or "")
@@ -355,7 +355,7 @@ def test_a_json_that_fixes_the_global_batch_fits_each_try() -> None:
 def test_a_change_is_made_as_its_options_would_make_it() -> None:
     alone = changed_launch(what(), Change(nodes=1, workers_per_node=2), OUTLOOK.layout)
     assert [node.name for node in alone.cluster.nodes] == ["a"]
-    assert alone.options.workers_per_node == 2
+    assert alone.workers_per_node == 2
     stage = changed_launch(what(), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK.layout).job
     assert isinstance(stage, LlamaFactoryJob)
     assert json.loads(stage.deepspeed_text or "") == {"zero_optimization": {"stage": 2}}
@@ -367,18 +367,18 @@ def test_a_change_is_made_as_its_options_would_make_it() -> None:
     assert isinstance(ddp.job, LlamaFactoryJob)
     assert ddp.job.deepspeed_text is None
     assert ddp.job.config["deepspeed"] is None
-    assert ddp.options.levers == compressed("bf16")
+    assert ddp.levers == compressed("bf16")
     assert ddp.cluster == CLUSTER
     rounds = Averaging(every=16, dtype="fp16")
     short = changed(JOB, config=JOB.config | {"max_steps": 25})
     for steps, job in ((48, short), (None, JOB)):
         local = changed_launch(what(job), Change(levers=Levers(averaging=rounds)), OUTLOOK.layout)
         assert isinstance(local.job, LlamaFactoryJob)
-        assert local.options.levers.averaging == rounds
+        assert local.levers.averaging == rounds
         # A round that warms up and two that are measured.
         assert local.job.config.get("max_steps") == steps
     # As many workers as today, whatever the hostfile's slots are.
-    assert ddp.options.workers_per_node == OUTLOOK.workers_per_node
+    assert ddp.workers_per_node == OUTLOOK.workers_per_node
 
 
 def test_what_cannot_be_changed_is_one_clear_error() -> None:
