@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from multinode.render.sheet import Block
 from multinode.render.table import Part, screen_text
+from multinode.render.terminal import block_parts
 
 __all__ = ["Golden"]
 
@@ -66,3 +68,10 @@ class Golden:
             assert all(len(line) <= width for line in text.splitlines() if line not in whole)
             shown.append(f"=== {width} columns\n{text}")
         self.check(f"{name}.txt", "\n".join(shown))
+
+    def check_answer(
+        self, name: str, blocks: Iterable[Block], *, details: bool = False, most_lines: int | None = None
+    ) -> None:
+        """An answer as its screen, as `check_screen` does it."""
+        every = list(blocks)
+        self.check_screen(name, lambda width: block_parts(every, details=details, width=width), most_lines)

@@ -27,10 +27,12 @@ from multinode.launch.notice import tell_of
 from multinode.launch.outcome import run_parts
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
 from multinode.network.inputs import NcclTestInput
-from multinode.network.screen import read_parts, scan_parts
+from multinode.network.screen import read_parts
+from multinode.network.screen import show as show_scan
 from multinode.predict.advice_screen import advice_parts
 from multinode.records.files import read_text
 from multinode.render.sheet import Block
+from multinode.render.terminal import block_parts
 from multinode.results.run_page import load_report, report_blocks
 from multinode.sweep.cell_sheet import cell_parts
 from multinode.sweep.inputs import SweepInput
@@ -169,17 +171,17 @@ def run_nccl_test(
     launch, extent = given.read(_note(say))
     with _connected(launch.cluster, say, local=given.local is not None) as context:
         if given.tune:
-            from multinode.network.nccl_tuning import tune_parts
+            from multinode.network.nccl_tuning import show
             from multinode.network.tune import nccl_tune
 
             tuned = nccl_tune(launch, extent, given.repeats, context)
-            return Result(value=tuned, screen=lambda: tune_parts(tuned))
+            return Result(value=tuned, blocks=lambda: show(tuned))
         report = measure_scan(launch, context, extent)
         directory = context.runs / report.run_id
     return Result(
         value=report,
         directory=directory,
-        screen=lambda: scan_parts(report),
+        screen=lambda: block_parts(show_scan(report), width=_WIDTH),
         blocks=lambda: _stored_blocks(directory),
     )
 

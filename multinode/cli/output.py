@@ -17,7 +17,9 @@ from rich.table import Table
 
 from multinode.errors import printable, printable_line
 from multinode.records.run_directory import RunDirectory
+from multinode.render.sheet import Block
 from multinode.render.table import WIDE, Part, print_parts, screen_text
+from multinode.render.terminal import block_parts
 from multinode.secret_values import redact_text
 
 # Notes are INFO, what --verbose adds is DEBUG.
@@ -86,6 +88,11 @@ def print_screen(parts: Iterable[Part], *, err: bool = False) -> None:
         print_parts(console, parts)
     else:
         typer.echo(screen_text(parts), nl=False, err=err)
+
+
+def print_blocks(blocks: Iterable[Block], *, details: bool = False, err: bool = False) -> None:
+    """An answer on stdout, or on stderr, as wide as the terminal."""
+    print_screen(block_parts(blocks, details=details, width=screen_width(err=err)), err=err)
 
 
 def screen_width(*, err: bool = False) -> int:

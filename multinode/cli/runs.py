@@ -13,7 +13,7 @@ import typer
 
 from multinode.cli.early_verdict import running_verdict
 from multinode.cli.options import Json, RunId, RunIds, expand_options
-from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
+from multinode.cli.output import note, print_blocks, print_directory, print_document, print_screen, print_table
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context, print_next_step, print_run
 from multinode.cli.table import FormOptions, ViewOptions, print_cells, show_tables
@@ -210,14 +210,15 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
 def _show_results(stored: StoredRun, *, details: bool) -> bool:
     """Whether the run has results. If it has not succeeded, how it ended follows."""
     from multinode.bench.measure import load_bench
-    from multinode.bench.screen import bench_parts
+    from multinode.bench.screen import show as show_bench
     from multinode.cli.contrast import next_command, print_contrast, resume_command, stored_command
     from multinode.contrast.side import load_contrast
     from multinode.contrast.unfinished import load_unfinished, unfinished_parts
     from multinode.launch.outcome import has_ending
     from multinode.network.measure import load_scan
-    from multinode.network.nccl_tuning import TuneReport, tune_parts
-    from multinode.network.screen import scan_parts
+    from multinode.network.nccl_tuning import show as show_tune
+    from multinode.network.screen import show as show_scan
+    from multinode.network.tune import load_nccl_tune
     from multinode.sweep.sweep import load_table
 
     directory, ended = stored.directory, has_ending(stored.run)
@@ -240,11 +241,11 @@ def _show_results(stored: StoredRun, *, details: bool) -> bool:
         print_cells(table, details=details, more=more)
         note(f"sorted, as a page: multinode show {name} --sort samples_per_s -o {name}.html")
     if (bench := stored.result(load_bench)) is not None:
-        print_screen(bench_parts(bench, details=details))
+        print_blocks(show_bench(bench), details=details)
     if (scan := stored.result(load_scan)) is not None:
-        print_screen(scan_parts(scan, details=details))
-    if (tuning := directory.read("tune.json", TuneReport)) is not None:
-        print_screen(tune_parts(tuning, details=details))
+        print_blocks(show_scan(scan), details=details)
+    if (tuning := stored.result(load_nccl_tune)) is not None:
+        print_blocks(show_tune(tuning), details=details)
     return any(part is not None for part in (contrast, unfinished, table, bench, scan, tuning))
 
 

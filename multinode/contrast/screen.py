@@ -25,7 +25,7 @@ from multinode.predict.advice_screen import advice_sheet, gain_words, gains_shee
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
-from multinode.render.sheet import Block, Prose, Sheet, Tiles, percent
+from multinode.render.sheet import Block, Chart, Charts, Prose, Sheet, Tiles, percent
 from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.stats.unknown import or_none
@@ -204,13 +204,13 @@ def _details(contrast: Contrast) -> Iterator[Sheet]:
     yield from (sheet for sheet in sheets if sheet.rows)
 
 
-def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterator[Block]:
+def contrast_blocks(contrast: Contrast) -> Iterator[Block]:
     """A page or Markdown: verdict and key figures, charts, then every table."""
     yield Prose(contrast.verdict, "lead")
     yield Tiles(tuple(_key_figures(contrast)))
     yield small_sheet(contrast, contrast.measured)
     yield why_sheet(contrast)
-    yield from charts
+    yield Charts(lambda: _charts(contrast))
     yield side_sheet(contrast, contrast.measured, costs=False)
     yield each_node_sheet(contrast)
     yield cost_sheet(contrast)
@@ -221,6 +221,12 @@ def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterato
     yield break_even_sheet(contrast.forecast)
     yield settings_sheet(contrast)
     yield missing_sheet(contrast)
+
+
+def _charts(contrast: Contrast) -> Iterable[Chart]:
+    from multinode.contrast.charts import contrast_charts  # noqa: PLC0415 - plotly is an extra
+
+    return contrast_charts(contrast)
 
 
 def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:

@@ -102,8 +102,8 @@ def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float | None
     return with_axes(chart, across)
 
 
-def chart_html(chart: Chart) -> str:
-    """The chart as HTML that needs plotly's script on its page."""
+def chart_html(chart: Chart, name: str) -> str:
+    """The chart as HTML that needs plotly's script on its page; `name` is unique there."""
     figure = chart.figure
     figure.update_layout(
         template="none",
@@ -122,7 +122,7 @@ def chart_html(chart: Chart) -> str:
         figure.to_html(
             full_html=False,
             include_plotlyjs=False,
-            div_id=chart.name,
+            div_id=name,
             # Without hover, the toolbar is always visible and covers the legend; dragging zooms without it.
             config={"responsive": True, "displaylogo": False, "displayModeBar": False},
         )

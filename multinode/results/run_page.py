@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
 import msgspec
 
 from multinode.bench.measure import load_bench
-from multinode.bench.screen import bench_lines, bench_sheets
+from multinode.bench.screen import show as show_bench
 from multinode.contrast.screen import contrast_blocks
 from multinode.contrast.side import load_contrast
 from multinode.contrast.unfinished import load_unfinished, unfinished_blocks
 from multinode.errors import UsageError
 from multinode.launch.ending import failure_notes, hang_words
 from multinode.network.measure import load_scan
-from multinode.network.screen import scan_lines
+from multinode.network.nccl_tuning import show as show_nccl_tune
+from multinode.network.screen import show as show_scan
+from multinode.network.tune import load_nccl_tune
 from multinode.profile.export import csv_files
-from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.files import choose_form, write_text
 from multinode.records.run import Attempt, Run
-from multinode.render.sheet import Block, Chart, Column, Prose, Sheet, Tiles, blocks_markdown, figure, percent
+from multinode.render.sheet import Block, Chart, Charts, Column, Prose, Sheet, Tiles, blocks_markdown, figure, percent
 from multinode.runs.stored_run import StoredRun, load_run
 from multinode.stats.estimate import value_of
 from multinode.stats.unknown import or_none
@@ -34,7 +35,7 @@ from multinode.sweep.sweep import load_table
 from multinode.units import UNKNOWN, format_duration, format_sig
 
 # What a verb may have left beside figures and samples.
-_READERS = (load_contrast, load_unfinished, load_scan, load_table, load_bench)
+_READERS = (load_contrast, load_unfinished, load_scan, load_table, load_bench, load_nccl_tune)
 
 
 def _has_result(run: StoredRun) -> bool:
@@ -55,7 +56,7 @@ def run_page(runs: Sequence[StoredRun]) -> str:
 
     title = " and ".join(run.run.run_id for run in runs)
     names = [f"run-{number}" for number in range(1, len(runs) + 1)]
-    sections = (section(name, _blocks(run, name)) for run, name in zip(runs, names, strict=True))
+    sections = (section(name, _blocks(run)) for run, name in zip(runs, names, strict=True))
     return page(f"multinode: {title}", [blocks_html([_overview(runs)] if len(runs) > 1 else []), *sections])
 
 
@@ -76,77 +77,61 @@ def _overview(runs: Sequence[StoredRun]) -> Sheet:
     return Sheet(title="runs", columns=(*columns, Column("job", words=True)), rows=tuple(rows))
 
 
-def _blocks(run: StoredRun, name: str | None = None) -> Iterator[Block]:
-    """Everything known of a run; with charts if it has a `name` on a page."""
+def _blocks(run: StoredRun) -> Iterator[Block]:
+    """Everything known of a run."""
     yield from _head(run.run)
-    charts = _charts(run, name) if name is not None else {}
     scan, (_, unread) = run.result(load_scan), run.result(load_contrast)
     # A scan has no training, so figures of one do not apply.
     summary = run.summary if scan is None else None
     if unread:
         yield Prose(unread, "strong")
-    yield from _contrast_blocks(run, charts.get("contrast", ()))
+    yield from _contrast_blocks(run)
     if (cells := run.result(load_table)) is not None:
-        yield from cell_blocks(cells, charts.get("cells", ()))
+        yield from cell_blocks(cells)
     if (bench := run.result(load_bench)) is not None:
-        yield Prose("\n".join(bench_lines(bench)), "verbatim", "verdict")
-        yield from bench_sheets(bench)
-        yield Prose("\n".join(bench.notes), "verbatim")
+        yield from show_bench(bench)
     if summary is not None:
         yield Tiles(tuple(_key_figures(summary)))
         yield verdict_sheet(summary)
     if scan is not None:
-        yield from charts.get("scan", ())
-        yield Prose("\n".join(scan_lines(scan)), "verbatim")
+        yield from show_scan(scan)
+    if (nccl_tune := run.result(load_nccl_tune)) is not None:
+        yield from show_nccl_tune(nccl_tune)
     if run.sampled is not None and any(node.samples for node in run.sampled.observed.nodes):
-        yield from charts.get("steps", ())
+        yield Charts(lambda: _step_charts(run))
     elif not _has_result(run):
         yield Prose("This run has no recorded samples.")
     if summary is not None:
         yield from (sheet for sheet in summary_sheets(summary) if sheet.title != "verdict")
 
 
-def _contrast_blocks(run: StoredRun, charts: Iterable[Block]) -> Iterator[Block]:
+def _contrast_blocks(run: StoredRun) -> Iterator[Block]:
     contrast, unread = run.result(load_contrast)
     if contrast is not None:
-        yield from contrast_blocks(contrast, charts)
+        yield from contrast_blocks(contrast)
     elif not unread and (unfinished := run.result(load_unfinished)) is not None:
         yield from unfinished_blocks(unfinished)
 
 
-def _charts(run: StoredRun, name: str) -> dict[str, Iterable[Block]]:
-    from multinode.contrast.charts import contrast_charts
-    from multinode.network.charts import scan_chart
-    from multinode.sweep.cell_page import cell_charts
-
-    charts: dict[str, Iterable[Block]] = {}
-    if (contrast := run.result(load_contrast)[0]) is not None:
-        charts["contrast"] = contrast_charts(contrast, name)
-    if (cells := run.result(load_table)) is not None:
-        charts["cells"] = cell_charts(cells, name)
-    if (scan := run.result(load_scan)) is not None:
-        charts["scan"] = [scan_chart(scan, f"{name}-sweep")]
-    if run.sampled is not None:
-        charts["steps"] = _step_charts(run.sampled.observed, run.summary, name)
-    return charts
-
-
-def _step_charts(observed: Observed, summary: Summary | None, name: str) -> Iterator[Chart]:
+def _step_charts(run: StoredRun) -> Iterator[Chart]:
+    if run.sampled is None:
+        return
+    observed, summary = run.sampled.observed, run.summary
     from multinode.profile.charts import loss_chart, split_chart, step_time_chart, timeline
 
     steps = step_time_chart(observed)
     if steps is not None:
-        yield Chart(title="step time", figure=steps, name=f"{name}-steps", note=observed.rule)
+        yield Chart(title="step time", figure=steps, name="steps", note=observed.rule)
     split = split_chart(summary.split) if summary is not None else None
     if split is not None and summary is not None:
         bars = -(-len(summary.split.workers) // 8)
-        yield Chart(title="where each worker's step goes", figure=split, name=f"{name}-split", rows=bars)
+        yield Chart(title="where each worker's step goes", figure=split, name="split", rows=bars)
     lanes = timeline(observed)
     if lanes is not None:
-        yield Chart(title="machines over time", figure=lanes[0], name=f"{name}-time", rows=lanes[1], note=_CLOCKS)
+        yield Chart(title="machines over time", figure=lanes[0], name="time", rows=lanes[1], note=_CLOCKS)
     loss = loss_chart(observed)
     if loss is not None:
-        yield Chart(title="loss", figure=loss, name=f"{name}-loss")
+        yield Chart(title="loss", figure=loss, name="loss")
 
 
 def _head(run: Run) -> Iterator[Block]:

@@ -260,27 +260,23 @@ def cell_page(table: CellTable) -> str:
         Prose(table.job, "heading"),
         Prose(f"{len(table.cells)} cells of {table.run_id.replace(',', ' and ')}", "note"),
     )
-    return page(
-        f"multinode: {table.run_id}", [section("run-1", [*head, *cell_blocks(table, cell_charts(table, "run-1"))])]
-    )
+    return page(f"multinode: {table.run_id}", [section("run-1", [*head, *cell_blocks(table)])])
 
 
-def cell_charts(table: CellTable, name: str) -> Iterator[Chart]:
-    """Its charts; `name` is unique on the page."""
+def cell_charts(table: CellTable) -> Iterator[Chart]:
+    """Its charts."""
     note = f"The first {MOST_BARS} cells are drawn; the table has all of them." if len(table.cells) > MOST_BARS else ""
     for wanted in _wanted(table):
         level = 1.0 if wanted.ending == "relative" else None
         chart = bar_chart(table, wanted.value, _axis(wanted.axis), scale=wanted.scale, level=level)
         if chart is not None and not (wanted.ending == "network" and _is_alone(table)):
-            yield Chart(
-                title=wanted.title, figure=chart.figure, name=f"{name}-{wanted.ending}", rows=chart.rows, note=note
-            )
+            yield Chart(title=wanted.title, figure=chart.figure, name=wanted.ending, rows=chart.rows, note=note)
     for title, ending, chart in (
         ("memory over the batch", "memory", memory_chart(table)),
         ("tokens/s over the sequence length", "tokens", tokens_chart(table)),
     ):
         if chart is not None:
-            yield Chart(title=title, figure=chart.figure, name=f"{name}-{ending}", rows=chart.rows)
+            yield Chart(title=title, figure=chart.figure, name=ending, rows=chart.rows)
 
 
 def _wanted(table: CellTable) -> Iterator[_Bars]:

@@ -21,7 +21,7 @@ from multinode.cluster.prices import Prices
 from multinode.findings.finding import Finding, distinct
 from multinode.predict.shortfall import shortfall_words
 from multinode.profile.export import harmless
-from multinode.render.sheet import RANGES, Block, Column, Prose, Sheet, Tiles, percent, sanitize
+from multinode.render.sheet import RANGES, Block, Chart, Charts, Column, Prose, Sheet, Tiles, percent, sanitize
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import ratio
 from multinode.stats.unknown import Unknown, known, or_none, reason_of, unknown_fields
@@ -401,14 +401,20 @@ def _written(value: Any) -> object:
     return msgspec.json.encode(value).decode()
 
 
-def cell_blocks(table: CellTable, charts: Iterable[Block] = ()) -> Iterator[Block]:
+def cell_blocks(table: CellTable) -> Iterator[Block]:
     """A page or Markdown: the sentence and key figures, charts, the table with all its columns, what is not in it."""
     yield Prose(lead(table), "lead")
     if table.cheapest is not None:
         yield Prose(table.cheapest.sentence, "lead")
     yield Tiles(tuple(_key_figures(table)))
-    yield from charts
+    yield Charts(lambda: _charts(table))
     yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))
+
+
+def _charts(table: CellTable) -> Iterable[Chart]:
+    from multinode.sweep.cell_page import cell_charts  # noqa: PLC0415 - plotly is an extra
+
+    return cell_charts(table)
 
 
 def with_notes(table: CellTable) -> CellTable:

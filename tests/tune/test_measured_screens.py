@@ -9,7 +9,7 @@ import pytest
 
 from multinode.findings.finding import Finding
 from multinode.network.measure import scan_messages
-from multinode.network.nccl_tuning import TunedSetting, TuneReport, tune_parts
+from multinode.network.nccl_tuning import TunedSetting, TuneReport, show
 from multinode.records.benchmark import CollectiveTest
 from multinode.render.table import Part, screen_text
 from multinode.stats.estimate import Estimate
@@ -97,11 +97,11 @@ def test_a_table_of_cells_is_the_golden_one(name: str, *, details: bool, golden:
 
 @pytest.mark.parametrize("name", TUNINGS)
 def test_a_tuning_is_the_golden_one(name: str, golden: Golden) -> None:
-    golden.check_screen(name, tune_parts(TUNINGS[name]))
+    golden.check_answer(name, show(TUNINGS[name]))
 
 
 def test_every_setting_that_was_tried_is_in_the_details(golden: Golden) -> None:
-    golden.check_screen("tune-details", tune_parts(TUNED, details=True))
+    golden.check_answer("tune-details", show(TUNED), details=True)
 
 
 def test_of_many_rows_the_first_are_shown_and_the_rest_is_told() -> None:

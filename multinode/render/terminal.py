@@ -1,0 +1,91 @@
+"""terminal: an answer's blocks as what is printed, with or without --details."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from multinode.render.sheet import (
+    Block,
+    Charts,
+    Command,
+    Fitting,
+    Labels,
+    Prose,
+    Sheet,
+    Tiles,
+    Tone,
+    is_empty,
+    joined_labels,
+)
+from multinode.render.table import (
+    BAD,
+    DOUBTFUL,
+    GOOD,
+    WIDE,
+    Part,
+    footer,
+    labelled_parts,
+    paragraph,
+    screen_text,
+    sheet_table,
+)
+
+_TONES: dict[Tone, str] = {"": "bold", "good": GOOD, "doubtful": DOUBTFUL, "bad": BAD}
+
+
+def block_parts(blocks: Iterable[Block], *, details: bool = False, width: int = WIDE) -> Iterator[Part]:
+    """What a terminal shows: a blank line between blocks, none between paragraphs and above commands.
+
+    Args:
+        blocks: the answer.
+        details: with what is only in the details, without what is only above them.
+        width: columns of the terminal.
+    """
+    hidden = "brief" if details else "full"
+    last: Block | None = None
+    for block in joined_labels(block for block in blocks if block.detail != hidden):
+        if is_empty(block) or isinstance(block, (Tiles, Charts)):
+            continue
+        if last is not None and not isinstance(block, Command) and not _is_one_text(last, block):
+            yield ""
+        yield from _parts(block, details=details, width=width)
+        last = block
+
+
+def _is_one_text(above: Block, below: Block) -> bool:
+    return isinstance(above, Prose) and isinstance(below, Prose) and not below.title
+
+
+def _parts(block: Block, *, details: bool, width: int) -> Iterator[Part]:
+    if isinstance(block, Sheet):
+        yield sheet_table(block, legend=details)
+    elif isinstance(block, Labels):
+        yield from labelled_parts(block.rows)
+    elif isinstance(block, Command):
+        yield footer(block.label, block.command)
+        if block.meaning:
+            yield footer("", f"({block.meaning})")
+    elif isinstance(block, Fitting):
+        yield from _fitting(block, details=details, width=width)
+    elif isinstance(block, Prose):
+        yield from _prose(block)
+
+
+def _prose(words: Prose) -> Iterator[Part]:
+    if words.title:
+        yield paragraph(words.title, style="bold")
+    if words.style == "verbatim":
+        yield from words.text.splitlines()
+    elif words.style == "items":
+        yield from (paragraph(f"- {line}") for line in words.text.splitlines())
+    else:
+        yield paragraph(words.text, style=_TONES[words.tone] if words.style in {"heading", "lead", "strong"} else "")
+
+
+def _fitting(block: Fitting, *, details: bool, width: int) -> Iterator[Part]:
+    shown: tuple[Part, ...] = ()
+    for choice in block.choices:
+        shown = tuple(block_parts(choice, details=details, width=width))
+        if screen_text(shown, width).count("\n") <= block.most_lines:
+            break
+    yield from shown
