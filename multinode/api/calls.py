@@ -16,7 +16,6 @@ from multinode.api.verbs import contrast as measure_contrast
 from multinode.api.verbs import nccl_test as measure_scan
 from multinode.check.screen import check_parts
 from multinode.contrast.inputs import ContrastInput
-from multinode.contrast.screen import contrast_parts
 from multinode.errors import MultinodeError
 from multinode.export.target import parse_targets
 from multinode.launch.context import connect
@@ -24,23 +23,18 @@ from multinode.launch.export import export_while
 from multinode.launch.inputs import CheckInput, LaunchInput
 from multinode.launch.launch import fetch_results
 from multinode.launch.notice import tell_of
-from multinode.launch.outcome import run_parts
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
 from multinode.network.inputs import NcclTestInput
 from multinode.network.screen import read_parts
-from multinode.network.screen import show as show_scan
 from multinode.predict.advice_screen import advice_parts
 from multinode.records.files import read_text
 from multinode.render.sheet import Block
-from multinode.render.terminal import block_parts
 from multinode.results.run_page import load_report, report_blocks
-from multinode.sweep.cell_sheet import cell_parts
 from multinode.sweep.inputs import SweepInput
 from multinode.sweep.sweep import load_tables, measure_swept
 from multinode.tune.by_speed import try_advice
 from multinode.tune.inputs import TuneInput, refuse_other_kind
 from multinode.tune.measure import Tuned, measure_tuned
-from multinode.tune.screen import tuning_parts
 
 if TYPE_CHECKING:
     from multinode.check.check import CheckReport
@@ -115,7 +109,6 @@ def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, *
     return Result(
         value=launched,
         directory=directory,
-        screen=lambda: run_parts(launched.run, launched.summary, directory, width=_WIDTH),
         blocks=lambda: _stored_blocks(directory),
     )
 
@@ -144,7 +137,6 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
     return Result(
         value=contrasted,
         directory=contrasted.directory,
-        screen=lambda: contrast_parts(contrasted.contrast),
         blocks=lambda: _stored_blocks(contrasted.directory),
     )
 
@@ -181,7 +173,6 @@ def run_nccl_test(
     return Result(
         value=report,
         directory=directory,
-        screen=lambda: block_parts(show_scan(report), width=_WIDTH),
         blocks=lambda: _stored_blocks(directory),
     )
 
@@ -240,7 +231,6 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
     return Result(
         value=table,
         directory=swept.directory,
-        screen=lambda: cell_parts(table, _WIDTH),
         blocks=lambda: _stored_blocks(swept.directory),
     )
 
@@ -277,7 +267,7 @@ def tune(
             value=found, directory=trial.directory, screen=lambda: advice_parts(found, found.advice, details=True)
         )
     tuned = measure_tuned(given.read(note), given.resume, lambda cluster: _connected(cluster, say), note)
-    return Result(value=tuned, directory=tuned.directory, screen=lambda: tuning_parts(tuned.tuning))
+    return Result(value=tuned, directory=tuned.directory, blocks=lambda: _stored_blocks(tuned.directory))
 
 
 def _note(say: Say) -> Callable[[str], None]:
@@ -308,4 +298,4 @@ def _followed(given: LaunchInput, context: RunContext, note: Callable[[str], Non
 
 
 def _stored_blocks(directory: Path) -> Iterator[Block]:
-    return report_blocks(load_report(directory.parent, [directory.name]))
+    return report_blocks(load_report(directory.parent, [directory.name]), _WIDTH)

@@ -265,12 +265,12 @@ def compare(
     elif isinstance(comparison, ComparedRecords):
         print_screen([sheet_table(compared_sheet(comparison, details=details))])
     else:
-        print_cells(comparison, details=details, more=f"multinode show {run_a} {run_b} --details")
+        print_cells(comparison, details=details)
 
 
 def print_contrast(contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = "") -> None:
-    """The screen of a contrast, on stdout."""
-    from multinode.contrast.screen import contrast_parts
+    """What is shown of a contrast, on stdout."""
+    from multinode.contrast.screen import following, show
 
-    following = "" if is_quiet() else next_command
-    print_screen(contrast_parts(contrast, details=details, more=more, next_command=following))
+    commands = following(more, "" if is_quiet() else next_command)
+    print_blocks((*show(contrast), *commands), details=details)

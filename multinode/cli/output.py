@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from multinode.errors import printable, printable_line
+from multinode.records.files import document_text
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Block
 from multinode.render.table import WIDE, Part, print_parts, screen_text
@@ -59,13 +59,6 @@ def print_document(value: object) -> None:
     """One JSON document on stdout, without secrets."""
     sys.stdout.write(document_text(value))
     sys.stdout.flush()
-
-
-def document_text(value: object) -> str:
-    """The document, without secrets."""
-    from multinode import api
-
-    return msgspec.json.format(msgspec.json.encode(api.document(value)), indent=2).decode() + "\n"
 
 
 def print_table(table: Table, prefix: str = "") -> None:

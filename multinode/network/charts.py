@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from multinode.network.nccl_tuning import TuneReport
 from multinode.network.screen import show
 from multinode.network.size_scan import ScanReport
-from multinode.render.charts import GREY, PALETTE, Bar, Figure, Scatter, error_bars, with_axes
+from multinode.render.charts import GREY, Figure, Scatter, bars_height, interval_bars, with_axes
 from multinode.render.page import page, section
-from multinode.render.sheet import Chart, html_text
+from multinode.render.sheet import Chart
 
 
 def scan_chart(report: ScanReport) -> Chart:
@@ -43,21 +43,9 @@ def tune_charts(report: TuneReport) -> Iterator[Chart]:
     measured = [(one.text, one.gain) for one in (*report.settings, *together) if one.gain is not None]
     if not measured:
         return
-    # The first one is on top.
-    names, gains = [html_text(name) for name, _ in reversed(measured)], [gain for _, gain in reversed(measured)]
-    figure = Figure(
-        Bar(
-            y=names,
-            x=[gain.value for gain in gains],
-            error_x=error_bars(gains),
-            orientation="h",
-            marker={"color": PALETTE[0]},
-            hovertemplate="%{y}: %{x:.3f}<extra></extra>",
-        )
-    )
+    figure = interval_bars(dict(measured), "speed-up over NCCL's default")
     figure.add_vline(x=1, line={"color": GREY, "dash": "dash"})
-    with_axes(figure, "speed-up over NCCL's default")
-    yield Chart(title="speed-up of each setting", name="settings", figure=figure, rows=1 + len(names) // 8)
+    yield Chart(title="speed-up of each setting", name="settings", figure=figure, rows=bars_height(len(measured)))
 
 
 def scan_page(report: ScanReport) -> str:

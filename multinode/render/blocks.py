@@ -29,7 +29,7 @@ p.note { color: var(--faint); font-size: 0.85rem; margin: 0.3rem 0; }
 .tile { background: var(--card); border-radius: 6px; padding: 0.5rem 0.7rem; }
 .tile b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--faint); font-size: 0.8rem; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; margin: 0.6rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { padding: 0.2rem 0.7rem 0.2rem 0; text-align: right; vertical-align: top; white-space: nowrap; }
 th { border-bottom: 1px solid var(--line); font-weight: 600; }

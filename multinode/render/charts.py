@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from multinode.errors import MultinodeError
-from multinode.render.sheet import Chart
+from multinode.render.sheet import Chart, html_text
 from multinode.requirements import install_hint
 from multinode.stats.estimate import Estimate
 
@@ -32,6 +32,7 @@ GREY = "#808080"
 MOST_POINTS = 2000
 _ROW_PX = 190
 _EDGES_PX = 110
+_BARS_A_PLOT = 8
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 Curve = tuple[list[float], list[float | None]]
@@ -79,6 +80,27 @@ def error_bars(values: Iterable[Estimate], **drawn: Any) -> dict[str, Any]:
 def line_style(number: int) -> dict[str, str]:
     """Lines that overlap remain visible."""
     return {"color": PALETTE[number % len(PALETTE)], "dash": _DASHES[number % len(_DASHES)]}
+
+
+def interval_bars(values: Mapping[str, Estimate], across: str) -> Figure:
+    """One bar per name, the first one on top, each with its interval."""
+    names, estimates = [*values][::-1], [*values.values()][::-1]
+    chart = Figure(
+        Bar(
+            y=[html_text(name) for name in names],
+            x=[estimate.value for estimate in estimates],
+            error_x=error_bars(estimates),
+            orientation="h",
+            marker={"color": PALETTE[0]},
+            hovertemplate="%{y}: %{x:,.4r}<extra></extra>",
+        )
+    )
+    return with_axes(chart, across)
+
+
+def bars_height(bars: int) -> int:
+    """The plots that so many bars below each other are as tall as."""
+    return max(1, -(-bars // _BARS_A_PLOT))
 
 
 def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float | None]], across: str) -> Figure | None:

@@ -29,10 +29,15 @@ class Column(msgspec.Struct, frozen=True):
     name: str
     unit: str = ""
     words: bool = False  # whether it contains text (left-aligned, may wrap) or figures
+    widest: int = 0  # characters of text on a terminal before it wraps; 0 is what fits
 
 
-Detail = Literal["always", "brief", "full"]
-"""When a block is shown: `brief` only on a terminal without --details, `full` with --details and on a page."""
+Detail = Literal["always", "brief", "full", "screen", "page"]
+"""Where a block is shown: `brief` on a terminal without --details; `full` with --details and on a page; `screen` and
+`page` only on one of both, where a page has room for a wider table."""
+IN_BRIEF: frozenset[Detail] = frozenset({"always", "brief"})
+IN_DETAILS: frozenset[Detail] = frozenset({"always", "full", "screen"})
+ON_PAGE: frozenset[Detail] = frozenset({"always", "full", "page"})
 Tone = Literal["", "good", "doubtful", "bad"]
 
 
@@ -45,6 +50,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # one sentence each, below the table
     legend: tuple[str, ...] = ()  # what its signs mean; on a terminal only where details are shown
     dense: bool = False  # without padding on a terminal: a matrix of many columns
+    split: int = 0  # most columns of figures beside each other on a terminal; the first stays beside all others
     detail: Detail = "always"
 
 
@@ -81,10 +87,10 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Tiles(msgspec.Struct, frozen=True):
-    """The main figures, each a name and a value; only on a page."""
+    """The main figures, each a name and a value."""
 
     figures: tuple[tuple[str, str], ...]
-    detail: Detail = "full"
+    detail: Detail = "page"
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +107,7 @@ class Charts(msgspec.Struct, frozen=True):
     """Charts that are drawn only where a page is: plotly is large, and comes with the extra `report`."""
 
     draw: Callable[[], Iterable[Chart]]
-    detail: Detail = "full"
+    detail: Detail = "page"
 
 
 class Fitting(msgspec.Struct, frozen=True):
@@ -112,13 +118,22 @@ class Fitting(msgspec.Struct, frozen=True):
     detail: Detail = "always"
 
 
-Block = Sheet | Prose | Labels | Command | Tiles | Charts | Fitting
+class Later(msgspec.Struct, frozen=True):
+    """Blocks that cost much to make, and are made only where they are shown."""
+
+    make: Callable[[], Iterable[Block]]
+    detail: Detail = "always"
+
+
+Block = Sheet | Prose | Labels | Command | Tiles | Charts | Fitting | Later
 
 
 def page_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
     """The blocks that a page and Markdown have, each with something in it."""
-    for block in joined_labels(block for block in blocks if block.detail != "brief"):
-        if isinstance(block, Fitting):
+    for block in joined_labels(block for block in blocks if block.detail in ON_PAGE):
+        if isinstance(block, Later):
+            yield from page_blocks(block.make())
+        elif isinstance(block, Fitting):
             yield from page_blocks(block.choices[0])
         elif not is_empty(block) and not isinstance(block, Command):
             yield block
@@ -138,6 +153,15 @@ def joined_labels(blocks: Iterable[Block]) -> Iterator[Block]:
             yield block
     if last is not None:
         yield last
+
+
+def in_detail(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks as details."""
+    for block in blocks:
+        if block.detail == "always":
+            yield msgspec.structs.replace(block, detail="full")
+        elif block.detail != "brief":
+            yield block
 
 
 def is_empty(block: Block) -> bool:

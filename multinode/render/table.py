@@ -108,7 +108,13 @@ def sheet_table(sheet: Sheet, *, legend: bool = True) -> Table:
         title = sanitize(column.name) + (f"\n{f'({sanitize(column.unit)})' if column.unit else ''}" if units else "")
         # A key of the job, or a node's name, is no markup.
         head = Text(title)
-        table.add_column(head, justify="left" if column.words else "right", no_wrap=not column.words, overflow="fold")
+        table.add_column(
+            head,
+            justify="left" if column.words else "right",
+            no_wrap=not column.words,
+            overflow="fold",
+            max_width=column.widest or None,
+        )
     for row in sheet.rows:
         table.add_row(*(Text(sanitize(cell), style=BAD if is_marked(cell) else "") for cell in row))
     return table

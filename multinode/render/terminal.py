@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from multinode.render.sheet import (
+    IN_BRIEF,
+    IN_DETAILS,
     Block,
-    Charts,
     Command,
     Fitting,
     Labels,
+    Later,
     Prose,
     Sheet,
-    Tiles,
     Tone,
     is_empty,
     joined_labels,
@@ -41,10 +44,10 @@ def block_parts(blocks: Iterable[Block], *, details: bool = False, width: int = 
         details: with what is only in the details, without what is only above them.
         width: columns of the terminal.
     """
-    hidden = "brief" if details else "full"
+    shown = IN_DETAILS if details else IN_BRIEF
     last: Block | None = None
-    for block in joined_labels(block for block in blocks if block.detail != hidden):
-        if is_empty(block) or isinstance(block, (Tiles, Charts)):
+    for block in joined_labels(block for block in blocks if block.detail in shown):
+        if is_empty(block):
             continue
         if last is not None and not isinstance(block, Command) and not _is_one_text(last, block):
             yield ""
@@ -58,17 +61,40 @@ def _is_one_text(above: Block, below: Block) -> bool:
 
 def _parts(block: Block, *, details: bool, width: int) -> Iterator[Part]:
     if isinstance(block, Sheet):
-        yield sheet_table(block, legend=details)
+        for number, part in enumerate(_beside(block)):
+            if number:
+                yield ""
+            yield sheet_table(part, legend=details)
     elif isinstance(block, Labels):
         yield from labelled_parts(block.rows)
     elif isinstance(block, Command):
         yield footer(block.label, block.command)
         if block.meaning:
             yield footer("", f"({block.meaning})")
+    elif isinstance(block, Later):
+        yield from block_parts(block.make(), details=details, width=width)
     elif isinstance(block, Fitting):
         yield from _fitting(block, details=details, width=width)
     elif isinstance(block, Prose):
         yield from _prose(block)
+
+
+def _beside(sheet: Sheet) -> Iterator[Sheet]:
+    """The sheet in parts with at most `split` columns of figures; notes are below the last one."""
+    last = len(sheet.columns)
+    if not sheet.split or last <= sheet.split + 1:
+        yield sheet
+        return
+    for begin in range(2, last, sheet.split - 1):
+        end = min(last, begin + sheet.split - 1)
+        yield msgspec.structs.replace(
+            sheet,
+            title=sheet.title if begin == 2 else "",  # noqa: PLR2004 - after the names and the first figures
+            columns=(*sheet.columns[:2], *sheet.columns[begin:end]),
+            rows=tuple((*row[:2], *row[begin:end]) for row in sheet.rows),
+            notes=sheet.notes if end == last else (),
+            legend=sheet.legend if end == last else (),
+        )
 
 
 def _prose(words: Prose) -> Iterator[Part]:

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from multinode.render.charts import GREY, PALETTE, Bar, Figure, Scatter, error_bars, line_style, with_axes
-from multinode.render.page import page, section
-from multinode.render.sheet import Chart, Prose, html_text, sanitize
+from multinode.render.sheet import Chart, html_text, sanitize
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown, or_none
 from multinode.sweep.cell_sheet import (
-    cell_blocks,
     cell_columns,
     money_unit,
     state_word,
@@ -252,15 +250,6 @@ class _Bars(NamedTuple):
     axis: str
     value: str
     scale: float = 1.0
-
-
-def cell_page(table: CellTable) -> str:
-    """The whole page of one table."""
-    head = (
-        Prose(table.job, "heading"),
-        Prose(f"{len(table.cells)} cells of {table.run_id.replace(',', ' and ')}", "note"),
-    )
-    return page(f"multinode: {table.run_id}", [section("run-1", [*head, *cell_blocks(table)])])
 
 
 def cell_charts(table: CellTable) -> Iterator[Chart]:

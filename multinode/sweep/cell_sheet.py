@@ -13,16 +13,29 @@ from typing import Any
 
 import msgspec
 from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
 
 from multinode.cluster.accelerators import short_device_name
 from multinode.cluster.prices import Prices
 from multinode.findings.finding import Finding, distinct
 from multinode.predict.shortfall import shortfall_words
-from multinode.profile.export import harmless
-from multinode.render.sheet import RANGES, Block, Chart, Charts, Column, Prose, Sheet, Tiles, percent, sanitize
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.render.csv_text import harmless
+from multinode.render.sheet import (
+    RANGES,
+    Block,
+    Chart,
+    Charts,
+    Column,
+    Command,
+    Labels,
+    Later,
+    Prose,
+    Sheet,
+    Tiles,
+    in_detail,
+    percent,
+    sanitize,
+)
+from multinode.render.table import WIDE
 from multinode.stats.estimate import ratio
 from multinode.stats.unknown import Unknown, known, or_none, reason_of, unknown_fields
 from multinode.sweep import table_notes
@@ -401,14 +414,34 @@ def _written(value: Any) -> object:
     return msgspec.json.encode(value).decode()
 
 
-def cell_blocks(table: CellTable) -> Iterator[Block]:
-    """A page or Markdown: the sentence and key figures, charts, the table with all its columns, what is not in it."""
+def show(table: CellTable, width: int = WIDE, first: str | None = None) -> Iterator[Block]:
+    """The sentence and key figures, the table, what is not in it; in detail every column that fits, rules, reasons.
+
+    Args:
+        table: the table.
+        width: of the terminal, in characters; a page has all columns.
+        first: name of a value that a reader wants to see above all others.
+    """
     yield Prose(lead(table), "lead")
     if table.cheapest is not None:
         yield Prose(table.cheapest.sentence, "lead")
     yield Tiles(tuple(_key_figures(table)))
     yield Charts(lambda: _charts(table))
-    yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))
+    short = _fitting(table.cells, min(width, _SHORT_WIDTH), first, _short, _MOST_SHORT_COLUMNS)
+    main = _main(table, short, _MOST_SHORT_ROWS, _short, min(width, _SHORT_WIDTH))
+    yield msgspec.structs.replace(main, detail="brief")
+    yield Labels(tuple(_remarks(table, short)), detail="brief")
+    yield Later(lambda: _fitted(table, width, first), detail="screen")
+    yield Later(lambda: (cells_sheet(table),), detail="page")
+    yield from in_detail((unmeasured_sheet(table), marks_sheet(table), missing_sheet(table)))
+    yield Command("Details", f"multinode show {' '.join(table.run_id.split(','))} --details", detail="brief")
+
+
+def _fitted(table: CellTable, width: int, first: str | None) -> Iterator[Block]:
+    columns = _fitting(table.cells, width, first, tell)
+    yield _main(table, columns, _MOST_ROWS, tell, width)
+    notes = (*cells_sheet(table, columns).notes, *_left_out(table.cells, columns))
+    yield from (Prose(note, "note") for note in notes)
 
 
 def _charts(table: CellTable) -> Iterable[Chart]:
@@ -524,45 +557,18 @@ _MOST_ROWS = 500
 _Text = Callable[[CellColumn, CellRow], str]
 
 
-def cell_parts(
-    table: CellTable, width: int, first: str | None = None, *, details: bool = False, more: str = ""
-) -> Iterator[Part]:
-    """The screen.
-
-    Args:
-        table: the table.
-        width: of the terminal, in characters.
-        first: name of a value that a reader wants to see above all others.
-        details: with every column that fits, every rule, and why figures are missing.
-        more: the command that shows the details; empty where they are shown, or are not kept.
-    """
-    yield paragraph(lead(table), style="bold")
-    if table.cheapest is not None:
-        yield paragraph(table.cheapest.sentence)
-    if details:
-        yield from _details(table, width, first)
-        return
-    shown = _fitting(table.cells, min(width, _SHORT_WIDTH), first, _short, _MOST_SHORT_COLUMNS)
-    if table.cells:
-        yield ""
-        yield _main(table, shown, _MOST_SHORT_ROWS, _short, min(width, _SHORT_WIDTH))
-    yield ""
+def _remarks(table: CellTable, shown: Sequence[CellColumn]) -> Iterator[tuple[str, str]]:
+    yield from _few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows])
+    yield from _few("Remarks", [f"{label}, {remark}" for label, remark in marks_sheet(table).rows])
     left = len(table.cells) - _MOST_SHORT_ROWS
-    relative = table.baseline is not None and any(column.name == "relative" for column in shown)
-    yield labelled(
-        [
-            *_few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows]),
-            *_few("Remarks", [f"{label}, {remark}" for label, remark in marks_sheet(table).rows]),
-            *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
-            *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
-            *_few("Network", list(_unjudged(table.cells))),
-            *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
-            # Of rows that are shown they are in the details.
-            *(() if table.cells else _few("Notes", [note.message for note in table.notes])),
-        ]
-    )
-    if more:
-        yield footer("Details", more)
+    if left > 0:
+        yield "Left out", f"{left:,} more rows: --where, --details or --format csv"
+    if table.baseline is not None and any(column.name == "relative" for column in shown):
+        yield "Relative", f"samples/s relative to {table.baseline}"
+    yield from _few("Network", list(_unjudged(table.cells)))
+    yield from (("Cells", meaning) for meaning in _meaning_of_labels(table.cells))
+    # Of rows that are shown they are in the details.
+    yield from () if table.cells else _few("Notes", [note.message for note in table.notes])
 
 
 def _meaning_of_labels(rows: Sequence[CellRow]) -> Iterator[str]:
@@ -592,29 +598,14 @@ def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield from (("" if number else label, text) for number, text in enumerate(shown))
 
 
-def _details(table: CellTable, width: int, first: str | None) -> Iterator[Part]:
-    columns = _fitting(table.cells, width, first, tell)
-    sheet = cells_sheet(table, columns)
-    if table.cells:
-        yield ""
-        yield _main(table, columns, _MOST_ROWS, tell, width)
-    yield ""
-    yield from (paragraph(note) for note in (*sheet.notes, *_left_out(table.cells, columns)))
-    for below in (unmeasured_sheet(table), marks_sheet(table), missing_sheet(table)):
-        if below.rows:
-            yield ""
-            yield sheet_table(below)
-
-
-def _main(table: CellTable, columns: Sequence[CellColumn], most: int, text: _Text, width: int) -> Table:
+def _main(table: CellTable, columns: Sequence[CellColumn], most: int, text: _Text, width: int) -> Sheet:
     whole = cells_sheet(table, columns)
+    heads = (
+        msgspec.structs.replace(head, widest=_most(column, width) if column.is_words else 0)
+        for head, column in zip(whole.columns, columns, strict=True)
+    )
     rows = tuple(tuple(text(column, row) for column in columns) for row in table.cells[:most])
-    drawn = sheet_table(Sheet(title=whole.title, columns=whole.columns, rows=rows))
-    for title, column in zip(drawn.columns, columns, strict=True):
-        title.max_width = _most(column, width) if column.is_words else None
-        # A key of the job is no markup.
-        title.header = Text(str(title.header))
-    return drawn
+    return Sheet(title=whole.title, columns=tuple(heads), rows=rows)
 
 
 def _short(column: CellColumn, row: CellRow) -> str:
