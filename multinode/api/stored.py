@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from multinode.api.result import Result
     from multinode.predict.advice import Recommendations
     from multinode.predict.forecast import Forecast, ForecastRequest
-    from multinode.results.run_page import AnswerForm, Report
+    from multinode.results.forms import AnswerForm
+    from multinode.results.run_page import Report
     from multinode.runs.stored_run import StoredRun
 
 
@@ -92,8 +93,8 @@ def report(
     """
     from multinode.api.result import Result
     from multinode.records.run_directory import runs_root
+    from multinode.results.forms import choose_answer_form
     from multinode.results.run_page import (
-        choose_answer_form,
         load_report,
         report_blocks,
         report_markdown,

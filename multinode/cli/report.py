@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,15 +14,10 @@ from multinode.cli.output import note, print_blocks, print_document, screen_widt
 from multinode.cli.panels import examples
 from multinode.cli.table import FormOptions
 from multinode.records.run_directory import runs_root
-from multinode.results.run_page import (
-    AnswerForm,
-    Report,
-    answer_document,
-    answer_text,
-    load_report,
-    report_blocks,
-    write_answer,
-)
+
+if TYPE_CHECKING:
+    from multinode.results.forms import AnswerForm
+    from multinode.results.run_page import Report
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +48,8 @@ def show_answer(run_ids: list[str], form: FormOptions, *, as_json: bool) -> None
 
 
 def _answer(run_ids: list[str], form: FormOptions, chosen: AnswerForm) -> tuple[Report, tuple[Path, ...]]:
+    from multinode.results.run_page import load_report, write_answer
+
     with show_stage() as say:
         loaded = load_report(runs_root(), run_ids, say)
     return loaded, write_answer(loaded, chosen, form.output) if form.output is not None else ()
@@ -60,6 +58,8 @@ def _answer(run_ids: list[str], form: FormOptions, chosen: AnswerForm) -> tuple[
 def _print_answer(
     loaded: Report, written: tuple[Path, ...], form: FormOptions, chosen: AnswerForm, *, as_json: bool
 ) -> None:
+    from multinode.results.run_page import answer_document, answer_text, report_blocks
+
     for path in written:
         typer.echo(path, err=as_json)
     if as_json:

@@ -15,7 +15,7 @@ from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.records.files import write_text
 from multinode.records.run_directory import runs_root
-from multinode.results.run_page import AnswerForm, choose_answer_form, table_text
+from multinode.results.forms import AnswerForm, answer_path, choose_answer_form
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
@@ -113,10 +113,13 @@ def show_tables(run_ids: list[str], look: ViewOptions, form: FormOptions, *, as_
 
 def show_table(table: CellTable, form: FormOptions, sort: str | None, *, as_json: bool) -> None:
     """Write it, or print it."""
+    from multinode.results.run_page import table_text
+
     chosen = form.choose(as_json=as_json)
     if form.output is not None:
-        write_text(form.output, table_text(table, chosen))
-        typer.echo(form.output, err=as_json)
+        path = answer_path(form.output, table.run_id.split(","), chosen)
+        write_text(path, table_text(table, chosen))
+        typer.echo(path, err=as_json)
     if as_json:
         print_document(table)
     elif form.output is None and chosen == "table":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Literal, cast
 
 import msgspec
 
@@ -14,12 +13,13 @@ from multinode.contrast.side import load_contrast
 from multinode.errors import UsageError
 from multinode.launch.outcome import key_figures
 from multinode.profile.export import csv_files
-from multinode.records.files import choose_form, document_text, write_text
+from multinode.records.files import document_text, write_text
 from multinode.records.run import Run
 from multinode.render.csv_text import blocks_csv
 from multinode.render.sheet import Block, Column, Prose, Sheet, blocks_markdown, percent
 from multinode.render.table import WIDE, screen_text
 from multinode.render.terminal import block_parts
+from multinode.results.forms import AnswerForm, answer_path
 from multinode.results.result_files import results_of, show_run
 from multinode.runs.stored_run import StoredRun, load_run
 from multinode.sweep.cell_sheet import cell_csv, combined
@@ -82,18 +82,6 @@ def _tiles(run: StoredRun) -> dict[str, str]:
     return dict(key_figures(run.summary)) if run.summary is not None else {}
 
 
-AnswerForm = Literal["table", "html", "markdown", "csv", "json"]
-ENDINGS: dict[str, AnswerForm] = {
-    ".txt": "table",
-    "": "table",
-    ".html": "html",
-    ".htm": "html",
-    ".md": "markdown",
-    ".csv": "csv",
-    ".json": "json",
-}
-"""The form of an answer by the ending of its file."""
-SUFFIXES: dict[AnswerForm, str] = {"table": "txt", "html": "html", "markdown": "md", "csv": "csv", "json": "json"}
 _CELLS = "cells.csv"
 
 
@@ -136,23 +124,6 @@ def report_blocks(report: Report, width: int = WIDE) -> Iterator[Block]:
 def report_markdown(report: Report) -> str:
     """The report as Markdown for an issue or a wiki, without charts."""
     return answer_text(report, "markdown")
-
-
-def choose_answer_form(form: AnswerForm | None, output: Path | None, usual: AnswerForm) -> AnswerForm:
-    """The form that is asked for, else that of the ending of `output`, before anything is read.
-
-    Args:
-        form: as given; None is by the ending.
-        output: a file, or a directory; None prints.
-        usual: without a form, and without an ending.
-
-    Raises:
-        UsageError: the ending is unknown.
-    """
-    if output is None or output.is_dir():
-        return form or usual
-    # CSV of samples is several files in a directory that is made.
-    return cast("AnswerForm", choose_form(form, None if form == "csv" else output, ENDINGS))
 
 
 def answer_text(report: Report, form: AnswerForm) -> str:
@@ -221,9 +192,7 @@ def write_answer(report: Report, form: AnswerForm, output: Path) -> tuple[Path, 
     """
     if form == "csv" and (output.is_dir() or not output.suffix):
         return _write_csv(report, output)
-    names = [run.run.run_id for run in report.runs]
-    name = "-".join((names[0], *(["and-others"] if names[1:] else [])))
-    path = output / f"{name}.{SUFFIXES[form]}" if output.is_dir() else output
+    path = answer_path(output, [run.run_id for run in report.runs], form)
     write_text(path, answer_text(report, form))
     return (path,)
 
