@@ -22,7 +22,19 @@ from multinode.predict.advice_screen import advice_sheet, gain_words, gains_shee
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
-from multinode.render.sheet import Block, Chart, Charts, Command, Labels, Prose, Tiles, Tone, in_detail, percent
+from multinode.render.sheet import (
+    Block,
+    Chart,
+    Charts,
+    Command,
+    Labels,
+    Prose,
+    Tiles,
+    Tone,
+    in_detail,
+    next_command,
+    percent,
+)
 from multinode.stats.estimate import inverse
 from multinode.stats.unknown import or_none
 from multinode.units import UNKNOWN, format_count, format_figure, format_sig, times
@@ -54,14 +66,12 @@ def show(contrast: Contrast) -> Iterator[Block]:
     yield from in_detail(_tables(contrast))
 
 
-def following(details: str, next_command: str = "") -> Iterator[Command]:
+def following(details: str, command: str = "") -> Iterator[Command]:
     """The commands below a contrast: that of its details, and the next one; each is empty if there is none."""
     if details:
         yield Command("Details", details, detail="brief")
-    if next_command:
-        is_tune = next_command.startswith("multinode tune ")
-        meaning = "measures the best changes that need no new hardware, in short runs" if is_tune else ""
-        yield Command("Next", next_command, meaning)
+    if command:
+        yield next_command(command)
 
 
 def _charts(contrast: Contrast) -> Iterable[Chart]:

@@ -86,6 +86,14 @@ class Command(msgspec.Struct, frozen=True):
     detail: Detail = "always"
 
 
+def next_command(command: str) -> Command:
+    """The command that follows, and what it is for where its name does not say it."""
+    is_tune = command.startswith("multinode tune ")
+    return Command(
+        "Next", command, "measures the best changes that need no new hardware, in short runs" if is_tune else ""
+    )
+
+
 class Tiles(msgspec.Struct, frozen=True):
     """The main figures, each a name and a value."""
 

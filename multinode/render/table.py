@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-from multinode.render.sheet import Sheet, is_marked, sanitize
+from multinode.render.sheet import Command, Sheet, is_marked, next_command, sanitize
 
 GOOD, DOUBTFUL, BAD = "bold green", "bold yellow", "bold red"
 """Styles of a verdict or a state; without colour each is bold."""
@@ -169,10 +169,15 @@ def footer(label: str, command: str) -> str:
 
 
 def next_lines(command: str) -> Iterator[str]:
-    """The last lines of a screen: the command that follows, and what it is for where its name does not say it."""
-    yield footer("Next", command)
-    if command.startswith("multinode tune "):
-        yield f"{'':<{_LABEL_WIDTH}} (measures the best changes that need no new hardware, in short runs)"
+    """The last lines of a screen: the command that follows."""
+    yield from command_lines(next_command(command))
+
+
+def command_lines(command: Command) -> Iterator[str]:
+    """The command on a line that never wraps, and what it is for."""
+    yield footer(command.label, command.command)
+    if command.meaning:
+        yield footer("", f"({command.meaning})")
 
 
 def print_parts(console: Console, parts: Iterable[Part]) -> None:

@@ -26,7 +26,7 @@ from multinode.render.table import (
     GOOD,
     WIDE,
     Part,
-    footer,
+    command_lines,
     labelled_parts,
     paragraph,
     screen_text,
@@ -68,9 +68,7 @@ def _parts(block: Block, *, details: bool, width: int) -> Iterator[Part]:
     elif isinstance(block, Labels):
         yield from labelled_parts(block.rows)
     elif isinstance(block, Command):
-        yield footer(block.label, block.command)
-        if block.meaning:
-            yield footer("", f"({block.meaning})")
+        yield from command_lines(block)
     elif isinstance(block, Later):
         yield from block_parts(block.make(), details=details, width=width)
     elif isinstance(block, Fitting):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def test_show_writes_the_answer_of_every_kind_of_run_in_every_form(made_up: Path
         assert text.count("\n") > 2
         # Only what is verbatim keeps its lines: no page shows a terminal's screen.
         assert "Details     " not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_chart_of_a_page_has_a_name_of_its_own(made_up: Path, name: str) -> None:
+    path = made_up / "page.html"
+    CliRunner().invoke(build_app(), ["report", f"20260101-{name}", "-o", str(path)], catch_exceptions=False)
+    names = re.findall(r'<div id="(run-1-[^"]+)"', path.read_text())
+    assert len(names) == len(set(names))
+    assert names or name == "lost", "a run that was lost at once has no samples"
 
 
 @pytest.fixture
