@@ -244,8 +244,8 @@ def test_a_report_is_shown_in_a_notebook_and_written(hosts: Path) -> None:
     assert Path("notes.md").read_text().rstrip() == str(shown)
     api.report(output="tables", form="csv")
     assert list(Path("tables").glob("*.csv"))
-    with pytest.raises(api.UsageError, match=r"unknown format \.txt"):
-        api.report(output="page.txt")
+    with pytest.raises(api.UsageError, match=r"unknown format \.pdf"):
+        api.report(output="page.pdf")
 
 
 def test_a_report_has_the_tables_of_contrasts_and_sweeps(hosts: Path) -> None:

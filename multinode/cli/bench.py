@@ -22,7 +22,7 @@ from multinode.cli.options import (
     given_options,
     read_invocation,
 )
-from multinode.cli.output import note, print_document, print_screen
+from multinode.cli.output import note, print_blocks, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
@@ -120,9 +120,9 @@ def bench(
     if as_json:
         print_document(report)
     else:
-        from multinode.bench.screen import bench_parts, next_step
+        from multinode.bench.screen import next_step, show
 
-        print_screen(bench_parts(report, details=details))
+        print_blocks(show(report), details=details)
         typer.echo(next_step(report, given_options(ctx, {"--hosts", "--nodes"})))
     raise typer.Exit(1 if any(node.failures or not node.is_measured for node in report.nodes) else 0)
 

@@ -161,10 +161,16 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
     )
 
 
-def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
-    """A run's contrast, if it has one; or why it cannot be shown."""
+class OtherContrast(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored contrast of another release."""
+
+    sentence: str  # why it cannot be shown
+
+
+def load_contrast(directory: RunDirectory) -> Contrast | OtherContrast | None:
+    """A run's contrast; None if it has none."""
     marked = directory.read(CONTRAST_FILE, StoredSchema)
     if marked is None or marked.schema == SCHEMA:
-        return directory.read(CONTRAST_FILE, Contrast), ""
+        return directory.read(CONTRAST_FILE, Contrast)
     schema = marked.schema or "no schema"
-    return None, f"This contrast is from another release ({schema}): measure it again to show it."
+    return OtherContrast(sentence=f"This contrast is from another release ({schema}): measure it again to show it.")

@@ -17,7 +17,8 @@ from rich.cells import cell_len
 from multinode.errors import UsageError
 from multinode.figures.figure import Figure, Row, name_of_title, plain
 from multinode.findings.finding import Finding
-from multinode.render.sheet import Column, Sheet, harmless, sanitize
+from multinode.render.csv_text import harmless
+from multinode.render.sheet import Column, Sheet, sanitize
 from multinode.stats.estimate import Estimate, ratio
 from multinode.stats.unknown import Unknown
 from multinode.units import UNKNOWN

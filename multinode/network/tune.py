@@ -55,6 +55,11 @@ def measure_once(launch: Launch, extent: Extent, context: RunContext) -> ScanRep
     return report
 
 
+def load_nccl_tune(directory: RunDirectory) -> TuneReport | None:
+    """What a stored `nccl-test --tune` has measured; None for another run."""
+    return directory.read(_FILE, TuneReport)
+
+
 def nccl_tune(
     launch: Launch, extent: Extent, repeats: int, context: RunContext, measure: Measure = measure_once
 ) -> TuneReport:
@@ -98,7 +103,7 @@ def nccl_tune(
     )
     directory = take_up(launch, record, context, Resume(anew=extent.fresh))
     versions = sorted(filter(None, (or_none(node_facts.nccl_version) for node_facts in facts.values())))
-    report = directory.read(_FILE, TuneReport) or TuneReport(
+    report = load_nccl_tune(directory) or TuneReport(
         run_id=directory.run_id,
         backend="nccl",
         nodes=names,

@@ -27,7 +27,7 @@ from multinode.records.samples import (
     TcpSample,
     TrafficSample,
 )
-from multinode.render.sheet import harmless
+from multinode.render.csv_text import harmless
 
 _Row = dict[str, Any]
 _Columns = tuple[str, ...]

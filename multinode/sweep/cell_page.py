@@ -18,11 +18,10 @@ from multinode.model.workload import GLOBAL_BATCH, METHOD, PER_DEVICE_BATCH, SEQ
 from multinode.profile.measured import NODES, TOKENS_PER_S
 from multinode.render.charts import GREY, PALETTE, Bar, Scatter, error_bars, line_style, with_axes
 from multinode.render.charts import Figure as Plot
-from multinode.render.page import page, section
-from multinode.render.sheet import Chart, Prose, html_text, sanitize
+from multinode.render.sheet import Chart, html_text, sanitize
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown, or_none
-from multinode.sweep.cell_sheet import cell_blocks, money_unit, shown_frame
+from multinode.sweep.cell_sheet import money_unit, shown_frame
 from multinode.sweep.cells import (
     BOUGHT_WITH,
     DEVICE,
@@ -268,33 +267,20 @@ class _Bars(NamedTuple):
     scale: float = 1.0
 
 
-def cell_page(table: CellTable) -> str:
-    """The whole page of one table."""
-    head = (
-        Prose(table.job, "heading"),
-        Prose(f"{len(table.cells)} cells of {table.run_id.replace(',', ' and ')}", "note"),
-    )
-    return page(
-        f"multinode: {table.run_id}", [section("run-1", [*head, *cell_blocks(table, cell_charts(table, "run-1"))])]
-    )
-
-
-def cell_charts(table: CellTable, name: str) -> Iterator[Chart]:
-    """Its charts; `name` is unique on the page."""
+def cell_charts(table: CellTable) -> Iterator[Chart]:
+    """Its charts."""
     note = f"The first {MOST_BARS} cells are drawn; the table has all of them." if len(table.cells) > MOST_BARS else ""
     for wanted in _wanted(table):
         level = 1.0 if wanted.ending == "relative" else None
         chart = bar_chart(table, wanted.figure, _axis(wanted.axis), scale=wanted.scale, level=level)
         if chart is not None and not (wanted.ending == "network" and _is_alone(table)):
-            yield Chart(
-                title=wanted.title, figure=chart.figure, name=f"{name}-{wanted.ending}", rows=chart.rows, note=note
-            )
+            yield Chart(title=wanted.title, figure=chart.figure, name=wanted.ending, rows=chart.rows, note=note)
     for title, ending, chart in (
         ("memory over the batch", "memory", memory_chart(table)),
         ("tokens/s over the sequence length", "tokens", tokens_chart(table)),
     ):
         if chart is not None:
-            yield Chart(title=title, figure=chart.figure, name=f"{name}-{ending}", rows=chart.rows)
+            yield Chart(title=title, figure=chart.figure, name=ending, rows=chart.rows)
 
 
 def _wanted(table: CellTable) -> Iterator[_Bars]:

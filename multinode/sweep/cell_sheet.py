@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from rich.table import Table
-from rich.text import Text
 
 from multinode.cluster.prices import Prices
 from multinode.figures.figure import MONEY, Figure, Row, plain
@@ -47,8 +45,21 @@ from multinode.profile.measured import (
     WHOLE_TIME,
 )
 from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
-from multinode.render.sheet import RANGES, Block, Column, Prose, Sheet, Tiles
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.render.sheet import (
+    RANGES,
+    Block,
+    Chart,
+    Charts,
+    Column,
+    Command,
+    Labels,
+    Later,
+    Prose,
+    Sheet,
+    Tiles,
+    in_detail,
+)
+from multinode.render.table import WIDE
 from multinode.stats.estimate import ratio
 from multinode.stats.unknown import Unknown, known, or_none, reason_of, unknown_fields
 from multinode.sweep import table_notes
@@ -296,14 +307,41 @@ def cell_csv(table: CellTable) -> str:
     return cell_frame(table.cells).only([figure for figure in CELL_FIGURES if figure is not SPEED_RANGE]).csv(more)
 
 
-def cell_blocks(table: CellTable, charts: Iterable[Block] = ()) -> Iterator[Block]:
-    """A page or Markdown: the sentence and key figures, charts, the table with all its columns, what is not in it."""
+def show(table: CellTable, width: int = WIDE, first: str | None = None) -> Iterator[Block]:
+    """The sentence and key figures, the table, what is not in it; in detail every column that fits, rules, reasons.
+
+    Args:
+        table: the table.
+        width: of the terminal, in characters; a page has all columns.
+        first: name of a value that a reader wants to see above all others.
+    """
     yield Prose(lead(table), "lead")
     if table.cheapest is not None:
         yield Prose(table.cheapest.message, "lead")
     yield Tiles(tuple(_key_figures(table)))
-    yield from charts
-    yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))
+    yield Charts(lambda: _charts(table))
+    short = _fitting(_with_interval(shown_frame(table)), min(width, _SHORT_WIDTH), first, _MOST_SHORT_COLUMNS)
+    main = _main(table, short, _MOST_SHORT_ROWS, min(width, _SHORT_WIDTH))
+    yield msgspec.structs.replace(main, detail="brief")
+    yield Labels(tuple(_remarks(table, short)), detail="brief")
+    yield Later(lambda: _fitted(table, width, first), detail="screen")
+    yield Later(lambda: (cells_sheet(table),), detail="page")
+    yield from in_detail((unmeasured_sheet(table), marks_sheet(table), missing_sheet(table)))
+    yield Command("Details", f"multinode show {' '.join(table.run_id.split(','))} --details", detail="brief")
+
+
+def _fitted(table: CellTable, width: int, first: str | None) -> Iterator[Block]:
+    whole = shown_frame(table)
+    frame = _fitting(whole, width, first)
+    yield _main(table, frame, _MOST_ROWS, width)
+    notes = (*cells_sheet(table, frame).notes, *_left_out(whole, frame))
+    yield from (Prose(note, "note") for note in notes)
+
+
+def _charts(table: CellTable) -> Iterable[Chart]:
+    from multinode.sweep.cell_page import cell_charts  # noqa: PLC0415 - plotly is an extra
+
+    return cell_charts(table)
 
 
 def with_notes(table: CellTable) -> CellTable:
@@ -431,45 +469,18 @@ _WIDEST_WORDS = 24
 _MOST_ROWS = 500
 
 
-def cell_parts(
-    table: CellTable, width: int, first: str | None = None, *, details: bool = False, more: str = ""
-) -> Iterator[Part]:
-    """The screen.
-
-    Args:
-        table: the table.
-        width: of the terminal, in characters.
-        first: name of a value that a reader wants to see above all others.
-        details: with every column that fits, every rule, and why figures are missing.
-        more: the command that shows the details; empty where they are shown, or are not kept.
-    """
-    yield paragraph(lead(table), style="bold")
-    if table.cheapest is not None:
-        yield paragraph(table.cheapest.message)
-    if details:
-        yield from _details(table, width, first)
-        return
-    short = _fitting(_with_interval(shown_frame(table)), min(width, _SHORT_WIDTH), first, _MOST_SHORT_COLUMNS)
-    if table.cells:
-        yield ""
-        yield _main(table, short, _MOST_SHORT_ROWS, min(width, _SHORT_WIDTH))
-    yield ""
+def _remarks(table: CellTable, shown: Frame) -> Iterator[tuple[str, str]]:
+    yield from _few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows])
+    yield from _few("Remarks", [f"{label}, {remark}" for label, remark in marks_sheet(table).rows])
     left = len(table.cells) - _MOST_SHORT_ROWS
-    relative = table.baseline is not None and any(figure.name == RELATIVE.name for figure in short.figures)
-    yield labelled(
-        [
-            *_few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows]),
-            *_few("Remarks", [f"{label}, {remark}" for label, remark in marks_sheet(table).rows]),
-            *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
-            *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
-            *_few("Network", list(_unjudged(table.cells))),
-            *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
-            # Of rows that are shown they are in the details.
-            *(() if table.cells else _few("Notes", [note.message for note in table.notes])),
-        ]
-    )
-    if more:
-        yield footer("Details", more)
+    if left > 0:
+        yield "Left out", f"{left:,} more rows: --where, --details or --format csv"
+    if table.baseline is not None and any(figure.name == RELATIVE.name for figure in shown.figures):
+        yield "Relative", f"samples/s relative to {table.baseline}"
+    yield from _few("Network", list(_unjudged(table.cells)))
+    yield from (("Cells", meaning) for meaning in _meaning_of_labels(table.cells))
+    # Of rows that are shown they are in the details.
+    yield from () if table.cells else _few("Notes", [note.message for note in table.notes])
 
 
 def _meaning_of_labels(rows: Sequence[CellRow]) -> Iterator[str]:
@@ -499,29 +510,13 @@ def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield from (("" if number else label, text) for number, text in enumerate(shown))
 
 
-def _details(table: CellTable, width: int, first: str | None) -> Iterator[Part]:
-    whole = shown_frame(table)
-    frame = _fitting(whole, width, first)
-    sheet = cells_sheet(table, frame)
-    if table.cells:
-        yield ""
-        yield _main(table, frame, _MOST_ROWS, width)
-    yield ""
-    yield from (paragraph(note) for note in (*sheet.notes, *_left_out(whole, frame)))
-    for below in (unmeasured_sheet(table), marks_sheet(table), missing_sheet(table)):
-        if below.rows:
-            yield ""
-            yield sheet_table(below)
-
-
-def _main(table: CellTable, frame: Frame, most: int, width: int) -> Table:
-    shown = msgspec.structs.replace(frame, rows=frame.rows[:most])
-    drawn = sheet_table(msgspec.structs.replace(shown.sheet(), title=table.job, notes=()))
-    for title, figure in zip(drawn.columns, shown.figures, strict=True):
-        title.max_width = _most(figure, width) if figure.is_words else None
-        # A key of the job is no markup.
-        title.header = Text(str(title.header))
-    return drawn
+def _main(table: CellTable, frame: Frame, most: int, width: int) -> Sheet:
+    shown = msgspec.structs.replace(frame, rows=frame.rows[:most]).sheet()
+    heads = (
+        msgspec.structs.replace(head, widest=_most(figure, width) if figure.is_words else 0)
+        for head, figure in zip(shown.columns, frame.figures, strict=True)
+    )
+    return Sheet(title=table.job, columns=tuple(heads), rows=shown.rows)
 
 
 def _with_interval(frame: Frame) -> Frame:

@@ -173,9 +173,14 @@ def require_tunable(request: TuningRequest) -> None:
     global_batch_of(request, Layout(nodes=1))
 
 
+def read_tuning(directory: RunDirectory) -> Tuning | None:
+    """The stored tuning of a run; None for any other."""
+    return directory.read(TUNING_FILE, Tuning)
+
+
 def load_tuning(directory: RunDirectory, record: GridRecord) -> Tuning | None:
     """The tuning of a grid; None where it lacks candidates of it, as after a crash between two files."""
-    tuning = directory.read(TUNING_FILE, Tuning)
+    tuning = read_tuning(directory)
     if tuning is None or len(tuning.rows) < len(record.cells):
         return None
     return msgspec.structs.replace(tuning, rows=tuning.rows[: len(record.cells)])

@@ -9,8 +9,8 @@ import pytest
 from multinode.predict.forecast import ForecastRequest, make_forecast
 from multinode.predict.published_benchmarks import Model, Network, PublishedBenchmarks, Speed, evidence_of_benchmarks
 from multinode.predict.shortfall import shortfall_words
+from multinode.results.run_page import table_text
 from multinode.stats.unknown import reason_of
-from multinode.sweep.cell_page import cell_page
 from multinode.sweep.cells import BY_NAME, CellRow, cell_row
 from multinode.sweep.sweep import load_tables
 from multinode.tables.imported_rows import import_table, imported_rows
@@ -174,4 +174,4 @@ def test_the_stored_table_and_its_page_have_the_verdict(tmp_path: Path) -> None:
     stored = load_tables(tmp_path / "runs", ["last"])
     assert stored == imported.table
     assert words(stored.cells[2]).startswith("4.4x slower")
-    assert "4.4x slower than 3,200 Gbit/s over RDMA allow" in cell_page(stored)
+    assert "4.4x slower than 3,200 Gbit/s over RDMA allow" in table_text(stored, "html")
