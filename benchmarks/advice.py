@@ -58,7 +58,9 @@ def measure(
     call("contrast", job, *settings, *ENVIRONMENT, *steps, "--no-check", "--hosts", "lab", "--json", env=environment)
     picked = [word for pick in picks for word in ("--pick", pick)]
     how = ("--judge", "speed", "--from", "last", "--candidates", str(len(picks)), *picked, *steps, *repeats)
-    found = json.loads(call("tune", *how, job, *settings, *ENVIRONMENT, "--no-check", "--hosts", "lab", "--json", env=environment))
+    found = json.loads(
+        call("tune", *how, job, *settings, *ENVIRONMENT, "--no-check", "--hosts", "lab", "--json", env=environment)
+    )
     rows = [
         {
             "training": name,

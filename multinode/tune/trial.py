@@ -19,10 +19,14 @@ from multinode.records.samples import EvaluationSample, LossSample
 from multinode.series.grid import GridRecord, Turn, due_turns
 from multinode.stats.estimate import Estimate
 
-# Only settings: no purchase, no other model, no other nodes.
-_KINDS = frozenset(
+Judge = Literal["loss", "speed"]
+"""`loss`: by the time to the final loss of the unchanged training; `speed`: by samples/s."""
+
+# By loss only settings: no purchase, no other model, no other nodes.
+_OF_LOSS = frozenset(
     {"gradients", "averaging", "outer", "accumulation", "overlap", "buckets", "batch", "strategy", "pair"}
 )
+_KINDS: dict[Judge, frozenset[str]] = {"loss": _OF_LOSS, "speed": _OF_LOSS | {"nodes", "balance"}}
 ROUNDS = 3
 """Rounds of averaging that a run needs: one is warm-up, and two are measured."""
 _FEWEST_STEPS = 8
@@ -32,9 +36,6 @@ _LOW_RANK_STEPS = 32
 _LEAST_RATES = 2
 DEFAULT_SEED = 42
 """Default of LLaMA-Factory and the Trainer."""
-
-Judge = Literal["loss", "speed"]
-"""`loss`: by the time to the final loss of the unchanged training; `speed`: by samples/s."""
 
 Reason = Literal["memory", "little", "short", "slower", "more"]
 
@@ -102,8 +103,7 @@ def make_shortlist(
         # One node alone is measured anyway.
         if is_one_node(option.advice):
             continue
-        # By loss only settings: other nodes are another training.
-        if not picks and judge == "loss" and option.option.kind not in _KINDS:
+        if not picks and option.option.kind not in _KINDS[judge]:
             continue
         reason, needed = _why_not(option, steps, judge, is_picked=bool(picks)), steps_needed(option)
         if reason is None:
