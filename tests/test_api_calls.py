@@ -107,8 +107,7 @@ def test_a_call_has_the_options_of_its_command_with_their_defaults_and_limits(ve
         ("launch", {"on_hang": "no"}, "run_launch: on_hang: expected report or stop", ""),
         ("launch", {"check": "yes"}, "run_launch: check: expected `bool`, got text", ""),
         ("launch", {"log_limit": "1x"}, "--log-limit: '1x' is not a size", ""),
-        ("tune", {"pick": "fp16"}, "--pick needs --from RUN", ""),
-        ("tune", {"from_": "last", "budget": "20m"}, "--budget does not work with --from", ""),
+        ("tune", {"judge": "speed", "eval_samples": 8}, "--eval-samples does not work with --judge speed", ""),
     ],
 )
 def test_a_wrong_keyword_is_refused_with_the_nearest_one(

@@ -28,7 +28,7 @@ from multinode.sweep.sweep import load_table, load_tables
 from multinode.units import UNKNOWN, format_count, format_figure
 
 # Results that are compared figure by figure, and what names an element of a list in them.
-_RESULTS = ("bench.json", "contrast.json", "tuning.json", "tune.json", "advice.json", "summary.json")
+_RESULTS = ("bench.json", "contrast.json", "tuning.json", "tune.json", "summary.json")
 _NAMES = ("node", "name", "label", "role", "rank", "size_bytes", "nodes")
 # How sure a figure is, and not a figure itself.
 _ASIDE = frozenset({"interval", "cv", "timings", "forecast", "steps", "time_s"})

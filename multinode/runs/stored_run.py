@@ -31,7 +31,7 @@ T = TypeVar("T")
 _PARTS = {"run", "plan", "summary", "workload", "facts", "cluster", "verdict", "observed", "model", "results"}
 
 # Results beside a run's record and figures, each in a file of its name.
-_RESULTS = ("contrast", "nccl-test", "advice", "sweep", "bench", "tune", "tuning")
+_RESULTS = ("contrast", "nccl-test", "sweep", "bench", "tune", "tuning")
 # Consists of runs; the controller holds the directory until the end.
 _HELD = frozenset({"bench", "sweep", "tune", "tuning"})
 

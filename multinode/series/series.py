@@ -56,7 +56,7 @@ from multinode.units import format_duration
 
 GRID_FILE = "grid.json"
 # What people call the series of a kind of runs; others are called like their kind.
-_NOUNS = {"advise": "trial", "tune": "tuning"}
+_NOUNS = {"tune": "tuning"}
 _GOES_ON = "run the same command to resume"
 # After this many consecutive cells with unreachable or busy nodes, the rest would fare no better.
 _MOST_BLOCKED = 2

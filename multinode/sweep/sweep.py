@@ -419,7 +419,7 @@ def _end(
 
 TABLE_FILE = "sweep.json"
 # Kinds of runs whose parts are trainings, each a row.
-_KINDS = frozenset({"sweep", "advise", "tuning"})
+_KINDS = frozenset({"sweep", "tuning"})
 _SCHEMA = "multinode.sweep/2"
 
 

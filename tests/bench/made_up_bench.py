@@ -8,7 +8,6 @@ from typing import Any
 from multinode.bench.figures import BenchReport
 from multinode.bench.judge import summarise_bench
 from multinode.bench.nodes import BenchPart
-from multinode.bench.screen import bench_lines
 from multinode.records.benchmark import DeviceTest
 from multinode.records.samples import CgroupSample, CpuSample, DeviceSample, GpuSample, Sample, SpeedSample
 
@@ -118,4 +117,9 @@ def report(*parts: BenchPart) -> BenchReport:
 
 def verdict(found: BenchReport) -> tuple[str, ...]:
     """The sentences of its plain text, without further causes and fixes."""
-    return tuple(line for line in bench_lines(found) if not line.startswith("  "))
+    last = [found.outcome.message] if found.outcome is not None else []
+    return (
+        *(part.message for part in found.unmeasured),
+        *(anomaly.text for anomaly in found.anomalies),
+        *last,
+    )

@@ -104,10 +104,10 @@ def test_a_dry_run_refuses_what_could_not_be_started(folder: Path) -> None:
     ("arguments", "message"),
     [
         (
-            ("--hosts", "hosts", "--from", "last", "--budget", "1h"),
-            "--budget does not work with --from",
+            ("--hosts", "hosts", "--judge", "speed", "--learning-rates", "1e-3,2e-3"),
+            "--learning-rates does not work with --judge speed",
         ),
-        ((*SHAPE, "--pick", "fp16"), "--pick needs --from RUN"),
+        ((*SHAPE, "--judge", "speed"), "--eval-samples does not work with --judge speed"),
         ((*SHAPE, "--steps", "7"), "--steps 7: a loss needs 8 steps or more"),
         ((*SHAPE, "--nodes", "1"), "tune compares several nodes with one; there is only one"),
         (("--hosts", "hosts", "--", "train.py"), "this is a script"),

@@ -12,7 +12,7 @@ from multinode.contrast.judge import with_speeds
 from multinode.findings.finding import Finding
 from multinode.job.job_files import Change
 from multinode.model.workload import JobSettings
-from multinode.predict.advice import Advice, Tried
+from multinode.predict.advice import Advice
 from multinode.predict.back_test import Trial, back_test
 from multinode.predict.break_even import BreakEven, Needed, NodeGain
 from multinode.predict.cost_model import StepParts
@@ -188,7 +188,6 @@ _ADVICE = (
         change=Change(overrides=("gradient_accumulation_steps=4",)),
         command="--set gradient_accumulation_steps=4",
         why="14.7 MB are sent once for 4 micro-batches",
-        tried=Tried(run_id="20260104-dd", samples_per_s=8.7, gain=2.92, error=-0.007, is_covered=True),
     ),
     Advice(
         name="fp16 gradients",

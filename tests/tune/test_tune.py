@@ -16,7 +16,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import GridRecord
 from multinode.series.series import Resume
 from multinode.traffic.algorithms import Layout
-from multinode.tune.by_speed import changed_launch
+from multinode.tune.change import changed_launch
 from multinode.tune.judge import Tuning
 from multinode.tune.measure import find_tuned
 from multinode.tune.request import TUNING_FILE, first_two, plan_tuning, require_tunable
