@@ -71,3 +71,10 @@ def test_whom_a_call_joins_is_told_by_its_group() -> None:
 )
 def test_what_tells_nothing_of_the_traffic_is_left_out(odd: SeenCall) -> None:
     assert work_of_calls(summary(odd), LAYOUT) is None
+
+
+def test_the_strategy_is_that_of_the_calls_and_not_of_their_words() -> None:
+    unsharded = summary(call("all_reduce", 4 * MIB), strategy="FSDP (NO_SHARD, as DDP)", recognised=Strategy.DDP)
+    work = work_of_calls(unsharded, LAYOUT)
+    assert work is not None
+    assert work.strategy is Strategy.DDP

@@ -41,7 +41,7 @@ def test_a_slow_loader_on_every_node_is_the_data() -> None:
 
 def test_nodes_that_take_turns_to_be_late_are_no_straggler_and_still_cost() -> None:
     found = bottleneck(MadeUp(compute_ms=lambda rank, step: 250.0 if (rank + step) % 2 else 100.0))
-    assert found.kind == "straggler"
+    assert (found.kind, found.code) == ("straggler", "alternating-stragglers")
     assert found.message == (
         "waiting for slower workers takes 150 ms of 268 ms per step (56%); they alternate, so no single node is "
         "the cause"
@@ -50,7 +50,8 @@ def test_nodes_that_take_turns_to_be_late_are_no_straggler_and_still_cost() -> N
 
 def test_a_node_that_is_always_late_is_not_said_to_take_turns_where_it_could_not_be_named() -> None:
     few = bottleneck(MadeUp(steps=4, compute_ms=always(100.0, r1=200.0)))
-    assert (few.kind, few.share) == ("straggler", 100 / 218)
+    assert (few.kind, few.code, few.share) == ("straggler", "no-straggler", 100 / 218)
+    assert few.figures == pytest.approx({"part_ms": 100, "step_ms": 218})
     assert few.message == ("waiting for other workers takes 100 ms of 218 ms per step (46%); no single node stands out")
     most = bottleneck(MadeUp(nodes=((0,), (1,), (2,)), compute_ms=always(300.0, r0=100.0)))
     assert "turns" not in most.message
