@@ -1,4 +1,4 @@
-"""Writes docs/reference/figures.md from the figures that modules below `multinode` declare.
+"""Writes docs/reference/table-figures.md from the figures that modules below `multinode` declare.
 
 With --check, says whether the page is current. A figure that does not say what it means is an error.
 """
@@ -17,16 +17,15 @@ from reference_pages import write_or_check
 import multinode
 from multinode.figures.figure import MONEY, Figure
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "figures.md"
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "table-figures.md"
 
 _HEADER = """\
 # Figures
 
 <!-- Written by scripts/make_figure_reference.py. -->
 
-What stands in tables: the title of its column, its name in CSV files, in `--where` and in `--sort`, and its meaning. A
-title of a setting is its name in a list of settings. The columns that `multinode import` reads have
-[a page of their own](imported-columns.md).
+What stands in tables: the title of its column, its name in CSV files, in `--where` and in `--sort`, and its meaning.
+The columns that `multinode import` reads have [a page](imported-columns.md), as have [exported figures](figures.md).
 
 | title | unit | name | meaning |
 |---|---|---|---|
