@@ -36,7 +36,7 @@ th { border-bottom: 1px solid var(--line); font-weight: 600; }
 th small { display: block; color: var(--faint); font-weight: 400; }
 td.words, th.words { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 6.5rem; }
 td.long { min-width: 16rem; }
-td.odd { color: var(--odd, #c0392b); font-weight: 600; }
+td.odd { color: #c0392b; font-weight: 600; }
 td.one { white-space: nowrap; }
 td.name { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 4.5rem; color: var(--faint); }
 pre { overflow-x: auto; background: var(--card); padding: 0.7rem; border-radius: 6px; font-size: 0.8rem; }
