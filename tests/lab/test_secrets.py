@@ -172,7 +172,7 @@ def test_a_token_is_in_no_file_of_any_verb_that_runs_something(
         assert done.returncode == 0, (verb, printed[verb])
     assert [name for name, text in printed.items() if secret in text] == []
     kept = [path for path in command.runs.rglob("*") if path.is_file()]
-    assert {"stall.json", "left.txt", "contrast.json", "advice.json", "grid.json", "nccl-test.json", "bench.json"} <= {
+    assert {"stall.json", "left.txt", "contrast.json", "tuning.json", "grid.json", "nccl-test.json", "bench.json"} <= {
         path.name for path in kept
     }
     assert [path for path in kept if secret in _read(path)] == []
