@@ -2,7 +2,8 @@
 
 The interval is that of split conformal prediction (Lei et al. 2018, "Distribution-free predictive inference for
 regression"): of n absolute residuals the ceil((n + 1) * 0.9)-th smallest. Below nine there is none, and intervals are
-as the model assumes.
+as the model assumes. Both are kept: of 57 measured trainings the assumed intervals hold 48, at a median half-width of
+11.8%, and the conformal ones 52, at 16.5% (benchmarks/prediction_cells.tar.gz).
 """
 
 from __future__ import annotations

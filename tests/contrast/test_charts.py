@@ -34,7 +34,6 @@ def test_a_contrast_s_section_shows_it_and_not_that_nothing_was_recorded() -> No
     order += [text.index(f"<h2>{title}</h2>") for title in ("side by side", "time, cost and energy", "what if")]
     assert order == sorted(order)
     assert "--grad-compress fp16" in text
-    assert "<td>2.92x</td><td>-0.7%</td>" in text
     assert "the nodes have no GPU" in text
 
 

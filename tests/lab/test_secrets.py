@@ -160,7 +160,7 @@ def test_a_token_is_in_no_file_of_any_verb_that_runs_something(
     verbs: dict[str, tuple[str, ...]] = {
         "launch": (*given, "--hang-timeout", "1", "--fetch", "/tmp/left.txt", *program),
         "contrast": (*given, "--repeats", "1", "--steps", "3", str(yaml)),
-        "tune": ("--from", MEASURED, "--candidates", "1", *given, "--steps", "3", str(advised)),
+        "tune": ("--judge", "speed", "--from", MEASURED, "--candidates", "1", *given, "--steps", "3", str(advised)),
         "sweep": (*given, "--steps", "3", "--nodes", "2", "--grid", "per_device_train_batch_size=1", str(yaml)),
         "nccl-test": (*given, *real, *MESSAGES),
         "bench": (*given, *real, *SHORT),
@@ -172,7 +172,7 @@ def test_a_token_is_in_no_file_of_any_verb_that_runs_something(
         assert done.returncode == 0, (verb, printed[verb])
     assert [name for name, text in printed.items() if secret in text] == []
     kept = [path for path in command.runs.rglob("*") if path.is_file()]
-    assert {"stall.json", "left.txt", "contrast.json", "advice.json", "grid.json", "nccl-test.json", "bench.json"} <= {
+    assert {"stall.json", "left.txt", "contrast.json", "tuning.json", "grid.json", "nccl-test.json", "bench.json"} <= {
         path.name for path in kept
     }
     assert [path for path in kept if secret in _read(path)] == []

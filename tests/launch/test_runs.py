@@ -187,7 +187,7 @@ def store_part(root: Path, run: Run, log: bytes) -> None:
     directory.write("run.json", run)
 
 
-@pytest.mark.parametrize("kind", ["bench", "sweep", "contrast", "advise"])
+@pytest.mark.parametrize("kind", ["bench", "sweep", "contrast", "tuning"])
 def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind: str) -> None:
     whole = msgspec.structs.replace(RUN, run_id="w", kind=kind, has_parts=True)
     store(tmp_path, "w").write("run.json", whole)
