@@ -25,7 +25,7 @@ from multinode.records.samples import Sample
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 # Who writes a document; one that is missing here is an error.
 _WRITTEN_BY = {
-    "multinode.advise/2": "`multinode advise --json`, `multinode tune --from --json`, `advice.json` of a run",
+    "multinode.advise/2": "`multinode advise --json`",
     "multinode.bench/2": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/2": "`multinode check --json`",
     "multinode.comparison/2": "`multinode compare --json` of records other than trainings, nccl-tests and tables",

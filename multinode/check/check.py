@@ -16,7 +16,7 @@ from multinode.check import gpus, interfaces, link, machine, paths, ports, rdma,
 from multinode.check.connectivity import ConnectivityPlan, choose_pairs, launch_pairs, run_connectivity_test
 from multinode.check.link import least_speeds
 from multinode.check.machine import needed_tools
-from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
+from multinode.check.probe import peer_addresses, probe, torch_environment
 from multinode.check.rule import SEVERITIES, Check, CheckFinding, CheckRule, CheckRules, Inspection, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints, is_link_local
@@ -32,6 +32,7 @@ from multinode.records.run import make_run_id
 from multinode.stats.unknown import Unknown, entries, or_empty, or_none
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
+from multinode.transport.base import Outcomes
 from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
 
 _SSH = CheckRules("ssh")
@@ -86,8 +87,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:
     """Probe the nodes and fill in what their lines do not specify."""
-    questions = Questions(peers=peer_addresses(cluster.nodes), tools=("torchrun",))
-    facts = probe(agent, cluster, questions).require()
+    facts = probe(agent, cluster, peers=peer_addresses(cluster.nodes), tools=("torchrun",)).require()
     endpoints, trouble = _endpoints(cluster, facts)
     nodes = tuple(_fill_in(node, facts[node.name], endpoints.get(node.name)) for node in cluster.nodes)
     described = msgspec.structs.replace(cluster, nodes=nodes)
@@ -250,10 +250,9 @@ _STREAMS_NODES = 8
 _STREAM_S = 0.3
 
 
-class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How nodes are checked."""
+class CheckOptions(LaunchOptions, frozen=True, kw_only=True):
+    """How nodes are checked, and how the job will be launched."""
 
-    launch: LaunchOptions = LaunchOptions()  # how the job will be launched
     bandwidth: bool | None = None  # whether nodes stream to each other; None does so for few nodes
 
 
@@ -297,15 +296,14 @@ def check_cluster(
     """Check the nodes, and the job if given. Never raises because of a node; that is a finding."""
     began = time.monotonic()
     say(f"probing {len(cluster.nodes)} nodes")
-    run_id, port = make_run_id(), options.launch.master_port
-    outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, port)))
+    run_id, port = make_run_id(), options.master_port
+    outcomes = _probe(agent, cluster, job, options, candidate_ports(run_id, port))
     facts = outcomes.found
-    launch = options.launch
     inspection = Inspection(
         cluster=cluster,
         facts=facts,
-        job=with_sharding(job, launch.engine),
-        options=launch,
+        job=with_sharding(job, options.engine),
+        options=options,
         master_port=choose_master_port(run_id, port, facts.get(cluster.nodes[0].name)),
         controller_cwd=str(Path.cwd()),
         absent_here=absent_files(job_files(job).needed),
@@ -316,10 +314,10 @@ def check_cluster(
         *check_ssh(outcomes.failed.values()),
         *check_host_keys(agent, reached),
         *findings,
-        *concerning(check_all(inspection), cluster, launch),
+        *concerning(check_all(inspection), cluster, options),
     ]
     if job is not None and not any(finding.severity == "error" for finding in findings):
-        findings += _check_plan(inspection, job, launch)
+        findings += _check_plan(inspection, job, options)
     return CheckReport(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
@@ -340,21 +338,24 @@ def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> lis
     return []
 
 
-def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: tuple[int, ...]) -> Questions:
-    code = options.launch.code
-    files = job_files(job, code)
-    return Questions(
+def _probe(
+    agent: AgentTransport, cluster: Cluster, job: Job | None, options: LaunchOptions, ports: tuple[int, ...]
+) -> Outcomes[NodeFacts]:
+    files = job_files(job, options.code)
+    return probe(
+        agent,
+        cluster,
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(cluster.nodes),
-        paths=(*files.looked_at, *(may_be_paths(job) if code is not None else ())),
+        paths=(*files.looked_at, *(may_be_paths(job) if options.code is not None else ())),
         ports=ports,
         tools=(*(needed_tools(job) or ("torchrun",)), *filter(None, (files.program,))),
         modules=tuple(filter(None, (files.module,))),
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,
-        torch_env=torch_environment(job, options.launch),
-        arguments=argument_names(job, cluster, options.launch),
+        torch_env=torch_environment(job, options),
+        arguments=argument_names(job, cluster, options),
     )
 
 

@@ -154,10 +154,7 @@ class CheckRule(Rule, frozen=True, kw_only=True):
 
     def found(self, on: str | None, /, **values: object) -> CheckFinding:
         """As of any rule, with its severity."""
-        message, hint = self.worded(on, values)
-        return CheckFinding(
-            severity=self.severity, node=on, code=self.code, message=message, hint=hint, by_hand=self.by_hand
-        )
+        return CheckFinding(**self.fields(on, values), severity=self.severity, by_hand=self.by_hand)
 
 
 class CheckRules(RuleGroup):
@@ -168,9 +165,9 @@ class CheckRules(RuleGroup):
         self.error, self.warning, self.note = (partial(self._declare, severity) for severity in SEVERITIES)
 
     def _declare(self, severity: str, *, about: str, message: str, hint: str, by_hand: bool = False) -> CheckRule:
-        rule = CheckRule(code=self.title, severity=severity, about=about, message=message, hint=hint, by_hand=by_hand)
-        self.rules.append(rule)
-        return rule
+        return self.add(
+            CheckRule(code=self.title, severity=severity, about=about, message=message, hint=hint, by_hand=by_hand)
+        )
 
 
 class Check(msgspec.Struct, frozen=True):

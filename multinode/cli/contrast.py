@@ -29,7 +29,7 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import fail_gate, is_quiet, note, print_directory, print_document, print_screen
+from multinode.cli.output import fail_gate, is_quiet, note, print_blocks, print_directory, print_document, print_screen
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
@@ -202,7 +202,8 @@ def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Seque
     """The measurement of changes that are advised for these runs; empty if nobody typed what it would train."""
     if invocation is None:
         return ""
-    first = (*(word for run in runs for word in ("--from", run)), "--candidates", "2", *more)
+    sources = (word for run in runs for word in ("--from", run))
+    first = ("--judge", "speed", *sources, "--candidates", "2", *more)
     kind = find_kind(next((option[1] for option in invocation.options if option[0] == "--engine"), OF_YAML))
     if invocation.is_script or kind is None or kind.config_file is None:
         return propose(invocation, "tune", first=first, without=_OF_RUNS)
@@ -249,7 +250,7 @@ def compare(
 ) -> None:
     """Compare two stored runs: trainings as in `contrast`, nccl-tests, tables, and other kinds figure by figure."""
     from multinode.contrast.figures import Contrast
-    from multinode.network.screen import scan_parts
+    from multinode.network.screen import show
     from multinode.network.size_scan import ScanReport
     from multinode.render.table import sheet_table
     from multinode.results.compared import ComparedRecords, compare_records, compared_sheet
@@ -261,16 +262,16 @@ def compare(
     elif isinstance(comparison, Contrast):
         print_contrast(comparison, details=details, more=again, next_command=propose(read_invocation(ctx), "report"))
     elif isinstance(comparison, ScanReport):
-        print_screen(scan_parts(comparison, details=details))
+        print_blocks(show(comparison), details=details)
     elif isinstance(comparison, ComparedRecords):
         print_screen([sheet_table(compared_sheet(comparison, details=details))])
     else:
-        print_cells(comparison, details=details, more=f"multinode show {run_a} {run_b} --details")
+        print_cells(comparison, details=details)
 
 
 def print_contrast(contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = "") -> None:
-    """The screen of a contrast, on stdout."""
-    from multinode.contrast.screen import contrast_parts
+    """What is shown of a contrast, on stdout."""
+    from multinode.contrast.screen import following, show
 
-    following = "" if is_quiet() else next_command
-    print_screen(contrast_parts(contrast, details=details, more=more, next_command=following))
+    commands = following(more, "" if is_quiet() else next_command)
+    print_blocks((*show(contrast), *commands), details=details)

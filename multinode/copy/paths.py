@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from multinode.check.probe import Questions, probe
+from multinode.check.probe import probe
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.facts import NodeFacts
@@ -174,7 +174,7 @@ class _Survey(NamedTuple):
 def _survey(agent: AgentTransport, cluster: Cluster, request: CopyRequest, say: Callable[[str], None]) -> _Survey:
     """Ask all nodes."""
     say(f"probing {len(cluster.nodes)} nodes")
-    probed = probe(agent, cluster, Questions(controller_cwd=str(Path.cwd()), packages=False))
+    probed = probe(agent, cluster, controller_cwd=str(Path.cwd()), packages=False)
     facts = probed.found
     say("listing the files")
     looked = gather(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -21,7 +22,7 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.levers.lever import Workers
 from multinode.levers.levers import NONE
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
-from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous, TraceWindow
+from multinode.records.plan import LaunchPlan, NodePlan, Observation, Place, PlanFile, Rendezvous
 from multinode.records.run import node_run_id
 from multinode.secret_values import redact_file
 from multinode.stats.unknown import entries, or_empty, or_none
@@ -29,6 +30,8 @@ from multinode.stats.unknown import entries, or_empty, or_none
 # Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
 RENDEZVOUS_PORTS = range(20000, 30000)
 _CANDIDATES = 16
+
+_Options = TypeVar("_Options", bound=LaunchOptions)
 
 
 def candidate_ports(run_id: str, master_port: int | None) -> tuple[int, ...]:
@@ -115,9 +118,7 @@ def plan_launch(
         job=describe_benchmark(job) if isinstance(job, Benchmark) else describe_job(job),
         config_path=job.config_path if isinstance(job, LlamaFactoryJob) else "",
         rendezvous=rendezvous,
-        profile=options.profile,
-        trace=_trace_window(options, nodes),
-        sample_interval_s=options.sample_interval_s,
+        observation=_observation(options.observation, nodes),
         levers=options.levers,
         test=job if isinstance(job, Benchmark) else None,
         code=options.code.copy() if options.code is not None else None,
@@ -127,15 +128,16 @@ def plan_launch(
     )
 
 
-def _trace_window(options: LaunchOptions, nodes: Sequence[NodePlan]) -> TraceWindow | None:
-    if options.trace_steps is None:
-        return None
+def _observation(asked: Observation, nodes: Sequence[NodePlan]) -> Observation:
+    """What is recorded, with the ranks that are traced."""
+    if asked.trace is None:
+        return asked
     last = nodes[-1].place.ranks[-1]
-    wrong = next((rank for rank in options.trace_ranks if not 0 <= rank <= last), None)
+    wrong = next((rank for rank in asked.trace.ranks if not 0 <= rank <= last), None)
     if wrong is not None:
         raise UsageError(f"cannot trace rank {wrong}: no such rank", hint=f"the ranks of this run are 0 to {last}")
-    ranks = options.trace_ranks or tuple(node.place.ranks[0] for node in nodes)
-    return TraceWindow(steps=options.trace_steps, ranks=ranks)
+    ranks = asked.trace.ranks or tuple(node.place.ranks[0] for node in nodes)
+    return msgspec.structs.replace(asked, trace=msgspec.structs.replace(asked.trace, ranks=ranks))
 
 
 def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_per_node: int | None) -> tuple[int, ...]:
@@ -158,7 +160,7 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_p
     return tuple(slots.values())
 
 
-def with_workers(cluster: Cluster, options: LaunchOptions, workers: Sequence[int]) -> tuple[Cluster, LaunchOptions]:
+def with_workers(cluster: Cluster, options: _Options, workers: Sequence[int]) -> tuple[Cluster, _Options]:
     """Set the number of workers of each node: `--workers-per-node`, or slots where the numbers differ."""
     if len(set(workers)) == 1:
         return cluster, msgspec.structs.replace(options, workers_per_node=workers[0])
@@ -223,9 +225,11 @@ def _engine(job: Job | Benchmark, options: LaunchOptions) -> Engine:
 
 def _settle(job: Job | Benchmark, options: LaunchOptions, workers: Workers) -> LaunchOptions:
     """The options as they hold: without what has no effect on this job or on so many nodes."""
+    observation = options.observation
     if isinstance(job, Benchmark):
-        return msgspec.structs.replace(options, levers=NONE, nccl_inspector=False, code=None)
-    if options.nccl_inspector or options.trace_steps is not None or options.levers != NONE:
+        observation = msgspec.structs.replace(observation, nccl_inspector=False)
+        return msgspec.structs.replace(options, observation=observation, levers=NONE, code=None)
+    if observation.nccl_inspector or observation.trace is not None or options.levers != NONE:
         from multinode.job.restrictions import refuse_options
 
         refuse_options(options, job, _engine(job, options))
@@ -254,7 +258,7 @@ def _plan_node(
     outside = {}
     if options.code is not None and isinstance(job, LlamaFactoryJob):
         outside = outside_code(job, options.code, place.cwd or "~", there)
-    if options.nccl_inspector:
+    if options.observation.nccl_inspector:
         from multinode.job.nccl_inspector import inspector_environment
 
         given = options.environment.env
@@ -364,7 +368,7 @@ def _assumed(place: Place, engine: Engine, options: LaunchOptions, facts: NodeFa
         assumed.append("home: ~ is the user's home directory on the node")
         if place.cwd is None:
             assumed.append("workdir: this directory if the node has it, otherwise the home directory")
-    if facts is None and options.nccl_inspector:
+    if facts is None and options.observation.nccl_inspector:
         from multinode.job.nccl_inspector import PLUGIN
 
         if PLUGIN not in options.environment.env:

@@ -15,7 +15,6 @@ from multinode.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError, UsageError
 from multinode.levers.levers import NONE, Levers
 from multinode.model.workload import Workload
-from multinode.profile.measured import hostfile_price
 from multinode.profile.observed import Observed, observe_run
 from multinode.profile.summary import Summary
 from multinode.records.invocation import Invocation
@@ -32,7 +31,7 @@ T = TypeVar("T")
 _PARTS = {"run", "plan", "summary", "workload", "facts", "cluster", "verdict", "observed", "model", "results"}
 
 # Results beside a run's record and figures, each in a file of its name.
-_RESULTS = ("contrast", "nccl-test", "advice", "sweep", "bench", "tune", "tuning")
+_RESULTS = ("contrast", "nccl-test", "sweep", "bench", "tune", "tuning")
 # Consists of runs; the controller holds the directory until the end.
 _HELD = frozenset({"bench", "sweep", "tune", "tuning"})
 
@@ -182,7 +181,11 @@ class StoredRun:
 
     def _price(self, kind: Literal["hourly", "purchase"]) -> float | None:
         plan, cluster = self.plan, self.cluster
-        return hostfile_price(plan, cluster, kind) if plan is not None and cluster is not None else None
+        if plan is None or cluster is None:
+            return None
+        from multinode.profile.measured import hostfile_price
+
+        return hostfile_price(plan, cluster, kind)
 
     @cached_property
     def link_gbit_per_s(self) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multinode.check.probe import Questions, peer_addresses, probe
+from multinode.check.probe import peer_addresses, probe
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import UNASKED
 from multinode.errors import AuthError, NodeFailed
@@ -26,8 +26,8 @@ def ask(*answers: Any) -> tuple[FakeTransport, Any]:
         return [json.dumps({"kind": "facts", **answer}).encode()]
 
     fake = FakeTransport(handle)
-    questions = Questions(controller_cwd="/here", peers=("10.0.0.1",), ports=(29500,), packages=False)
-    return fake, probe(AgentTransport(fake, AgentArchive(b"")), CLUSTER, questions)
+    agent = AgentTransport(fake, AgentArchive(b""))
+    return fake, probe(agent, CLUSTER, controller_cwd="/here", peers=("10.0.0.1",), ports=(29500,), packages=False)
 
 
 def test_each_node_is_asked_with_its_own_line_and_answers_under_its_own_name() -> None:
@@ -59,7 +59,7 @@ def test_a_clock_that_may_be_right_is_not_said_to_be_off() -> None:
         return [told]
 
     agent = AgentTransport(FakeTransport(answer_late), AgentArchive(b""))
-    assert [facts.clock_offset_s for facts in probe(agent, CLUSTER, Questions()).require().values()] == [0.0, 0.0]
+    assert [facts.clock_offset_s for facts in probe(agent, CLUSTER).require().values()] == [0.0, 0.0]
 
 
 def test_a_node_that_does_not_answer_hides_no_other() -> None:

@@ -21,7 +21,7 @@ from multinode.levers.averaging import Averaging
 from multinode.levers.balance import Balance
 from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
-from multinode.records.plan import LaunchPlan, NodePlan, Rendezvous, TraceWindow
+from multinode.records.plan import LaunchPlan, NodePlan, Observation, Rendezvous, TraceWindow
 from multinode.stats.unknown import Entries, Unknown, or_empty
 from tests.golden import Golden
 from tests.levers.compressed import compressed
@@ -56,6 +56,11 @@ TWO_4090 = Cluster(
     ),
     source="hostfiles/two4090.txt",
 )
+
+
+def traced(steps: int, *ranks: int) -> Observation:
+    """A trace of these ranks; without any, as it is asked for."""
+    return Observation(trace=TraceWindow(steps=steps, ranks=ranks))
 
 
 def probed(name: str, address: str, llamafactory: str = "0.9.5") -> NodeFacts:
@@ -249,11 +254,10 @@ UNEQUAL = Cluster(
 
 @pytest.mark.parametrize("engine", ["torchrun", "deepspeed", "accelerate", "exec"])
 def test_unequal_nodes_have_as_many_workers_as_they_have_slots(engine: str) -> None:
-    plan = plan_launch(UNEQUAL, SCRIPT, {}, "r", LaunchOptions(engine=Engine(name=engine), trace_steps=3))
+    plan = plan_launch(UNEQUAL, SCRIPT, {}, "r", LaunchOptions(engine=Engine(name=engine), observation=traced(3)))
     assert [node.place.ranks for node in plan.nodes] == [(0, 1, 2, 3), (4, 5), (6, 7, 8)]
     assert (plan.world_size, plan.workers) == (9, (4, 2, 3))
-    assert plan.trace is not None
-    assert plan.trace.ranks == (0, 4, 6)
+    assert plan.observation == traced(3, 0, 4, 6)
     second = plan.nodes[1].command
     if engine == "torchrun":
         assert {"--nnodes=3", "--node-rank=1", "--nproc-per-node=2"} <= set(second.argv)
@@ -312,7 +316,7 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
             {},
             "works with DDP only; this job uses FSDP, which may communicate in every micro-batch",
         ),
-        ({}, {"profile": False}, "needs the instrumentation"),
+        ({}, {"observation": Observation(profile=False)}, "needs the instrumentation"),
         (
             {},
             {"levers": Levers(averaging=Averaging(every=4))},
@@ -429,17 +433,17 @@ def test_workers_are_what_was_asked_else_the_slots_else_the_gpus_else_one(
 
 
 def test_a_window_of_the_profiler_is_on_the_first_worker_of_each_node_or_where_it_was_asked_for() -> None:
-    asked = LaunchOptions(trace_steps=5)
-    assert plan_launch(TWO_4090, SCRIPT, {}, "r", asked).trace == TraceWindow(steps=5, ranks=(0, 2))
-    chosen = plan_launch(TWO_4090, SCRIPT, {}, "r", LaunchOptions(trace_steps=5, trace_ranks=(3,)))
-    assert chosen.trace == TraceWindow(steps=5, ranks=(3,))
+    asked = LaunchOptions(observation=traced(5))
+    assert plan_launch(TWO_4090, SCRIPT, {}, "r", asked).observation == traced(5, 0, 2)
+    chosen = plan_launch(TWO_4090, SCRIPT, {}, "r", LaunchOptions(observation=traced(5, 3)))
+    assert chosen.observation == traced(5, 3)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (LaunchOptions(trace_steps=5, trace_ranks=(4,)), "cannot trace rank 4"),
-        (LaunchOptions(trace_steps=5, profile=False), "--no-profile"),
+        (LaunchOptions(observation=traced(5, 4)), "cannot trace rank 4"),
+        (LaunchOptions(observation=msgspec.structs.replace(traced(5), profile=False)), "--no-profile"),
     ],
 )
 def test_a_window_that_cannot_be_is_said_before_anything_starts(options: LaunchOptions, words: str) -> None:
@@ -572,11 +576,11 @@ def test_collectives_are_tested_over_the_backend_of_the_nodes(kinds: tuple[str |
 PLUGIN = "/opt/nccl/lib/libnccl-profiler-inspector.so"
 
 
-def inspect(node: Node | None = None, options: dict[str, Any] | None = None, **found: Any) -> NodePlan:
+def inspect(node: Node | None = None, observed: dict[str, Any] | None = None, **found: Any) -> NodePlan:
     node = node or Node(name="a", slots=1, addr="10.0.0.1")
     told = {"gpus": MIXED, "nccl_version": "2.28.9", "nccl_inspector": PLUGIN} | found
     facts = {"a": msgspec.structs.replace(FACTS["box1"], node="a", **told)}
-    asked = LaunchOptions(**{"nccl_inspector": True} | (options or {}))
+    asked = LaunchOptions(observation=Observation(**{"nccl_inspector": True} | (observed or {})))
     return plan_launch(Cluster(nodes=(node,), source="h"), SCRIPT, facts, "r", asked).nodes[0]
 
 
@@ -591,11 +595,11 @@ def test_nccls_inspector_is_loaded_and_writes_below_the_runs_directory() -> None
     # The user's own choice wins, also where none was found.
     named = Node(name="a", slots=1, addr="10.0.0.1", env={"NCCL_PROFILER_PLUGIN": "/my/inspector.so"})
     assert inspect(named, nccl_inspector=UNASKED).command.env["NCCL_PROFILER_PLUGIN"] == "/my/inspector.so"
-    assert "NCCL_INSPECTOR_ENABLE" not in inspect(options={"nccl_inspector": False}).command.env
+    assert "NCCL_INSPECTOR_ENABLE" not in inspect(observed={"nccl_inspector": False}).command.env
 
 
 @pytest.mark.parametrize(
-    ("found", "options", "words"),
+    ("found", "observed", "words"),
     [
         ({"nccl_inspector": None}, {}, "NCCL's Inspector plugin"),
         ({"nccl_version": "2.27.5"}, {}, "NCCL 2.27.5 has no Inspector plugin"),
@@ -605,10 +609,10 @@ def test_nccls_inspector_is_loaded_and_writes_below_the_runs_directory() -> None
     ],
 )
 def test_nccls_inspector_where_it_cannot_be_is_refused(
-    found: dict[str, Any], options: dict[str, Any], words: str
+    found: dict[str, Any], observed: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        inspect(options=options, **found)
+        inspect(observed=observed, **found)
 
 
 def test_a_program_of_the_users_own_gets_all_gpus_that_the_node_shows() -> None:
@@ -662,7 +666,7 @@ def test_nobody_is_told_what_was_not_asked_for() -> None:
         ),
         (BARE_SCRIPT, {"levers": compressed("int8")}, "unknown compression"),
         (BARE_SCRIPT, {"levers": compressed("")}, "unknown compression"),
-        (BARE_SCRIPT, {"levers": compressed("fp16"), "profile": False}, "--no-profile"),
+        (BARE_SCRIPT, {"levers": compressed("fp16"), "observation": Observation(profile=False)}, "--no-profile"),
         (sft(deepspeed="configs/ds_z2.json"), {"levers": compressed("fp16")}, "this job uses DeepSpeed"),
         (sft(deepspeed={"zero_optimization": {"stage": 2}}), {"levers": compressed("bf16")}, "this job uses DeepSpeed"),
         (sft(fsdp="full_shard auto_wrap"), {"levers": compressed("fp16")}, "this job uses FSDP"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from multinode.check.probe import Questions, probe
+from multinode.check.probe import probe
 from multinode.cluster.cluster import Cluster, Node, local_cluster
 from multinode.errors import ContactLost, NodeFailed
 from multinode.job.launch_options import LaunchOptions
@@ -137,8 +137,7 @@ def test_a_home_directory_that_is_not_there_says_so(node: Node, tmp_path: Path) 
 
 
 def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTransport, cluster: Cluster) -> None:
-    questions = Questions(controller_cwd=str(Path.cwd()), peers=(), ports=(29500,), packages=False)
-    facts = probe(agent, cluster, questions).require()
+    facts = probe(agent, cluster, controller_cwd=str(Path.cwd()), ports=(29500,), packages=False).require()
     assert reason_of(facts["localhost"].ssh_address)
     test = CollectiveTest(messages=(Message(collective="all_reduce", size_bytes=1024),))
     plan = plan_launch(cluster, test, facts, RUN_ID, LaunchOptions(agent=load_archive().path))
