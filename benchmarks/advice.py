@@ -2,7 +2,7 @@
 
 DDP at 100 Mbit/s with gradients in fp16 and with gradient accumulation 4; ZeRO-2 with accumulation, which does not cut
 what it reduces for each sample; ZeRO-3 moved to ZeRO-2 and to DDP. Of each training a contrast of one node and two,
-then `tune --from` with two repeats in turns.
+then `tune --judge speed --from` with two repeats in turns.
 
 Run as root, with a lab of two nodes up and nothing else on the machine:
 
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as kept:
         for name in [arguments.only] if arguments.only else TRAININGS:
             environment = {"MULTINODE_RUNS": str((arguments.runs or Path(kept)) / name)}
-            rows += measure(name, environment, ("--steps", str(arguments.steps)), ("--repeats", str(arguments.repeats)))
+            rows += measure(name, environment, ("--steps", str(arguments.steps)), ("--seeds", str(arguments.repeats)))
     document = {"schema": "multinode.benchmark.advice/1", "rows": rows}
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
@@ -57,21 +57,22 @@ def measure(
     call("nccl-test", *scan, env=environment)
     call("contrast", job, *settings, *ENVIRONMENT, *steps, "--no-check", "--hosts", "lab", "--json", env=environment)
     picked = [word for pick in picks for word in ("--pick", pick)]
-    how = ("--from", "last", "--candidates", str(len(picks)), *picked, job, *settings, *ENVIRONMENT, *steps, *repeats)
-    found = json.loads(call("tune", *how, "--no-check", "--hosts", "lab", "--json", env=environment))
+    how = ("--judge", "speed", "--from", "last", "--candidates", str(len(picks)), *picked, *steps, *repeats)
+    found = json.loads(
+        call("tune", *how, job, *settings, *ENVIRONMENT, "--no-check", "--hosts", "lab", "--json", env=environment)
+    )
     rows = [
         {
             "training": name,
-            "change": advice["name"],
-            "predicted_gain": advice["gain"]["value"],
-            "interval": [advice["gain"]["low"], advice["gain"]["high"]],
-            "measured_gain": advice["tried"]["gain"],
-            "error": advice["tried"]["error"],
-            "covered": advice["tried"]["is_covered"],
-            "why": advice["why"],
+            "change": row["candidate"]["name"],
+            "predicted_gain": row["candidate"]["predicted_gain"]["value"],
+            "interval": [row["candidate"]["predicted_gain"][end] for end in ("low", "high")],
+            "measured_gain": row["gain"] and row["gain"]["value"],
+            "error": row["gain_error"],
+            "covered": row["is_covered"],
         }
-        for advice in found["advice"]
-        if advice["tried"] is not None
+        # Beside the unchanged training and one node alone.
+        for row in found["rows"][2:]
     ]
     for row in rows:
         sys.stderr.write(f"{row}\n")

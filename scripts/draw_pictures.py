@@ -52,7 +52,7 @@ def main() -> None:
     verdict = _terminal()
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        print_contrast(contrast, next_command="multinode tune --from last --candidates 2 --hosts lab")
+        print_contrast(contrast, next_command="multinode tune --judge speed --from last --candidates 2 --hosts lab")
     verdict.print(Text.from_ansi(said.getvalue()))
     _save(verdict, f"multinode contrast --hosts lab --repeats {contrast.speedup.repeats} {_JOB}", "verdict")
 

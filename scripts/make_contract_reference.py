@@ -25,7 +25,7 @@ from multinode.records.samples import Sample
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 # Who writes a document; one that is missing here is an error.
 _WRITTEN_BY = {
-    "multinode.advise/2": "`multinode advise --json`, `multinode tune --from --json`, `advice.json` of a run",
+    "multinode.advise/2": "`multinode advise --json`",
     "multinode.bench/2": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/2": "`multinode check --json`",
     "multinode.comparison/2": "`multinode compare --json` of records other than trainings, nccl-tests and tables",
@@ -56,8 +56,8 @@ _HEADER = """\
 <!-- Written by scripts/make_contract_reference.py. -->
 
 Every document names its schema and version in `schema`. Within a version, fields are added, never renamed or removed.
-An unknown figure is `{"is": "unknown", "reason": ...}`, or `null` with a reason in `missing`. Units are part of names
-(`_s`, `_ms`, `_bytes`, `_mib`, `_gbit_per_s`); `time_s` is Unix time. Values that look like secrets are redacted.
+An unknown figure is `{"is": "unknown", "reason": ...}`. Units are part of names (`_s`, `_ms`, `_bytes`, `_mib`,
+`_gbit_per_s`); `time_s` is Unix time. Values that look like secrets are redacted.
 
 | `schema` | written by | JSON schema |
 |---|---|---|

@@ -26,14 +26,12 @@ from multinode.launch.notice import tell_of
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
 from multinode.network.inputs import NcclTestInput
 from multinode.network.screen import read_parts
-from multinode.predict.advice_screen import advice_parts
 from multinode.records.files import read_text
 from multinode.render.sheet import Block
 from multinode.results.run_page import load_report, report_blocks
 from multinode.sweep.inputs import SweepInput
 from multinode.sweep.sweep import load_tables, measure_swept
-from multinode.tune.by_speed import try_advice
-from multinode.tune.inputs import TuneInput, refuse_other_kind
+from multinode.tune.inputs import TuneInput, refuse_other_judge
 from multinode.tune.measure import Tuned, measure_tuned
 
 if TYPE_CHECKING:
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from multinode.network.nccl_tuning import TuneReport
     from multinode.network.read_scan import ReadReport
     from multinode.network.size_scan import ScanReport
-    from multinode.predict.advice import Recommendations
     from multinode.records.run import Run
     from multinode.sweep.cells import CellTable
 
@@ -236,13 +233,11 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
 
 
 @takes(TuneInput, "tune")
-def tune(
-    hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any
-) -> Result[Tuned] | Result[Recommendations]:
-    """Find the change that reaches the loss of a training fastest, as `multinode tune`.
+def tune(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Tuned]:
+    """Find the change that reaches the loss of a training fastest, or trains fastest, as `multinode tune`.
 
-    With `from_="last"` the changes that `advise` suggests for a stored run are measured by their speed, and the result
-    holds `Recommendations`. The same call goes on with what was interrupted.
+    With `judge="speed"` changes are judged by samples/s. With `from_="last"` they are chosen by predictions from a
+    stored run. The same call goes on with what was interrupted.
 
     Args:
         hosts: as for `run_check`.
@@ -256,16 +251,8 @@ def tune(
         NodeError, NodeFailed: as `launch`.
     """
     given = read_keywords(TuneInput, "tune", options, hosts=read_hosts(hosts), **read_job(job))
-    refuse_other_kind({name for name, value in options.items() if value is not None}, by_speed=bool(given.from_))
+    refuse_other_judge({name for name, value in options.items() if value is not None}, given.judge)
     note = _note(say)
-    if given.from_:
-        request = given.read_by_speed(note)
-        with _connected(request.launch.cluster, say) as context:
-            trial = try_advice(request.launch, context, request.recommendations, request.trials)
-        found = trial.recommendations
-        return Result(
-            value=found, directory=trial.directory, screen=lambda: advice_parts(found, found.advice, details=True)
-        )
     tuned = measure_tuned(given.read(note), given.resume, lambda cluster: _connected(cluster, say), note)
     return Result(value=tuned, directory=tuned.directory, blocks=lambda: _stored_blocks(tuned.directory))
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, DeviceSpeed
-from multinode.bench.judge import because, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
 from multinode.render.sheet import (
     Block,
@@ -94,31 +93,22 @@ _Causes = tuple[Labels, ...]
 
 
 def _findings(report: BenchReport) -> list[tuple[str, _Causes]]:
-    texts = {anomaly.text for anomaly in report.anomalies}
     explained: set[str] = set()
-    found: list[tuple[str, _Causes]] = []
+    found: list[tuple[str, _Causes]] = [(part.message, ()) for part in report.unmeasured]
     for anomaly in report.anomalies:
-        symptom = anomaly.text.removesuffix(because(anomaly.likely_causes))
-        found.append((symptom, tuple(_cause_rows(anomaly, again=_cause(anomaly) in explained))))
-        explained.add(_cause(anomaly))
-    outcome = describe_outcome(report)
-    # Failures and unmeasured parts.
-    others: list[tuple[str, _Causes]] = [(text, ()) for text in report.verdict if text not in texts | {outcome}]
-    last: list[tuple[str, _Causes]] = [(outcome, ())] if outcome else []
-    return others + found + last
-
-
-def _cause(anomaly: Anomaly) -> str:
-    return anomaly.likely_causes[0].cause if anomaly.likely_causes else "unknown"
+        found.append((anomaly.message, tuple(_cause_rows(anomaly, again=anomaly.cause in explained))))
+        explained.add(anomaly.cause)
+    return [*found, *([(report.outcome.message, ())] if report.outcome is not None else [])]
 
 
 def _cause_rows(anomaly: Anomaly, *, again: bool) -> Iterator[Labels]:
     """The likely causes; all but the first, and those of a cause that was shown, are details."""
-    if not anomaly.likely_causes and not again:
+    if not anomaly.causes and not again:
         yield Labels((("Cause", "unknown: no recorded data explains it"),))
-    for number, cause in enumerate(anomaly.likely_causes):
+    for number, cause in enumerate(anomaly.causes):
         label = "Also likely" if number else "Cause"
-        yield Labels(((label, cause.sentence), ("Fix", cause.hint)), detail="full" if number or again else "always")
+        fix = ("Fix", cause.hint or "")
+        yield Labels(((label, cause.message), fix), detail="full" if number or again else "always")
 
 
 def _key_figures(report: BenchReport) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,16 +12,17 @@ from multinode.cli.panels import examples
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import RunDirectory, runs_root
 
-if TYPE_CHECKING:
-    from multinode.predict.advice import Recommendations
-
 _TOP = 3
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
-        epilog=examples("advise last", "advise last --link 10gbit", "tune --from last --candidates 3 --hosts hosts.txt")
+        epilog=examples(
+            "advise last",
+            "advise last --link 10gbit",
+            "tune --judge speed --from last --candidates 3 --hosts hosts.txt",
+        )
     )(advise)
 
 
@@ -44,9 +45,11 @@ def advise(
     as_json: Json = False,
 ) -> None:
     """Show which changes would make a measured training faster, by how much, and how to make them."""
+    import msgspec
+
     from multinode import api
-    from multinode.predict.advice import pays
-    from multinode.predict.advice_screen import is_one_node
+    from multinode.predict.advice import is_one_node, pays, shortlist
+    from multinode.predict.advice_screen import advice_parts
     from multinode.predict.screen import launch_command
 
     recommendations = api.advise(*(run_ids or ("last",)), link=link, link_measured=link_measured).value
@@ -66,32 +69,11 @@ def advise(
         following = tune_command(command, run_ids or ["last"], measured)
     if paying and paying[0] is recommendations.advice[0] and recommendations.job and is_one_node(paying[0]):
         following = launch_command(recommendations.job, recommendations.hosts, paying[0].command)
-    print_recommendations(recommendations, top, details=details, as_json=as_json, more=again, next_command=following)
-
-
-def print_recommendations(
-    recommendations: Recommendations,
-    top: int | None = None,
-    *,
-    details: bool = False,
-    as_json: bool = False,
-    more: str = "",
-    next_command: str = "",
-) -> None:
-    """The best `top`, or the default number; tried changes are shown whatever their rank."""
-    import msgspec
-
-    from multinode.predict.advice import shortlist
-    from multinode.predict.advice_screen import advice_parts
-
+    advice = recommendations.advice[:top]
     if top is None and not (as_json or details):
         advice = shortlist(recommendations.advice, _TOP)
-    else:
-        advice = tuple(
-            advice for place, advice in enumerate(recommendations.advice) if top is None or place < top or advice.tried
-        )
     if as_json:
         print_document(msgspec.structs.replace(recommendations, advice=advice))
         return
-    following = "" if is_quiet() else next_command
-    print_screen(advice_parts(recommendations, advice, details=details, more=more, next_command=following))
+    following = "" if is_quiet() else following
+    print_screen(advice_parts(recommendations, advice, details=details, more=again, next_command=following))

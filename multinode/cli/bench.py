@@ -26,9 +26,9 @@ from multinode.cli.output import note, print_blocks, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import NodeInput, note_unused_variables, read_nodes, with_environment
+from multinode.records.plan import Observation
 
 # As for nccl-test: a measurement with a gap is worth nothing.
 _LEASE_S = 30.0
@@ -96,17 +96,14 @@ def bench(
     )
     modes = {"alone": alone, "together": together}
     phases = [phase for phase in PHASES if modes[phase] or not any(modes.values())]
-    options = LaunchOptions(
-        workers_per_node=local or workers_per_node,
-        sample_interval_s=_SAMPLE_INTERVAL_S,
-        command=read_invocation(ctx),
-    )
     cluster, hostfile = read_nodes(hosts, nodes, local, note)
     launch = Launch(
         cluster=cluster,
         hostfile=hostfile,
         job=test,
-        options=with_environment(options, NodeInput(**given_values(vars(common)))),
+        workers_per_node=local or workers_per_node,
+        observation=Observation(sample_interval_s=_SAMPLE_INTERVAL_S),
+        command=read_invocation(ctx),
         # A device that hangs would hold up all other nodes.
         execute=ExecuteOptions(
             kind="bench",
@@ -116,6 +113,7 @@ def bench(
         ),
         check=check,
     )
+    launch = with_environment(launch, NodeInput(**given_values(vars(common))))
     note_unused_variables(launch, note)
     with open_context(launch.cluster, local=local is not None) as context:
         report = run_bench(launch, phases, context, fresh=fresh)

@@ -202,7 +202,8 @@ def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Seque
     """The measurement of changes that are advised for these runs; empty if nobody typed what it would train."""
     if invocation is None:
         return ""
-    first = (*(word for run in runs for word in ("--from", run)), "--candidates", "2", *more)
+    sources = (word for run in runs for word in ("--from", run))
+    first = ("--judge", "speed", *sources, "--candidates", "2", *more)
     kind = find_kind(next((option[1] for option in invocation.options if option[0] == "--engine"), OF_YAML))
     if invocation.is_script or kind is None or kind.config_file is None:
         return propose(invocation, "tune", first=first, without=_OF_RUNS)

@@ -24,7 +24,7 @@ _COMPLETE = "_MULTINODE_COMPLETE"
 # Columns of a help, however wide the terminal is.
 _WIDEST = 100
 # Of verbs that compute from stored runs.
-_TRIED = "multinode tune --from RUN --candidates N measures the advised changes"
+_TRIED = "multinode tune --judge speed --from RUN measures the advised changes"
 _OF_VERBS = {"advise": dict.fromkeys(("--try", "--pick", "--job", "--repeats", "--steps", "--hosts"), _TRIED)}
 
 

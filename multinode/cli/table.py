@@ -131,9 +131,9 @@ def show_table(table: CellTable, form: FormOptions, sort: str | None, *, as_json
 def print_cells(table: CellTable, sort: str | None = None, *, details: bool = False) -> None:
     """A table on stdout that fits the terminal; the sort column is always included."""
     from multinode.sweep.cell_sheet import show
-    from multinode.sweep.cells import our_name
+    from multinode.sweep.cells import cell_frame
 
-    first = our_name(sort.removeprefix("-")) if sort is not None else None
+    first = cell_frame(table.cells).figure(sort.removeprefix("-")).name if sort is not None else None
     print_blocks(show(table, screen_width(), first), details=details)
 
 

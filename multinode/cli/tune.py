@@ -1,15 +1,13 @@
-"""`multinode tune`: measure changes of a training by the time to its loss, or those of `advise` by speed."""
+"""`multinode tune`: measure changes of a training, by the time to its loss or by its speed."""
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.advise import print_recommendations
 from multinode.cli.inputs import fill
 from multinode.cli.options import (
     Check,
@@ -38,7 +36,6 @@ from multinode.records.run_directory import runs_root
 if TYPE_CHECKING:
     from multinode.records.invocation import Invocation
     from multinode.series.series import Resume
-    from multinode.tune.inputs import SpeedRequest
     from multinode.tune.judge import Tuning
     from multinode.tune.request import TuningRequest
 
@@ -48,8 +45,12 @@ _OF_RUNS = frozenset({"--nodes", "--workers-per-node"})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """How long and how often each change is trained."""
+    """How changes are chosen and judged, and how long and how often each is trained."""
 
+    judge: Annotated[
+        Literal["loss", "speed"],
+        typer.Option(help="Judge changes by the time to the final loss of the unchanged training, or by samples/s."),
+    ] = "loss"
     from_: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,8 +58,8 @@ class TuneOptions:
             metavar="RUN",
             autocompletion=complete_runs,
             help=(
-                "Measure the speed of the changes that `advise` suggests for this run. Default job: the run's own. "
-                "Repeatable."
+                "Choose the changes by the predictions of `advise` from this run, instead of measuring the unchanged "
+                "training first. Default job: the run's own. Repeatable."
             ),
         ),
     ] = None
@@ -66,7 +67,7 @@ class TuneOptions:
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="With --from: try only changes whose name contains this text. Combine two with `a + b`. Repeatable.",
+            help="Try only changes whose name contains this text. Combine two with `a + b`. Repeatable.",
         ),
     ] = None
     link_measured: LinkMeasured = None
@@ -83,7 +84,7 @@ class TuneOptions:
             min=1,
             max=20,
             metavar="N",
-            help=("Interleaved repeats of each change, each with its own seed. Default: 3; 1 with --from."),
+            help=("Interleaved repeats of each change, each with its own seed. Default: 3; 1 by speed."),
         ),
     ] = None
     learning_rates: Annotated[
@@ -102,7 +103,10 @@ class TuneOptions:
             min=3,
             max=1_000_000,
             metavar="N",
-            help="Steps of the unchanged training; changes train on the same samples. Default: 64; 20 with --from.",
+            help=(
+                "Steps of the unchanged training; by loss, changes train on the same samples. Default: 64; 20 measured "
+                "steps by speed."
+            ),
         ),
     ] = None
     candidates: Annotated[int, typer.Option(min=1, max=20, metavar="N", help="Try the best N changes.")] = 4
@@ -123,7 +127,7 @@ def register(app: typer.Typer) -> None:
         cls=ScriptCommand,
         epilog=examples(
             "tune --hosts hosts.txt --budget 1h train.yaml",
-            "tune --hosts hosts.txt --from last --candidates 3",
+            "tune --hosts hosts.txt --judge speed --from last --candidates 3",
             note="Launch the winner: multinode launch --with FILE. To resume, use more --seeds or a larger --budget.",
         ),
     )(expand_options(tune))
@@ -152,14 +156,13 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the change that reaches the loss of a training fastest. Run the same command again to resume."""
-    from multinode.tune.inputs import TuneInput, refuse_other_kind
+    """Find the change that reaches a loss, or trains, fastest. Run the same command again to resume."""
+    from multinode.tune.inputs import TuneInput, refuse_other_judge
     from multinode.tune.measure import measure_tuned
 
     sources = ((name, ctx.get_parameter_source(name)) for name in ctx.params)
-    refuse_other_kind(
-        {name for name, source in sources if source is not None and source.name == "COMMANDLINE"},
-        by_speed=options.from_ is not None,
+    refuse_other_judge(
+        {name for name, source in sources if source is not None and source.name == "COMMANDLINE"}, options.judge
     )
     given = fill(
         TuneInput,
@@ -178,9 +181,6 @@ def tune(
         fresh=fresh,
         retry_failed=retry_failed,
     )
-    if options.from_ is not None:
-        _tune_speed(given.read_by_speed(note), read_invocation(ctx), as_json=as_json)
-        return
     tuning, resume = given.read(note), given.resume
     if dry_run:
         _print_plan(tuning, resume, as_json=as_json)
@@ -203,21 +203,6 @@ def winner_command(tuning: Tuning, invocation: Invocation | None) -> str:
     if not tuning.file or invocation is None:
         return ""
     return propose(invocation, "launch", first=("--with", tuning.file), without=_OF_RUNS)
-
-
-def _tune_speed(request: SpeedRequest, invocation: Invocation, *, as_json: bool) -> None:
-    """Short runs of the training as it stands and with the best changes; predicted gains beside measured ones."""
-    from multinode.predict.advice import best_tried
-    from multinode.tune.by_speed import try_advice
-
-    with open_context(request.launch.cluster) as context:
-        attempt = try_advice(request.launch, context, request.recommendations, request.trials)
-    following = ""
-    if (best := best_tried(attempt.recommendations.advice)) is not None:
-        path = (request.config_path,) if request.config_path is not None else None
-        following = propose(invocation, "launch", first=shlex.split(best.command), without=_OF_RUNS, job=path)
-    print_recommendations(attempt.recommendations, as_json=as_json, next_command=following)
-    print_directory(attempt.directory)
 
 
 def _print_plan(tuning: TuningRequest, resume: Resume, *, as_json: bool) -> None:

@@ -6,11 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.contrast.figures import Contrast, Side, capitalised, network_words
+from multinode.contrast.figures import (
+    Contrast,
+    Side,
+    capitalised,
+    network_words,
+    side_row,
+)
 from multinode.contrast.judge import TRAFFIC, Outcome, judge, prefers_one_node
 from multinode.contrast.sheets import (
     cost_sheet,
     each_node_sheet,
+    efficiency_of,
     missing_sheet,
     settings_sheet,
     side_head,
@@ -22,6 +29,7 @@ from multinode.predict.advice_screen import advice_sheet, gain_words, gains_shee
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
+from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SAMPLES_PER_S, SPEEDUP, STEP_TIME
 from multinode.render.sheet import (
     Block,
     Chart,
@@ -33,11 +41,10 @@ from multinode.render.sheet import (
     Tone,
     in_detail,
     next_command,
-    percent,
 )
 from multinode.stats.estimate import inverse
 from multinode.stats.unknown import or_none
-from multinode.units import UNKNOWN, format_count, format_figure, format_sig, times
+from multinode.units import UNKNOWN, format_count, format_figure, times
 
 _TONES: dict[Outcome, Tone] = {
     "faster": "good",
@@ -103,17 +110,17 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
         details: with all reasons and differences.
     """
     passes = network_words(contrast.candidate)
-    sentence = capitalised(f"{contrast.loss.sentence}.") if contrast.loss.sentence else ""
+    sentence = capitalised(f"{contrast.loss.message}.")
     if details:
         # The network has a row of its own.
         reasons = [reason.message for reason in contrast.reasons if reason.code != TRAFFIC.code]
-        yield from _once("Why", list(dict.fromkeys([*reasons, *([sentence] if sentence else [])])))
-    elif contrast.loss.cause in {"node", "unknown"} and sentence:
+        yield from _once("Why", list(dict.fromkeys([*reasons, sentence])))
+    elif contrast.loss.cause in {"node", "unknown"}:
         yield "Cause", sentence
     short = contrast.forecast.shortfall if contrast.forecast is not None else None
     yield from _once("Network", [*filter(None, (passes, shortfall_words(short) if short is not None else ""))])
     sides = (*contrast.measured, *(side for side in contrast.others if side.role == "each-node"))
-    disturbed = [f"{_where(contrast, side)}, {disturbance}" for side in sides for disturbance in side.disturbances]
+    disturbed = [f"{_where(contrast, side)}, {found.message}" for side in sides for found in side.disturbances]
     if details:
         yield from _once("Differs", contrast.differences)
         yield from _once("Disturbed", [f"{sentence}; this side may be slower as a result" for sentence in disturbed])
@@ -211,15 +218,11 @@ def _batch(contrast: Contrast, change: Advice) -> str:
 
 
 def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
-    baseline, candidate = contrast.baseline, contrast.candidate
-    few, many = side_head(contrast, baseline), side_head(contrast, candidate)
+    few, many = ((side_head(contrast, side), side_row(side)) for side in (contrast.baseline, contrast.candidate))
     figures = (
-        ("speed-up", format_sig(contrast.speedup.value)),
-        (f"efficiency ({contrast.scaling})", percent(contrast.efficiency, ".0f")),
-        (f"samples/s, {few}", format_sig(baseline.samples_per_s.value)),
-        (f"samples/s, {many}", format_sig(candidate.samples_per_s.value)),
-        (f"step time, {few} (ms)", format_sig(baseline.step_time_ms.value)),
-        (f"step time, {many} (ms)", format_sig(candidate.step_time_ms.value)),
-        (f"exposed communication, {many}", percent(or_none(candidate.exposed_share))),
+        *((figure.heading, figure.tell(many[1])) for figure in (SPEEDUP, efficiency_of(contrast))),
+        *((f"{SAMPLES_PER_S.title}, {head}", SAMPLES_PER_S.tell(row)) for head, row in (few, many)),
+        *((f"{STEP_TIME.words}, {head} ({STEP_TIME.unit})", STEP_TIME.tell(row)) for head, row in (few, many)),
+        (f"{EXPOSED.words}, {many[0]}", EXPOSED_SHARE.tell(many[1])),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)

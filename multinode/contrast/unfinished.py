@@ -115,5 +115,6 @@ def _row(state: SideState, repeats: int | None) -> tuple[str, ...]:
 
 
 def _disturbed_rows(unfinished: UnfinishedContrast) -> Iterator[tuple[str, str]]:
-    texts = [f"{state.name}, {text}" for state in unfinished.measured if state.side for text in state.side.disturbances]
+    measured = [(state.name, state.side) for state in unfinished.measured if state.side is not None]
+    texts = [f"{name}, {found.message}" for name, side in measured for found in side.disturbances]
     yield from (("" if number else "Disturbed", text) for number, text in enumerate(texts))

@@ -20,6 +20,7 @@ from multinode.job.job import (
     ScriptJob,
     job_paths,
     named_paths,
+    override_job,
     override_text,
     parse_flags,
     parse_llamafactory,
@@ -354,6 +355,26 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             nodes=second.nodes if second.nodes is not None else self.nodes,
             workers_per_node=second.workers_per_node or self.workers_per_node,
         )
+
+
+def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
+    """The job with the settings of a change.
+
+    Raises:
+        UsageError: it has no DeepSpeed JSON that could be edited.
+        JobError: an edit is wrong.
+    """
+    from multinode.job.deepspeed import edit_deepspeed, parse_deepspeed_edits
+
+    changed = override_job(job, parse_overrides(change.overrides))
+    if changed.config.get("deepspeed") is None:
+        return msgspec.structs.replace(changed, deepspeed_text=None, deepspeed_diff=None)
+    if not change.deepspeed:
+        return changed
+    if changed.deepspeed_text is None:
+        raise UsageError(f"{job.config_path} names no editable DeepSpeed JSON")
+    text = edit_deepspeed(changed.deepspeed_text, parse_deepspeed_edits(change.deepspeed))
+    return msgspec.structs.replace(changed, deepspeed_text=text)
 
 
 class _ChangeFile(LeverFields, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):

@@ -218,10 +218,8 @@ def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     if bottleneck is not None and (
         bottleneck.kind == "no_communication" or (bottleneck.kind == "straggler" and not summary.stragglers)
     ):
-        yield "Cause", bottleneck.sentence
+        yield "Cause", bottleneck.message
     for late in summary.stragglers:
-        cause = f"; {late.evidence[0]}" if late.evidence else ""
-        cost = late.cost or f"{late.node}: the others wait {late.late_ms:.1f} ms per step ({percent(late.share)})"
-        yield "Straggler", f"{cost}{cause}"
+        yield "Straggler", "; ".join([late.message, *(cause.message for cause in late.causes[:1])])
         if late.hint:
             yield "Fix", late.hint

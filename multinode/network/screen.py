@@ -207,7 +207,7 @@ _RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 
 def show(report: ScanReport) -> Iterator[Block]:
     """The verdict, the measurements, their causes; in detail with every column, latency and curves."""
-    yield Prose(report.verdict.text, "lead", tone=_TONES.get(report.verdict.status, "bad"))
+    yield Prose(report.verdict.message, "lead", tone=_TONES.get(report.verdict.code, "bad"))
     yield Tiles(tuple(_key_figures(report)))
     yield Charts(lambda: _charts(report))
     for collective in dict.fromkeys(row.collective for row in report.rows):
@@ -248,8 +248,8 @@ def read_parts(report: ReadReport) -> Iterator[Part]:
     for number, scan in enumerate(report.scans):
         if number:
             yield ""
-        yield paragraph(scan.verdict.text, style="bold")
-        if scan.rows and scan.verdict.status != "alone":
+        yield paragraph(scan.verdict.message, style="bold")
+        if scan.rows and scan.verdict.code != "alone":
             yield ""
             yield f"{scan.title} ({', '.join(scan.programs)})"
             yield sheet_table(_read_sheet(scan))
@@ -331,7 +331,7 @@ def next_step(report: ScanReport, given: str, contrast: str) -> str:
 def scan_lines(report: ScanReport) -> list[str]:
     """Plain text: the verdict first, then every labelled row."""
     rows = [row for block in page_blocks(show(report)) if isinstance(block, Labels) for row in block.rows]
-    return [report.verdict.text, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in rows)]
+    return [report.verdict.message, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in rows)]
 
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
@@ -457,7 +457,7 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
-    if len(report.nodes) > 1 and report.verdict.status == "ok":
+    if len(report.nodes) > 1 and report.verdict.code == "ok":
         yield "Training", "to see whether this is enough for your training, run multinode contrast"
 
 

@@ -35,17 +35,6 @@ _WORTH_A_LINE = 0.01
 _ALWAYS = frozenset({"accumulation", "strategy", "gradients", "nodes"})
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """A change measured in a short run."""
-
-    run_id: str | None = None  # the run, the last of several repeats
-    samples_per_s: float | None = None  # median of the repeats
-    gain: float | None = None  # measured, over the run without the change
-    error: float | None = None  # predicted gain over the measured one, minus 1
-    is_covered: bool | None = None  # whether the measured gain is within the predicted interval
-    reason: str = ""  # why there are no figures; otherwise empty
-
-
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One change and its effect."""
 
@@ -62,11 +51,10 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     change: Change | None = None  # how a machine makes it; None if it takes a person (a switch, a NIC)
     command: str = ""  # the exact command or YAML lines for a person
     why: str = ""  # why it is faster or not, in a sentence with figures
-    tried: Tried | None = None
 
 
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `advise --json` and `advice.json`."""
+    """The document of `advise --json`."""
 
     schema: str = "multinode.advise/2"
     runs: tuple[str, ...] = ()  # ids of the stored runs that the predictions start from
@@ -76,7 +64,6 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     measured_samples_per_s: float | None = None  # of the same; None if not measured
     advice: tuple[Advice, ...]  # best first; what does not fit the GPUs last
     notes: tuple[str, ...] = ()  # assumptions, and changes without a prediction, one sentence each
-    today_tried: Tried | None = None  # the current training in a short run, if advice was tried
     back_test: BackTest | None = None  # of the model
     job: str = ""  # path of the measured YAML, as its user gave it; empty for a script
     hosts: str = ""  # the value of `--hosts`; empty if the nodes came from elsewhere
@@ -138,29 +125,21 @@ def pays(advice: Advice) -> bool:
     return advice.gain.value >= 1 + NOTICEABLE and advice.fits is not False and not is_noise
 
 
+def is_one_node(advice: Advice) -> bool:
+    """Whether it is the current training on one node."""
+    return advice.kind == "nodes" and advice.outlook.nodes == 1
+
+
 def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
-    """The best changes of each kind, at most this many, and all tried ones."""
+    """The best changes of each kind, at most this many."""
     kinds: set[str] = set()
     kept: list[Advice] = []
     for candidate in advice:
         is_new = not candidate.kind or candidate.kind not in kinds
-        if candidate.tried is not None or (is_new and len(kept) < most):
+        if is_new and len(kept) < most:
             kept.append(candidate)
         kinds.add(candidate.kind)
     return tuple(kept)
-
-
-def best_tried(advice: Sequence[Advice]) -> Advice | None:
-    """The tried change with the largest gain; None if no gain is noticeable."""
-    gains = {
-        candidate.name: candidate.tried.gain
-        for candidate in advice
-        if candidate.tried is not None and candidate.tried.gain is not None
-    }
-    best = max(gains, key=lambda name: gains[name], default=None)
-    if best is None or gains[best] < 1 + NOTICEABLE:
-        return None
-    return next(candidate for candidate in advice if candidate.name == best)
 
 
 def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) -> RankedOption | None:

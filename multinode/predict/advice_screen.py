@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from multinode.predict.advice import NOTICEABLE, Advice, Recommendations, Tried, best_tried, pays
+from multinode.predict.advice import NOTICEABLE, Advice, Recommendations, is_one_node, pays
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.screen import launch_command
 from multinode.predict.training_state import TrainingState
@@ -13,22 +13,20 @@ from multinode.predict.tuning_options import per_step, script_ms
 from multinode.profile.summary_sheets import SMALLER
 from multinode.render.sheet import Column, Sheet
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, next_lines, paragraph, sheet_table
-from multinode.units import UNKNOWN, format_count, format_figure, format_ms, format_rate, times
+from multinode.units import UNKNOWN, format_count, format_figure, format_ms, format_rate
 
 _SOME_GIB = 0.005
 
 
 def advice_sheet(advice: Sequence[Advice]) -> Sheet:
-    """Changes, best first, with reasons; predicted and measured gains if they were tried."""
-    tried = any(row.tried is not None for row in advice)
-    notes = ["gain: predicted over current samples/s, with its prediction interval", *failures(advice)]
+    """Changes, best first, with reasons."""
+    notes = ["gain: predicted over current samples/s, with its prediction interval"]
     return Sheet(
         title="changes",
         columns=(
             Column("change", words=True),
             Column("gain"),
             Column("range"),
-            *((Column("measured"), Column("error")) if tried else ()),
             Column("memory", "GiB"),
             Column("other effects", words=True),
             Column("why", words=True),
@@ -38,7 +36,6 @@ def advice_sheet(advice: Sequence[Advice]) -> Sheet:
                 row.name,
                 f"{row.gain.value:.2f}x{' *' if row.measured else ''}",
                 f"{row.gain.low:.2f}-{row.gain.high:.2f}",
-                *(_tried(row.tried) if tried else ()),
                 _memory_sheet(row.memory_gib),
                 meaning_words(row),
                 row.why,
@@ -51,7 +48,6 @@ def advice_sheet(advice: Sequence[Advice]) -> Sheet:
 
 def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today") -> Sheet:
     """Only the figures, best first, narrow enough for a terminal; gains are `against` the training as it is."""
-    tried = any(row.tried is not None for row in advice)
     has_one_node = any(row.against_one_node is not None for row in advice)
     return Sheet(
         title=title,
@@ -60,7 +56,6 @@ def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today
             Column("change", words=True),
             Column("against", against),
             *((Column("against", "1 node"),) if has_one_node else ()),
-            *((Column("measured"), Column("error")) if tried else ()),
             Column("memory", "+GiB"),
         ),
         rows=tuple(
@@ -69,18 +64,12 @@ def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today
                 row.name,
                 f"{row.gain.text('times')}{' measured' if row.measured else ''}",
                 *((_against_one_node(row),) if has_one_node else ()),
-                *(_tried(row.tried) if tried else ()),
                 _memory_sheet(row.memory_gib),
             )
             for number, row in enumerate(advice, 1)
         ),
         notes=tuple(_order_notes(advice)),
     )
-
-
-def is_one_node(advice: Advice) -> bool:
-    """Whether it is the current training on one node."""
-    return advice.kind == "nodes" and advice.outlook.nodes == 1
 
 
 def _against_one_node(advice: Advice) -> str:
@@ -114,19 +103,6 @@ def _memory_sheet(more_gib: float | None) -> str:
     return "0" if abs(more_gib) < _SOME_GIB else f"{more_gib:+.2f}"
 
 
-def _tried(tried: Tried | None) -> tuple[str, str]:
-    if tried is None:
-        return "", ""
-    if tried.gain is None or tried.error is None:
-        return "failed", ""
-    return f"{tried.gain:.2f}x", f"{tried.error:+.1%}{', outside' if tried.is_covered is False else ''}"
-
-
-def failures(advice: Sequence[Advice]) -> Iterator[str]:
-    """Reasons of short runs without figures."""
-    return (f"{row.name} was tried: {row.tried.reason}" for row in advice if row.tried is not None and row.tried.reason)
-
-
 def advice_parts(
     recommendations: Recommendations,
     advice: Sequence[Advice],
@@ -144,8 +120,8 @@ def advice_parts(
         more: the command that shows the details; empty if they are shown.
         next_command: the next command, if any.
     """
-    shown = list(advice) if details else [row for row in advice if row.tried is not None or pays(row)]
-    yield paragraph(_verdict(recommendations, advice), "bold")
+    shown = list(advice) if details else [row for row in advice if pays(row)]
+    yield paragraph(_verdict(recommendations), "bold")
     if shown:
         yield ""
         yield sheet_table(gains_sheet(shown, against="today" if _is_measured(recommendations) else "unchanged"))
@@ -157,12 +133,7 @@ def advice_parts(
         yield from next_lines(next_command)
 
 
-def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
-    if any(row.tried is not None and row.tried.gain is not None for row in advice):
-        best = best_tried(advice)
-        if best is None or best.tried is None or best.tried.gain is None:
-            return "No tried change makes this training noticeably faster."
-        return f"Best tried change: {best.name}, {times(best.tried.gain)} faster (predicted {times(best.gain.value)})."
+def _verdict(recommendations: Recommendations) -> str:
     paying = next((row for row in recommendations.advice if pays(row)), None)
     if paying is None:
         return "No change is predicted to make this training noticeably faster."
@@ -210,8 +181,6 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
             yield "", meaning_words(row)
         if details and row.why:
             yield "", f"why: {row.why}"
-    for failure in failures(shown):
-        yield "Failed", failure
     if recommendations.back_test is not None:
         yield "Model", recommendations.back_test.sentence
     for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)) if details else ():
@@ -220,15 +189,13 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
 
 
 def _today(recommendations: Recommendations) -> str:
-    today, measured, tried = recommendations.today, recommendations.measured_samples_per_s, recommendations.today_tried
+    today, measured = recommendations.today, recommendations.measured_samples_per_s
     link = f" at {format_rate(today.link_gbit_per_s)}" if today.link_gbit_per_s is not None else ""
     low, high = map(format_figure, today.samples_per_s.bounds)
     predicted = f"{format_figure(today.samples_per_s.value)} predicted ({low} to {high})"
-    rates = [predicted if measured is None else f"{format_figure(measured)} measured"]
-    if tried is not None and tried.samples_per_s is not None:
-        rates.append(f"{format_figure(tried.samples_per_s)} in a short run now")
+    rate = predicted if measured is None else f"{format_figure(measured)} measured"
     settings = f"{today.strategy} on {format_count(today.nodes, 'node')}{link}, accumulation {today.accumulation}"
-    return f"{settings}; samples/s: {', '.join(rates)}"
+    return f"{settings}; samples/s: {rate}"
 
 
 # A node that still takes part delays the others by no more than this share of a step.

@@ -1,6 +1,6 @@
 """Recommendations from stored runs. Reads disk; prints nothing.
 
-`measured_job` is the job of these runs; `try_advice` tries changes with it on the nodes.
+`measured_job` is the job of these runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from multinode.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.job import LlamaFactoryJob, named_paths
+from multinode.model.workload import JobSettings
 from multinode.predict.advice import Recommendations, rank_options
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import Evidence
@@ -33,11 +34,11 @@ def advise_runs(
 
     Args:
         root: directory of all runs.
-        names: ids, their beginnings, or `last`; for runs that tried advice, those that it was based on.
+        names: ids, their beginnings, or `last`; a contrast or tuning stands for its runs.
         link_gbit_per_s: assumed link rate; None uses the measured one.
         link_measured: actual link rate, if the NICs did not report it.
     """
-    names = list(dict.fromkeys(source for name in names for source in _sources(root, name)))
+    names = stored_sources(root, names)
     evidence = evidence_of(root, names, link_measured)
     tested = back_tested(evidence)
     directories = [RunDirectory.open(root, name) for name in names]
@@ -46,7 +47,7 @@ def advise_runs(
     advice = tuple(ranked.advice for ranked in rank_options(today))
     notes = [*evidence.notes, *advice_notes(today, now)]
     return Recommendations(
-        runs=tuple(names),
+        runs=names,
         sources=evidence.sources,
         settings=today.settings,
         today=now,
@@ -59,38 +60,49 @@ def advise_runs(
     )
 
 
-def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJob:
-    """The measured job as it went to the nodes, with its overrides and its shortened steps.
+def measured_job(root: Path, names: Sequence[str], settings: JobSettings) -> LlamaFactoryJob:
+    """The job with these settings as it went to the nodes, with its overrides and its shortened steps.
+
+    Args:
+        root: directory of all runs.
+        names: ids of the runs that measured it.
+        settings: of the job.
 
     Raises:
         UsageError: it was a script, or its files are not stored.
         MultinodeError: a file of a run cannot be read.
     """
-    for name in recommendations.runs:
+    for name in names:
         directory = RunDirectory.open(root, name)
         record = read_record(directory)
         job = record.job if record is not None else None
-        if record is not None and job is not None and record.settings == recommendations.settings:
+        if record is not None and job is not None and record.settings == settings:
             facts = StoredRun(directory).facts.values()
             looked_at = {kept.path for node in facts for kept in node.paths}
             local = tuple(path for path in named_paths(job) if path in looked_at)
             return msgspec.structs.replace(job, local_paths=local)
     raise UsageError(
         "the measured job is a script, or not stored with its runs",
-        hint="name it: multinode tune --from RUN train.yaml, or the script after --",
+        hint="name it: multinode tune --judge speed --from RUN train.yaml, or the script after --",
     )
 
 
-def training_today(root: Path, names: Sequence[str]) -> TrainingState:
-    """The current training from these runs only, as far as the model is reliable."""
-    evidence = evidence_of(root, names)
+def training_today(root: Path, names: Sequence[str], *, link_measured: float | None = None) -> TrainingState:
+    """The current training from these runs only, as far as the model is reliable.
+
+    Args:
+        root: directory of all runs.
+        names: ids of the runs.
+        link_measured: Gbit/s of the link, if the NICs did not report it.
+    """
+    evidence = evidence_of(root, names, link_measured)
     return training_state(trusted(evidence, back_tested(evidence)), [RunDirectory.open(root, name) for name in names])
 
 
-def _sources(root: Path, name: str) -> tuple[str, ...]:
-    directory = RunDirectory.open(root, name)
-    tried = directory.read("advice.json", Recommendations)
-    return tried.runs if tried is not None else tuple(run.run_id for run in runs_of(directory))
+def stored_sources(root: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Ids of the runs that these names stand for, each once."""
+    directories = (run for name in names for run in runs_of(RunDirectory.open(root, name)))
+    return tuple(dict.fromkeys(directory.run_id for directory in directories))
 
 
 def training_state(

@@ -35,6 +35,13 @@ class _Contrast(msgspec.Struct, frozen=True):
     candidate: _Side = _Side()
 
 
+class _Tuning(msgspec.Struct, frozen=True):
+    """The fields read from a tuning."""
+
+    sources: tuple[str, ...] = ()
+    rows: tuple[_Side, ...] = ()
+
+
 def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | None = None) -> Forecast:
     """Predict from stored runs.
 
@@ -101,21 +108,26 @@ def hosts_of(root: Path, names: Sequence[str]) -> str:
 
 
 def runs_of(directory: RunDirectory) -> list[RunDirectory]:
-    """The runs of a contrast, in order; any other run itself.
+    """The runs of a contrast, in order; those that a tuning predicts from; any other run itself.
 
     Raises:
         UsageError: none of them is stored.
-        MultinodeError: the contrast cannot be read.
+        MultinodeError: the contrast or tuning cannot be read.
     """
     contrast = directory.read("contrast.json", _Contrast)
-    if contrast is None:
+    tuning = directory.read("tuning.json", _Tuning) if contrast is None else None
+    if contrast is not None:
+        noun, names = "contrast", [name for side in (contrast.baseline, contrast.candidate) for name in side.run_ids]
+    elif tuning is not None:
+        # The unchanged training, and one node alone.
+        noun, names = "tuning", [*(tuning.sources or (name for row in tuning.rows[:2] for name in row.run_ids[:1]))]
+    else:
         return [directory]
-    names = [name for side in (contrast.baseline, contrast.candidate) for name in side.run_ids]
     # A name from a file must not be a path.
     paths = [directory.path.parent / name for name in names if name and name == Path(name).name]
     directories = [RunDirectory(path) for path in paths if (path / "run.json").is_file()]
     if not directories:
-        raise UsageError(f"the runs of contrast {directory.run_id} are not stored", hint="list them: multinode runs")
+        raise UsageError(f"the runs of {noun} {directory.run_id} are not stored", hint="list them: multinode runs")
     return directories
 
 

@@ -32,7 +32,6 @@ from multinode.render.csv_text import harmless
 _Row = dict[str, Any]
 _Columns = tuple[str, ...]
 
-# Characters that start a formula in a spreadsheet.
 _PHASES = ("data", "forward", "backward", "optimizer", *BLOCKED)
 _NODE = ("run_id", "node", "node_rank")
 _STEP = (

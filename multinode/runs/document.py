@@ -20,7 +20,6 @@ class RunDocument(Run, frozen=True, kw_only=True):
     # results of other verbs, each as its own verb prints it
     contrast: dict[str, Any] | None = None
     nccl_test: dict[str, Any] | None = None
-    advice: dict[str, Any] | None = None
     sweep: dict[str, Any] | None = None
     bench: dict[str, Any] | None = None
     tune: dict[str, Any] | None = None  # of `nccl-test --tune`

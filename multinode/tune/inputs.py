@@ -11,67 +11,42 @@ from msgspec import Meta
 
 from multinode.decoding import parse_option
 from multinode.errors import UsageError
-from multinode.job.job import Job, LlamaFactoryJob
-from multinode.job.job_files import Change
-from multinode.job.launch_options import LaunchOptions
+from multinode.job.job import Job
+from multinode.job.job_files import Change, changed_job
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, Training, TrainingInput, read_training
-from multinode.predict.advice import Recommendations
-from multinode.predict.recommendations import advise_runs, measured_job
-from multinode.predict.run_selection import read_rate
-from multinode.profile.observed import steps_to_run
+from multinode.model.workload import JobSettings, read_settings
+from multinode.predict.recommendations import measured_job, stored_sources, training_today
+from multinode.predict.run_selection import CONTRAST, read_rate
+from multinode.predict.training_state import TrainingState
+from multinode.records.benchmark import Benchmark
 from multinode.records.files import require_directory
 from multinode.records.run_directory import runs_root
 from multinode.series.series import Resume
-from multinode.tune.by_speed import Trials, changed_job
 from multinode.tune.request import TuningRequest
-from multinode.tune.trial import parse_learning_rates
+from multinode.tune.trial import Judge, parse_learning_rates
 from multinode.units import parse_duration
 
-# Judged by speed there is no loss to wait for: fewer steps of one run each.
+# A speed needs fewer steps than a loss, and one run.
 _SEEDS, _STEPS, _LEAST_STEPS = 3, 64, 8
 _STEPS_BY_SPEED = 20
 
 
-class SpeedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which advised changes are measured by their speed."""
-
-    launch: Launch  # the unchanged job, cut to a few steps
-    recommendations: Recommendations
-    trials: Trials
-
-    @property
-    def config_path(self) -> str | None:
-        """The YAML of the job; None of a script."""
-        return self.launch.job.config_path if isinstance(self.launch.job, LlamaFactoryJob) else None
+# What says nothing of a speed.
+_OF_LOSS = ("learning_rates", "eval_samples")
 
 
-_BY_LOSS = (
-    "budget",
-    "learning_rates",
-    "eval_samples",
-    "workers_per_node",
-    "output",
-    "retry_failed",
-    "dry_run",
-)
-_BY_SPEED = ("pick", "link_measured")
-
-
-def refuse_other_kind(names: Collection[str], *, by_speed: bool) -> None:
+def refuse_other_judge(names: Collection[str], judge: Judge) -> None:
     """Refuse options of `tune` that say nothing of how changes are judged here.
 
     Args:
         names: those that were given.
-        by_speed: whether `--from` is among them.
+        judge: how changes are judged.
     """
-    name = next((name for name in (_BY_LOSS if by_speed else _BY_SPEED) if name in names), None)
-    if name is None:
-        return
-    option = f"--{name.replace('_', '-')}"
-    if by_speed:
-        raise UsageError(f"{option} does not work with --from", hint=f"remove {option}")
-    raise UsageError(f"{option} needs --from RUN", hint=f"add --from with a measured run, or remove {option}")
+    name = next((name for name in _OF_LOSS if judge == "speed" and name in names), None)
+    if name is not None:
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option} does not work with --judge speed", hint=f"remove {option}")
 
 
 class TuneInput(TrainingInput, frozen=True, kw_only=True):
@@ -79,6 +54,7 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
 
     nodes: Count | None = None
     workers_per_node: Count | None = None
+    judge: Judge = "loss"
     from_: tuple[str, ...] = ()
     pick: tuple[str, ...] = ()
     link_measured: str | None = None
@@ -101,19 +77,34 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
         return Resume(anew=self.fresh, retry_failed=self.retry_failed)
 
     def read(self, note: Note) -> TuningRequest:
-        """What is tuned by the time to a loss."""
-        if self.steps is not None and self.steps < _LEAST_STEPS:
+        """What is tuned, and how it is judged."""
+        by_loss = self.judge == "loss"
+        if by_loss and self.steps is not None and self.steps < _LEAST_STEPS:
             raise UsageError(f"--steps {self.steps}: a loss needs {_LEAST_STEPS} steps or more", hint="--steps 64")
         output = Path(self.output) if self.output is not None else None
         if output is not None:
             require_directory(output.parent)
+        link_measured = read_rate("--link-measured", self.link_measured)
+        sources = stored_sources(runs_root(), self.from_)
+        today = training_today(runs_root(), sources, link_measured=link_measured) if sources else None
         training = read_training(self, note, nodes=self.nodes, workers_per_node=self.workers_per_node)
-        job = training.read_job(self.set_)
-        options = LaunchOptions(workers_per_node=training.workers_per_node)
+        if today is not None:
+            levers = today.settings.levers.joined(training.levers)
+            training = msgspec.structs.replace(training, levers=levers)
+        job = self._job(training, sources, today)
+        execute = ExecuteOptions(kind="tuning", stall_s=self.hang_timeout or None, on_stall=self.on_hang)
+        launch = training.make_launch(job, execute, check=self.check, workers_per_node=training.workers_per_node)
+        if today is not None:
+            _require_measured(launch, today)
         return TuningRequest(
-            launch=training.make_launch(job, options, self._execute("tuning"), check=self.check),
-            steps=self.steps or _STEPS,
-            seeds=self.seeds or _SEEDS,
+            launch=launch,
+            judge=self.judge,
+            sources=sources,
+            layout=today.scenario.layout if today is not None else None,
+            picks=self.pick,
+            link_measured=link_measured,
+            steps=self.steps or (_STEPS if by_loss else _STEPS_BY_SPEED),
+            seeds=self.seeds or (_SEEDS if by_loss else 1),
             budget_s=parse_option("--budget", self.budget, parse_duration),
             most=self.candidates,
             evaluation_samples=self.eval_samples,
@@ -123,30 +114,30 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
             output=output,
         )
 
-    def read_by_speed(self, note: Note) -> SpeedRequest:
-        """Which changes that `advise` suggests for the runs of `--from` are measured."""
-        training = read_training(self, note, nodes=self.nodes)
-        recommendations = advise_runs(
-            runs_root(), self.from_, link_measured=read_rate("--link-measured", self.link_measured)
-        )
-        # A script makes as many steps as its own arguments say.
-        is_script = training.command.script is not None
-        steps = [] if is_script else [f"max_steps={steps_to_run(self.steps or _STEPS_BY_SPEED)}"]
-        job = self._measured_job(recommendations, training, [*self.set_, *steps])
-        levers = recommendations.settings.levers.joined(training.levers)
-        training = msgspec.structs.replace(training, levers=levers)
-        return SpeedRequest(
-            launch=training.make_launch(job, LaunchOptions(), self._execute("advise"), check=self.check),
-            recommendations=recommendations,
-            trials=Trials(count=self.candidates, repeats=self.seeds or 1, picks=self.pick, fresh=self.fresh),
-        )
-
-    def _measured_job(self, recommendations: Recommendations, training: Training, overrides: Sequence[str]) -> Job:
+    def _job(self, training: Training, sources: Sequence[str], today: TrainingState | None) -> Job:
         """The YAML or the script that was named; else the job that was measured, from its stored run."""
-        if training.names_job:
-            return training.read_job(overrides)
-        change = Change(overrides=tuple(overrides), deepspeed=self.deepspeed_set)
-        return changed_job(measured_job(runs_root(), recommendations), change)
+        if training.names_job or today is None:
+            return training.read_job(self.set_)
+        change = Change(overrides=self.set_, deepspeed=self.deepspeed_set)
+        return changed_job(measured_job(runs_root(), sources, today.settings), change)
 
-    def _execute(self, kind: str) -> ExecuteOptions:
-        return ExecuteOptions(kind=kind, stall_s=self.hang_timeout or None, on_stall=self.on_hang)
+
+def _require_measured(launch: Launch, today: TrainingState) -> None:
+    if isinstance(launch.job, Benchmark):
+        return
+    settings, measured = read_settings(launch.job), today.settings
+    names = [name for name in JobSettings.__struct_fields__ if name != "levers"]
+    pairs = {name.replace("_", " "): (getattr(settings, name), getattr(measured, name)) for name in names}
+    layout = today.scenario.layout
+    pairs["workers per node"] = launch.workers_per_node, None if layout.unequal else layout.workers_per_node
+    pairs = {name: both for name, both in pairs.items() if None not in both}
+    # A lever that is not used is known.
+    pairs |= launch.levers.compared(measured.levers)
+    differing = [
+        f"{name} is {ours!r}, but {theirs!r} was measured" for name, (ours, theirs) in pairs.items() if ours != theirs
+    ]
+    if differing:
+        raise UsageError(
+            f"this is not the measured job: {'; '.join(differing)}",
+            hint=f"without a JOB the stored job is used; or measure this one first: {CONTRAST}",
+        )

@@ -1,4 +1,4 @@
-"""Tuning: runs of each change beside the unchanged training and one node alone, judged by the loss they reach. Pure.
+"""Tuning: runs of each change beside the unchanged training and one node alone, judged by loss or speed. Pure.
 
 Runs of one seed have the same data in the same order, and are compared with each other.
 """
@@ -14,6 +14,7 @@ from multinode.stats.estimate import Estimate, of_repeats, ratio
 from multinode.tune.trial import (
     Candidate,
     CandidateTrial,
+    Judge,
     LeftOut,
     LossOf,
     TrialRun,
@@ -32,7 +33,7 @@ SOONER = 0.05
 """Of a time that was measured once, what is more than noise."""
 
 LossVerdict = Literal["same", "better", "worse", "diverged"]
-Outcome = Literal["change", "inconclusive", "one_node", "baseline", "no_loss", "undecided"]
+Outcome = Literal["change", "inconclusive", "one_node", "baseline", "unjudged", "undecided"]
 
 
 class TriedRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,9 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
     # with the scatter over the seeds, as every Estimate here; of one seed the interval is empty
     samples_per_s: Estimate | None = None
     loss: Estimate | None = None  # at the end, after as many samples as all others
+    gain: Estimate | None = None  # samples/s over those of the unchanged training, seed by seed
+    gain_error: float | None = None  # of the predicted gain: over the measured one, minus 1; None without a prediction
+    is_covered: bool | None = None  # whether the measured gain is within the predicted interval; likewise
     against_baseline: Estimate | None = None  # its loss over that of the unchanged training, seed by seed
     # `worse` is beyond noise and more than rounding changes, with one seed more than rounding changes
     loss_verdict: LossVerdict | None = None
@@ -60,7 +64,9 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
     samples_to_loss: Estimate | None = None
     time_to_loss_s: Estimate | None = None  # the same in seconds of training, without start-up, warm-up and evaluations
     reached: int = 0  # seeds that reached it
-    sooner: Estimate | None = None  # time of one node alone to that loss over its own; likewise `sooner_than_baseline`
+    # time of one node alone over its own: to that loss, or by speed for as many samples
+    sooner: Estimate | None = None
+    # the same over the time of the unchanged training
     sooner_than_baseline: Estimate | None = None
     learning_rate: float | None = None  # that its runs have; the best of `rates` where several were tried
     rates: tuple[TriedRate, ...] = ()
@@ -72,8 +78,10 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "multinode.tuning/2"
     run_id: str
     job: str  # in a few words
-    samples: int = 0  # that every run trains on
-    steps: int = 0  # in which the unchanged training does so
+    judged_by: Judge = "loss"
+    sources: tuple[str, ...] = ()  # runs of the unchanged training that the predictions are from; empty for its own
+    samples: int | None = None  # that every run judged by loss trains on
+    steps: int = 0  # of a run of the unchanged training
     seeds: int = 1  # runs of each candidate that were asked for
     learning_rates: tuple[float, ...] = ()  # that the first seed was trained with; empty where all have the job's own
     # what the losses are of: `held-out` data, or the `training` data as logged; empty where there are none
@@ -82,8 +90,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[TunedRow, ...] = ()
     left_out: tuple[LeftOut, ...] = ()  # what is not tried
     # `change`: a change is recommended; `inconclusive`: one may be better; `one_node`, `baseline`: none is better than
-    # that; `no_loss`: nothing can be judged; `undecided`: only the unchanged training is measured
-    outcome: Outcome = "no_loss"
+    # that; `unjudged`: nothing can be judged; `undecided`: only the unchanged training is measured
+    outcome: Outcome = "unjudged"
     recommended: str | None = None  # label of the row; None where none is
     best: str | None = None  # label of the change that comes first by its mean; None where none reached the loss
     budget_s: float | None = None  # that was given; `spent_s` of it is used, also by earlier calls of the same command
@@ -105,11 +113,7 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float
     loss: float | None
     to_loss: float | None
-
-    @property
-    def time_s(self) -> float | None:
-        """To the loss."""
-        return None if self.to_loss is None else self.to_loss / self.samples_per_s
+    time_s: float | None  # to the loss, or by speed of a sample
 
 
 _BySeed = dict[int, _Figures]
@@ -118,7 +122,7 @@ _BySeed = dict[int, _Figures]
 def plan(tuning: Tuning, candidates: Iterable[Candidate]) -> Tuning:
     """With a row for each that waits for its runs; nothing is judged."""
     rows = tuple(TunedRow(candidate=candidate, state="waiting") for candidate in candidates)
-    return msgspec.structs.replace(tuning, rows=rows, loss_of="", outcome="no_loss", recommended=None, best=None)
+    return msgspec.structs.replace(tuning, rows=rows, loss_of="", outcome="unjudged", recommended=None, best=None)
 
 
 def judge(tuning: Tuning, trials: Sequence[CandidateTrial]) -> Tuning:
@@ -129,12 +133,16 @@ def judge(tuning: Tuning, trials: Sequence[CandidateTrial]) -> Tuning:
         trials: the unchanged training first, then one node alone, then the candidates.
     """
     runs = [run for trial in trials for run in trial.runs]
-    loss_of = loss_of_all(runs)
+    loss_of = loss_of_all(runs) if tuning.judged_by == "loss" else ""
     tried = [_tried_rates(trial) for trial in trials]
     trials = [at_best_rate(trial) for trial in trials]
     ends = {run.seed: end_loss(run, loss_of) for run in trials[0].runs}
     targets = {seed: loss * (1 + SAME_LOSS) for seed, loss in ends.items() if loss is not None}
-    figures = [{run.seed: _figures_of(run, loss_of, targets) for run in trial.runs} for trial in trials]
+    by_speed = tuning.judged_by == "speed"
+    figures = [
+        {run.seed: _speed_of(run) if by_speed else _figures_of(run, loss_of, targets) for run in trial.runs}
+        for trial in trials
+    ]
     rows = tuple(
         msgspec.structs.replace(_row(trial, mine, figures[0], figures[1], loss_of), rates=rates)
         for trial, mine, rates in zip(trials, figures, tried, strict=True)
@@ -148,17 +156,25 @@ def judge(tuning: Tuning, trials: Sequence[CandidateTrial]) -> Tuning:
 
 def _figures_of(run: TrialRun, loss_of: LossOf, targets: dict[int, float]) -> _Figures:
     target = targets.get(run.seed)
+    to_loss = samples_to(points_of(run, loss_of), target) if target is not None else None
     return _Figures(
         samples_per_s=run.samples_per_s,
         loss=end_loss(run, loss_of),
-        to_loss=samples_to(points_of(run, loss_of), target) if target is not None else None,
+        to_loss=to_loss,
+        time_s=None if to_loss is None else to_loss / run.samples_per_s,
     )
+
+
+def _speed_of(run: TrialRun) -> _Figures:
+    return _Figures(samples_per_s=run.samples_per_s, loss=None, to_loss=None, time_s=1 / run.samples_per_s)
 
 
 def _row(trial: CandidateTrial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of: LossOf) -> TunedRow:
     beside = _ratio(mine, baseline, lambda figures: figures.loss)
     time_s = _estimate(figures.time_s for figures in mine.values())
     diverged = bool(loss_of) and any(figures.loss is None for figures in mine.values())
+    gain, predicted = _ratio(mine, baseline, lambda figures: figures.samples_per_s), trial.candidate.predicted_gain
+    both = (gain, predicted) if gain is not None and predicted is not None else None
     return TunedRow(
         candidate=trial.candidate,
         state=trial.state,
@@ -166,10 +182,13 @@ def _row(trial: CandidateTrial, mine: _BySeed, baseline: _BySeed, alone: _BySeed
         run_ids=tuple(run.run_id for run in trial.runs),
         samples_per_s=_estimate(figures.samples_per_s for figures in mine.values()),
         loss=_estimate(figures.loss for figures in mine.values()),
+        gain=gain,
+        gain_error=both[1].value / both[0].value - 1 if both is not None else None,
+        is_covered=both[1].low <= both[0].value <= both[1].high if both is not None else None,
         against_baseline=beside,
         loss_verdict="diverged" if diverged else _loss_verdict(beside),
         samples_to_loss=_estimate(figures.to_loss for figures in mine.values()),
-        time_to_loss_s=time_s,
+        time_to_loss_s=time_s if loss_of else None,
         reached=sum(figures.to_loss is not None for figures in mine.values()),
         sooner=_ratio(alone, mine, lambda figures: figures.time_s) if time_s is not None else None,
         sooner_than_baseline=_ratio(baseline, mine, lambda figures: figures.time_s) if time_s is not None else None,
@@ -209,9 +228,11 @@ def _loss_verdict(beside: Estimate | None) -> LossVerdict | None:
 
 def _choose(rows: Sequence[TunedRow]) -> tuple[Outcome, str | None, str | None]:
     baseline, alone, *changes = rows
-    if baseline.time_to_loss_s is None:
-        return "no_loss", None, None
-    able = [row for row in changes if row.time_to_loss_s is not None and row.loss_verdict not in {"worse", "diverged"}]
+    if baseline.sooner_than_baseline is None:
+        return "unjudged", None, None
+    able = [
+        row for row in changes if row.sooner_than_baseline is not None and row.loss_verdict not in {"worse", "diverged"}
+    ]
     able.sort(key=lambda row: -_least(row, lambda gain: gain.value))
     best = able[0].candidate.label if able else None
     sure = [row for row in able if _is_sooner(row)]
@@ -227,7 +248,7 @@ def _choose(rows: Sequence[TunedRow]) -> tuple[Outcome, str | None, str | None]:
 
 
 def _is_sooner(row: TunedRow) -> bool:
-    repeated = row.time_to_loss_s is not None and row.time_to_loss_s.repeats > 1
+    repeated = _is_repeated(row)
     return _least(row, lambda gain: gain.low if repeated else gain.value) > (1 if repeated else 1 + SOONER)
 
 
@@ -242,10 +263,10 @@ def _verdict(tuning: Tuning) -> str:
         "inconclusive": _inconclusive,
         "one_node": _one_node,
         "baseline": _baseline,
-        "no_loss": _no_loss,
+        "unjudged": _unjudged,
         "undecided": _undecided,
     }[tuning.outcome](tuning)
-    if unmeasured and tuning.outcome != "no_loss":
+    if unmeasured and tuning.outcome != "unjudged":
         text += f" {format_count(len(unmeasured), 'change')} not measured yet."
     return text
 
@@ -254,27 +275,34 @@ def _change(tuning: Tuning) -> str:
     row = tuning.row(tuning.recommended)
     if row is None:
         return ""
-    sooner = _sooner(row)
+    sooner, seed = _sooner(tuning, row), _repeat(tuning)
     text = f"Recommended: {row.candidate.name}. {sooner[0].upper()}{sooner[1:]}."
-    return text if _is_repeated(row) else f"{text} This is one seed; the variation between seeds is unknown."
+    return text if _is_repeated(row) else f"{text} This is one {seed}; the variation between {seed}s is unknown."
 
 
 def _inconclusive(tuning: Tuning) -> str:
     row = tuning.row(tuning.best)
     if row is None:
         return ""
+    more = f"Measure more {_repeat(tuning)}s: --seeds."
     if _is_repeated(row):
-        return f"Inconclusive: {row.candidate.name} may be better: {_sooner(row)}. Measure more seeds: --seeds."
-    return f"Inconclusive: {row.candidate.name}: {_sooner(row)}, with one seed. Measure more seeds: --seeds."
+        return f"Inconclusive: {row.candidate.name} may be better: {_sooner(tuning, row)}. {more}"
+    return f"Inconclusive: {row.candidate.name}: {_sooner(tuning, row)}, with one {_repeat(tuning)}. {more}"
 
 
-def _sooner(row: TunedRow) -> str:
+def _repeat(tuning: Tuning) -> str:
+    return "seed" if tuning.judged_by == "loss" else "run"
+
+
+def _sooner(tuning: Tuning, row: TunedRow) -> str:
     """`it reaches the loss of the unchanged training 1.8x faster than one node alone (1.6x to 2.0x)`."""
     reference, gain = "one node", row.sooner
     if gain is None:
         reference, gain = "the unchanged training", row.sooner_than_baseline
     if gain is None:
         return ""
+    if tuning.judged_by == "speed":
+        return f"it trains {gain.text('faster')} than {reference}"
     loss = "that loss" if reference != "one node" else "the loss of the unchanged training"
     return f"it reaches {loss} {gain.text('faster')} than {reference}"
 
@@ -282,6 +310,9 @@ def _sooner(row: TunedRow) -> str:
 def _one_node(tuning: Tuning) -> str:
     gain = tuning.rows[1].sooner_than_baseline
     faster = gain.text("faster") if gain is not None else "faster"
+    if tuning.judged_by == "speed":
+        nodes = format_count(tuning.rows[0].candidate.nodes, "node")
+        return f"Train on one node: it trains {faster} than {nodes}, and {_no_change(tuning)}."
     return f"Train on one node: it reaches the loss of the unchanged training {faster}, and {_no_change(tuning)}."
 
 
@@ -302,7 +333,7 @@ def _undecided(_: Tuning) -> str:
     return "No recommendation yet: only the unchanged training is measured."
 
 
-def _no_loss(tuning: Tuning) -> str:
+def _unjudged(tuning: Tuning) -> str:
     baseline = tuning.rows[0]
     if not baseline.run_ids:
         why = baseline.reason or "it was not measured"
@@ -313,4 +344,4 @@ def _no_loss(tuning: Tuning) -> str:
 
 
 def _is_repeated(row: TunedRow) -> bool:
-    return row.time_to_loss_s is not None and row.time_to_loss_s.repeats > 1
+    return row.sooner_than_baseline is not None and row.sooner_than_baseline.repeats > 1

@@ -1,4 +1,4 @@
-"""Tune a training: the unchanged job, one node, and the best changes, in interleaved runs judged by their loss.
+"""Tune a training: the unchanged job, one node, and the best changes, in interleaved runs.
 
 A tuning is a grid whose cells are changes, run and resumed like a sweep. The first two cells decide which changes are
 worth a run. Prints nothing.
@@ -7,7 +7,7 @@ worth a run. Prints nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -15,27 +15,22 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.errors import MultinodeError, RunFailed, UsageError
-from multinode.job.job import (
-    LlamaFactoryJob,
-    describe_job,
-    override_job,
-    override_text,
-)
+from multinode.job.job import LlamaFactoryJob, describe_job, override_job, override_text
 from multinode.job.job_files import Change, change_text
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.launch import benchmark_mode, probe_workers
+from multinode.launch.launch import benchmark_mode, probe_workers, same_threads
 from multinode.model.workload import global_batch, read_settings
+from multinode.profile.observed import steps_to_run
 from multinode.records.files import write_text
 from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.series.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns, measuring_order, retry_failed
 from multinode.series.series import Resume, find_series, keep_status, status_of, take_up
 from multinode.sweep.sweep import CellSeries, Measure, measure_cell
 from multinode.traffic.algorithms import Layout
-from multinode.tune.by_speed import changed_launch
+from multinode.tune.change import changed_launch
 from multinode.tune.judge import TunedRow, Tuning, judge, plan
 from multinode.tune.request import (
-    BASELINE,
     FIRST,
     TUNING_FILE,
     TuningRequest,
@@ -44,15 +39,14 @@ from multinode.tune.request import (
     job_of,
     list_candidates,
     load_tuning,
+    new_tuning,
     require_tunable,
-    samples_of,
     trial_of,
-    with_expected,
     with_seeds,
 )
 from multinode.tune.trial import (
+    BASELINE,
     DEFAULT_SEED,
-    PARTS,
     Candidate,
     TrialTraining,
     at_best_rate,
@@ -101,11 +95,20 @@ def tune(request: TuningRequest, context: RunContext, resume: Resume, measure: M
         context: the nodes.
         resume: how to treat an earlier tuning of the same command.
         measure: makes one run.
+
+    Raises:
+        UsageError: it cannot be tuned, or none of the changes that are asked for can be tried.
+        RunFailed: the unchanged training has no figures.
+        Interrupted: the user stopped it; what was measured is kept, as after any error.
     """
+    require_tunable(request)
     finished = find_tuned(request, context.runs, resume)
     if finished is not None:
         return finished
-    layout = _layout(request, context)
+    layout = request.layout or Layout.of(probe_workers(request.launch, context.agent))
+    if request.sources:
+        # What cannot be tried is refused before anything is stored.
+        list_candidates(request, context.runs, request.sources, layout)
     directory = _take_up(request, context, resume, layout)
     with directory.lock():
         tuner = _Tuner(request, context, directory, layout, measure)
@@ -157,6 +160,10 @@ class _Tuner:
         self._series.keep(with_seeds(self._series.record, request))
         stored = load_tuning(directory, self._series.record)
         self._tuning = stored if stored is not None else self._begin()
+        if request.sources and len(self._candidates) == FIRST:
+            self._list(request.sources)
+        workers = [*layout.counts, *(candidate.workers_per_node or 1 for candidate in self._candidates)]
+        self._launch = benchmark_mode(same_threads(request.launch, workers, context, "in every run"))
 
     def run(self, *, retries_failed: bool) -> None:
         """Run the first two, then the chosen candidates, then all for every seed."""
@@ -167,8 +174,12 @@ class _Tuner:
             if any(turn.number == 1 for turn in due_turns(self._series.record)):
                 # Without both, nothing can be predicted.
                 return
-            self._list()
+            baseline, alone = self._series.record.cells
+            self._require(baseline)
+            self._list([baseline.run_ids[0], *alone.run_ids[:1]])
         self._run(self._fits)
+        if not any(turn.cell == 0 for turn in due_turns(self._series.record)):
+            self._require(self._series.record.cells[0])
 
     def conclude(self, status: str, error: BaseException | None = None) -> Tuned:
         """Judge and store the results; an error while storing does not invalidate them."""
@@ -193,30 +204,20 @@ class _Tuner:
         request, first, record = self._request, first_two(self._layout), self._series.record
         # The choice is no longer stored and is made again.
         self._series.keep(msgspec.structs.replace(record, cells=record.cells[:FIRST]))
-        tuning = Tuning(
-            run_id=self._directory.run_id,
-            job=describe_job(job_of(request)),
-            samples=samples_of(request, self._layout),
-            steps=request.steps,
-            learning_rates=request.learning_rates,
-        )
-        tuning = plan(tuning, first)
+        tuning = plan(new_tuning(request, self._directory.run_id, self._layout), first)
         self._directory.write(TUNING_FILE, tuning)
         return tuning
 
-    def _list(self) -> None:
-        record, runs = self._series.record, self._context.runs
-        baseline, alone = record.cells
+    def _require(self, baseline: CellRecord) -> None:
         if not baseline.run_ids:
             raise RunFailed(
                 f"the unchanged training has no figures: {baseline.reason or 'its run did not fit the budget'}",
                 hint=f"all results are in {self._directory.path}",
             ).of_run(baseline.last_run)
-        names = [baseline.run_ids[0], *alone.run_ids[:1]]
-        changes, left_out = list_candidates(runs, names, steps=self._request.steps, most=self._request.most)
-        rate = trial_of(runs, self._candidates[0], baseline).runs[0].samples_per_s
-        around_s = max(0.0, baseline.took_s[0] - self._tuning.samples / rate) if baseline.took_s else None
-        listed = [with_expected(change, self._tuning.samples, around_s) for change in changes]
+
+    def _list(self, names: Sequence[str]) -> None:
+        record = self._series.record
+        listed, left_out = list_candidates(self._request, self._context.runs, names, self._layout)
         candidates = (*self._candidates, *listed)
         tuning = msgspec.structs.replace(self._tuning, left_out=left_out)
         self._tuning = plan(tuning, candidates)
@@ -238,19 +239,24 @@ class _Tuner:
 
     def _launch_of(self, cell: GridCell, number: int) -> Launch:
         candidate = next(listed for listed in self._candidates if listed.label == cell.label)
-        launch = benchmark_mode(self._request.launch)
+        rate, seed = self._rate_and_seed(cell, number)
+        launch, job = self._launch, self._launch.job
+        if self._request.judge == "speed":
+            if isinstance(job, LlamaFactoryJob):
+                # Before the change, which may need more steps.
+                training = TrialTraining(steps=steps_to_run(self._request.steps), seed=seed)
+                launch = msgspec.structs.replace(launch, job=trial_job(job, training))
+            return changed_launch(launch, candidate.change, self._layout)
         changed = changed_launch(launch, candidate.change, self._layout)
         job = changed.job
         if not isinstance(job, LlamaFactoryJob):
-            raise UsageError("only a LLaMA-Factory YAML can be tuned")
-        workers = sum(workers_of_nodes(changed.cluster, {}, changed.options.workers_per_node))
+            raise UsageError("only a LLaMA-Factory YAML can be judged by its loss")
+        workers = sum(workers_of_nodes(changed.cluster, {}, changed.workers_per_node))
         batch = global_batch(read_settings(job), workers)
-        rate, seed = self._rate_and_seed(cell, number)
         training = TrialTraining(
-            steps=max(1, round(self._tuning.samples / (batch or 1))),
+            steps=max(1, round((self._tuning.samples or 0) / (batch or 1))),
             seed=seed,
             every=candidate.change.levers.round_steps,
-            parts=PARTS,
             evaluation_samples=self._request.evaluation_samples,
         )
         if rate is not None:
@@ -258,11 +264,12 @@ class _Tuner:
         return msgspec.structs.replace(changed, job=trial_job(job, training))
 
     def _rate_and_seed(self, cell: GridCell, number: int) -> tuple[float | None, int]:
-        seed = job_of(self._request).config.get("seed", DEFAULT_SEED)
+        job = self._launch.job
+        seed = job.config.get("seed") if isinstance(job, LlamaFactoryJob) else DEFAULT_SEED
         first = seed if type(seed) is int else DEFAULT_SEED
         record = next(recorded for recorded in self._series.record.cells if recorded.cell.label == cell.label)
         candidate = next(listed for listed in self._candidates if listed.label == cell.label)
-        trial = trial_of(self._context.runs, candidate, record)
+        trial = trial_of(self._context.runs, candidate, record, self._request.judge)
         rates = self._request.learning_rates
         best = at_best_rate(trial).runs[0].learning_rate if rates and trial.runs else None
         wanted: list[tuple[float | None, int]] = [(rate, first) for rate in rates or (None,)]
@@ -283,7 +290,7 @@ def _conclude(request: TuningRequest, directory: RunDirectory, record: GridRecor
             waiting=len(due_turns(record)),
             file="",
         ),
-        [trial_of(runs, row.candidate, cells.get(row.candidate.label)) for row in tuning.rows],
+        [trial_of(runs, row.candidate, cells.get(row.candidate.label), request.judge) for row in tuning.rows],
     )
     winner = judged.row(judged.recommended)
     if winner is not None and (winner.candidate.label != BASELINE or winner.rates):
@@ -316,8 +323,3 @@ def _take_up(request: TuningRequest, context: RunContext, resume: Resume, layout
 
 def _cell(candidate: Candidate) -> GridCell:
     return GridCell(label=candidate.label, nodes=candidate.nodes, workers_per_node=candidate.workers_per_node)
-
-
-def _layout(request: TuningRequest, context: RunContext) -> Layout:
-    """The workers as they are today."""
-    return Layout.of(probe_workers(request.launch, context.agent))

@@ -21,6 +21,7 @@ from multinode.predict.recommendations import training_today
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.profile.observed import observe_run
+from multinode.records.benchmark import Benchmark
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.series.grid import CellRecord, GridRecord, due_turns, fingerprint
 from multinode.series.series import Resume, find_series
@@ -28,10 +29,14 @@ from multinode.stats.estimate import exactly
 from multinode.traffic.algorithms import Layout
 from multinode.tune.judge import Tuning, plan
 from multinode.tune.trial import (
+    BASELINE,
     DEFAULT_SEED,
+    ONE_NODE,
     Candidate,
     CandidateTrial,
+    Judge,
     LeftOut,
+    Losses,
     TrialRun,
     candidate_of,
     make_shortlist,
@@ -44,28 +49,11 @@ _UNFIT = re.compile(r"[^a-z0-9]+")
 _LONGEST_LABEL = 40
 
 
-def list_candidates(
-    root: Path, names: Sequence[str], *, steps: int, most: int
-) -> tuple[tuple[Candidate, ...], tuple[LeftOut, ...]]:
-    """Predicted candidates, best first, and the changes left out.
-
-    Args:
-        root: directory of all runs.
-        names: of the unchanged training, and of one node if it could be measured.
-        steps: of a run of the unchanged training.
-        most: maximum number of candidates.
-    """
-    shortlist = make_shortlist(rank_options(training_today(root, names)), steps=steps, most=most)
-    labels = _labels([option.advice.name for option in shortlist.chosen])
-    chosen = tuple(map(candidate_of, shortlist.chosen, labels))
-    return chosen, shortlist.left_out
-
-
-def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> CandidateTrial:
-    """A candidate with its measured runs; without a cell it was not started."""
+def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None, judge: Judge) -> CandidateTrial:
+    """A candidate with its measured runs, by loss with their losses; without a cell it was not started."""
     if cell is None:
         return CandidateTrial(candidate=candidate, state="waiting")
-    runs = (_trial_run(RunDirectory(root / run_id)) for run_id in cell.run_ids)
+    runs = (_trial_run(RunDirectory(root / run_id), number, judge) for number, run_id in enumerate(cell.run_ids))
     return CandidateTrial(
         candidate=candidate,
         state=cell.state,
@@ -91,9 +79,9 @@ def find_runs_alike(root: Path, job: Job, layout: Layout) -> dict[int, Record]:
     return records
 
 
-def run_s(root: Path, run_id: str) -> float | None:
+def run_s(directory: RunDirectory) -> float | None:
     """Wall time of a stored run; None if unknown."""
-    run = RunDirectory(root / run_id).read_run()
+    run = directory.read_run()
     return run.ended_s - run.started_s if run is not None and run.ended_s is not None else None
 
 
@@ -104,24 +92,24 @@ def _is_alike(ours: JobSettings, theirs: JobSettings) -> bool:
     return all(value == other or None in {value, other} for value, other in pairs)
 
 
-def _trial_run(directory: RunDirectory) -> TrialRun | None:
+def _trial_run(directory: RunDirectory, number: int, judge: Judge) -> TrialRun | None:
     record = read_record(directory)
-    if record is None or record.job is None or not record.samples_per_s:
+    if record is None or not record.samples_per_s:
         return None
-    config = record.job.config
-    batch, seed, rate = (
-        global_batch(record.settings, record.layout.workers),
-        config.get("seed"),
-        config.get("learning_rate"),
-    )
-    if batch is None:
-        return None
+    # A script has no seed of ours: its runs are told apart by their number.
+    config = record.job.config if record.job is not None else {}
+    seed, rate = config.get("seed"), config.get("learning_rate")
+    losses, batch = Losses(), global_batch(record.settings, record.layout.workers)
+    if judge == "loss":
+        if batch is None:
+            return None
+        losses = read_losses(observe_run(directory, record.plan), batch)
     return TrialRun(
         run_id=directory.run_id,
-        seed=seed if type(seed) is int else DEFAULT_SEED,
+        seed=seed if type(seed) is int else DEFAULT_SEED + number,
         learning_rate=rate if type(rate) is float else None,
         samples_per_s=record.samples_per_s,
-        losses=read_losses(observe_run(directory, record.plan), batch),
+        losses=losses,
     )
 
 
@@ -135,7 +123,6 @@ def _labels(names: Sequence[str]) -> Iterator[str]:
 
 
 TUNING_FILE = "tuning.json"
-BASELINE, ONE_NODE = "baseline", "one-node"
 FIRST = 2
 """Candidates that come before those that are chosen by them."""
 
@@ -144,11 +131,16 @@ class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be tuned."""
 
     launch: Launch  # the unchanged job, on all nodes
-    steps: int  # of a run of the unchanged training; the others train on as many samples
+    judge: Judge = "loss"
+    sources: tuple[str, ...] = ()  # stored runs that changes are predicted from; empty measures the training first
+    layout: Layout | None = None  # of the unchanged training in the sources; None without sources
+    picks: tuple[str, ...] = ()  # parts of names; only changes with one of them are tried. Empty is all
+    link_measured: float | None = None  # Gbit/s of the measured link, if the NICs did not report it
+    steps: int  # of a run of the unchanged training; by loss the others train on as many samples
     seeds: int  # runs of each candidate
     budget_s: float  # for all runs, those of earlier calls included
     most: int  # candidates that are tried, beside the unchanged training and one node alone
-    evaluation_samples: int  # that are held out
+    evaluation_samples: int = 64  # that are held out, by loss
     # that each candidate's first seed is trained with, ascending; the other seeds have the best of them. Empty leaves
     # all with the job's own.
     learning_rates: tuple[float, ...] = ()
@@ -164,13 +156,18 @@ def require_tunable(request: TuningRequest) -> None:
     """Refuse what cannot be tuned, before any node is asked.
 
     Raises:
-        UsageError: a script, a single node, or a job that does not say how many samples a step has.
+        UsageError: a single node; by loss a script, or a job that does not say how many samples a step has.
     """
     if len(request.launch.cluster.nodes) == 1:
         raise UsageError(
             "tune compares several nodes with one; there is only one", hint="use a hostfile with two nodes"
         )
-    global_batch_of(request, Layout(nodes=1))
+    if request.layout is not None and request.layout.nodes == 1:
+        raise UsageError(
+            f"{', '.join(request.sources)}: the measured training runs on one node",
+            hint="name a run on several nodes, or leave out --from",
+        )
+    samples_of(request, Layout(nodes=1))
 
 
 def read_tuning(directory: RunDirectory) -> Tuning | None:
@@ -203,11 +200,15 @@ def first_two(layout: Layout) -> tuple[Candidate, ...]:
     )
 
 
-def with_expected(candidate: Candidate, samples: int, around_s: float | None) -> Candidate:
-    """With what one run takes, as far as that is known."""
+def _with_expected(
+    candidate: Candidate, request: TuningRequest, samples: int | None, around_s: float | None
+) -> Candidate:
     rate = candidate.predicted_samples_per_s
-    expected_s = None if around_s is None or rate is None else around_s + samples / rate.value
-    return msgspec.structs.replace(candidate, expected_s=expected_s)
+    if samples is None or around_s is None or rate is None:
+        return candidate
+    # By speed, all runs have as many steps.
+    samples_of_run = samples * candidate.step_ratio if request.judge == "speed" else samples
+    return msgspec.structs.replace(candidate, expected_s=around_s + samples_of_run / rate.value)
 
 
 def with_seeds(record: GridRecord, request: TuningRequest) -> GridRecord:
@@ -215,45 +216,82 @@ def with_seeds(record: GridRecord, request: TuningRequest) -> GridRecord:
     return msgspec.structs.replace(record, grid=msgspec.structs.replace(record.grid, repeats=request.runs_of_each))
 
 
-def job_of(request: TuningRequest) -> LlamaFactoryJob:
+def job_of(request: TuningRequest) -> Job:
     """The job.
 
     Raises:
-        UsageError: it is a script.
+        UsageError: it trains nothing, or is a script and judged by its loss.
     """
-    if not isinstance(request.launch.job, LlamaFactoryJob):
+    job = request.launch.job
+    if isinstance(job, Benchmark) or (request.judge == "loss" and not isinstance(job, LlamaFactoryJob)):
         raise UsageError(
             "tune sets the seed, steps and evaluations of a LLaMA-Factory YAML; this is a script",
-            hint="for a script: multinode tune --from last --candidates 3 -- train.py",
+            hint="judge a script by its speed: --judge speed",
         )
-    return request.launch.job
+    return job
 
 
-def global_batch_of(request: TuningRequest, layout: Layout) -> int:
-    """Samples of an optimizer step of all workers, as the job stands.
+def samples_of(request: TuningRequest, layout: Layout) -> int | None:
+    """Samples of a run of the unchanged training; None if a job judged by speed does not say.
 
     Raises:
-        UsageError: it does not say, or is a script.
+        UsageError: a job judged by loss does not say, or is a script.
     """
-    batch = global_batch(read_settings(job_of(request)), layout.workers)
-    if batch is None:
+    job = job_of(request)
+    batch = global_batch(read_settings(job), layout.workers)
+    if batch is None and request.judge == "loss":
         raise UsageError("the number of samples per step is unknown", hint="--set per_device_train_batch_size=1")
-    return batch
+    # A script decides how many steps it makes.
+    return request.steps * batch if batch is not None and isinstance(job, LlamaFactoryJob) else None
 
 
-def samples_of(request: TuningRequest, layout: Layout) -> int:
-    """That every run trains on."""
-    return request.steps * global_batch_of(request, layout)
+def list_candidates(
+    request: TuningRequest, root: Path, names: Sequence[str], layout: Layout
+) -> tuple[tuple[Candidate, ...], tuple[LeftOut, ...]]:
+    """Predicted candidates, best first, and the changes left out.
+
+    Args:
+        request: how many there are and how they are judged.
+        root: directory of all runs.
+        names: of the unchanged training, and of one node if it could be measured.
+        layout: of the unchanged training.
+
+    Raises:
+        UsageError: none of the changes that are asked for can be tried.
+    """
+    shortlist = make_shortlist(
+        rank_options(training_today(root, names, link_measured=request.link_measured)),
+        steps=request.steps,
+        most=request.most,
+        judge=request.judge,
+        picks=request.picks,
+    )
+    labels = _labels([option.advice.name for option in shortlist.chosen])
+    samples, around_s = samples_of(request, layout), _around_s(root, names[0])
+    chosen = map(candidate_of, shortlist.chosen, labels)
+    return tuple(_with_expected(candidate, request, samples, around_s) for candidate in chosen), shortlist.left_out
+
+
+def _around_s(root: Path, name: str) -> float | None:
+    """What a run takes beside its samples: start-up, checks, and what it leaves; None if unknown."""
+    directory = RunDirectory.open(root, name)
+    record, took_s = read_record(directory), run_s(directory)
+    if record is None or record.summary is None or took_s is None or not record.samples_per_s:
+        return None
+    batch = global_batch(record.settings, record.layout.workers)
+    return None if batch is None else max(0.0, took_s - record.summary.steps * batch / record.samples_per_s)
 
 
 def fingerprint_of(request: TuningRequest) -> str:
     """Of all that decides the figures: more seeds or a larger budget go on with what there is."""
-    measured: dict[str, Any] = {"tuning": True, "steps": request.steps, "most": request.most}
-    measured["held_out"] = request.evaluation_samples
+    measured: dict[str, Any] = {"tuning": request.judge, "steps": request.steps, "most": request.most}
+    measured |= {"sources": request.sources, "picks": request.picks, "link": request.link_measured or 0}
+    if request.judge == "loss":
+        measured["held_out"] = request.evaluation_samples
     if request.learning_rates:
         measured["learning_rates"] = request.learning_rates
-    measured["workers"] = request.launch.options.workers_per_node or 0
-    return fingerprint({BASELINE: job_of(request)}, request.launch.cluster.nodes, request.launch.options, measured)
+    measured["workers"] = request.launch.workers_per_node or 0
+    return fingerprint({BASELINE: job_of(request)}, request.launch.cluster.nodes, request.launch, measured)
 
 
 def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
@@ -265,7 +303,7 @@ def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
     require_tunable(request)
     plan_offline(request.launch)
     cluster = request.launch.cluster
-    layout = Layout.of(workers_of_nodes(cluster, {}, request.launch.options.workers_per_node))
+    layout = request.layout or Layout.of(workers_of_nodes(cluster, {}, request.launch.workers_per_node))
     series = None if resume.anew else find_series(runs, fingerprint_of(request))
     if series is not None:
         directory, record = series
@@ -285,34 +323,38 @@ def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
     return _plan_from_others(request, runs, layout)
 
 
-def _plan_from_others(request: TuningRequest, runs: Path, layout: Layout) -> Tuning:
-    samples, candidates = samples_of(request, layout), first_two(layout)
-    planned = Tuning(
-        run_id="",
+def new_tuning(request: TuningRequest, run_id: str, layout: Layout) -> Tuning:
+    """A tuning without candidates."""
+    return Tuning(
+        run_id=run_id,
         job=describe_job(job_of(request)),
-        samples=samples,
+        judged_by=request.judge,
+        sources=request.sources,
+        samples=samples_of(request, layout) if request.judge == "loss" else None,
         steps=request.steps,
         seeds=request.seeds,
         learning_rates=request.learning_rates,
-        budget_s=request.budget_s,
     )
+
+
+def _plan_from_others(request: TuningRequest, runs: Path, layout: Layout) -> Tuning:
+    candidates = first_two(layout)
+    planned = msgspec.structs.replace(new_tuning(request, "", layout), budget_s=request.budget_s)
     alike = find_runs_alike(runs, job_of(request), layout)
-    row = alike.get(layout.nodes)
-    if row is None:
+    names = request.sources or tuple(record.run_id for _, record in sorted(alike.items(), reverse=True))
+    if not request.sources and layout.nodes not in alike:
         return plan(planned, candidates)
-    names = [record.run_id for record in alike.values()]
-    changes, left_out = list_candidates(runs, names, steps=request.steps, most=request.most)
-    took_s, steps = run_s(runs, row.run_id), row.summary.steps if row.summary is not None else 0
-    # What a run takes beside its samples: start-up, checks, and what it leaves.
-    around_s = (
-        None if took_s is None else max(0.0, took_s - steps * global_batch_of(request, layout) / row.samples_per_s)
-    )
-    measured = {nodes: exactly(record.samples_per_s) for nodes, record in alike.items()}
-    first = [
-        msgspec.structs.replace(candidate, predicted_samples_per_s=measured.get(candidate.nodes))
-        for candidate in candidates
-    ]
-    listed = [with_expected(candidate, samples, around_s) for candidate in (*first, *changes)]
+    changes, left_out = list_candidates(request, runs, names, layout)
+    samples, around_s = samples_of(request, layout), _around_s(runs, names[0])
+    first = []
+    for candidate in candidates:
+        record = alike.get(candidate.nodes)
+        rate = exactly(record.samples_per_s) if record is not None else None
+        known = msgspec.structs.replace(
+            candidate, predicted_samples_per_s=rate, step_ratio=layout.on(candidate.nodes).workers / layout.workers
+        )
+        first.append(_with_expected(known, request, samples, around_s))
+    listed = (*first, *changes)
     needed = [candidate.expected_s for candidate in listed]
     planned = msgspec.structs.replace(
         planned,

@@ -1,4 +1,4 @@
-"""What `tune` prints: the verdict, one table of speed, loss and time to the loss, and what was not tried."""
+"""What `tune` prints: the verdict, one table of what was measured, and what was not tried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multinode.render.table import Part, labelled_parts, sheet_table
 from multinode.series.grid import about
 from multinode.stats.estimate import PLUS_MINUS, text_of
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
-from multinode.tune.trial import LeftOut
+from multinode.tune.trial import BASELINE, LeftOut
 from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
 
 _LEFT_OUT = {
@@ -31,14 +31,15 @@ def left_out_words(left_out: Sequence[LeftOut]) -> tuple[str, ...]:
 
 def loss_words(tuning: Tuning) -> str:
     """What the losses of its table are of."""
+    samples = f"{tuning.samples or 0:,}"
     if tuning.loss_of == "held-out":
         return (
-            f"on held-out data, after {tuning.samples:,} samples; for methods that average between nodes, the loss of "
-            "the averaged parameters"
+            f"on held-out data, after {samples} samples; for methods that average between nodes, the loss of the "
+            "averaged parameters"
         )
     if tuning.loss_of == "training":
         return (
-            f"logged training loss, mean of the last part of {tuning.samples:,} samples; with averaging between "
+            f"logged training loss, mean of the last part of {samples} samples; with averaging between "
             "nodes, of parameters between two averages"
         )
     return "not recorded in every run"
@@ -53,7 +54,7 @@ def show(tuning: Tuning) -> Iterator[Block]:
     """The verdict, speed, loss and time to the loss of each change, why, and what was not tried."""
     yield Prose(tuning.verdict, "lead", tone=_TONES.get(tuning.outcome, ""))
     yield Tiles(tuple(_key_figures(tuning)))
-    yield _sheet(tuning)
+    yield _speed_sheet(tuning) if tuning.judged_by == "speed" else _loss_sheet(tuning)
     yield Labels(tuple(_rows(tuning)))
     yield Charts(lambda: _charts(tuning))
 
@@ -103,9 +104,10 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
         runs = (
             f"one seed of each at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
         )
-    rows: list[tuple[str, str]] = [
-        ("Runs", f"{runs}, on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged training)")
-    ]
+    length = f"of {format_count(tuning.steps, 'measured step')}"
+    if tuning.samples is not None:
+        length = f"on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged training)"
+    rows: list[tuple[str, str]] = [("Runs", f"{runs}, {length}")]
     if tuning.needed_s is not None:
         within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
         rows.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
@@ -115,7 +117,42 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
     yield from labelled_parts([*rows, *_not_tried(tuning)])
 
 
-def _sheet(tuning: Tuning) -> Sheet:
+def _speed_sheet(tuning: Tuning) -> Sheet:
+    return Sheet(
+        title="",
+        columns=(
+            Column("change", words=True),
+            Column("samples/s"),
+            Column("against", "unchanged"),
+            Column("predicted", "gain"),
+            Column("error"),
+            Column("against", "1 node"),
+        ),
+        rows=tuple(_speed_row(row) for row in tuning.rows),
+        notes=tuple(_notes(tuning)),
+        legend=tuple(_legend(tuning)),
+    )
+
+
+def _speed_row(row: TunedRow) -> tuple[str, ...]:
+    predicted = row.candidate.predicted_gain
+    gain = UNKNOWN if predicted is None else predicted.text("times")
+    if not row.run_ids:
+        return row.candidate.name, _STATES.get(row.state, row.state), UNKNOWN, gain, UNKNOWN, UNKNOWN
+    error = UNKNOWN
+    if row.gain_error is not None:
+        error = f"{row.gain_error:+.1%}{', outside' if row.is_covered is False else ''}"
+    return (
+        row.candidate.name,
+        text_of(row.samples_per_s),
+        UNKNOWN if row.gain is None or row.candidate.label == BASELINE else row.gain.text("times"),
+        gain,
+        error,
+        UNKNOWN if row.sooner is None or row.candidate.nodes == 1 else row.sooner.text("times"),
+    )
+
+
+def _loss_sheet(tuning: Tuning) -> Sheet:
     return Sheet(
         title="",
         columns=(
@@ -161,13 +198,25 @@ def _predicted(row: TunedRow) -> str:
 
 
 def _notes(tuning: Tuning) -> Iterator[str]:
-    yield f"loss: {loss_words(tuning)}"
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
+    if tuning.judged_by == "speed":
+        yield "speed alone: a change may need more samples to the same loss; --judge loss measures that"
+        if seeds == 1:
+            yield "one run of each: the variation between runs is unknown"
+        return
+    yield f"loss: {loss_words(tuning)}"
     if seeds == 1:
         yield "one seed: the variation between seeds is unknown"
 
 
 def _legend(tuning: Tuning) -> Iterator[str]:
+    seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
+    if tuning.judged_by == "speed":
+        yield "against: samples/s over those of the unchanged training, and of one node"
+        yield "error: the predicted gain over the measured one, minus 1"
+        if seeds > 1:
+            yield f"{seeds} runs, interleaved; {PLUS_MINUS} and ranges: 95% confidence interval over runs"
+        return
     yield (
         f"time: training time until the loss is within {SAME_LOSS:.1%} of the first row's final loss; against 1 node: "
         "the time of one node divided by this time"
@@ -175,7 +224,6 @@ def _legend(tuning: Tuning) -> Iterator[str]:
     if tuning.learning_rates:
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)
         yield f"lr: learning rate; of {rates}, the one with the lowest final loss for the first seed"
-    seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
     if any(row.loss_verdict in _MARKS for row in tuning.rows):
         noise = " and by more than the noise" if seeds > 1 else ""
         yield f"worse: the loss is higher by more than {SAME_LOSS:.1%}{noise}; such a change is never recommended"

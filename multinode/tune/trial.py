@@ -10,20 +10,25 @@ from typing import Any, Literal
 
 import msgspec
 
+from multinode.errors import UsageError
 from multinode.job.job import LlamaFactoryJob, LlamaFactorySettings, limit_steps, override_job
 from multinode.job.job_files import Change
-from multinode.predict.advice import RankedOption, pays
+from multinode.predict.advice import RankedOption, is_one_node, pays
 from multinode.profile.observed import Observed
 from multinode.records.samples import EvaluationSample, LossSample
 from multinode.series.grid import GridRecord, Turn, due_turns
 from multinode.stats.estimate import Estimate
 
-# Only settings: no purchase, no other model, no other nodes.
-_KINDS = frozenset(
+Judge = Literal["loss", "speed"]
+"""`loss`: by the time to the final loss of the unchanged training; `speed`: by samples/s."""
+
+# By loss only settings: no purchase, no other model, no other nodes.
+_OF_LOSS = frozenset(
     {"gradients", "averaging", "outer", "accumulation", "overlap", "buckets", "batch", "strategy", "pair"}
 )
-# One round is warm-up, and two are measured.
-_ROUNDS = 3
+_KINDS: dict[Judge, frozenset[str]] = {"loss": _OF_LOSS, "speed": _OF_LOSS | {"nodes", "balance"}}
+ROUNDS = 3
+"""Rounds of averaging that a run needs: one is warm-up, and two are measured."""
 _FEWEST_STEPS = 8
 # PowerSGD does not compress the first ten iterations, and at most a third of a run is warm-up.
 _LOW_RANK_STEPS = 32
@@ -35,10 +40,14 @@ DEFAULT_SEED = 42
 Reason = Literal["memory", "little", "short", "slower", "more"]
 
 
+BASELINE, ONE_NODE = "baseline", "one-node"
+"""Labels of the unchanged training, and of it on one node alone."""
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A change to try."""
 
-    label: str  # its name in run names; `baseline` and `one-node` are the unchanged training, and that on one node
+    label: str  # its name in run names; BASELINE and ONE_NODE are the first two
     name: str  # for people
     kind: str = ""  # as in Advice
     change: Change = Change()  # how `launch` makes it
@@ -47,6 +56,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     # None where nothing was predicted; likewise the speed over that of one node alone
     predicted_samples_per_s: Estimate | None = None
     against_one_node: Estimate | None = None
+    predicted_gain: Estimate | None = None  # samples/s over those of the unchanged training; None if not predicted
+    step_ratio: float = 1.0  # samples of a step over those of the unchanged training
     expected_s: float | None = None  # wall time of one run with all that goes around it; None where nothing is known
     meaning: str = ""  # what else it changes, as Advice has it
 
@@ -68,26 +79,41 @@ class Shortlist(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...]
 
 
-def make_shortlist(ranked: Sequence[RankedOption], *, steps: int, most: int) -> Shortlist:
+def make_shortlist(
+    ranked: Sequence[RankedOption], *, steps: int, most: int, judge: Judge = "loss", picks: Sequence[str] = ()
+) -> Shortlist:
     """The best change of each kind, then the second best of each, until there are enough.
 
     Args:
         ranked: as from `rank_options`, best first.
-        steps: optimizer steps of the unchanged training; changes train on the same number of samples.
+        steps: optimizer steps of the unchanged training; by loss, changes train on the same number of samples.
         most: maximum number of candidates.
+        judge: how candidates are judged; a run that is judged by speed is as long as its change needs.
+        picks: parts of names. If any, only changes with one of them are tried, whatever is predicted of them; two
+            changes at once are meant only by a `+`.
+
+    Raises:
+        UsageError: none of the changes is picked, or those that are do not fit the GPUs.
     """
     able: dict[str, list[RankedOption]] = {}
     left_out: list[LeftOut] = []
-    for option in ranked:
-        if option.option.kind not in _KINDS or option.advice.change is None:
+    makeable = [option for option in ranked if option.advice.change is not None]
+    picked = [option for option in makeable if _is_picked(option.advice.name, picks)]
+    for option in picked:
+        # One node alone is measured anyway.
+        if is_one_node(option.advice):
             continue
-        reason, needed = _why_not(option, steps), steps_needed(option)
+        if not picks and option.option.kind not in _KINDS[judge]:
+            continue
+        reason, needed = _why_not(option, steps, judge, is_picked=bool(picks)), steps_needed(option)
         if reason is None:
             able.setdefault(option.option.kind, []).append(option)
         else:
             left_out.append(
                 LeftOut(name=option.advice.name, reason=reason, needs_steps=needed if reason == "short" else None)
             )
+    if picks and not able and not any(is_one_node(option.advice) for option in picked):
+        raise _none_picked(makeable, left_out)
     in_turn = list(_in_turn(able))
     chosen = sorted(in_turn[:most], key=_by_gain)
     left_out += (LeftOut(name=option.advice.name, reason="more") for option in in_turn[most:])
@@ -98,7 +124,7 @@ def steps_needed(option: RankedOption) -> int:
     """Steps that a run of the unchanged training needs for this change to have its effect."""
     before, after = option.option.before.scenario, option.option.after.scenario
     levers = option.option.after.settings.levers
-    least = _FEWEST_STEPS if levers.round_steps == 1 else _ROUNDS * levers.round_steps
+    least = _FEWEST_STEPS if levers.round_steps == 1 else ROUNDS * levers.round_steps
     if levers.compression is not None and levers.compression.rank is not None:
         least = _LOW_RANK_STEPS
     return math.ceil(least * after.samples / before.samples)
@@ -116,19 +142,34 @@ def candidate_of(option: RankedOption, label: str) -> Candidate:
         workers_per_node=None if advice.outlook.unequal else advice.outlook.workers_per_node,
         predicted_samples_per_s=advice.outlook.samples_per_s,
         against_one_node=advice.against_one_node,
+        predicted_gain=advice.gain,
+        step_ratio=option.option.after.scenario.samples / option.option.before.scenario.samples,
         meaning=advice.meaning,
     )
 
 
-def _why_not(option: RankedOption, steps: int) -> Reason | None:
+def _why_not(option: RankedOption, steps: int, judge: Judge, *, is_picked: bool) -> Reason | None:
     beside = option.advice.against_one_node
     if option.advice.fits is False:
         return "memory"
-    if not pays(option.advice):
+    if not is_picked and not pays(option.advice):
         return "little"
-    if beside is not None and beside.high < 1:
+    if not is_picked and beside is not None and beside.high < 1:
         return "slower"
-    return "short" if steps_needed(option) > steps else None
+    return "short" if judge == "loss" and steps_needed(option) > steps else None
+
+
+def _is_picked(name: str, picks: Sequence[str]) -> bool:
+    return not picks or any(pick in name and ("+" in pick or "+" not in name) for pick in picks)
+
+
+def _none_picked(makeable: Sequence[RankedOption], left_out: Sequence[LeftOut]) -> UsageError:
+    names = [repr(option.advice.name) for option in makeable if option.advice.fits is not False]
+    hint = f"available: {', '.join(names) or 'none'}"
+    short = [f"{change.name!r} needs --steps {change.needs_steps}" for change in left_out if change.reason == "short"]
+    large = [repr(option.advice.name) for option in makeable if option.advice.fits is False]
+    parts = (*short, *([f"too large for the GPUs: {', '.join(large)}"] if large else ()))
+    return UsageError("none of the changes can be tried", hint="; ".join((hint, *parts)))
 
 
 def _in_turn(able: dict[str, list[RankedOption]]) -> Iterator[RankedOption]:
@@ -301,8 +342,8 @@ class TrialTraining(msgspec.Struct, frozen=True, kw_only=True):
     steps: int  # optimizer steps
     seed: int = DEFAULT_SEED  # of the weights that are new, the order of the data, and their split
     every: int = 1  # steps of a round in which nodes average; an evaluation comes at the end of one
-    parts: int  # evaluations in a run, or fewer
-    evaluation_samples: int  # that are held out
+    parts: int = PARTS  # evaluations in a run, or fewer
+    evaluation_samples: int | None = None  # that are held out; None evaluates nothing
 
     @property
     def evaluation_steps(self) -> int:
@@ -333,8 +374,10 @@ def parse_learning_rates(text: str) -> tuple[float, ...]:
 
 def trial_job(job: LlamaFactoryJob, training: TrialTraining) -> LlamaFactoryJob:
     """The job as it is trained for its figures and its loss."""
-    every = training.evaluation_steps
     changed: dict[str, Any] = {"seed": training.seed}
+    if training.evaluation_samples is None:
+        return limit_steps(override_job(job, changed), training.steps)
+    every = training.evaluation_steps
     if (job.settings.logging_steps or math.inf) > every:
         changed["logging_steps"] = every
     if can_evaluate(job):

@@ -37,7 +37,7 @@ _SWEEP = ScanReport(
     nodes=("box1", "box2"),
     test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
     rows=(row(100.0), row(90.0, "all_gather")),
-    verdict=Verdict(text="this is what the link carries"),
+    verdict=Verdict(message="this is what the link carries"),
     directory="/r",
 )
 _HOSTILE = "<b>x</b><script>console.error(1)</script><img src=http://127.0.0.1:9/y><a href='http://z'>" + "w" * 90

@@ -19,4 +19,4 @@ def test_a_link_that_cannot_be_is_refused(option: str, rate: str) -> None:
 def test_what_tried_changes_says_what_does_now(option: str) -> None:
     result = CliRunner().invoke(build_app(), ["advise", option, "2"])
     assert isinstance(result.exception, UsageError)
-    assert result.exception.hint == "multinode tune --from RUN --candidates N measures the advised changes"
+    assert result.exception.hint == "multinode tune --judge speed --from RUN measures the advised changes"

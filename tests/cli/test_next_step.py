@@ -89,7 +89,7 @@ def test_no_secret_is_kept_and_the_shells_variable_stands_for_one() -> None:
 )
 def test_changes_are_tried_with_the_job_that_was_measured(typed: str, line: str) -> None:
     proposed = tune_command(invocation(typed), ["last"])
-    assert proposed == f"multinode tune --from last --candidates 2 {line}"
+    assert proposed == f"multinode tune --judge speed --from last --candidates 2 {line}"
     require_parsed(proposed)
 
 

@@ -36,7 +36,7 @@ VERBS = {
     "bench": "bench --hosts hosts",
     "contrast": "contrast --hosts hosts -- train.py",
     "sweep": "sweep --hosts hosts job.yaml --grid per_device_train_batch_size=1,2",
-    "tune --from": f"tune --from {MEASURED} --hosts hosts job.yaml",
+    "tune --judge speed": f"tune --judge speed --from {MEASURED} --hosts hosts job.yaml",
     "attach": f"attach {RUNNING[0]}",
     "attach --fetch": f"attach {RUNNING[1]} --fetch out",
     "attach --hosts": "attach --hosts hosts 20260101-000000-cccc",

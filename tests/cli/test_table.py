@@ -86,7 +86,7 @@ def test_prices_of_a_file_and_a_deadline_name_the_cheapest(root: Path) -> None:
     document = json.loads(run(*asked, "--json"))
     assert document["cheapest"]["deadline_s"] == 8 * 3600
     assert document["cheapest"]["label"] in {one["label"] for one in document["cells"]}
-    assert document["cheapest"]["sentence"] in " ".join(run(*asked).split())
+    assert document["cheapest"]["message"] in " ".join(run(*asked).split())
 
 
 def test_every_form_is_printed_or_written_where_it_was_asked_for(root: Path) -> None:

@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 from multinode.cli.main import build_app
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.engines.engine import choose_engine
-from multinode.job.launch_options import LaunchOptions
 from multinode.tune.measure import Tuned
 from multinode.tune.request import TuningRequest
 from tests.tune.tuning import HOSTS, YAML, Elsewhere, tuning_request
@@ -38,8 +37,8 @@ def run(*arguments: str, verb: str = "tune") -> Result:
 def typed(**fields: Any) -> TuningRequest:
     """What the command line asks for."""
     asked = tuning_request(**fields)
-    options = LaunchOptions(engine=choose_engine(asked.launch.job))  # type: ignore[arg-type]
-    return msgspec.structs.replace(asked, launch=msgspec.structs.replace(asked.launch, options=options))
+    engine = choose_engine(asked.launch.job)  # type: ignore[arg-type]
+    return msgspec.structs.replace(asked, launch=msgspec.structs.replace(asked.launch, engine=engine))
 
 
 @pytest.fixture
@@ -105,10 +104,10 @@ def test_a_dry_run_refuses_what_could_not_be_started(folder: Path) -> None:
     ("arguments", "message"),
     [
         (
-            ("--hosts", "hosts", "--from", "last", "--budget", "1h"),
-            "--budget does not work with --from",
+            ("--hosts", "hosts", "--judge", "speed", "--learning-rates", "1e-3,2e-3"),
+            "--learning-rates does not work with --judge speed",
         ),
-        ((*SHAPE, "--pick", "fp16"), "--pick needs --from RUN"),
+        ((*SHAPE, "--judge", "speed"), "--eval-samples does not work with --judge speed"),
         ((*SHAPE, "--steps", "7"), "--steps 7: a loss needs 8 steps or more"),
         ((*SHAPE, "--nodes", "1"), "tune compares several nodes with one; there is only one"),
         (("--hosts", "hosts", "--", "train.py"), "this is a script"),

@@ -108,7 +108,7 @@ def test_a_break_even_far_from_the_links_is_told_and_not_drawn() -> None:
     assert CONTRAST.forecast is not None
     assert CONTRAST.forecast.break_even is not None
     any_link = msgspec.structs.replace(
-        CONTRAST.forecast.break_even, beats_one=Needed(value=1e-4, reason="any", why="at any bandwidth", always=True)
+        CONTRAST.forecast.break_even, beats_one=Needed(value=1e-4, code="any", message="at any bandwidth", always=True)
     )
     forecast = msgspec.structs.replace(CONTRAST.forecast, break_even=any_link)
     contrast = msgspec.structs.replace(CONTRAST, forecast=forecast)
@@ -119,7 +119,9 @@ def test_a_break_even_far_from_the_links_is_told_and_not_drawn() -> None:
 def test_nothing_that_a_contrast_says_is_run_by_the_page() -> None:
     attack = "</script><script>alert(1)</script><img src=http://x/y onerror=alert(2)>"
     advice = msgspec.structs.replace(CONTRAST.advice[0], name=attack, command=attack, meaning=attack)
-    candidate = msgspec.structs.replace(CONTRAST.candidate, node_names=(attack,), disturbances=(attack,))
+    candidate = msgspec.structs.replace(
+        CONTRAST.candidate, node_names=(attack,), disturbances=(Finding(message=attack),)
+    )
     contrast = msgspec.structs.replace(
         CONTRAST,
         verdict=attack,

@@ -161,9 +161,9 @@ def runs(draw: st.DrawFn, nodes: int) -> StoredRun:
         steady_steps=draw(st.integers(min_value=0, max_value=1 << 40)),
         tokens_per_s=draw(UNKNOWN | st.builds(measured, POSITIVE)),
         split=StepSplit(mean=mean),
-        stragglers=tuple(Straggler(node="n1", ranks=(0,), late_ms=late_ms, share=0.1) for late_ms in late),
+        stragglers=tuple(Straggler(node="n1", ranks=(0,), late_ms=late_ms, share=0.1, message="") for late_ms in late),
         comm=Comm(bytes_per_step=BytesPerStep(nic=draw(UNKNOWN | POSITIVE))),
-        bottleneck=draw(st.none() | st.just(Bottleneck(kind="network"))),
+        bottleneck=draw(st.none() | st.just(Bottleneck(kind="network", message=""))),
         dataset_samples=draw(UNKNOWN | st.integers(min_value=0, max_value=1 << 60)),
         nodes=(node_use(cpu_busy_percent=draw(ANYTHING), job_cores=draw(ANYTHING), throttled_share=draw(ANYTHING)),),
     )

@@ -12,7 +12,7 @@ from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.screen import following, show
 from multinode.findings.finding import Finding
-from multinode.predict.advice import Recommendations, Tried
+from multinode.predict.advice import Recommendations
 from multinode.predict.advice_screen import advice_parts
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.request import forecast_benchmarks
@@ -28,7 +28,7 @@ from tests.golden import Golden
 from tests.predict.test_sheets import EVIDENCE
 
 MORE = "multinode show 20260104-cc --details"
-NEXT = "multinode tune --from 20260104-cc --candidates 2 --hosts lab"
+NEXT = "multinode tune --judge speed --from 20260104-cc --candidates 2 --hosts lab"
 HOSTILE = "\x1b[2J[bold]\u202e"
 
 COMPARED = compare(
@@ -61,17 +61,11 @@ RECOMMENDATIONS = Recommendations(
     sources=("2 nodes: run 20260104-cc-candidate-1",),
     today=outlook(0.1, 2),
     measured_samples_per_s=2.98,
-    advice=(*(msgspec.structs.replace(one, tried=None) for one in CONTRAST.advice), SLOWER, BATCH),
+    advice=(*CONTRAST.advice, SLOWER, BATCH),
     notes=("the link's rate is that of its NIC",),
     back_test=CONTRAST.forecast.back_test,
     job="configs/tiny sft.yaml",
     hosts="my nodes.txt",
-)
-FAILED = Tried(run_id="20260104-ee", reason="box2: out of memory")
-TRIED = msgspec.structs.replace(
-    RECOMMENDATIONS,
-    advice=(*CONTRAST.advice[:2], msgspec.structs.replace(CONTRAST.advice[2], tried=FAILED)),
-    today_tried=Tried(run_id="20260104-ff", samples_per_s=2.95),
 )
 USELESS = msgspec.structs.replace(RECOMMENDATIONS, advice=(SLOWER, BATCH), back_test=None)
 
@@ -120,7 +114,6 @@ SCREENS = {
     "advise": advised(RECOMMENDATIONS),
     "advise-details": advised(RECOMMENDATIONS, details=True),
     "advise-nothing": advised(USELESS),
-    "advise-tried": advised(TRIED),
     "predict": forecast_parts(predicted(), more="multinode predict --details", next_command="multinode advise"),
     "predict-details": forecast_parts(predicted(links=(0.1, 1.0), accumulations=(1, 4)), details=True),
     "predict-many": forecast_parts(predicted(links=(0.1, 1.0), accumulations=tuple(range(1, 21)))),

@@ -50,8 +50,8 @@ def test_the_page_on_python_runs_as_it_stands(
     assert (scan.value.backend, [row.size_bytes for row in scan.value.rows]) == ("gloo", [1 << 16, 1 << 20, 1 << 24])
     assert contrasted.value.contrast.candidate.nodes == 2
     assert [cell.state for cell in session["table"].value.cells] == ["measured", "measured"]
-    (tried,) = [advice for advice in session["tuned"].value.advice if advice.tried is not None]
-    assert tried.tried.gain is not None, tried.tried.reason
+    _, _, tried = session["tuned"].value.tuning.rows
+    assert tried.gain is not None, tried.reason
     assert {scenario.nodes for scenario in session["forecast"].scenarios} == {2, 4}
     assert session["stored"].run == run
     assert "samples/s" in Path("report.md").read_text()
@@ -61,7 +61,7 @@ def test_the_page_on_python_runs_as_it_stands(
         "launch": 2,
         "nccl-test": 1,
         "sweep": 3,
-        "advise": 3,
+        "tuning": 4,
     }
     # Each result is shown in a notebook, and none proposes a command that nobody typed.
     for name in ("found", "launched", "scan", "contrasted", "table", "advice", "tuned"):
@@ -69,7 +69,7 @@ def test_the_page_on_python_runs_as_it_stands(
         assert "Next" not in f"{session[name]}{session[name]._repr_html_()}"
     assert contrasted.value.contrast.verdict in contrasted._repr_html_()
     said = capsys.readouterr()
-    assert scan.value.verdict.text in said.out
+    assert scan.value.verdict.message in said.out
     assert "probing 2 nodes" in said.out
     assert said.err == ""
     assert_no_agents()

@@ -38,7 +38,7 @@ SUMMARY = Summary(
     rule="the first 4 of 6 steps are warm-up, excluded",
     step_time_ms=StepTimes(median=exactly(300.4), p95=320.0, cv=0.05),
     samples_per_s=exactly(26.66),
-    bottleneck=Bottleneck(kind="network", share=0.54, sentence="x"),
+    bottleneck=Bottleneck(kind="network", share=0.54, message="x"),
 )
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/lab/train.py", line 41, in <module>

@@ -9,7 +9,7 @@ import pytest
 from multinode.launch.ending import run_labels
 from multinode.launch.outcome import next_step, run_verdict, show, step_sheet
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.figures import Straggler
+from multinode.profile.figures import LikelyCause, Straggler
 from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
 from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run
@@ -48,17 +48,17 @@ SLOW_NODE = Straggler(
     ranks=(1,),
     late_ms=80.0,
     share=0.27,
-    cause="cpu",
-    evidence=("b had used up its cgroup's CPU limit",),
+    message="b\x1b[2J: the others wait 80.0 ms per step (27.0%)",
+    causes=(LikelyCause(cause="cpu", message="b had used up its cgroup's CPU limit"),),
     hint="raise the CPU limit of its cgroup",
 )
 HELD_UP = msgspec.structs.replace(
     SUMMARY,
-    bottleneck=Bottleneck(kind="straggler", share=0.27, sentence="80 of 300 ms per step (27%) are waiting for b"),
+    bottleneck=Bottleneck(kind="straggler", share=0.27, message="80 of 300 ms per step (27%) are waiting for b"),
     stragglers=(SLOW_NODE,),
 )
 NO_SYNCHRONISATION = msgspec.structs.replace(
-    SUMMARY, bottleneck=Bottleneck(kind="no_communication", sentence="no gradient synchronization")
+    SUMMARY, bottleneck=Bottleneck(kind="no_communication", message="no gradient synchronization")
 )
 STOPPED = msgspec.structs.replace(RUN, status="stopped", stop_reason="slower_than_one_node")
 FAILED = msgspec.structs.replace(
@@ -152,7 +152,7 @@ def test_the_screen(golden: Golden, name: str, run: Run, summary: Summary | None
 def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
     assert run_verdict(RUN, SUMMARY) == "succeeded after 1 min 05 s: 26.7 samples/s, 4 workers on 2 nodes"
     assert run_verdict(FAILED, NOTHING) == "failed after 1 min 05 s, 4 workers on 2 nodes"
-    network = Bottleneck(kind="network", share=0.4, sentence="119 of 300 ms per step are exposed communication")
+    network = Bottleneck(kind="network", share=0.4, message="119 of 300 ms per step are exposed communication")
     assert run_verdict(RUN, msgspec.structs.replace(SUMMARY, bottleneck=network)).endswith(
         "; network-bound: 40% of a step is exposed communication"
     )
@@ -160,7 +160,7 @@ def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
     few = msgspec.structs.replace(SUMMARY, bottleneck=network, split=early)
     assert run_verdict(RUN, few).endswith(" is exposed communication (from 4 of 25 measured steps)")
     assert "exposed communication: from 4 of 25 measured steps" in step_sheet(few).notes
-    unknown = msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", sentence="x"))
+    unknown = msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", message="x"))
     assert run_verdict(RUN, unknown) == run_verdict(RUN, SUMMARY)
 
 

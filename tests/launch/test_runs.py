@@ -126,13 +126,13 @@ def test_what_show_prints_holds_the_results_that_the_run_has_and_no_others(tmp_p
     assert {name: getattr(bare, name) for name in Run.__struct_fields__ if name != "schema"} == {
         name: getattr(RUN, name) for name in Run.__struct_fields__ if name != "schema"
     }
-    assert not any(getattr(bare, name) for name in ("summary", "contrast", "nccl_test", "advice", "bench", "code"))
+    assert not any(getattr(bare, name) for name in ("summary", "contrast", "nccl_test", "tuning", "bench", "code"))
 
     directory.write("summary.json", SUMMARY)
     directory.write("contrast.json", {"speedup": 0.5})
     directory.write("nccl-test.json", {"rows": []})
     full = load_run(tmp_path, "last").document()
-    assert (full.summary, full.advice) == (SUMMARY, None)
+    assert (full.summary, full.tuning) == (SUMMARY, None)
     assert (full.contrast, full.nccl_test) == ({"speedup": 0.5}, {"rows": []})
 
 

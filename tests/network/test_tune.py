@@ -11,7 +11,6 @@ import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, RunFailed
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import Launch, RunContext, StopRequest
 from multinode.network.measure import Extent, scan_messages
 from multinode.network.nccl_tuning import TuneReport, env_keys, show
@@ -49,15 +48,13 @@ class StandIn:
         self.context = RunContext(transport, runs, stop=self.stop, say=self.said.append)
 
     def tune(self, repeats: int = 3, test: CollectiveTest = TEST) -> TuneReport:
-        what = Launch(
-            cluster=parse_hostfile(HOSTS, "hosts"), hostfile=HOSTS, job=test, options=LaunchOptions(agent="agent.pyz")
-        )
+        what = Launch(cluster=parse_hostfile(HOSTS, "hosts"), hostfile=HOSTS, job=test, agent="agent.pyz")
         return nccl_tune(what, Extent(), repeats, self.context, self._measure)
 
     def _measure(self, what: Launch, extent: Extent, context: RunContext) -> ScanReport:
         assert not extent.tcp
         assert (what.execute.kind, what.execute.on_stall) == ("tune", "stop")
-        env = dict(what.options.environment.env)
+        env = dict(what.environment.env)
         self.asked.append(env)
         factor = self._speed(env, len(self.asked))
         if self._keeps:

@@ -16,7 +16,7 @@ from multinode.levers.balance import Balance
 from multinode.levers.levers import Levers
 from multinode.model.model_size import parse_model
 from multinode.model.workload import JobSettings
-from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
+from multinode.predict.advice import Advice, pays, rank_options, shortlist
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
@@ -194,12 +194,10 @@ def test_a_gain_over_what_was_measured_is_no_wider_than_its_prediction() -> None
     assert one.gain.high <= high / rate + 1e-9
 
 
-def test_the_shortlist_has_one_of_each_kind_and_what_was_tried() -> None:
+def test_the_shortlist_has_one_of_each_kind() -> None:
     advice = advise(state())
     kinds = [one.kind for one in shortlist(advice, 3)]
     assert len(kinds) == len(set(kinds)) == 3
-    last = changed(advice[-1], tried=Tried(gain=1.0))
-    assert last in shortlist((*advice[:-1], last), 3)
 
 
 def test_the_training_in_bf16_sends_bf16() -> None:
@@ -437,7 +435,7 @@ def test_a_node_more_is_an_option_where_the_hostfile_has_it() -> None:
 def test_notes_name_what_cannot_be_predicted() -> None:
     today = state()
     costs = changed(today.calibration.costs, data_ms=500)
-    late = Straggler(node="b", ranks=(1,), late_ms=300, share=0.25, cause="cpu", hint="look at its load")
+    late = Straggler(node="b", ranks=(1,), late_ms=300, share=0.25, message="b is slower", hint="look at its load")
     loading = changed(today, calibration=changed(today.calibration, costs=costs, notes=("taken",)), stragglers=(late,))
     notes = advice_notes(loading, loading.outlook())
     assert notes[0] == "taken"

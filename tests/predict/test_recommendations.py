@@ -60,6 +60,7 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
     summary = Summary(
         run_id=run_id,
         strategy="DDP",
+        recognised=Strategy.DDP,
         world_size=nodes,
         steps=20,
         steady_steps=15,
@@ -122,6 +123,9 @@ def keep_job(directory: RunDirectory, text: str = JOB) -> None:
     directory.write("facts.json", [{"node": "a", "paths": [{"path": "tiny", "kind": "directory"}]}])
 
 
+LATE = Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, message="b is slower", hint="look at b")
+
+
 def advise_on_the_command_line(root: Path, *args: str, verb: str = "advise") -> str:
     result = CliRunner(env={"MULTINODE_RUNS": str(root)}).invoke(
         build_app(), [verb, *args], catch_exceptions=False, standalone_mode=False
@@ -133,7 +137,13 @@ def advise_on_the_command_line(root: Path, *args: str, verb: str = "advise") -> 
 
 def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     keep(tmp_path, "one", 1, 0)
-    keep(tmp_path, "two", 2, 1181, Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, hint="look at b"))
+    keep(
+        tmp_path,
+        "two",
+        2,
+        1181,
+        LATE,
+    )
     recommendations = advise_runs(tmp_path, ["one", "two"])
     found = {one.name: one for one in recommendations.advice}
     assert recommendations.runs == ("one", "two")
@@ -150,7 +160,7 @@ def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     assert any("there is no stored nccl-test of these nodes" in note for note in recommendations.notes)
 
 
-def test_a_contrast_and_tried_advice_stand_for_the_runs_that_they_were_made_from(tmp_path: Path) -> None:
+def test_a_contrast_and_a_tuning_stand_for_the_runs_that_they_were_made_from(tmp_path: Path) -> None:
     keep(tmp_path, "one", 1, 0)
     keep(tmp_path, "two", 2, 1181)
     both = advise_runs(tmp_path, ["one", "two"])
@@ -159,15 +169,25 @@ def test_a_contrast_and_tried_advice_stand_for_the_runs_that_they_were_made_from
     run = RunDirectory(tmp_path / "one").read("run.json", Run)
     contrast.write("run.json", run)
     assert advise_runs(tmp_path, ["against"]) == both
-    tried = RunDirectory.create(tmp_path, "tried")
-    tried.write("advice.json", both)
-    tried.write("run.json", run)
-    assert advise_runs(tmp_path, ["tried"]) == both
+    # Chosen by runs that were stored before, or by its own first two.
+    rows = [{"run_ids": [name, "repeat"]} for name in ("two", "one", "change")]
+    for sources in (["one", "two"], []):
+        tuning = RunDirectory.create(tmp_path, f"tuning-{len(sources)}")
+        tuning.write("tuning.json", {"sources": sources, "rows": rows})
+        tuning.write("run.json", run)
+        advised = advise_runs(tmp_path, [tuning.run_id])
+        assert (sorted(advised.runs), advised.advice) == (["one", "two"], both.advice)
 
 
 def test_room_and_stragglers_are_those_of_today_in_whichever_order_the_runs_are_named(tmp_path: Path) -> None:
     one = keep(tmp_path, "one", 1, 0)
-    keep(tmp_path, "two", 2, 1181, Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, hint="look at b"))
+    keep(
+        tmp_path,
+        "two",
+        2,
+        1181,
+        LATE,
+    )
     # A GPU that was nearly full in another layout says nothing of this one.
     summary = one.read("summary.json", Summary)
     assert summary is not None
@@ -197,9 +217,9 @@ def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path) -> None
     two = keep(tmp_path, "two", 2, 1181)
     recommendations = advise_runs(tmp_path, ["one", "two"])
     with pytest.raises(UsageError, match="the measured job is a script, or not stored with its runs"):
-        measured_job(tmp_path, recommendations)
+        measured_job(tmp_path, ["one", "two"], recommendations.settings)
     keep_job(two)
-    job = measured_job(tmp_path, recommendations)
+    job = measured_job(tmp_path, ["one", "two"], recommendations.settings)
     assert (job.config["max_steps"], job.config_path) == (35, "job.yaml")
     plan = two.read("plan.json", LaunchPlan)
     assert plan is not None
@@ -209,12 +229,12 @@ def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path) -> None
     assert job.local_paths == ("tiny",)
     workload = two.read("workload.json", Workload)
     assert workload is not None
-    other = changed(recommendations, settings=changed(workload.settings, accumulation=4))
     with pytest.raises(UsageError, match="the measured job"):
-        measured_job(tmp_path, other)
+        measured_job(tmp_path, ["one", "two"], changed(workload.settings, accumulation=4))
 
 
-def test_a_try_takes_the_stored_job_and_refuses_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("judge", ["speed", "loss"])
+def test_a_tuning_from_runs_takes_their_job_and_refuses_another(tmp_path: Path, judge: str) -> None:
     keep(tmp_path, "one", 1, 0)
     keep_job(keep(tmp_path, "two", 2, 1181))
     hosts, other = tmp_path / "hosts", tmp_path / "other.yaml"
@@ -222,15 +242,17 @@ def test_a_try_takes_the_stored_job_and_refuses_another(tmp_path: Path) -> None:
     other.write_text(JOB + "gradient_accumulation_steps: 4\n")
 
     def tune(*more: str) -> None:
-        words = ("--from", "one", "--from", "two", "--pick", "nothing like this", "--hosts", str(hosts), *more)
+        words = ("--from", "one", "--from", "two", "--judge", judge, "--hosts", str(hosts), "--dry-run", *more)
         advise_on_the_command_line(tmp_path, *words, verb="tune")
 
-    with pytest.raises(UsageError, match="none of the advised changes can be tried"):
-        tune()
+    with pytest.raises(UsageError, match="none of the changes can be tried"):
+        tune("--pick", "nothing like this")
     with pytest.raises(UsageError, match="not the measured job: accumulation is 4, but 1 was measured"):
         tune(str(other))
     with pytest.raises(UsageError, match="not the measured job: model is 'other'"):
         tune("--set", "model_name_or_path=other")
+    with pytest.raises(UsageError, match="not the measured job: workers per node is 2, but 1 was measured"):
+        tune("--workers-per-node", "2")
 
 
 def test_another_link_has_other_advice(tmp_path: Path) -> None:
@@ -256,7 +278,7 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     assert plan is not None
     two.write("run.json", changed(new_run(plan, 0.0), command=typed))
     assert (
-        "Next        multinode tune --from one --from two --candidates 2 --hosts h -- train.py --lr 1\n"
+        "Next        multinode tune --judge speed --from one --from two --candidates 2 --hosts h -- train.py --lr 1\n"
         in advise_on_the_command_line(tmp_path, "one", "two")
     )
     shown = advise_on_the_command_line(tmp_path, "one", "two", "--top", "50")

@@ -68,7 +68,7 @@ RECORDINGS = (
         rate="100mbit",
     ),
     Recording("tunestopped", f"tune {_YAML} {_ONE_EACH} --steps 8 --seeds 1 --budget 1h", code=130, stop_at=(2, 20)),
-    Recording("tunefrom", "tune --from {contrast} --candidates 1", rate="100mbit"),
+    Recording("tunefrom", "tune --judge speed --from {contrast} --candidates 1", rate="100mbit"),
     Recording("bench", "bench --only matmul,memory --dtype fp32 --size 512 --seconds 0.2"),
     Recording("benchstopped", "bench --only matmul --dtype fp32 --size 512 --seconds 1", code=130, stop_at=(2, 1)),
     Recording("import", "import configs/figures/published_batches.csv"),

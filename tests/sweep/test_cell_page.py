@@ -53,7 +53,7 @@ def test_the_best_of_each_figure_is_named_with_its_cell() -> None:
 
 
 def test_the_cheapest_cell_stands_on_top_where_a_deadline_was_asked_for() -> None:
-    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, sentence="the cheapest is X"))
+    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, message="the cheapest is X"))
     assert '<p class="lead">the cheapest is X</p>' in body(table_text(table, "html"))
 
 

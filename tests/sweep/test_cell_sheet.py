@@ -7,22 +7,23 @@ import re
 import msgspec
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.render.sheet import blocks_markdown
 from multinode.stats.estimate import Estimate, value_of
 from multinode.stats.unknown import UNMEASURED, Unknown, known, or_none
 from multinode.sweep.cell_sheet import (
-    cell_columns,
     cell_csv,
     cells_sheet,
     constants_line,
     lead,
     missing_sheet,
     show,
+    shown_frame,
     unmeasured_sheet,
     with_notes,
 )
 from multinode.sweep.cell_table import Look, look_at
-from multinode.sweep.cells import VALUES, CellRow, CellTable, Cheapest, our_name
+from multinode.sweep.cells import CellRow, CellTable, Cheapest, Contradiction, cell_frame
 from tests.golden import screen_of
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 
@@ -121,7 +122,7 @@ def test_one_sentence_says_the_most() -> None:
 
 
 def test_the_cheapest_cell_is_told_where_a_deadline_was_asked_for() -> None:
-    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, sentence="the cheapest is X"))
+    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, message="the cheapest is X"))
     assert "the cheapest is X" in shown(table, 80)
     assert "**the cheapest is X**\n" in blocks_markdown(show(table))
 
@@ -135,7 +136,10 @@ def test_prices_are_in_their_currency_and_what_gpus_cost_buys_speed() -> None:
 
 def test_what_disturbed_a_row_or_contradicts_itself_is_marked() -> None:
     marked = msgspec.structs.replace(
-        SWEEP.cells[0], disturbances=("box1: hot",), contradictions=("4 x 2 is not 9",), reason="repeat 2 failed"
+        SWEEP.cells[0],
+        disturbances=(Finding(message="box1: hot"),),
+        contradictions=(Contradiction(message="4 x 2 is not 9", sides=()),),
+        reason="repeat 2 failed",
     )
     lines = shown(msgspec.structs.replace(SWEEP, cells=(marked, *SWEEP.cells[1:])), 100)
     below = lines[lines.index("marked") :]
@@ -245,9 +249,9 @@ def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so
 @pytest.mark.parametrize("table", [SWEEP, PUBLISHED], ids=["sweep", "published"])
 def test_a_value_goes_by_the_title_that_is_shown(table: CellTable) -> None:
     ambiguous = {"samples", "price"}
-    for column in cell_columns(table.cells):
-        if column.name in VALUES and column.title not in ambiguous and "purchase" not in column.name:
-            assert our_name(column.title) == column.name
+    for figure in shown_frame(table).figures:
+        if figure.title not in ambiguous and "purchase" not in figure.name and figure.name != "samples_per_s_range":
+            assert cell_frame(table.cells).figure(figure.title).name == figure.name
 
 
 def test_workers_whose_nodes_are_not_told_are_no_nodes() -> None:

@@ -1,391 +1,216 @@
+"""Changes judged by speed: what is run, what is recommended, and which runs the choice is from."""
+
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster
-from multinode.cluster.hostfile import parse_hostfile
-from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
-from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
-from multinode.job.job_files import Change
-from multinode.launch.context import Launch, Launched, RunContext, StopRequest
+from multinode.errors import UsageError
+from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.job_files import Change, parse_change
 from multinode.levers.averaging import Averaging
-from multinode.levers.levers import NONE, Levers
-from multinode.model.workload import JobSettings
-from multinode.predict.advice import Advice, Recommendations
-from multinode.predict.cost_model import StepParts
-from multinode.predict.forecast import PredictedScenario
-from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.summary import Summary
-from multinode.records.plan import LaunchPlan, Rendezvous
-from multinode.records.run import Failure, NodeRun, Run
-from multinode.records.run_directory import RunDirectory
-from multinode.series.grid import GridRecord
-from multinode.stats.estimate import Estimate, exactly
-from multinode.stats.unknown import Unknown
-from multinode.transport.fake import FakeTransport
-from multinode.tune.by_speed import Trials, changed_launch, try_advice
+from multinode.levers.levers import Levers
+from multinode.predict.recommendations import stored_sources
+from multinode.profile.observed import steps_to_run
+from multinode.series.series import Resume
+from multinode.stats.estimate import of_bounds
+from multinode.traffic.algorithms import Layout
+from multinode.tune.change import changed_launch
+from multinode.tune.judge import Tuning, judge
+from multinode.tune.request import TuningRequest, plan_tuning
+from multinode.tune.screen import show
+from multinode.tune.trial import Candidate, CandidateTrial
+from tests.golden import screen_of
 from tests.levers.compressed import compressed
+from tests.predict.test_recommendations import keep
+from tests.tune.trials import trial
+from tests.tune.tuning import Elsewhere, steps_of, tuning_request
 
-HOSTS = "a slots=1\nb slots=1\n"
-CLUSTER: Cluster = msgspec.structs.replace(parse_hostfile(HOSTS, "hosts"), hosts="new.txt")
-JOB = msgspec.structs.replace(
-    parse_llamafactory("model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\n", "job.yaml"),
-    deepspeed_text='{"zero_optimization": {"stage": 3}}',
-)
-OUTLOOK = PredictedScenario(
-    link_gbit_per_s=0.1,
-    nodes=2,
-    workers_per_node=1,
-    per_device_batch=2,
-    accumulation=1,
-    strategy="DDP",
-    step_time_ms=1000,
-    samples_per_s=Estimate(value=4, low=3, high=5),
-    speedup=exactly(1),
-    efficiency=0.5,
-    parts=StepParts(compute_ms=1, optimizer_ms=0, host_ms=0, data_ms=0, comm_ms=0, beyond_ms=0, exposed_ms=0),
-    bottleneck=Bottleneck(kind="network"),
-)
-FOUR = Change(overrides=("gradient_accumulation_steps=4",))
 changed = msgspec.structs.replace
+ONE_EACH = Layout(nodes=2, workers_per_node=1)
 
 
-def advised(name: str, gain: float, change: Change | None) -> Advice:
-    return Advice(
-        name=name,
-        kind="accumulation",
-        gain=Estimate(value=gain, low=gain * 0.9, high=gain * 1.1),
-        outlook=OUTLOOK,
-        meaning="nothing",
-        change=change,
-        command="by hand",
-    )
+def by_speed(**fields: object) -> TuningRequest:
+    """Of twenty measured steps, once each."""
+    return tuning_request(**({"judge": "speed", "steps": 20, "seeds": 1} | fields))
 
 
-COUNSEL = Recommendations(
-    runs=("before",),
-    today=OUTLOOK,
-    advice=(
-        advised("a link of 10 Gbit/s", 9.0, None),
-        advised("gradient accumulation 4", 3.0, FOUR),
-        advised("gradients in fp16", 1.8, Change(levers=compressed("fp16"))),
-        advised("one node", 1.5, Change(nodes=1)),
-    ),
-)
+def from_runs(runs: Path, **fields: object) -> TuningRequest:
+    """Of changes that two stored runs tell of."""
+    keep(runs, "one", 1, 0)
+    keep(runs, "two", 2, 1181)
+    return by_speed(sources=("two", "one"), layout=ONE_EACH, **fields)
 
 
-class Elsewhere:
-    """A cluster that is not there: each launch has the samples/s that `rates` says, by what was changed."""
-
-    def __init__(self, runs: Path, rates: Callable[[Launch], float | Exception]) -> None:
-        self.stop = StopRequest()
-        self.said: list[str] = []
-        self.context = RunContext(FakeTransport(lambda *_: ()), runs, stop=self.stop, say=self.said.append)
-        self.rates = rates
-        self.launches: list[Launch] = []
-
-    def run(self, what: Launch, context: RunContext) -> Launched:
-        assert context.agent is self.context.agent
-        self.launches.append(what)
-        rate = self.rates(what)
-        if isinstance(rate, Exception):
-            raise rate
-        nodes = tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(what.cluster.nodes))
-        failed = rate < 0
-        run = Run(
-            run_id=what.run_id or "",
-            job="job.yaml",
-            engine="llamafactory",
-            status="failed" if failed else "succeeded",
-            started_s=1.0,
-            ended_s=2.0,
-            world_size=len(nodes),
-            nodes=nodes,
-            first_failure=Failure(node="a", node_rank=0, message="out of memory") if failed else None,
-        )
-        if failed:
-            RunDirectory.create(context.runs, run.run_id).write("run.json", run)
-        return Launched(
-            run=run,
-            summary=Summary(
-                run_id=what.run_id or "",
-                steps=20,
-                steady_steps=15,
-                rule="",
-                samples_per_s=exactly(rate) if rate else Unknown("no batch was counted"),
-            ),
-            plan=LaunchPlan(
-                rendezvous=Rendezvous(addr="", port=1, workers=(1, 1)),
-                run_id="",
-                engine="",
-                job="",
-                nodes=(),
-            ),
-            directory=RunDirectory(context.runs / (what.run_id or "")),
-        )
-
-    @property
-    def order(self) -> list[str]:
-        return [(what.run_id or "").removeprefix("try-") for what in self.launches]
+def at(label: str, *rates: float, gain: tuple[float, float, float] | None = None) -> CandidateTrial:
+    predicted = of_bounds(gain[0], gain[1:]) if gain is not None else None
+    candidate = Candidate(label=label, name=label, nodes=2, workers_per_node=1, predicted_gain=predicted)
+    return trial(label, *((rate, ()) for rate in rates), candidate=candidate)
 
 
-def what(job: Job = JOB) -> Launch:
-    return Launch(cluster=CLUSTER, hostfile=HOSTS, job=job, run_id="try")
-
-
-def rate_of(launch: Launch) -> float:
-    """4 samples/s as it stands; accumulation gives 2.9 times as much, fp16 1.5 times."""
-    assert isinstance(launch.job, LlamaFactoryJob)
-    accumulated = launch.job.config.get("gradient_accumulation_steps") == 4
-    return 4.0 * (2.9 if accumulated else 1.0) * (1.5 if launch.options.levers.compression else 1.0)
-
-
-def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
-    fake = Elsewhere(tmp_path, rate_of)
-    attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
-    assert fake.order == ["today", "1", "2"]
-    assert fake.said == [
-        "trial try: 3 changes: 3 waiting",
-        "[1/3] unchanged",
-        "unchanged: measured: 4 samples/s",
-        "[2/3] gradient accumulation 4, about 10 s left",
-        "gradient accumulation 4: measured: 11.6 samples/s",
-        "[3/3] gradients in fp16, about 10 s left",
-        "gradients in fp16: measured: 6 samples/s",
-    ]
-    link, four, halved, alone = attempt.recommendations.advice
-    assert link.tried is None
-    assert alone.tried is None
-    assert four.tried is not None
-    assert four.tried.gain == pytest.approx(2.9)
-    assert four.tried.error == pytest.approx(3.0 / 2.9 - 1)
-    assert four.tried.is_covered is True
-    assert halved.tried is not None
-    assert halved.tried.gain == pytest.approx(1.5)
-    assert halved.tried.is_covered is False
-    assert attempt.recommendations.today_tried is not None
-    assert attempt.recommendations.today_tried.samples_per_s == 4
-    assert (COUNSEL.hosts, attempt.recommendations.hosts) == ("", "new.txt")
-    stored = RunDirectory.open(tmp_path, "last")
-    assert stored.read("advice.json", Recommendations) == attempt.recommendations
-    run = stored.read("run.json", Run)
-    assert run is not None
-    assert (run.run_id, run.kind, run.status) == ("try", "advise", "succeeded")
-    assert attempt.directory == stored.path
-
-
-def test_repeats_are_taken_in_the_opposite_order_and_the_median_counts(tmp_path: Path) -> None:
-    drift = iter((4.0, 12.0, 5.0, 16.0, 8.0, 6.0))
-    fake = Elsewhere(tmp_path, lambda _: next(drift))
-    attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2, repeats=2), fake.run)
-    assert fake.order == ["today-1", "1-1", "2-1", "2-2", "1-2", "today-2"]
-    four = attempt.recommendations.advice[1].tried
-    assert four is not None
-    assert four.gain == pytest.approx(((12 + 8) / 2) / ((4 + 6) / 2))
-    assert four.run_id == "try-1-2"
+ASKED = Tuning(run_id="t", job="tiny.yaml", judged_by="speed")
 
 
 @pytest.mark.parametrize(
-    ("failure", "reason"),
+    ("alone", "change", "outcome", "recommended", "verdict"),
     [
-        (-1.0, "a: out of memory"),
-        (NodeFailed("disk full", node="b"), "b: disk full"),
-        (0.0, "no batch was counted"),
+        ((5,), (29,), "change", "change", "it trains 5.8x faster (5.8x to 5.8x) than one node"),
+        ((50, 51), (29, 28), "one_node", "one-node", "Train on one node: it trains 5.0x faster"),
+        ((5, 5), (29, 30), "change", "change", "faster"),
+        ((5, 5), (9, 30), "inconclusive", None, "Measure more runs: --seeds."),
+        ((5,), (10.2,), "inconclusive", None, "with one run"),
+        ((5,), (9,), "baseline", "baseline", "Keep the training as it is"),
     ],
 )
-def test_a_change_that_fails_has_its_reason_and_the_others_go_on(
-    tmp_path: Path, failure: float | Exception, reason: str
+def test_what_is_recommended_is_faster_than_one_node_and_than_the_training_as_it_is(
+    alone: tuple[float, ...], change: tuple[float, ...], outcome: str, recommended: str | None, verdict: str
 ) -> None:
-    def rates(launch: Launch) -> float | Exception:
-        return failure if (launch.run_id or "").endswith("-1") else 4.0
-
-    fake = Elsewhere(tmp_path, rates)
-    attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
-    _, four, halved, _ = attempt.recommendations.advice
-    assert four.tried is not None
-    assert (four.tried.gain, four.tried.reason) == (None, reason)
-    assert halved.tried is not None
-    assert halved.tried.gain == 1
+    baseline = at("baseline", *(10.0, 10.1)[: len(alone)])
+    found = judge(ASKED, (baseline, at("one-node", *alone), at("change", *change)))
+    assert (found.outcome, found.recommended) == (outcome, recommended), found.verdict
+    assert verdict.casefold().split(" (")[0] in found.verdict.casefold()
+    # Nothing is said of a loss that nobody measured.
+    assert (found.loss_of, found.rows[2].loss, found.rows[2].time_to_loss_s) == ("", None, None)
 
 
-def test_a_training_that_fails_as_it_stands_is_no_trial(tmp_path: Path) -> None:
-    fake = Elsewhere(tmp_path, lambda _: -1.0)
-    with pytest.raises(RunFailed, match="out of memory"):
-        try_advice(what(), fake.context, COUNSEL, Trials(), fake.run)
-    assert len(fake.launches) == 1
+def test_the_predicted_gain_stands_beside_the_measured_one() -> None:
+    trials = (
+        at("baseline", 10.0),
+        at("one-node", 5.0),
+        at("near", 29.0, gain=(3.0, 2.8, 3.2)),
+        at("off", 15.0, gain=(1.8, 1.7, 1.9)),
+        at("failed", gain=(2.0, 1.0, 3.0)),
+    )
+    found = judge(ASKED, trials)
+    rows = [found.row(label) for label in ("near", "off", "failed")]
+    assert [row and row.gain and row.gain.value for row in rows] == [pytest.approx(2.9), pytest.approx(1.5), None]
+    assert [row and row.gain_error for row in rows] == [pytest.approx(3 / 2.9 - 1), pytest.approx(0.2), None]
+    assert [row and row.is_covered for row in rows] == [True, False, None]
+    shown = screen_of(show(found), 100)
+    near = next(line for line in shown.splitlines() if line.startswith("near"))
+    assert near.split() == ["near", "29.0", "2.9x", "3.0x", "(2.8-3.2)", "+3.4%", "5.8x"]
+    assert "+20.0%, outside" in shown
 
 
-def test_a_training_that_fails_later_leaves_what_was_measured_and_no_run_that_runs_for_ever(tmp_path: Path) -> None:
-    fake = Elsewhere(tmp_path, lambda launch: -1.0 if (launch.run_id or "").endswith("today-2") else 4.0)
-    with pytest.raises(RunFailed, match="out of memory") as caught:
-        try_advice(what(), fake.context, COUNSEL, Trials(repeats=2), fake.run)
-    assert caught.value.run_id == "try"
-    assert fake.order == ["today-1", "1-1", "1-2", "today-2"]
-    run = RunDirectory.open(tmp_path, "try").read("run.json", Run)
-    assert run is not None
-    assert run.status == "failed"
-    assert run.first_failure is not None
-    assert (run.first_failure.message, run.first_failure.run_id) == ("out of memory", "try-today-2")
-    recommendations = RunDirectory.open(tmp_path, "try").read("advice.json", Recommendations)
-    assert recommendations is not None
-    assert recommendations.advice[1].tried is not None
-    assert recommendations.advice[1].tried.gain == 1
+def test_changes_of_stored_runs_are_measured_in_turns_and_the_fastest_is_written(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path)
+    tuned = nodes.tune(from_runs(tmp_path, seeds=2, most=2))
+    labels = [row.candidate.label for row in tuned.tuning.rows]
+    assert labels[:2] == ["baseline", "one-node"]
+    assert len(labels) == 4
+    # Every second time in the opposite order.
+    first, second = nodes.order[:4], nodes.order[4:]
+    assert sorted(first) == sorted(f"{label}-1" for label in labels)
+    assert [name[:-1] for name in second] == [name[:-1] for name in reversed(first)]
+    assert tuned.tuning.sources == ("two", "one")
+    for name, what in zip(nodes.order, nodes.launches, strict=True):
+        assert isinstance(what.job, LlamaFactoryJob)
+        # No evaluation; as many steps as are measured, or as its averages need.
+        assert "eval_strategy" not in what.job.config or what.job.config["eval_strategy"] == "no"
+        rounds = what.levers.round_steps
+        assert steps_of(what) == max(steps_to_run(20), 3 * rounds if rounds > 1 else 0)
+        assert (what.job.config["save_strategy"], what.job.keeps_output) == ("no", False)
+        assert what.job.config["seed"] == 6 + int(name[-1])
+    best = tuned.tuning.row(tuned.tuning.recommended)
+    assert best is not None
+    assert best.samples_per_s is not None
+    assert best.samples_per_s.value == max(row.samples_per_s.value for row in tuned.tuning.rows if row.samples_per_s)
+    assert parse_change(Path(tuned.tuning.file).read_text(), "tuned.yaml").options
+    # The tuning stands for the runs that it was chosen from: the same command goes on with it.
+    assert stored_sources(tmp_path, [tuned.directory.name]) == ("two", "one")
+    assert nodes.tune(by_speed(sources=("two", "one"), layout=ONE_EACH, seeds=2, most=2)).directory == tuned.directory
 
 
-def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
-    def rates(launch: Launch) -> float:
-        if (launch.run_id or "").endswith("-2"):
-            fake.stop.ask("SIGINT")
-        return 4.0
-
-    fake = Elsewhere(tmp_path, rates)
-    with pytest.raises(Interrupted) as caught:
-        try_advice(what(), fake.context, COUNSEL, Trials(count=3), fake.run)
-    assert caught.value.hint == "run the same command to resume; results so far: multinode show try"
-    assert fake.order == ["today", "1", "2"]
-    recommendations = RunDirectory.open(tmp_path, "try").read("advice.json", Recommendations)
-    assert recommendations is not None
-    assert recommendations.advice[1].tried is not None
-    assert recommendations.advice[1].tried.gain == 1
-    run = RunDirectory.open(tmp_path, "try").read("run.json", Run)
-    assert run is not None
-    assert run.status == "stopped"
-
-
-class KilledError(BaseException):
-    """What ends the process at once."""
-
-
-def test_a_trial_that_is_killed_resumes_and_repeats_nothing(tmp_path: Path) -> None:
-    def rates(launch: Launch) -> float:
-        if (launch.run_id or "").endswith("-1"):
-            raise KilledError
-        return measured(launch)
-
-    def measured(launch: Launch) -> float:
-        directory = RunDirectory.create(tmp_path, launch.run_id or "")
-        directory.write("summary.json", {})
-        return rate_of(launch)
-
-    fake = Elsewhere(tmp_path, rates)
-    with pytest.raises(KilledError):
-        try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
-    # The state as a killed process leaves it.
-    record = RunDirectory(tmp_path / "try").read("grid.json", GridRecord)
-    assert record is not None
-    assert [cell.state for cell in record.cells] == ["measured", "running", "waiting"]
-    again = Elsewhere(tmp_path, measured)
-    later = changed(what(), run_id="later")
-    attempt = try_advice(later, again.context, COUNSEL, Trials(count=2), again.run)
-    assert again.order == ["1", "2"]
-    assert again.said[0].startswith("resuming trial try (3 changes: 1 measured, 1 waiting, 1 running)")
-    assert attempt.directory.name == "try"
-    assert attempt.recommendations.advice[1].tried is not None
-    assert attempt.recommendations.advice[1].tried.gain == pytest.approx(2.9)
-    # What is complete is measured anew.
-    assert try_advice(later, again.context, COUNSEL, Trials(count=2), again.run).directory.name == "later"
-    assert again.order == ["1", "2", "later-today", "later-1", "later-2"]
+def test_without_stored_runs_the_first_two_say_what_is_tried(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path)
+    tuned = nodes.tune(by_speed(most=1))
+    assert nodes.order[:2] == ["baseline", "one-node"]
+    assert [row.state for row in tuned.tuning.rows] == ["measured"] * 3
+    # By loss it is another measurement.
+    assert nodes.tune(tuning_request(most=1, seeds=1)).directory != tuned.directory
 
 
 def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
-    fake = Elsewhere(tmp_path, rate_of)
-    try_advice(what(), fake.context, COUNSEL, Trials(count=3, picks=("fp16",)), fake.run)
-    assert [launch.options.levers for launch in fake.launches] == [NONE, compressed("fp16")]
-    fake.launches.clear()
-    both = advised("gradients in fp16 + gradient accumulation 4", 4.0, Change(levers=compressed("fp16")))
-    recommendations = changed(COUNSEL, advice=(both, *COUNSEL.advice))
-    again = changed(what(), run_id="again")
-    try_advice(again, fake.context, recommendations, Trials(count=3, picks=("accumulation",)), fake.run)
-    assert [launch.options.levers for launch in fake.launches] == [NONE, NONE]
-    with pytest.raises(UsageError, match="none of the advised changes can be tried") as caught:
-        try_advice(what(), fake.context, COUNSEL, Trials(picks=("10 Gbit",)), fake.run)
+    asked = from_runs(tmp_path, most=9)
+
+    def names(*picks: str) -> list[str]:
+        planned = plan_tuning(changed(asked, picks=picks), tmp_path, Resume())
+        return [row.candidate.name for row in planned.rows[2:]]
+
+    assert names("gradients in fp16") == ["gradients in fp16"]
+    assert names("gradients in fp16 + ") == ["gradients in fp16 + gradient accumulation 4"]
+    assert set(names("accumulation", "fp16")) > set(names("fp16"))
+    assert names("one node") == []
+    with pytest.raises(UsageError, match="none of the changes can be tried") as caught:
+        names("10 Gbit")
     assert "'gradients in fp16'" in (caught.value.hint or "")
 
 
-def test_what_the_gpus_have_no_room_for_is_never_tried(tmp_path: Path) -> None:
-    large = changed(advised("DDP instead of ZeRO-3", 40.0, Change(overrides=("deepspeed=null",))), fits=False)
-    recommendations = changed(COUNSEL, advice=(*COUNSEL.advice, large))
-    fake = Elsewhere(tmp_path, rate_of)
-    attempt = try_advice(what(), fake.context, recommendations, Trials(count=9), fake.run)
-    assert [one.name for one in attempt.recommendations.advice if one.tried] == [one.name for one in COUNSEL.advice[1:]]
-    with pytest.raises(UsageError, match="none of the advised changes can be tried") as caught:
-        try_advice(what(), fake.context, recommendations, Trials(picks=("DDP",)), fake.run)
-    assert "too large for the GPUs: 'DDP instead of ZeRO-3'" in (caught.value.hint or "")
+def test_a_script_is_judged_by_its_speed(tmp_path: Path) -> None:
+    request = by_speed()
+    script = changed(request, launch=changed(request.launch, job=ScriptJob(argv=("train.py",))))
+    assert plan_tuning(script, tmp_path, Resume()).samples is None
+    with pytest.raises(UsageError, match="this is a script") as caught:
+        plan_tuning(changed(script, judge="loss"), tmp_path, Resume())
+    assert caught.value.hint == "judge a script by its speed: --judge speed"
 
 
-def test_a_try_keeps_away_from_the_output_of_the_job(tmp_path: Path) -> None:
-    fake = Elsewhere(tmp_path, rate_of)
-    try_advice(what(), fake.context, COUNSEL, Trials(), fake.run)
-    for launch in fake.launches:
-        assert isinstance(launch.job, LlamaFactoryJob)
-        assert not launch.job.keeps_output
-        assert launch.job.config["save_strategy"] == "no"
+def test_runs_of_one_node_say_nothing_of_several(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the measured training runs on one node"):
+        plan_tuning(by_speed(sources=("one",), layout=Layout(nodes=1)), tmp_path, Resume())
 
 
-def test_only_the_training_that_was_measured_is_tried(tmp_path: Path) -> None:
-    fake = Elsewhere(tmp_path, rate_of)
-    measured = JobSettings(model="m", method="lora", strategy="ZeRO-3", accumulation=2, levers=compressed("fp16"))
-    with pytest.raises(UsageError) as caught:
-        try_advice(what(), fake.context, changed(COUNSEL, settings=measured), Trials(), fake.run)
-    assert caught.value.message == (
-        "this is not the measured job: accumulation is 1, but 2 was measured; gradient compression is 'none', "
-        "but 'fp16' was measured"
+JOB = changed(
+    tuning_request(yaml="model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\n").launch.job,
+    deepspeed_text='{"zero_optimization": {"stage": 3}}',
+)
+LAUNCH = changed(tuning_request().launch, job=JOB)
+FOUR = Change(overrides=("gradient_accumulation_steps=4",))
+
+
+def test_a_json_that_fixes_the_global_batch_fits_each_change() -> None:
+    fixed = changed(
+        LAUNCH, job=changed(JOB, deepspeed_text='{"train_batch_size": 16, "zero_optimization": {"stage": 3}}')
     )
-    script = changed(COUNSEL, settings=JobSettings(method="script", command="train.py --lr 1"))
-    with pytest.raises(UsageError, match=r"command is 'train.py', but 'train.py --lr 1' was measured"):
-        try_advice(what(ScriptJob(argv=("train.py",))), fake.context, script, Trials(), fake.run)
-    assert not fake.launches
-
-
-def test_a_json_that_fixes_the_global_batch_fits_each_try() -> None:
-    job = changed(JOB, deepspeed_text='{"train_batch_size": 16, "zero_optimization": {"stage": 3}}')
-    fixed = [
-        made.deepspeed_text
-        for change in (Change(), Change(nodes=1), Change(overrides=("gradient_accumulation_steps=4",)))
-        if isinstance(made := changed_launch(what(job), change, OUTLOOK.layout).job, LlamaFactoryJob)
-    ]
-    assert [json.loads(text)["train_batch_size"] for text in fixed if text] == [16, 8, 64]
+    made = [changed_launch(fixed, change, ONE_EACH).job for change in (Change(), Change(nodes=1), FOUR)]
+    texts = [job.deepspeed_text for job in made if isinstance(job, LlamaFactoryJob)]
+    assert [json.loads(text)["train_batch_size"] for text in texts if text] == [16, 8, 64]
 
 
 def test_a_change_is_made_as_its_options_would_make_it() -> None:
-    alone = changed_launch(what(), Change(nodes=1, workers_per_node=2), OUTLOOK.layout)
+    alone = changed_launch(LAUNCH, Change(nodes=1, workers_per_node=2), ONE_EACH)
     assert [node.name for node in alone.cluster.nodes] == ["a"]
-    assert alone.options.workers_per_node == 2
-    stage = changed_launch(what(), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK.layout).job
+    assert alone.workers_per_node == 2
+    stage = changed_launch(LAUNCH, Change(deepspeed=("zero_optimization.stage=2",)), ONE_EACH).job
     assert isinstance(stage, LlamaFactoryJob)
     assert json.loads(stage.deepspeed_text or "") == {"zero_optimization": {"stage": 2}}
-    ddp = changed_launch(
-        what(),
-        Change(overrides=("deepspeed=null",), levers=compressed("bf16")),
-        OUTLOOK.layout,
-    )
+    ddp = changed_launch(LAUNCH, Change(overrides=("deepspeed=null",), levers=compressed("bf16")), ONE_EACH)
     assert isinstance(ddp.job, LlamaFactoryJob)
     assert ddp.job.deepspeed_text is None
     assert ddp.job.config["deepspeed"] is None
-    assert ddp.options.levers == compressed("bf16")
-    assert ddp.cluster == CLUSTER
+    assert ddp.levers == compressed("bf16")
+    assert ddp.cluster == LAUNCH.cluster
     rounds = Averaging(every=16, dtype="fp16")
+    assert isinstance(JOB, LlamaFactoryJob)
     short = changed(JOB, config=JOB.config | {"max_steps": 25})
     for steps, job in ((48, short), (None, JOB)):
-        local = changed_launch(what(job), Change(levers=Levers(averaging=rounds)), OUTLOOK.layout)
+        local = changed_launch(changed(LAUNCH, job=job), Change(levers=Levers(averaging=rounds)), ONE_EACH)
         assert isinstance(local.job, LlamaFactoryJob)
-        assert local.options.levers.averaging == rounds
+        assert local.levers.averaging == rounds
         # A round that warms up and two that are measured.
         assert local.job.config.get("max_steps") == steps
     # As many workers as today, whatever the hostfile's slots are.
-    assert ddp.options.workers_per_node == OUTLOOK.workers_per_node
+    assert ddp.workers_per_node == 1
 
 
 def test_what_cannot_be_changed_is_one_clear_error() -> None:
     with pytest.raises(UsageError, match="only settings of a LLaMA-Factory YAML"):
-        changed_launch(what(ScriptJob(argv=("train.py",))), FOUR, OUTLOOK.layout)
+        changed_launch(changed(LAUNCH, job=ScriptJob(argv=("train.py",))), FOUR, ONE_EACH)
     with pytest.raises(UsageError, match="3 nodes are requested; the hostfile has 2"):
-        changed_launch(what(), Change(nodes=3), OUTLOOK.layout)
-    plain = parse_llamafactory("model_name_or_path: m\nstage: sft\ndeepspeed:\n  a: 1\n", "job.yaml")
+        changed_launch(LAUNCH, Change(nodes=3), ONE_EACH)
+    plain = tuning_request(yaml="model_name_or_path: m\nstage: sft\ndeepspeed:\n  a: 1\n").launch
     with pytest.raises(UsageError, match="no editable DeepSpeed JSON"):
-        changed_launch(what(plain), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK.layout)
+        changed_launch(plain, Change(deepspeed=("zero_optimization.stage=2",)), ONE_EACH)

@@ -22,11 +22,14 @@ CELLS = {
     "sweep": with_notes(
         msgspec.structs.replace(
             SWEEP,
-            cells=(msgspec.structs.replace(SWEEP.cells[0], disturbances=("box1: CPU steal 6%",)), *SWEEP.cells[1:]),
+            cells=(
+                msgspec.structs.replace(SWEEP.cells[0], disturbances=(Finding(message="box1: CPU steal 6%"),)),
+                *SWEEP.cells[1:],
+            ),
             cheapest=Cheapest(
                 deadline_s=60.0,
                 label="1x2-lora-batch8",
-                sentence=(
+                message=(
                     "1x2-lora-batch8 is the cheapest within the deadline of 1 min 00 s: the full run costs "
                     "0.012 EUR and takes 54.2 s."
                 ),

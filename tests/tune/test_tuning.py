@@ -151,7 +151,7 @@ def test_losses_of_different_data_are_not_compared(changed: dict[str, object], l
     first = with_training(FAST, **({"training": ()} if not loss_of else {}) | changed)
     found = judge(ASKED, (with_training(BASELINE), with_training(ALONE), first))
     assert found.loss_of == loss_of
-    assert (found.outcome == "no_loss") == (not loss_of)
+    assert (found.outcome == "unjudged") == (not loss_of)
     if not loss_of:
         assert found.recommended is None
         assert found.rows[2].samples_per_s is not None
@@ -159,9 +159,9 @@ def test_losses_of_different_data_are_not_compared(changed: dict[str, object], l
 
 def test_a_training_as_it_stands_that_diverged_is_nothing_to_compare_with() -> None:
     gone = trial("baseline", *((10, curve(3.0, None)) for _ in range(3)))
-    assert judge(ASKED, (gone, ALONE, FAST)).outcome == "no_loss"
+    assert judge(ASKED, (gone, ALONE, FAST)).outcome == "unjudged"
     nothing = judge(ASKED, (trial("baseline", state="waiting"), trial("one-node", state="waiting")))
-    assert (nothing.outcome, nothing.loss_of) == ("no_loss", "")
+    assert (nothing.outcome, nothing.loss_of) == ("unjudged", "")
 
 
 @pytest.mark.parametrize(
@@ -213,4 +213,4 @@ def test_a_run_of_no_loss_has_a_rate_all_the_same() -> None:
     run = TrialRun(run_id="a", seed=1, samples_per_s=5.0, losses=Losses())
     found = judge(ASKED, [msgspec.structs.replace(BASELINE, runs=(run,)), msgspec.structs.replace(ALONE, runs=(run,))])
     assert found.rows[0].samples_per_s is not None
-    assert (found.outcome, found.rows[0].loss) == ("no_loss", None)
+    assert (found.outcome, found.rows[0].loss) == ("unjudged", None)

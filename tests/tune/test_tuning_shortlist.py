@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from multinode.errors import UsageError
 from multinode.predict.advice import RankedOption, rank_options
 from multinode.stats.estimate import exactly, of_bounds
 from multinode.tune.trial import Shortlist, candidate_of, make_shortlist, steps_needed
@@ -97,3 +98,20 @@ def test_a_candidate_has_what_was_predicted_of_it() -> None:
     assert found.change.options == "--grad-compress fp16"
     assert found.predicted_samples_per_s == advice.outlook.samples_per_s
     assert found.against_one_node == advice.against_one_node
+
+
+def test_what_is_picked_is_tried_whatever_is_predicted_of_it_but_not_where_it_does_not_fit() -> None:
+    one = next(one for one in hopeful() if one.advice.name == "gradients in fp16")
+    slow = with_beside(one._replace(advice=changed(one.advice, gain=exactly(0.9))), (0.1, 0.9))
+    large = one._replace(advice=changed(one.advice, name="large", fits=False))
+    assert names(make_shortlist([slow, large], steps=64, most=4, picks=("fp16",))) == ["gradients in fp16"]
+    with pytest.raises(UsageError, match="none of the changes can be tried") as caught:
+        make_shortlist([slow, large], steps=64, most=4, picks=("large",))
+    assert caught.value.hint == "available: 'gradients in fp16'; too large for the GPUs: 'large'"
+
+
+def test_by_speed_no_run_is_too_short() -> None:
+    by_speed = make_shortlist(hopeful(), steps=20, most=20, judge="speed")
+    assert "short" not in reasons(by_speed).values()
+    assert "DiLoCo every 64 steps in fp16" in names(by_speed)
+    assert "one node" not in names(by_speed)

@@ -1,0 +1,48 @@
+"""The launch of a changed training."""
+
+from __future__ import annotations
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.job.deepspeed import fit_batch
+from multinode.job.job import LlamaFactoryJob, override_job, parse_overrides
+from multinode.job.job_files import Change, changed_job
+from multinode.job.planning import with_workers
+from multinode.launch.context import Launch
+from multinode.levers.levers import NONE
+from multinode.traffic.algorithms import Layout
+from multinode.tune.trial import ROUNDS
+
+
+def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
+    """The launch with a change made, as its options would make it, on as many nodes and workers as it runs on today.
+
+    Raises:
+        UsageError: it cannot be created with this job or on these nodes.
+    """
+    cluster, job = launch.cluster, launch.job
+    nodes = change.nodes or today.nodes
+    if nodes > len(cluster.nodes):
+        raise UsageError(f"{nodes} nodes are requested; the hostfile has {len(cluster.nodes)}")
+    workers_per_node = change.workers_per_node or launch.workers_per_node
+    workers = (workers_per_node,) * nodes if workers_per_node else today.on(nodes).counts
+    cluster, launch = with_workers(cluster.first(nodes), launch, workers)
+    if isinstance(job, LlamaFactoryJob):
+        job = _whole_rounds(fit_batch(changed_job(job, change), sum(workers)), change)
+    elif change.overrides or change.deepspeed:
+        raise UsageError(
+            "only settings of a LLaMA-Factory YAML can be changed",
+            hint="give it: multinode tune --judge speed --from RUN train.yaml",
+        )
+    # On one node the gradients pass no network.
+    kept = launch.levers.beside(change.levers) if nodes != 1 else NONE
+    return msgspec.structs.replace(launch, cluster=cluster, job=job, levers=kept.joined(change.levers))
+
+
+def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
+    steps, rounds = job.config.get("max_steps"), change.levers.round_steps
+    least = ROUNDS * rounds if rounds > 1 else 0
+    if type(steps) is not int or not 0 < steps < least:
+        return job
+    return override_job(job, parse_overrides((f"max_steps={least}",)))
