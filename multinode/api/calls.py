@@ -160,8 +160,8 @@ def run_nccl_test(
     launch, extent = given.read(_note(say))
     with _connected(launch.cluster, say, local=given.local is not None) as context:
         if given.tune:
-            from multinode.network.nccl_tuning import show
             from multinode.network.tune import nccl_tune
+            from multinode.network.tuning_screen import show
 
             tuned = nccl_tune(launch, extent, given.repeats, context)
             return Result(value=tuned, blocks=lambda: show(tuned))

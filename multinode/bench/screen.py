@@ -14,8 +14,8 @@ from multinode.render.sheet import (
     Chart,
     Charts,
     Column,
-    Command,
     Labels,
+    NextCommand,
     Prose,
     Sheet,
     Tiles,
@@ -73,7 +73,7 @@ def show(report: BenchReport) -> Iterator[Block]:
     yield Charts(lambda: _charts(report))
     yield from (msgspec.structs.replace(sheet, detail="full") for sheet in bench_sheets(report))
     yield from (Prose(note, "note", detail="full") for note in report.notes)
-    yield Command("Details", f"multinode show {report.run_id} --details", detail="brief")
+    yield NextCommand("Details", f"multinode show {report.run_id} --details", detail="brief")
 
 
 def _charts(report: BenchReport) -> Iterable[Chart]:

@@ -282,8 +282,8 @@ def _text(name: str) -> str:
 
 
 def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
-    from multinode.network.nccl_tuning import env_keys, show, tune_warnings
     from multinode.network.tune import nccl_tune
+    from multinode.network.tuning_screen import env_keys, show, tune_warnings
 
     path = Path(launch.cluster.source)
     if write and not (path.is_file() and read_text(path, "the hostfile") == launch.hostfile):
@@ -346,7 +346,7 @@ def _has_default_job() -> bool:
 
 
 def _write_page(report: ScanReport, path: Path) -> None:
-    from multinode.network.charts import scan_page
+    from multinode.network.screen import scan_page
 
     write_text(path, scan_page(report))
     note(f"chart: {path}")

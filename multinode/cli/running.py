@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from multinode.profile.summary import Summary
     from multinode.records.run import Run
     from multinode.records.run_directory import RunDirectory
-    from multinode.render.sheet import Command
+    from multinode.render.sheet import NextCommand
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MOST_SIGNALS = 3
@@ -229,7 +229,7 @@ def print_ending(run_id: str) -> bool:
     return has_ending(stored.run)
 
 
-def next_commands(run: Run, summary: Summary | None, directory: RunDirectory) -> tuple[Command, ...]:
+def next_commands(run: Run, summary: Summary | None, directory: RunDirectory) -> tuple[NextCommand, ...]:
     """The next command after a run, if any."""
     from multinode.launch.outcome import next_step
 

@@ -28,7 +28,7 @@ from multinode.cli.running import next_commands, open_context
 from multinode.cli.table import FormOptions, ViewOptions, show_tables
 from multinode.records.log import LogPiece, LogReader
 from multinode.records.run_directory import runs_root
-from multinode.render.sheet import Command, Prose
+from multinode.render.sheet import NextCommand, Prose
 from multinode.secret_values import redact_text
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
         print_directory(stored.directory)
 
 
-def _commands(stored: StoredRun) -> Iterator[Command]:
+def _commands(stored: StoredRun) -> Iterator[NextCommand]:
     """What follows a run: of its result, or of how it ended."""
     from multinode.cli.contrast import next_command, resume_command, stored_command
     from multinode.cli.tune import winner_command
@@ -232,9 +232,9 @@ def _commands(stored: StoredRun) -> Iterator[Command]:
                 next_one or (f"multinode advise {directory.run_id}" if document.advice else ""),
             )
         elif isinstance(document, UnfinishedContrast) and not has_ending(stored.run):
-            yield Command(RESUME[0], resume_command(directory) or RESUME[1])
+            yield NextCommand(RESUME[0], resume_command(directory) or RESUME[1])
         elif isinstance(document, Tuning) and (launch := winner_command(document, stored_command(directory))):
-            yield Command("Launch it", launch)
+            yield NextCommand("Launch it", launch)
     if not documents or stored.run.status != "succeeded":
         yield from next_commands(stored.run, stored.summary, directory)
 

@@ -190,10 +190,10 @@ def tune(
     if as_json:
         print_document(tuned)
     else:
-        from multinode.render.sheet import Command
+        from multinode.render.sheet import NextCommand
         from multinode.tune.screen import show
 
-        commands = (Command("Launch it", following),) if following else ()
+        commands = (NextCommand("Launch it", following),) if following else ()
         print_blocks((*show(tuned.tuning), *commands))
     print_directory(tuned.directory)
 

@@ -34,8 +34,8 @@ from multinode.render.sheet import (
     Block,
     Chart,
     Charts,
-    Command,
     Labels,
+    NextCommand,
     Prose,
     Tiles,
     Tone,
@@ -73,10 +73,10 @@ def show(contrast: Contrast) -> Iterator[Block]:
     yield from in_detail(_tables(contrast))
 
 
-def following(details: str, command: str = "") -> Iterator[Command]:
+def following(details: str, command: str = "") -> Iterator[NextCommand]:
     """The commands below a contrast: that of its details, and the next one; each is empty if there is none."""
     if details:
-        yield Command("Details", details, detail="brief")
+        yield NextCommand("Details", details, detail="brief")
     if command:
         yield next_command(command)
 

@@ -32,7 +32,7 @@ _MOST_FRAMES = 20
 _CONSTRUCTOR = re.compile(r"torch/nn/parallel/distributed\.py$")
 
 
-class Frame(msgspec.Struct, frozen=True):
+class StackFrame(msgspec.Struct, frozen=True):
     """One call."""
 
     path: str
@@ -50,7 +50,7 @@ class Frame(msgspec.Struct, frozen=True):
         return f"{self.name} ({self.path.rpartition('/')[2]}:{self.line})"
 
 
-def parse_main_thread(stack: str) -> tuple[Frame, ...]:
+def parse_main_thread(stack: str) -> tuple[StackFrame, ...]:
     """Frames of the main thread, innermost first; empty where there is none to be read.
 
     faulthandler prints the youngest thread first and so the main thread last; py-spy names it.
@@ -66,10 +66,12 @@ def parse_main_thread(stack: str) -> tuple[Frame, ...]:
     named = [block for block in blocks if "MainThread" in block[0]]
     lines = (named or blocks[-1:])[0][1:]
     matches = (_FAULTHANDLER.match(line) or _PY_SPY.match(line) for line in lines)
-    return tuple(Frame(match["path"], match["line"] or "?", match["name"]) for match in matches if match is not None)
+    return tuple(
+        StackFrame(match["path"], match["line"] or "?", match["name"]) for match in matches if match is not None
+    )
 
 
-def find_wait(frames: Sequence[Frame]) -> str | None:
+def find_wait(frames: Sequence[StackFrame]) -> str | None:
     """The collective, `backward` or `synchronize` that these frames wait in: it ends when the other ranks get there."""
     for frame in frames:
         # The innermost function of the interface: wrappers and private ones stand on either side of it.
@@ -86,7 +88,7 @@ def find_wait(frames: Sequence[Frame]) -> str | None:
     return None
 
 
-def describe_place(frames: Sequence[Frame]) -> str:
+def describe_place(frames: Sequence[StackFrame]) -> str:
     """The call in words."""
     own = next((frame for frame in frames if not LIBRARY.search(frame.path)), None)
     if own is None or own == frames[0]:
@@ -156,7 +158,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     node: NodeDiagnosis
     process: ProcessDiagnosis | None
-    frames: tuple[Frame, ...]  # of its main thread, innermost first; empty if unknown
+    frames: tuple[StackFrame, ...]  # of its main thread, innermost first; empty if unknown
     step: int | None
 
     @property

@@ -13,8 +13,8 @@ from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
 from multinode.render.sheet import (
     Block,
     Column,
-    Command,
     Labels,
+    NextCommand,
     Prose,
     Sheet,
     Tiles,
@@ -43,7 +43,7 @@ def show(run: Run, summary: Summary | None, directory: PurePath) -> Iterator[Blo
         steps = f", {format_count(summary.steps, 'step')}" if summary.steps else ""
         yield show_ending(run, f"{run.job}: {_how_it_ended(run)}{steps}", directory)
     yield from in_detail(_figures(run, summary)) if has_ending(run) else _figures(run, summary)
-    yield Command("Details", f"multinode show {run.run_id} --details", detail="brief")
+    yield NextCommand("Details", f"multinode show {run.run_id} --details", detail="brief")
 
 
 def show_details(run: Run, summary: Summary | None) -> Iterator[Block]:
@@ -169,7 +169,7 @@ def _attempt_rows(run: Run) -> Iterator[tuple[str, str]]:
 
 def next_step(
     run: Run, summary: Summary | None, *, hosts: str = "", contrast: str = "", one_node: str = ""
-) -> Command | None:
+) -> NextCommand | None:
     """The next command; None if there is none.
 
     Args:
@@ -180,16 +180,16 @@ def next_step(
         one_node: the command that starts it on one node; empty if nobody typed one.
     """
     if run.stop_reason == SLOWER_THAN_ONE_NODE:
-        return Command("Next", one_node or "the same training on one node")
+        return NextCommand("Next", one_node or "the same training on one node")
     if run.first_failure is not None:
-        return Command("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
+        return NextCommand("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
     if run.status != "succeeded" or kind == "no_communication":
         return None
     if kind == "straggler":
-        return Command("Next", f"multinode bench{hosts_option(hosts)}")
+        return NextCommand("Next", f"multinode bench{hosts_option(hosts)}")
     following = contrast or (f"multinode advise {run.run_id}" if kind == "network" else "")
-    return Command("Next", following) if following else None
+    return NextCommand("Next", following) if following else None
 
 
 def _limit(summary: Summary) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from multinode.network.nccl_tuning import TuneReport
-from multinode.network.screen import show
 from multinode.network.size_scan import ScanReport
 from multinode.render.charts import GREY, Figure, Scatter, bars_height, interval_bars, with_axes
-from multinode.render.page import page, section
 from multinode.render.sheet import Chart
 
 
@@ -46,8 +44,3 @@ def tune_charts(report: TuneReport) -> Iterator[Chart]:
     figure = interval_bars(dict(measured), "speed-up over NCCL's default")
     figure.add_vline(x=1, line={"color": GREY, "dash": "dash"})
     yield Chart(title="speed-up of each setting", name="settings", figure=figure, rows=bars_height(len(measured)))
-
-
-def scan_page(report: ScanReport) -> str:
-    """A self-contained page of the scan alone."""
-    return page(report.title, [section("run-1", show(report))])

@@ -77,7 +77,7 @@ class Labels(msgspec.Struct, frozen=True):
     detail: Detail = "always"
 
 
-class Command(msgspec.Struct, frozen=True):
+class NextCommand(msgspec.Struct, frozen=True):
     """A command to copy, such as the next one; only on a terminal."""
 
     label: str
@@ -86,10 +86,10 @@ class Command(msgspec.Struct, frozen=True):
     detail: Detail = "always"
 
 
-def next_command(command: str) -> Command:
+def next_command(command: str) -> NextCommand:
     """The command that follows, and what it is for where its name does not say it."""
     is_tune = command.startswith("multinode tune ")
-    return Command(
+    return NextCommand(
         "Next", command, "measures the best changes that need no new hardware, in short runs" if is_tune else ""
     )
 
@@ -133,7 +133,7 @@ class Later(msgspec.Struct, frozen=True):
     detail: Detail = "always"
 
 
-Block = Sheet | Prose | Labels | Command | Tiles | Charts | Fitting | Later
+Block = Sheet | Prose | Labels | NextCommand | Tiles | Charts | Fitting | Later
 
 
 def page_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -143,7 +143,7 @@ def page_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
             yield from page_blocks(block.make())
         elif isinstance(block, Fitting):
             yield from page_blocks(block.choices[0])
-        elif not is_empty(block) and not isinstance(block, Command):
+        elif not is_empty(block) and not isinstance(block, NextCommand):
             yield block
 
 

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-from multinode.render.sheet import Command, Sheet, is_marked, next_command, sanitize
+from multinode.render.sheet import NextCommand, Sheet, is_marked, next_command, sanitize
 
 GOOD, DOUBTFUL, BAD = "bold green", "bold yellow", "bold red"
 """Styles of a verdict or a state; without colour each is bold."""
@@ -173,7 +173,7 @@ def next_lines(command: str) -> Iterator[str]:
     yield from command_lines(next_command(command))
 
 
-def command_lines(command: Command) -> Iterator[str]:
+def command_lines(command: NextCommand) -> Iterator[str]:
     """The command on a line that never wraps, and what it is for."""
     yield footer(command.label, command.command)
     if command.meaning:

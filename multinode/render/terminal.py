@@ -10,10 +10,10 @@ from multinode.render.sheet import (
     IN_BRIEF,
     IN_DETAILS,
     Block,
-    Command,
     Fitting,
     Labels,
     Later,
+    NextCommand,
     Prose,
     Sheet,
     Tone,
@@ -49,7 +49,7 @@ def block_parts(blocks: Iterable[Block], *, details: bool = False, width: int = 
     for block in joined_labels(block for block in blocks if block.detail in shown):
         if is_empty(block):
             continue
-        if last is not None and not isinstance(block, Command) and not _is_one_text(last, block):
+        if last is not None and not isinstance(block, NextCommand) and not _is_one_text(last, block):
             yield ""
         yield from _parts(block, details=details, width=width)
         last = block
@@ -67,7 +67,7 @@ def _parts(block: Block, *, details: bool, width: int) -> Iterator[Part]:
             yield sheet_table(part, legend=details)
     elif isinstance(block, Labels):
         yield from labelled_parts(block.rows)
-    elif isinstance(block, Command):
+    elif isinstance(block, NextCommand):
         yield from command_lines(block)
     elif isinstance(block, Later):
         yield from block_parts(block.make(), details=details, width=width)

@@ -18,11 +18,11 @@ from multinode.contrast.unfinished import show as show_unfinished
 from multinode.launch.outcome import show as show_outcome
 from multinode.launch.outcome import show_details
 from multinode.network.measure import load_scan
-from multinode.network.nccl_tuning import show as show_nccl_tune
 from multinode.network.screen import show as show_scan
 from multinode.network.tune import load_nccl_tune
+from multinode.network.tuning_screen import show as show_nccl_tune
 from multinode.records.run_directory import RunDirectory
-from multinode.render.sheet import Block, Chart, Charts, Command, Later, Prose, in_detail
+from multinode.render.sheet import Block, Chart, Charts, Later, NextCommand, Prose, in_detail
 from multinode.render.table import WIDE
 from multinode.runs.stored_run import StoredRun
 from multinode.sweep.cell_sheet import show as show_table
@@ -77,9 +77,9 @@ def show_run(stored: StoredRun, directory: PurePath, width: int = WIDE) -> Itera
         directory: of the run, as its logs are named.
         width: of the terminal, in characters.
     """
-    commands: dict[Command, None] = {}
+    commands: dict[NextCommand, None] = {}
     for block in _blocks(stored, directory, width):
-        if isinstance(block, Command):
+        if isinstance(block, NextCommand):
             commands[block] = None
         else:
             yield block

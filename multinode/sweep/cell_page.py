@@ -21,7 +21,7 @@ from multinode.render.charts import Figure as Plot
 from multinode.render.sheet import Chart, html_text, sanitize
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown, or_none
-from multinode.sweep.cell_sheet import money_unit, shown_frame
+from multinode.sweep.cell_frame import money_unit, shown_frame
 from multinode.sweep.cells import (
     BOUGHT_WITH,
     DEVICE,

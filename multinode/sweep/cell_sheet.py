@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.prices import Prices
-from multinode.figures.figure import MONEY, Figure, Row, plain
+from multinode.figures.figure import Figure, Row, plain
 from multinode.figures.frame import Frame
 from multinode.findings.finding import Finding, distinct
 from multinode.model.workload import (
@@ -51,9 +51,9 @@ from multinode.render.sheet import (
     Chart,
     Charts,
     Column,
-    Command,
     Labels,
     Later,
+    NextCommand,
     Prose,
     Sheet,
     Tiles,
@@ -63,6 +63,7 @@ from multinode.render.table import WIDE
 from multinode.stats.estimate import ratio
 from multinode.stats.unknown import Unknown, known, or_none, reason_of, unknown_fields
 from multinode.sweep import table_notes
+from multinode.sweep.cell_frame import constants, shown_frame
 from multinode.sweep.cell_table import combine, lack_currency, unpriced_devices
 from multinode.sweep.cells import (
     CELL_FIGURES,
@@ -98,45 +99,6 @@ from multinode.sweep.cells import (
     value_of,
 )
 from multinode.units import UNKNOWN, format_count, format_figure, format_list
-
-_UNTOLD = ("unit", "units")
-
-
-def shown_frame(table: CellTable) -> Frame:
-    """The cells under the figures that a table has room for: without what is the same in every row or in none.
-
-    What is the same in every row is in `constants`.
-    """
-    rows = table.cells
-    whole = cell_frame(rows, table.job, table.notes)
-    figures = [
-        msgspec.structs.replace(figure, unit=money_unit(figure.unit, rows)) for figure in whole.figures if figure.title
-    ]
-    told = whole.only(figures).varying([figure for figure, _ in constants(rows)])
-    return whole.only([LABEL, *(figure for figure in told.figures if figure.name != LABEL.name)])
-
-
-def constants(cells: Sequence[CellRow]) -> tuple[tuple[Figure[Any], str], ...]:
-    """What is the same in every row, and its text; of a row without figures what is not known differs in nothing."""
-    same: list[tuple[Figure[Any], str]] = []
-    frame = cell_frame(cells)
-    for figure in frame.figures:
-        if not figure.title or figure.is_measured or figure.name == LABEL.name:
-            continue
-        texts = {text for row in frame.rows if (text := figure.tell(row)) != UNKNOWN or row.item.state == MEASURED}
-        # Of a method without adapters the rank is not unknown: there is none.
-        is_of_all = figure.name != LORA_RANK.name or any(shown.name == METHOD.name for shown, _ in same)
-        if len(texts) == 1 and texts != {UNKNOWN} and is_of_all:
-            same.append((figure, texts.pop()))
-    return tuple(same)
-
-
-def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
-    """A unit with the currency of these rows in the place of `{money}`; with `units` where it is not known and one."""
-    paid = currencies(rows)
-    unit_name, many = (paid[0], paid[0]) if len(paid) == 1 and paid[0] is not None else _UNTOLD
-    return unit.replace(f"for 1 {MONEY}", f"for 1 {unit_name}").replace(MONEY, many)
-
 
 _MOST_LABELS = 6
 _MOST_RIVALS = 3
@@ -327,7 +289,7 @@ def show(table: CellTable, width: int = WIDE, first: str | None = None) -> Itera
     yield Later(lambda: _fitted(table, width, first), detail="screen")
     yield Later(lambda: (cells_sheet(table),), detail="page")
     yield from in_detail((unmeasured_sheet(table), marks_sheet(table), missing_sheet(table)))
-    yield Command("Details", f"multinode show {' '.join(table.run_id.split(','))} --details", detail="brief")
+    yield NextCommand("Details", f"multinode show {' '.join(table.run_id.split(','))} --details", detail="brief")
 
 
 def _fitted(table: CellTable, width: int, first: str | None) -> Iterator[Block]:

@@ -13,7 +13,7 @@ from multinode.profile.figures import LikelyCause, Straggler
 from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
 from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run
-from multinode.render.sheet import Command
+from multinode.render.sheet import NextCommand
 from multinode.stats.estimate import Estimate, exactly
 from multinode.stats.unknown import Unknown
 from tests.golden import Golden, screen_of
@@ -188,7 +188,7 @@ def test_the_next_command_follows_from_how_it_went_and_whether_one_node_was_meas
     found = tuple(
         next_step(run, summary, hosts="my nodes", contrast=contrast, one_node=one_node) for contrast in ("", CONTRAST)
     )
-    assert found == tuple(None if one is None else Command("Next", one) for one in expected)
+    assert found == tuple(None if one is None else NextCommand("Next", one) for one in expected)
 
 
 def test_why_a_run_was_stopped_stands_in_its_verdict() -> None:

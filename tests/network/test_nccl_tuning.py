@@ -11,10 +11,10 @@ from multinode.network.nccl_tuning import (
     candidates,
     choose,
     measured_us,
-    show,
     tuned,
     with_mtu,
 )
+from multinode.network.tuning_screen import show
 from multinode.records.benchmark import CollectiveTest
 from multinode.render.table import screen_text
 from multinode.render.terminal import block_parts

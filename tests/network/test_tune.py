@@ -13,10 +13,11 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, RunFailed
 from multinode.launch.context import Launch, RunContext, StopRequest
 from multinode.network.measure import Extent, scan_messages
-from multinode.network.nccl_tuning import TuneReport, env_keys, show
+from multinode.network.nccl_tuning import TuneReport
 from multinode.network.nic_path import NcclPath
 from multinode.network.size_scan import ScanReport
 from multinode.network.tune import nccl_tune
+from multinode.network.tuning_screen import env_keys, show
 from multinode.records.benchmark import CollectiveTest
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory

@@ -9,9 +9,9 @@ from multinode.render.sheet import (
     Chart,
     Charts,
     Column,
-    Command,
     Fitting,
     Labels,
+    NextCommand,
     Prose,
     Sheet,
     Tiles,
@@ -37,7 +37,7 @@ ANSWER: tuple[Block, ...] = (
     Labels((("Odd", "two"), ("", "three")), detail="full"),
     Labels(()),
     Charts(never),
-    Command("Details", "multinode show r --details", detail="brief"),
+    NextCommand("Details", "multinode show r --details", detail="brief"),
 )
 
 

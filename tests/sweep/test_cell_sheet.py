@@ -11,6 +11,7 @@ from multinode.findings.finding import Finding
 from multinode.render.sheet import blocks_markdown
 from multinode.stats.estimate import Estimate, value_of
 from multinode.stats.unknown import UNMEASURED, Unknown, known, or_none
+from multinode.sweep.cell_frame import shown_frame
 from multinode.sweep.cell_sheet import (
     cell_csv,
     cells_sheet,
@@ -18,7 +19,6 @@ from multinode.sweep.cell_sheet import (
     lead,
     missing_sheet,
     show,
-    shown_frame,
     unmeasured_sheet,
     with_notes,
 )

@@ -9,7 +9,8 @@ import pytest
 
 from multinode.findings.finding import Finding
 from multinode.network.measure import scan_messages
-from multinode.network.nccl_tuning import TunedSetting, TuneReport, show
+from multinode.network.nccl_tuning import TunedSetting, TuneReport
+from multinode.network.tuning_screen import show
 from multinode.records.benchmark import CollectiveTest
 from multinode.stats.estimate import Estimate
 from multinode.sweep.cell_sheet import show as show_table

@@ -8,7 +8,7 @@ import pytest
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
-from multinode.render.sheet import Command
+from multinode.render.sheet import NextCommand
 from multinode.stats.estimate import of_bounds
 from multinode.tune.judge import Tuning, judge
 from multinode.tune.screen import plan_parts, show
@@ -113,7 +113,7 @@ def test_the_screen_of_a_tuning(golden: Golden, name: str) -> None:
     asked, trials = TUNINGS[name]
     tuning = judge(asked, trials)
     command = "multinode launch --with runs/20261123-120000-abcd/tuned.yaml train.yaml --hosts hosts.txt"
-    commands = (Command("Launch it", command),) if name != "none" else ()
+    commands = (NextCommand("Launch it", command),) if name != "none" else ()
     golden.check_answer(f"tuning_{name}", (*show(tuning), *commands))
 
 

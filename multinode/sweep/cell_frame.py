@@ -1,0 +1,62 @@
+"""The frame of a table of cells: the figures that it shows, and what is the same in every row. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.figures.figure import MONEY, Figure
+from multinode.figures.frame import Frame
+from multinode.model.workload import (
+    LORA_RANK,
+    METHOD,
+)
+from multinode.sweep.cells import (
+    LABEL,
+    MEASURED,
+    CellRow,
+    CellTable,
+    cell_frame,
+    currencies,
+)
+from multinode.units import UNKNOWN
+
+_UNTOLD = ("unit", "units")
+
+
+def shown_frame(table: CellTable) -> Frame:
+    """The cells under the figures that a table has room for: without what is the same in every row or in none.
+
+    What is the same in every row is in `constants`.
+    """
+    rows = table.cells
+    whole = cell_frame(rows, table.job, table.notes)
+    figures = [
+        msgspec.structs.replace(figure, unit=money_unit(figure.unit, rows)) for figure in whole.figures if figure.title
+    ]
+    told = whole.only(figures).varying([figure for figure, _ in constants(rows)])
+    return whole.only([LABEL, *(figure for figure in told.figures if figure.name != LABEL.name)])
+
+
+def constants(cells: Sequence[CellRow]) -> tuple[tuple[Figure[Any], str], ...]:
+    """What is the same in every row, and its text; of a row without figures what is not known differs in nothing."""
+    same: list[tuple[Figure[Any], str]] = []
+    frame = cell_frame(cells)
+    for figure in frame.figures:
+        if not figure.title or figure.is_measured or figure.name == LABEL.name:
+            continue
+        texts = {text for row in frame.rows if (text := figure.tell(row)) != UNKNOWN or row.item.state == MEASURED}
+        # Of a method without adapters the rank is not unknown: there is none.
+        is_of_all = figure.name != LORA_RANK.name or any(shown.name == METHOD.name for shown, _ in same)
+        if len(texts) == 1 and texts != {UNKNOWN} and is_of_all:
+            same.append((figure, texts.pop()))
+    return tuple(same)
+
+
+def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
+    """A unit with the currency of these rows in the place of `{money}`; with `units` where it is not known and one."""
+    paid = currencies(rows)
+    unit_name, many = (paid[0], paid[0]) if len(paid) == 1 and paid[0] is not None else _UNTOLD
+    return unit.replace(f"for 1 {MONEY}", f"for 1 {unit_name}").replace(MONEY, many)
