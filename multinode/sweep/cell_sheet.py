@@ -403,7 +403,7 @@ def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
             yield f"{title}: {best.item.label}", figure.tell(best)
 
 
-# Those that come first are kept longest in narrow tables; keys of the job that have no figure come between the two.
+# Figures that come first are kept longest in narrow tables; keys of the job come between the two lists.
 _FIRST: tuple[Figure[Any], ...] = (
     *(LABEL, SPEED, RELATIVE, PEAK_MEMORY, NETWORK_SHARE, STEP_TIME, WHOLE_TIME, WHOLE_COST, SAMPLES_PER_MONEY),
     *(TOKENS_PER_S, SPEED_PER_PURCHASE, MFU, METHOD, PER_DEVICE_BATCH, NODES, DEVICE, MODEL, SEQUENCE_LENGTH),
