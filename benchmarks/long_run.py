@@ -27,7 +27,6 @@ from multinode.cluster.hostfile import render_hostfile
 from multinode.cluster.quoting import Command
 from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.attach import attach, stop
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
@@ -137,7 +136,8 @@ def measure_renewal(recorded: RunDirectory, home: Path, trees: Sequence[Path]) -
             cluster=HERE,
             hostfile=render_hostfile(HERE),
             job=ScriptJob(argv=("sleep", "3600")),
-            options=LaunchOptions(workers_per_node=1, engine=Engine(name="exec")),
+            workers_per_node=1,
+            engine=Engine(name="exec"),
             execute=ExecuteOptions(leave_when_running=True),
             check=False,
         ),

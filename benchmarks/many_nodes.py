@@ -23,13 +23,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from multinode.check.probe import Questions, probe
+from multinode.check.probe import probe
 from multinode.cli.live import live_view
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import render_hostfile
 from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
-from multinode.job.launch_options import LaunchOptions
 from multinode.lab.state import load_lab
 from multinode.launch.context import ExecuteOptions, Launch, RunContext, StopRequest
 from multinode.launch.launch import launch
@@ -154,7 +153,8 @@ def _measure(kind: str, count: int, follow_s: float) -> dict[str, float]:
                     cluster=cluster,
                     hostfile=render_hostfile(cluster),
                     job=ScriptJob(argv=("python3", "-I", "-S", "-c", WORKER)),
-                    options=LaunchOptions(workers_per_node=1, engine=Engine(name="exec")),
+                    workers_per_node=1,
+                    engine=Engine(name="exec"),
                     execute=ExecuteOptions(grace_s=GRACE_S, stall_s=None),
                     check=False,
                 ),
@@ -181,7 +181,7 @@ def _local(count: int, folder: Path) -> tuple[Cluster, Transport]:
     nodes = tuple(Node(name=f"n{rank}", addr="127.0.0.1", ifname="lo", workdir="/") for rank in range(count))
     # One home for all, as on a cluster; the agent exists already, as in every launch but the first.
     agent, cluster = AgentTransport(LocalTransport(folder)), Cluster(nodes=nodes, source="this machine")
-    probe(agent, cluster.first(1), Questions(packages=False)).require()
+    probe(agent, cluster.first(1), packages=False).require()
     agent.close()
     return cluster, LocalNodes(folder)
 

@@ -26,7 +26,7 @@ from multinode.records.progress import RunProgress, start_progress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.records.samples import Sample, StepSample, parse_samples
-from multinode.results.run_page import load_report, write_report
+from multinode.results.run_page import load_report, write_answer
 from tests.browser.chromium import View, chromium
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
@@ -61,8 +61,8 @@ def main() -> None:
 
 def _newest_contrast() -> tuple[RunDirectory, Contrast]:
     for directory in map(RunDirectory, reversed(list_runs(runs_root()))):
-        contrast, _ = load_contrast(directory)
-        if contrast is not None:
+        contrast = load_contrast(directory)
+        if isinstance(contrast, Contrast):
             return directory, contrast
     raise SystemExit(f"there is no contrast in {runs_root()}: scripts/make_pictures measures one")
 
@@ -101,7 +101,7 @@ def _save(console: Console, command: str, name: str) -> None:
 def _photograph(directory: RunDirectory) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        write_report(load_report(runs_root(), [directory.run_id]), "html", page)
+        write_answer(load_report(runs_root(), [directory.run_id]), "html", page)
         with chromium(Path(folder)) as browser:
             browser.open(page, View(_PAGE_WIDTH))
             browser.picture(PICTURES / "report.png", _PAGE_HEIGHT)

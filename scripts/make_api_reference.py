@@ -33,6 +33,8 @@ Within a major version, names and fields are added, never renamed or removed. Un
 _REQUESTS = (
     "Launch",
     "LaunchOptions",
+    "Observation",
+    "TraceWindow",
     "ExecuteOptions",
     "JobEnvironment",
     "RestartOptions",
@@ -115,16 +117,24 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def _request(name: str, struct: Any) -> str:
-    summary, sections = _docstring(struct)
-    comments = {name: f"{text.rstrip('.')}." for name, text in field_comments(inspect.getsource(struct)).items()}
-    meanings = comments | dict(_meanings(sections.get("Attributes", "")))
+    summary = _docstring(struct)[0]
+    # Its own fields, then those of the structs that it extends.
+    structs = [one for one in struct.__mro__ if issubclass(one, msgspec.Struct) and one is not msgspec.Struct]
+    meanings = {field: text for one in structs for field, text in _fields(one).items()}
+    annotations = {field: kind for one in structs for field, kind in one.__annotations__.items()}
     defaults = dict(zip(reversed(struct.__struct_fields__), reversed(struct.__struct_defaults__), strict=False))
     lines = ["", f"### `{name}`", "", summary, "", "| field | type | default | meaning |", "|---|---|---|---|"]
-    for field in struct.__struct_fields__:
-        kind = _cell(_type(struct.__annotations__[field]))
+    for field in sorted(struct.__struct_fields__, key=list(annotations).index):
+        kind = _cell(_type(annotations[field]))
         default = _default(defaults.get(field, msgspec.NODEFAULT))
         lines.append(f"| `{field}` | `{kind}` | {default} | {meanings.get(field, '')} |")
     return "\n".join(lines) + "\n"
+
+
+def _fields(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """The meaning of each field that a struct itself declares."""
+    comments = {name: f"{text.rstrip('.')}." for name, text in field_comments(inspect.getsource(struct)).items()}
+    return comments | dict(_meanings(_docstring(struct)[1].get("Attributes", "")))
 
 
 def _meanings(section: str) -> Iterator[tuple[str, str]]:

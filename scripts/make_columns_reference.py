@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reference_pages import write_or_check
 
+from multinode.tables.columns import COLUMNS
 from multinode.tables.imported_columns import DERIVED, IMPORTED, SPEEDS
 from multinode.tables.imported_titles import read_title
 
@@ -26,50 +27,6 @@ of these names. [How to import a table](../how-to/compare-gpus-by-price.md).
 | titles | column | meaning |
 |---|---|---|
 """
-_MEANINGS = {
-    "label": "of the row; else made of the device and what tells the rows apart",
-    "device": "what a worker computes on: a GPU, or a CPU",
-    "world_size": "GPUs in all",
-    "parameters": "of the whole model: `7B`, `110M`",
-    "trainable_parameters": "of an adapter, those trained",
-    "network_gbit_per_s": "of all NICs of a node together, in bits: `10GbE`, `100 Gbit/s`, `8x400G InfiniBand`, "
-    "`4x HDR`. InfiniBand, RoCE and EFA are RDMA; `TCP` or `IPoIB` beside them is not",
-    "rdma": "true or false, if the link does not say it",
-    "method": "in your own words",
-    "stage": "sft, pt, dpo, ...",
-    "strategy": "DDP, ZeRO-2, ...",
-    "precision": "bf16, fp16, fp32, ...",
-    "fp16": "true or false; false does not say what it was instead",
-    "bf16": "the same",
-    "sequence_length": "in tokens",
-    "per_device_batch": "samples per micro-batch",
-    "accumulation": "micro-batches per step",
-    "all_devices_batch": "samples of a micro-batch of all workers",
-    "global_batch": "samples of an optimizer step of all workers",
-    "dataset_samples": "samples of the data set",
-    "tokens": "tokens of the data set",
-    "tokens_per_sample": "padded",
-    "steps": "of the whole training",
-    "samples_per_s": "of all workers",
-    "samples_per_s_per_gpu": "of one worker",
-    "tokens_per_s": "of all workers",
-    "steps_per_s": "optimizer steps",
-    "tgs": "tokens per second of one worker",
-    "model_tflops": "of one worker, without recomputation",
-    "hardware_tflops": "of one worker, with recomputation",
-    "mfu": "share of the device's peak: `0.45` or `45%`",
-    "hfu": "the same with recomputation",
-    "step_time_ms": "of an optimizer step",
-    "network_share": "exposed communication as a share of the step: `0.12` or `12%`",
-    "peak_memory_gib": "of the worker that needed most. MB is 1e6 bytes; `nvidia-smi` counts in MiB",
-    "whole_s": "of the whole training: seconds, `3:35:20`, or `28:04` (minutes and seconds)",
-    "energy_j_per_sample": "of all GPUs",
-    "price_per_hour": "of all devices of the row",
-    "price_purchase": "of all devices of the row",
-    "price_gpu_per_hour": "of one device",
-    "price_purchase_gpu": "of one device",
-    "currency": "one word, of the row's own prices",
-}
 
 
 def main() -> int:
@@ -82,7 +39,7 @@ def render_reference() -> str:
     titles: dict[str, list[str]] = {}
     for title, one in IMPORTED.items():
         titles.setdefault(one.column.name, []).append(f"`{title}`")
-    rows = (f"| {', '.join(found)} | {name} | {_MEANINGS.get(name, '')} |\n" for name, found in titles.items())
+    rows = (f"| {', '.join(found)} | {name} | {COLUMNS[name].meaning} |\n" for name, found in titles.items())
     speeds = ", ".join(f"`{name}`" for name in SPEEDS)
     left_out = ", ".join(f"`{name}`" for name in dict.fromkeys(DERIVED) if read_title(name) is None)
     return (

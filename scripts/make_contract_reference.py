@@ -56,8 +56,8 @@ _HEADER = """\
 <!-- Written by scripts/make_contract_reference.py. -->
 
 Every document names its schema and version in `schema`. Within a version, fields are added, never renamed or removed.
-An unknown figure is `{"is": "unknown", "reason": ...}`, or `null` with a reason in `missing`. Units are part of names
-(`_s`, `_ms`, `_bytes`, `_mib`, `_gbit_per_s`); `time_s` is Unix time. Values that look like secrets are redacted.
+An unknown figure is `{"is": "unknown", "reason": ...}`. Units are part of names (`_s`, `_ms`, `_bytes`, `_mib`,
+`_gbit_per_s`); `time_s` is Unix time. Values that look like secrets are redacted.
 
 | `schema` | written by | JSON schema |
 |---|---|---|

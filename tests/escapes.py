@@ -23,6 +23,9 @@ _NOT_FROM_NODES = {"multinode.node", "multinode.worker", "multinode.__main__"}
 # Texts that no pattern of ours refuses.
 _PATTERNED = ("10.0.0.1", "name", "checkpoint-1", "0000:00:00.0", "0a")
 
+# Of a union, apart from None: a fact, or why it is unknown.
+_MOST_MEMBERS = 2
+
 
 def tagged(kind: type[Any]) -> Iterator[type[Any]]:
     """The structs below a type that have a `kind`, as all that nodes send."""
@@ -42,8 +45,8 @@ load_all()
 RECORDS = sorted({*tagged(msgspec.Struct)} - {Refused}, key=lambda kind: (kind.__module__, kind.__qualname__))
 
 
-def fill(of: Any) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line a kind of type
-    """A value of a type as JSON has it, with escape sequences in each text of it."""
+def fill(of: Any, turn: int = 0) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line a kind of type
+    """A value of a type as JSON has it, with escape sequences in each text; of unions the `turn`-th member."""
     match of:
         case inspect.StrType(pattern=None, max_length=most):
             return ESCAPES[:most]
@@ -51,7 +54,7 @@ def fill(of: Any) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line a kind of t
             return next(text for text in _PATTERNED if re.search(str(of.pattern), text))
         case inspect.UnionType():
             kinds = [one for one in of.types if not isinstance(one, inspect.NoneType)]
-            return fill(kinds[0])
+            return fill(kinds[turn % len(kinds)], turn)
         case inspect.LiteralType():
             return of.values[0]
         case inspect.IntType():
@@ -63,16 +66,16 @@ def fill(of: Any) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line a kind of t
         case inspect.BytesType():
             return ""
         case inspect.VarTupleType() | inspect.ListType() | inspect.SetType() | inspect.FrozenSetType():
-            return [fill(of.item_type)]
+            return [fill(of.item_type, turn)]
         case inspect.TupleType():
-            return [fill(item) for item in of.item_types]
+            return [fill(item, turn) for item in of.item_types]
         case inspect.DictType(key_type=inspect.IntType()):
-            return {"1": fill(of.value_type)}
+            return {"1": fill(of.value_type, turn)}
         case inspect.DictType():
-            return {fill(of.key_type): fill(of.value_type)}
+            return {fill(of.key_type, turn): fill(of.value_type, turn)}
         case inspect.StructType():
             tag = {of.tag_field: of.tag} if of.tag_field is not None else {}
-            return {**tag, **{field.encode_name: fill(field.type) for field in of.fields}}
+            return {**tag, **{field.encode_name: fill(field.type, turn) for field in of.fields}}
         case inspect.AnyType():
             return ESCAPES
     raise AssertionError(f"no value for {of}")
@@ -92,9 +95,9 @@ def texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def lines_of(kind: type[Any]) -> list[bytes]:
-    """The record as the agent writes it, and as one that escapes all it may."""
-    value = fill(inspect.type_info(kind))
-    return [json.dumps(value, ensure_ascii=is_ascii).encode() for is_ascii in (False, True)]
+    """The records as the agent writes them, and as one that escapes all it may."""
+    values = [fill(inspect.type_info(kind), turn) for turn in range(_MOST_MEMBERS)]
+    return [json.dumps(value, ensure_ascii=is_ascii).encode() for value in values for is_ascii in (False, True)]
 
 
 def unprintable(value: Any) -> list[tuple[str, str]]:

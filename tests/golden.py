@@ -11,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from multinode.render.table import Part, screen_text
+from multinode.render.sheet import Block
+from multinode.render.table import WIDE, Part, screen_text
+from multinode.render.terminal import block_parts
 
-__all__ = ["Golden"]
+__all__ = ["Golden", "screen_of"]
 
 _WIDTHS = (80, 120, 160)
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def screen_of(blocks: Iterable[Block], width: int = WIDE, *, details: bool = False) -> str:
+    """An answer as a terminal shows it."""
+    return screen_text(block_parts(blocks, details=details, width=width), width)
 
 
 class Golden:
@@ -66,3 +73,20 @@ class Golden:
             assert all(len(line) <= width for line in text.splitlines() if line not in whole)
             shown.append(f"=== {width} columns\n{text}")
         self.check(f"{name}.txt", "\n".join(shown))
+
+    def check_answer(
+        self,
+        name: str,
+        blocks: Iterable[Block] | Callable[[int], Iterable[Block]],
+        *,
+        details: bool = False,
+        most_lines: int | None = None,
+        widths: Sequence[int] = _WIDTHS,
+    ) -> None:
+        """An answer as its screen, as `check_screen` does it."""
+        every = blocks if callable(blocks) else list(blocks)
+
+        def parts(width: int) -> Iterable[Part]:
+            return block_parts(every(width) if callable(every) else every, details=details, width=width)
+
+        self.check_screen(name, parts, most_lines, widths)

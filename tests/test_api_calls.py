@@ -140,7 +140,7 @@ def plan_of_the_command(*arguments: str) -> Any:
 
 def plan_of_the_call(options: dict[str, Any], **given: Any) -> Any:
     launch, _ = read_keywords(LaunchInput, "run_launch", options, **given).read(lambda _: None)
-    plan = plan_launch(launch.cluster, launch.job, {}, "r", launch.options)
+    plan = plan_launch(launch.cluster, launch.job, {}, "r", launch)
     return api.document(plan)
 
 
@@ -243,8 +243,8 @@ def test_a_report_is_shown_in_a_notebook_and_written(hosts: Path) -> None:
     assert Path("notes.md").read_text().rstrip() == str(shown)
     api.report(output="tables", form="csv")
     assert list(Path("tables").glob("*.csv"))
-    with pytest.raises(api.UsageError, match=r"unknown format \.txt"):
-        api.report(output="page.txt")
+    with pytest.raises(api.UsageError, match=r"unknown format \.pdf"):
+        api.report(output="page.pdf")
 
 
 def test_a_report_has_the_tables_of_contrasts_and_sweeps(hosts: Path) -> None:
@@ -294,7 +294,7 @@ def test_what_nccl_tests_printed_is_judged_in_one_call(tmp_path: Path) -> None:
     output.write_text("# nThread 1 nGpus 8\n" + "".join(rows))
     judged = api.read_nccl_test(output, collective="all_reduce", link="100gbit", nodes=2, workers_per_node=8)
     (scan,) = judged.value.scans
-    assert scan.verdict.status == "slow"
-    assert scan.verdict.text in str(judged)
+    assert scan.verdict.code == "slow"
+    assert scan.verdict.message in str(judged)
     with pytest.raises(UsageError, match="link"):
         api.read_nccl_test(output, link="fast")

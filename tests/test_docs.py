@@ -82,6 +82,27 @@ def test_a_finding_is_declared_once_and_listed_with_its_figures() -> None:
     ]
 
 
+_DECLARED = """
+import sys; sys.path.insert(0, "scripts")
+import make_figure_reference as made
+from multinode.figures.figure import Figure
+figures = {"speed": [Figure("speed", "speed", "km/h", csv="speed_km_per_h")]}
+figures["way"] = [Figure("way", "way", about="a way")]
+print(*made.undescribed(figures), sep="\\n")
+print(*made.render_reference(figures).splitlines()[-2:], sep="\\n")
+"""
+
+
+def test_a_figure_says_what_it_means_and_is_listed() -> None:
+    command = [sys.executable, "-c", _DECLARED]
+    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.splitlines() == [
+        "the figure speed (speed) does not say what it means",
+        "| speed | km/h | `speed`, in CSV `speed_km_per_h` |  |",
+        "| way |  | `way` | a way |",
+    ]
+
+
 def test_the_words_are_the_fields() -> None:
     checked = _run("check_words.py")
     assert checked.stdout == ""

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from multinode.levers.levers import NONE, Levers
+from multinode.records.plan import Observation
 from multinode.stats.estimate import of_repeats
 from tests.gpu import test_train as gpu_trainings
 from tests.levers.compressed import compressed
@@ -243,11 +244,11 @@ def test_the_test_of_compressed_gradients_compares_a_training_with_and_one_witho
 
 @pytest.mark.parametrize(("shown_ms", "agrees"), [(3.0, True), (6.0, False)])
 def test_the_test_of_exposed_communication_looks_at_the_trace(shown_ms: float, *, agrees: bool) -> None:
-    def train(*_: str, trace_steps: int | None = None) -> SimpleNamespace:
+    def train(*_: str, observation: Observation | None = None) -> SimpleNamespace:
         worker = SimpleNamespace(step_ms=10.0)
         trace = SimpleNamespace(exposed_ms=shown_ms, workers=[worker], missing={}, agreement="")
         comm = SimpleNamespace(exposed_share=0.3, missing={})
-        return SimpleNamespace(summary=SimpleNamespace(trace=trace if trace_steps else None, comm=comm))
+        return SimpleNamespace(summary=SimpleNamespace(trace=trace if observation else None, comm=comm))
 
     with contextlib.nullcontext() if agrees else pytest.raises(AssertionError):
         gpu_trainings.test_exposed_communication_is_what_a_trace_shows(train, "ddp")

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.profile.summary import Summary
     from multinode.records.benchmark import CollectiveTest, Message
-    from multinode.records.plan import LaunchPlan
+    from multinode.records.plan import LaunchPlan, Observation, TraceWindow
     from multinode.records.run import Run
     from multinode.results.run_page import Report
     from multinode.runs.stored_run import StoredRun
@@ -98,6 +98,7 @@ __all__ = [
     "NodeError",
     "NodeFailed",
     "Nodes",
+    "Observation",
     "Recommendations",
     "Report",
     "RestartOptions",
@@ -110,6 +111,7 @@ __all__ = [
     "StoredRun",
     "Strategy",
     "Summary",
+    "TraceWindow",
     "TuneReport",
     "Tuned",
     "UsageError",
@@ -168,7 +170,7 @@ _FROM = {
     "records.benchmark": ("CollectiveTest", "Message"),
     "job.code_tree": ("CodeTree",),
     "job.engines.engine": ("Engine",),
-    "records.plan": ("LaunchPlan",),
+    "records.plan": ("LaunchPlan", "Observation", "TraceWindow"),
     "job.launch_options": ("LaunchOptions",),
     "levers.axes": ("LeverAxes",),
     "levers.levers": ("Levers",),

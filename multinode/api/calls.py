@@ -16,7 +16,6 @@ from multinode.api.verbs import contrast as measure_contrast
 from multinode.api.verbs import nccl_test as measure_scan
 from multinode.check.screen import check_parts
 from multinode.contrast.inputs import ContrastInput
-from multinode.contrast.screen import contrast_parts
 from multinode.errors import MultinodeError
 from multinode.export.target import parse_targets
 from multinode.launch.context import connect
@@ -24,19 +23,16 @@ from multinode.launch.export import export_while
 from multinode.launch.inputs import CheckInput, LaunchInput
 from multinode.launch.launch import fetch_results
 from multinode.launch.notice import tell_of
-from multinode.launch.outcome import run_parts
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
 from multinode.network.inputs import NcclTestInput
-from multinode.network.screen import read_parts, scan_parts
+from multinode.network.screen import read_parts
 from multinode.records.files import read_text
 from multinode.render.sheet import Block
 from multinode.results.run_page import load_report, report_blocks
-from multinode.sweep.cell_sheet import cell_parts
 from multinode.sweep.inputs import SweepInput
 from multinode.sweep.sweep import load_tables, measure_swept
 from multinode.tune.inputs import TuneInput, refuse_other_judge
 from multinode.tune.measure import Tuned, measure_tuned
-from multinode.tune.screen import tuning_parts
 
 if TYPE_CHECKING:
     from multinode.check.check import CheckReport
@@ -110,7 +106,6 @@ def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, *
     return Result(
         value=launched,
         directory=directory,
-        screen=lambda: run_parts(launched.run, launched.summary, directory, width=_WIDTH),
         blocks=lambda: _stored_blocks(directory),
     )
 
@@ -139,7 +134,6 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
     return Result(
         value=contrasted,
         directory=contrasted.directory,
-        screen=lambda: contrast_parts(contrasted.contrast),
         blocks=lambda: _stored_blocks(contrasted.directory),
     )
 
@@ -166,17 +160,16 @@ def run_nccl_test(
     launch, extent = given.read(_note(say))
     with _connected(launch.cluster, say, local=given.local is not None) as context:
         if given.tune:
-            from multinode.network.nccl_tuning import tune_parts
+            from multinode.network.nccl_tuning import show
             from multinode.network.tune import nccl_tune
 
             tuned = nccl_tune(launch, extent, given.repeats, context)
-            return Result(value=tuned, screen=lambda: tune_parts(tuned))
+            return Result(value=tuned, blocks=lambda: show(tuned))
         report = measure_scan(launch, context, extent)
         directory = context.runs / report.run_id
     return Result(
         value=report,
         directory=directory,
-        screen=lambda: scan_parts(report),
         blocks=lambda: _stored_blocks(directory),
     )
 
@@ -235,7 +228,6 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
     return Result(
         value=table,
         directory=swept.directory,
-        screen=lambda: cell_parts(table, _WIDTH),
         blocks=lambda: _stored_blocks(swept.directory),
     )
 
@@ -262,7 +254,7 @@ def tune(hosts: Names = None, job: JobWords = None, *, say: Say = print, **optio
     refuse_other_judge({name for name, value in options.items() if value is not None}, given.judge)
     note = _note(say)
     tuned = measure_tuned(given.read(note), given.resume, lambda cluster: _connected(cluster, say), note)
-    return Result(value=tuned, directory=tuned.directory, screen=lambda: tuning_parts(tuned.tuning))
+    return Result(value=tuned, directory=tuned.directory, blocks=lambda: _stored_blocks(tuned.directory))
 
 
 def _note(say: Say) -> Callable[[str], None]:
@@ -293,4 +285,4 @@ def _followed(given: LaunchInput, context: RunContext, note: Callable[[str], Non
 
 
 def _stored_blocks(directory: Path) -> Iterator[Block]:
-    return report_blocks(load_report(directory.parent, [directory.name]))
+    return report_blocks(load_report(directory.parent, [directory.name]), _WIDTH)

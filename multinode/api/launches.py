@@ -32,7 +32,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequenc
 
 
 def read_code(directory: str | Path) -> CodeTree:
-    """The files of a directory that git does not ignore: `LaunchOptions(code=...)` copies them to every node.
+    """The files of a directory that git does not ignore: `Launch(code=...)` copies them to every node.
 
     The job runs in the copy, as with `multinode launch --copy-code`.
 

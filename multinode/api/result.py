@@ -11,6 +11,7 @@ import msgspec
 from multinode.render.blocks import fragment
 from multinode.render.sheet import Block, Prose
 from multinode.render.table import Part, screen_text
+from multinode.render.terminal import block_parts
 
 Held = TypeVar("Held")
 _WIDTH = 100
@@ -22,13 +23,13 @@ class Result(msgspec.Struct, Generic[Held], frozen=True, kw_only=True):
     Attributes:
         value: what was measured or found.
         directory: where all of it lies; None if nothing was stored.
-        screen: makes the screen of the command.
+        screen: makes the screen of the command; None where that is the report's own.
         blocks: makes the report; None if there is none beside the screen.
     """
 
     value: Held
     directory: Path | None = None
-    screen: Callable[[], Iterable[Part]]
+    screen: Callable[[], Iterable[Part]] | None = None
     blocks: Callable[[], Iterable[Block]] | None = None
 
     def document(self) -> Any:
@@ -37,7 +38,9 @@ class Result(msgspec.Struct, Generic[Held], frozen=True, kw_only=True):
         return self.value if document is None else document()
 
     def __str__(self) -> str:
-        return screen_text(self.screen(), _WIDTH).rstrip()
+        blocks = self.blocks() if self.blocks is not None else ()
+        parts = block_parts(blocks, width=_WIDTH) if self.screen is None else self.screen()
+        return screen_text(parts, _WIDTH).rstrip()
 
     def __repr__(self) -> str:
         where = "" if self.directory is None else f", {str(self.directory)!r}"

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from multinode.api.result import Result
     from multinode.predict.advice import Recommendations
     from multinode.predict.forecast import Forecast, ForecastRequest
-    from multinode.results.run_page import Report, ReportForm
+    from multinode.results.forms import AnswerForm
+    from multinode.results.run_page import Report
     from multinode.runs.stored_run import StoredRun
 
 
@@ -74,7 +75,7 @@ def advise(
 def report(
     *names: str,
     output: str | Path | None = None,
-    form: ReportForm | None = None,
+    form: AnswerForm | None = None,
     say: Callable[[str], None] = lambda _: None,
     runs: Path | None = None,
 ) -> Result[Report]:
@@ -83,7 +84,7 @@ def report(
     Args:
         names: of runs: ids, their beginnings, or `last`, which is the default.
         output: the file that is written, or a directory; None writes nothing.
-        form: `html`, `markdown` or `csv`; None is what the ending of `output` says.
+        form: `html`, `markdown`, `csv`, `json` or `table`; None is what the ending of `output` says.
         say: is told what is read.
         runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
 
@@ -92,19 +93,19 @@ def report(
     """
     from multinode.api.result import Result
     from multinode.records.run_directory import runs_root
+    from multinode.results.forms import choose_answer_form
     from multinode.results.run_page import (
-        choose_report_form,
         load_report,
         report_blocks,
         report_markdown,
-        write_report,
+        write_answer,
     )
 
     into = Path(output) if output is not None else None
-    chosen = choose_report_form(form, into)
+    chosen = choose_answer_form(form, into, "html")
     loaded = load_report(runs or runs_root(), names or ("last",), say)
     if into is not None:
-        write_report(loaded, chosen, into)
+        write_answer(loaded, chosen, into)
     return Result(
         value=loaded,
         directory=loaded.runs[0].directory.path,

@@ -65,7 +65,7 @@ def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None)
     """Measure collectives over the nodes with their own torch, and judge the network, as `multinode nccl-test`.
 
     Args:
-        launch: its job is a CollectiveTest; `LaunchOptions(workers_per_node=1)` measures the network between the nodes.
+        launch: its job is a CollectiveTest; `workers_per_node=1` measures the network between the nodes.
         context: the connections to the nodes.
         extent: what is measured beside the collectives; None is raw TCP between neighbours.
 

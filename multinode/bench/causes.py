@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.bench.figures import BenchWorker, WorkerUse
 from multinode.profile.figures import LikelyCause, Peers
-from multinode.profile.likely_causes import THROTTLES, Beside, compare_machines
+from multinode.profile.likely_causes import HEAT, POWER_LIMIT, Beside, CauseRule, CauseRules, compare_machines
 from multinode.stats.estimate import known_median
 
 _FULL_PERCENT = 90
@@ -23,8 +23,135 @@ _THROTTLED = 0.2
 # Of the node's cores.
 _OTHERS_MORE = 0.25
 _FEWER_CORES = 0.9
-_HOLDER = "find the process, and whether you may stop it: "
 _NOTHING = WorkerUse(seconds=0.0)
+
+_PACE = "the slower device sets the pace of a training: train on identical devices, or give it less work"
+_SAME_VERSIONS = "install the versions of the other nodes on {node!s}, and measure again"
+_HOLDER = "find the process, and whether you may stop it: "
+
+CAUSES = CauseRules("Likely causes: a device in bench")
+_OTHER_DEVICE = CAUSES.cause(
+    "other_name",
+    cause="device",
+    about="another device than its peers",
+    message="{node} has {name}, {they} {peers_name}",
+    hint=_PACE,
+    figures=("name", "peers_name"),
+)
+_OTHER_VERSIONS = (
+    CAUSES.cause(
+        "other_torch",
+        cause="software",
+        about="another version of torch than its peers",
+        message="{node} has torch {torch}, {they} {peers_torch}",
+        hint=_SAME_VERSIONS,
+        figures=("torch", "peers_torch"),
+    ),
+    CAUSES.cause(
+        "other_cuda",
+        cause="software",
+        about="a torch built with another CUDA than that of its peers",
+        message="{node} has torch built with CUDA {cuda}, {they} {peers_cuda}",
+        hint=_SAME_VERSIONS,
+        figures=("cuda", "peers_cuda"),
+    ),
+    CAUSES.cause(
+        "other_capability",
+        cause="software",
+        about="kernels for another architecture than those of its peers",
+        message="{node} has kernels for {capability}, {they} {peers_capability}",
+        hint=_SAME_VERSIONS,
+        figures=("capability", "peers_capability"),
+    ),
+)
+_FEW_THREADS = CAUSES.cause(
+    "few_threads",
+    cause="threads",
+    about="fewer threads per worker than its peers",
+    message="threads per worker: {threads} on {node}, {peers_threads:g} on {they}",
+    hint="set env.OMP_NUM_THREADS= in the hostfile to the same value for every node, including {node!s}",
+    figures=("threads", "peers_threads"),
+)
+_FEW_CORES = CAUSES.cause(
+    "few_cores",
+    cause="threads",
+    about="fewer cores per worker than its peers",
+    message="cores available to a worker: {cores} on {node}, {peers_cores:g} on {they}",
+    hint="see the cores available to its workers: ssh {node} nproc; a cpuset or taskset reduces them",
+    figures=("cores", "peers_cores"),
+)
+_GPU_IN_USE = CAUSES.cause(
+    "gpu_in_use",
+    cause="other_load",
+    about="another process that used its GPU, but none those of its peers",
+    message="before the measurement {holders} used its GPU",
+    hint=_HOLDER + "ssh {node} nvidia-smi",
+    figures=("holders",),
+)
+_OTHER_LOAD = CAUSES.cause(
+    "other_load",
+    about="other processes that used more cores than on its peers",
+    message="other processes used {others_cores:.1f} of {node}'s {node_cores} cores{there}",
+    hint="see what else runs there: ssh {node} top",
+    figures=("others_cores", "peers_others_cores", "node_cores"),
+)
+_SHARED_PROCESSORS = CAUSES.cause(
+    "shared_processors",
+    about="cores that other nodes on the same machine use too",
+    message="all {node_cores} cores visible to {node} were busy, but its workers used {job_cores:.1f} of {them}",
+    hint="nodes on one machine share its cores: compare them alone",
+    figures=("job_cores", "node_cores", "cores"),
+)
+_OWN_GPU_IN_USE = CAUSES.cause(
+    "own_gpu_in_use",
+    cause="other_load",
+    about="another process that used a GPU below its data sheet",
+    message="before the measurement {holders} used it",
+    hint=_HOLDER + "nvidia-smi",
+    figures=("holders",),
+)
+_OWN_HEAT = CAUSES.cause(
+    "own_gpu_heat",
+    cause="gpu_heat",
+    about="heat, according to the sensors of a GPU below its data sheet",
+    message="its clocks were throttled (heat) for {throttled_share:.0%} of the time",
+    hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
+    figures=("throttled_share",),
+)
+_OWN_POWER = CAUSES.cause(
+    "own_gpu_power",
+    cause="gpu_power",
+    about="a power limit, according to the sensors of a GPU below its data sheet",
+    message="its clocks were throttled (a power limit) for {throttled_share:.0%} of the time",
+    hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
+    figures=("throttled_share",),
+)
+_OWN_CLOCKS = CAUSES.cause(
+    "own_gpu_clocks",
+    cause="gpu_clocks",
+    about="low clocks of a GPU below its data sheet",
+    message="it ran at {sm_clock_mhz:.0f} of {sm_clock_max_mhz:.0f} MHz",
+    hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets manually set clocks",
+    figures=("sm_clock_mhz", "sm_clock_max_mhz"),
+)
+USUAL = {
+    "matmul": CAUSES.cause(
+        "usual_matmul",
+        cause="usual",
+        about="no cause: what usually slows matrix products",
+        message="usual causes are a lowered power limit, heat, manually set clocks, other users of the GPU, and a "
+        "torch build without kernels for it",
+        hint="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE on the node while bench runs",
+    ),
+    "memory": CAUSES.cause(
+        "usual_memory",
+        cause="usual",
+        about="no cause: what usually slows memory",
+        message="usual causes are manually set memory clocks, optional error correction, and other users of the GPU",
+        hint="nvidia-smi -q -d CLOCK,ECC on the node while bench runs",
+    ),
+}
+"""The usual causes of a GPU below its data sheet, by kind of test."""
 
 
 class SlowDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +193,12 @@ class SlowDevice(msgspec.Struct, frozen=True, kw_only=True):
 def find_causes(case: SlowDevice) -> tuple[LikelyCause, ...]:
     """All differences, the likeliest cause first."""
     return (
-        *_unlike(case, "device"),
+        *_unlike(case, _OTHER_DEVICE),
         *compare_machines(case.beside),
         *_threads(case),
         *_holders(case),
         *_others_load(case),
-        *_unlike(case, "software"),
+        *_unlike(case, *_OTHER_VERSIONS),
     )
 
 
@@ -79,51 +206,16 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
     """Causes according to a GPU's own sensors."""
     gpu = next((use.gpu for use in worker.use.values() if use.gpu is not None), None)
     if worker.gpu_holders:
-        holders = ", ".join(worker.gpu_holders)
-        yield LikelyCause(
-            cause="other_load",
-            code="own_gpu_in_use",
-            figures={"holders": holders},
-            sentence=f"before the measurement {holders} used it",
-            hint=f"{_HOLDER}nvidia-smi",
-        )
+        yield _OWN_GPU_IN_USE.found(None, holders=", ".join(worker.gpu_holders))
     if gpu is None:
         return
-    for throttle in THROTTLES:
+    for throttle, rule in ((HEAT, _OWN_HEAT), (POWER_LIMIT, _OWN_POWER)):
         share = throttle.share(gpu)
         if share >= _THROTTLED:
-            yield LikelyCause(
-                cause=throttle.cause,
-                code=f"own_{throttle.cause}",
-                figures={"throttled_share": share},
-                sentence=f"its clocks were throttled ({throttle.name}) for {share:.0%} of the time",
-                hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
-            )
+            yield rule.found(None, throttled_share=share)
     clock, most = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
     if clock is not None and most is not None and clock < _SLOWER_THAN_MOST * most:
-        yield LikelyCause(
-            cause="gpu_clocks",
-            code="own_gpu_clocks",
-            figures={"sm_clock_mhz": clock, "sm_clock_max_mhz": most},
-            sentence=f"it ran at {clock:.0f} of {most:.0f} MHz",
-            hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets manually set clocks",
-        )
-
-
-def usual_cause(kind: str) -> LikelyCause:
-    """The usual causes of a GPU below its data sheet in products (`matmul`) or `memory`."""
-    clocks = kind == "matmul"
-    return LikelyCause(
-        cause="usual",
-        code=f"usual_{kind}",
-        sentence=(
-            "usual causes are a lowered power limit, heat, manually set clocks, other users of the GPU, and a torch "
-            "build without kernels for it"
-        )
-        if clocks
-        else "usual causes are manually set memory clocks, optional error correction, and other users of the GPU",
-        hint=f"nvidia-smi -q -d CLOCK,{'POWER,PERFORMANCE' if clocks else 'ECC'} on the node while bench runs",
-    )
+        yield _OWN_CLOCKS.found(None, sm_clock_mhz=clock, sm_clock_max_mhz=most)
 
 
 def shared_processors(case: SlowDevice) -> LikelyCause | None:
@@ -136,45 +228,22 @@ def shared_processors(case: SlowDevice) -> LikelyCause | None:
     cores = worker.node_cores or worker.cores
     # If its workers may use only some of them.
     own = None if cores == worker.cores else worker.cores
-    used = f"{got:.1f} of {'them' if own is None else f'the {own} available to them'}"
-    return case.beside.cause(
-        "shared_processors",
-        "shared_processors",
-        f"all {cores} cores visible to {case.node} were busy, but its workers used {used}",
-        "nodes on one machine share its cores: compare them alone",
-        job_cores=got,
-        node_cores=cores,
-        cores=own,
-    )
+    them = "them" if own is None else f"the {own} available to them"
+    return case.beside.cause(_SHARED_PROCESSORS, job_cores=got, node_cores=cores, them=them, cores=own)
 
 
 def _threads(case: SlowDevice) -> Iterator[LikelyCause]:
     if case.me.device != "cpu":
         return
-    node = case.node
-    texts = {
-        "threads": (
-            "threads per worker",
-            f"set env.OMP_NUM_THREADS= in the hostfile to the same value for every node, including {node}",
-        ),
-        "cores": (
-            "cores available to a worker",
-            f"see the cores available to its workers: ssh {node} nproc; a cpuset or taskset reduces them",
-        ),
-    }
-    for name, (meaning, hint) in texts.items():
+    for name, rule in (("threads", _FEW_THREADS), ("cores", _FEW_CORES)):
         mine, theirs = getattr(case.me, name), known_median(getattr(peer, name) for peer in case.peers)
         if mine is not None and theirs is not None and mine < _FEWER_CORES * theirs:
-            sentence = f"{meaning}: {mine} on {node}, {theirs:g} on {case.they}"
-            yield case.beside.cause("threads", f"few_{name}", sentence, hint, **{name: mine, f"peers_{name}": theirs})
+            yield case.beside.cause(rule, **{name: mine, f"peers_{name}": theirs})
 
 
 def _holders(case: SlowDevice) -> Iterator[LikelyCause]:
     if case.me.gpu_holders and not any(peer.gpu_holders for peer in case.peers):
-        holders = ", ".join(case.me.gpu_holders)
-        sentence = f"before the measurement {holders} used its GPU"
-        hint = f"{_HOLDER}ssh {case.node} nvidia-smi"
-        yield case.beside.cause("other_load", "gpu_in_use", sentence, hint, holders=holders)
+        yield case.beside.cause(_GPU_IN_USE, holders=", ".join(case.me.gpu_holders))
 
 
 def _others_load(case: SlowDevice) -> Iterator[LikelyCause]:
@@ -184,36 +253,17 @@ def _others_load(case: SlowDevice) -> Iterator[LikelyCause]:
         return
     there = f", {theirs:.1f} on {case.they}" if theirs is not None else ""
     yield case.beside.cause(
-        "other_load",
-        "other_load",
-        f"other processes used {mine:.1f} of {case.node}'s {case.me.node_cores} cores{there}",
-        f"see what else runs there: ssh {case.node} top",
-        others_cores=mine,
-        peers_others_cores=theirs,
-        node_cores=case.me.node_cores,
+        _OTHER_LOAD, others_cores=mine, peers_others_cores=theirs, there=there, node_cores=case.me.node_cores
     )
 
 
-def _unlike(case: SlowDevice, cause: str) -> Iterator[LikelyCause]:
-    hint = (
-        "the slower device sets the pace of a training: train on identical devices, or give it less work"
-        if cause == "device"
-        else f"install the versions of the other nodes on {case.node}, and measure again"
-    )
-    for name, meaning in _UNLIKE[cause].items():
+def _unlike(case: SlowDevice, *rules: CauseRule) -> Iterator[LikelyCause]:
+    for rule in rules:
+        name, _ = rule.figures
         mine, theirs = getattr(case.me, name), {getattr(peer, name) for peer in case.peers}
         if mine is not None and None not in theirs and mine not in theirs:
             others = ", ".join(sorted(map(str, theirs)))
-            sentence = f"{case.node} has {meaning}{mine}, {case.they} {others}"
-            yield case.beside.cause(
-                cause, f"other_{name}", sentence, hint, **{name: str(mine), f"peers_{name}": others}
-            )
-
-
-_UNLIKE = {
-    "device": {"name": ""},
-    "software": {"torch": "torch ", "cuda": "torch built with CUDA ", "capability": "kernels for "},
-}
+            yield case.beside.cause(rule, **{name: str(mine), f"peers_{name}": others})
 
 
 def _others_cores(worker: BenchWorker, use: WorkerUse) -> float | None:

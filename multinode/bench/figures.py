@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.model.flops import Peak, peak_of
 from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse
@@ -106,11 +107,21 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
         return any(test.speeds for worker in self.workers for test in worker.tests)
 
 
-class Anomaly(msgspec.Struct, frozen=True, kw_only=True):
-    """A device below its expected speed: a sentence, and the differences, likeliest first."""
+class Anomaly(Finding, frozen=True, kw_only=True):
+    """A device below its expected speed: what was measured, and how to fix the likeliest cause."""
 
-    text: str = ""
-    likely_causes: tuple[LikelyCause, ...] = msgspec.field(name="clues")
+    causes: tuple[LikelyCause, ...]  # the differences, likeliest first
+
+    @property
+    def cause(self) -> str:
+        """The likeliest, as in `LikelyCause`."""
+        return self.causes[0].cause if self.causes else "unknown"
+
+    @property
+    def text(self) -> str:
+        """One sentence with its cause."""
+        because = f"likely because {self.causes[0].message}" if self.causes else "no recorded data explains it"
+        return f"{self.message}; {because}"
 
 
 class Slow(Anomaly, frozen=True, kw_only=True):
@@ -119,11 +130,7 @@ class Slow(Anomaly, frozen=True, kw_only=True):
     node: str
     rank: int | None = None  # of the worker, if the others of the node are not slow; None means all
     ratios: dict[str, dict[str, float]]  # median share of the peers' speed, by phase and kind of test
-    compared_with: Peers | None = None  # the kind of peers; `peers` in words
-    peers: str = ""
-    # the likeliest: `cpu`, `threads`, `gpu_heat`, `gpu_power`, `gpu_clocks`, `pcie`, `other_load`, `device`,
-    # `software`; otherwise `unknown`
-    cause: str
+    peers: Peers
 
 
 class Drop(Anomaly, frozen=True, kw_only=True):
@@ -131,7 +138,6 @@ class Drop(Anomaly, frozen=True, kw_only=True):
 
     nodes: tuple[str, ...]
     ratio: float  # median over workers and tests of the speed together over that alone
-    cause: str  # `gpu_heat`, `gpu_power`, `gpu_clocks`, `shared_processors`, `cpu`, `unknown`
 
 
 class BelowSheet(Anomaly, frozen=True, kw_only=True):
@@ -153,7 +159,8 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     slow: tuple[Slow, ...] = ()  # nodes and workers slower than their peers, the slowest first
     drops: tuple[Drop, ...] = ()
     below_sheet: tuple[BelowSheet, ...] = ()
-    verdict: tuple[str, ...] = ()  # main findings, one sentence each
+    unmeasured: tuple[Finding, ...] = ()  # parts that could not be measured, or not yet
+    outcome: Finding | None = None  # how many devices are as fast as their peers; None if one is slow
     notes: tuple[str, ...] = ()  # how it was measured
     # unmeasured parts when this was stored, in order, the first possibly in progress; empty when complete
     left: tuple[str, ...] = ()
@@ -165,7 +172,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def anomalies(self) -> tuple[Anomaly, ...]:
-        """All findings."""
+        """All devices below their expected speed."""
         return (*self.slow, *self.drops, *self.below_sheet)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
-from multinode.bench.causes import SlowDevice, find_causes, sensor_causes, shared_processors, usual_cause
+from multinode.bench.causes import USUAL, SlowDevice, find_causes, sensor_causes, shared_processors
 from multinode.bench.figures import (
     KINDS,
     BelowSheet,
@@ -21,8 +22,10 @@ from multinode.bench.figures import (
     WorkerUse,
 )
 from multinode.bench.nodes import BenchPart, bench_nodes
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.profile.figures import LikelyCause, Peers
-from multinode.profile.likely_causes import THROTTLES
+from multinode.profile.likely_causes import POWER_LIMIT
 from multinode.records.benchmark import PHASES, DeviceTest
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_list
@@ -39,6 +42,43 @@ _MOST_NAMED = 4
 _LIMITED = 0.05
 # Median share of the peers' speed, by phase and kind of test.
 _Ratios = dict[str, dict[str, float]]
+
+FINDINGS = RuleGroup("Findings of bench")
+_SLOW = FINDINGS.rule("slow", about="a node or worker slower than its peers", message="{who} is slow: {shares}")
+_DROP = FINDINGS.rule(
+    "drop",
+    about="workers that are slower when all measure than alone",
+    message="{names} {verb} to {ratio:.0%} under full load",
+)
+_BELOW_SHEET = FINDINGS.rule(
+    "below-sheet",
+    about="devices far below their data sheet",
+    message="{devices} reaches at most {of_peak:.0%} of the rate in its data sheet ({label})",
+)
+_NOT_MEASURED = FINDINGS.rule(
+    "not-measured", about="a node that could not be measured", message="{node} could not be measured {phase}: {reason}"
+)
+_STILL_MEASURING = FINDINGS.rule(
+    "still-measuring", about="parts to come of a running bench", message="still measuring {at}{rest}"
+)
+_INTERRUPTED = FINDINGS.rule(
+    "interrupted",
+    about="parts that a bench that ended did not measure",
+    message="interrupted while measuring {at}{rest}",
+)
+_NO_DEVICE = FINDINGS.rule("no-device", about="nothing was measured", message="no device was measured")
+_NO_PEER = FINDINGS.rule(
+    "no-peer",
+    about="devices without a peer",
+    message="{devices} measured, {lacks} to compare with",
+    figures=("measured",),
+)
+_AS_FAST = FINDINGS.rule(
+    "as-fast-as-peers",
+    about="no device is slower than its peers",
+    message="{devices} OK: none below {least:.0%} of its peers",
+    figures=("measured",),
+)
 
 
 class _Placed(msgspec.Struct, frozen=True):
@@ -94,8 +134,8 @@ def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> 
         if ratios and _is_slow(ratios):
             causes = _drop_causes(each, write_hint, alone=len(placed) == 1)
             share = statistics.median(ratio.value for ratio in ratios)
-            by_cause.setdefault(_cause(causes), []).append((each, share, causes))
-    return tuple(_drop(cause, members) for cause, members in by_cause.items())
+            by_cause.setdefault(causes[0].cause if causes else "", []).append((each, share, causes))
+    return tuple(map(_drop, by_cause.values()))
 
 
 def find_below_sheet(nodes: Sequence[BenchNode]) -> tuple[BelowSheet, ...]:
@@ -192,14 +232,10 @@ def _slow(
     node, rank = first.node.node, None if whole else first.worker.rank
     who = node if rank is None else f"worker {rank} of {node}"
     return Slow(
-        text=f"{who} is slow: {_ratios_text(worst, they)}" + because(merged),
-        node=node,
+        **_SLOW.fields(node, {"who": who, "shares": _ratios_text(worst, they)}) | _fix(merged),
         rank=rank,
         ratios=worst,
-        compared_with=they,
-        peers=str(they),
-        cause=_cause(merged),
-        likely_causes=merged,
+        peers=they,
     )
 
 
@@ -220,18 +256,12 @@ def _drop_causes(each: _Placed, write_hint: Callable[[str], str], *, alone: bool
     return causes if shared is None else (shared, *(cause for cause in causes if cause.cause != "other_load"))
 
 
-def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[LikelyCause, ...]]]) -> Drop:
+def _drop(members: Sequence[tuple[_Placed, float, tuple[LikelyCause, ...]]]) -> Drop:
     names = tuple(dict.fromkeys(each.node.node for each, _, _ in members))
     ratio = statistics.median(ratio for _, ratio, _ in members)
-    causes = members[0][2]
     verb = "drops" if len(names) == 1 else "drop"
-    return Drop(
-        text=f"{format_list(names, _MOST_NAMED)} {verb} to {ratio:.0%} under full load" + because(causes),
-        nodes=names,
-        ratio=ratio,
-        cause=cause,
-        likely_causes=causes,
-    )
+    values = {"names": format_list(names, _MOST_NAMED), "verb": verb, "ratio": ratio}
+    return Drop(**_DROP.fields(None, values) | _fix(members[0][2]), nodes=names, ratio=ratio)
 
 
 def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]:
@@ -242,16 +272,16 @@ def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]
 
 def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
     best, test, share = max(members, key=lambda entry: entry[2])
-    causes = (*sensor_causes(best.worker), usual_cause(kind))
+    causes = (*sensor_causes(best.worker), USUAL[kind].found(None))
     workers = tuple(each.name for each, _, _ in members)
-    where = f"{device} of {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
+    devices = f"{device} of {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
+    values = {"devices": devices, "of_peak": share, "label": test.label}
     return BelowSheet(
-        text=f"{where} reaches at most {share:.0%} of the rate in its data sheet ({test.label})" + because(causes),
+        **_BELOW_SHEET.fields(None, values) | _fix(causes),
         device=device,
         label=test.label,
         of_peak=share,
         workers=workers,
-        likely_causes=causes,
     )
 
 
@@ -264,13 +294,9 @@ def _ratios_text(ratios: _Ratios, peers: Peers) -> str:
     return ratios_text.replace("%", f"% of the speed of {peers}", 1)
 
 
-def because(causes: Sequence[LikelyCause]) -> str:
-    """The end of the sentence about a device."""
-    return f"; likely because {causes[0].sentence}" if causes else "; no recorded data explains it"
-
-
-def _cause(causes: Sequence[LikelyCause]) -> str:
-    return causes[0].cause if causes else "unknown"
+def _fix(causes: tuple[LikelyCause, ...]) -> dict[str, Any]:
+    """The causes of an anomaly, and the fix of the likeliest."""
+    return {"causes": causes, "hint": causes[0].hint if causes else None}
 
 
 # Above this number, only the count is given.
@@ -298,45 +324,43 @@ def summarise_bench(
         drops=find_drops(nodes, write_hint),
         below_sheet=find_below_sheet(nodes),
     )
-    anomalies = (anomaly.text for anomaly in report.anomalies)
-    outcome = describe_outcome(report)
-    verdict = (*_failures(report), *anomalies, *([outcome] if outcome else []))
-    return msgspec.structs.replace(report, verdict=verdict, notes=tuple(_notes(report, test)))
+    return msgspec.structs.replace(
+        report, unmeasured=tuple(_failures(report)), outcome=_outcome(report), notes=tuple(_notes(report, test))
+    )
 
 
 def with_progress(report: BenchReport, *, still_running: bool) -> BenchReport:
-    """The report, with its verdict preceded by the unmeasured parts."""
+    """The report, with the parts that are left."""
     if not report.left:
         return report
     at, *then = report.left
     more = [f"{len(then) - _MOST_LEFT} more"] if len(then) > _MOST_LEFT else []
     rest = f"; not yet measured: {'; '.join([*then[:_MOST_LEFT], *more])}" if then else ""
-    text = f"{'still measuring' if still_running else 'interrupted while measuring'} {at}{rest}"
-    return msgspec.structs.replace(report, verdict=(text, *report.verdict))
+    ahead = (_STILL_MEASURING if still_running else _INTERRUPTED).found(None, at=at, rest=rest)
+    return msgspec.structs.replace(report, unmeasured=(ahead, *report.unmeasured))
 
 
-def describe_outcome(report: BenchReport) -> str:
-    """Number of devices at normal speed; empty if one is slow."""
+def _outcome(report: BenchReport) -> Finding | None:
     speeds = [[speed for test in worker.tests for speed in test.speeds] for worker in report.workers]
     measured = [of_worker for of_worker in speeds if of_worker]
     if not measured:
-        return "no device was measured"
-    count = format_count(len(measured), "device")
+        return _NO_DEVICE.found(None)
+    count, devices = len(measured), format_count(len(measured), "device")
     if all(speed.of_peers is None for of_worker in measured for speed in of_worker):
-        return f"{count} measured, {'no peer' if len(measured) == 1 else 'none has a peer'} to compare with"
-    return "" if report.slow else f"{count} OK: none below {SLOW_BELOW:.0%} of its peers"
+        lacks = "no peer" if count == 1 else "none has a peer"
+        return _NO_PEER.found(None, devices=devices, measured=count, lacks=lacks)
+    return None if report.slow else _AS_FAST.found(None, devices=devices, measured=count, least=SLOW_BELOW)
 
 
-def _failures(report: BenchReport) -> Iterator[str]:
+def _failures(report: BenchReport) -> Iterator[Finding]:
     for node in report.nodes:
         for phase, reason in node.failures.items():
-            yield f"{node.node} could not be measured {phase}: {reason}"
+            yield _NOT_MEASURED.found(node.node, phase=phase, reason=reason)
 
 
 def _power_limited(whose: str, phase: str, use: WorkerUse) -> Iterator[str]:
     """That a sound GPU is slowed by its own power limit, as data centre GPUs are in long products."""
-    throttle = next(each for each in THROTTLES if each.cause == "gpu_power")
-    share = throttle.share(use.gpu) if use.gpu is not None else 0.0
+    share = POWER_LIMIT.share(use.gpu) if use.gpu is not None else 0.0
     if use.gpu is not None and share >= _LIMITED:
         power = f" of {use.gpu.power_limit_w:.0f} W" if use.gpu.power_limit_w is not None else ""
         yield f"{whose} {phase}: the power limit{power} held the clock back for {share:.0%} of the time"

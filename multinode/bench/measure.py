@@ -115,9 +115,9 @@ def bench(launch: Launch, phases: Sequence[str], context: RunContext, *, fresh: 
         )
     ]
     launch = msgspec.structs.replace(launch, execute=msgspec.structs.replace(launch.execute, kind="bench"))
-    measured = {"bench": list(phases), "workers": launch.options.workers_per_node}
+    measured = {"bench": list(phases), "workers": launch.workers_per_node}
     record = GridRecord(
-        fingerprint=fingerprint({"": test}, launch.cluster.nodes, launch.options, measured),
+        fingerprint=fingerprint({"": test}, launch.cluster.nodes, launch, measured),
         command=describe_benchmark(test),
         grid=Grid(nodes=(len(nodes),)),
         cells=tuple(CellRecord(cell=GridCell(label=step.label, nodes=len(step.node_ranks))) for step in steps),
@@ -254,12 +254,12 @@ class _StepSeries(Series):
     def _launch_of(self, phase: str, node_rank: int, run_id: str) -> Launch:
         """Each node gets its own port, as several nodes may be on one machine."""
         launch = self._launch
-        first_port = launch.options.master_port
+        first_port = launch.master_port
         port = min(first_port + node_rank, _LAST_PORT) if first_port is not None else None
         return msgspec.structs.replace(
             launch,
             job=msgspec.structs.replace(self._test, turns=phase == "alone"),
-            options=msgspec.structs.replace(launch.options, master_port=port),
+            master_port=port,
             cluster=msgspec.structs.replace(launch.cluster, nodes=(launch.cluster.nodes[node_rank],)),
             run_id=run_id,
         )
@@ -268,7 +268,7 @@ class _StepSeries(Series):
         name = launch.cluster.nodes[0].name
         part = BenchPart(phase=phase, node=name, node_rank=node_rank)
         try:
-            launched = run_prepared(prepare(launch, context), context)
+            launched = run_prepared(launch, prepare(launch, context), context)
             (node,) = launched.plan.nodes
             part = msgspec.structs.replace(part, run_id=launched.run.run_id, ranks=node.place.ranks, gpus=node.gpus)
             part = self._with_records(part)

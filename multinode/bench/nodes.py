@@ -29,7 +29,7 @@ from multinode.records.benchmark import LAUNCH_US
 from multinode.records.samples import DeviceSample, GpuSample, Sample, SpeedSample
 from multinode.stats.counter_rates import Span
 from multinode.stats.estimate import estimate_median, known_median, of_bounds, of_repeats, spread_of
-from multinode.stats.unknown import or_none
+from multinode.stats.unknown import or_empty, or_none
 from multinode.units import MIB
 
 _Kind = TypeVar("_Kind")
@@ -242,10 +242,12 @@ def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse
 
 def _find_holders(facts: NodeFacts | None, gpu: int | None) -> tuple[str, ...]:
     gpu_facts = (
-        next((gpu_fact for gpu_fact in facts.gpus if gpu_fact.index == gpu), None) if facts is not None else None
+        next((gpu_fact for gpu_fact in or_empty(facts.gpus) if gpu_fact.index == gpu), None)
+        if facts is not None
+        else None
     )
     held = (
-        [process for process in gpu_facts.processes if (process.memory_mib or 0) >= _LEAST_HELD_MIB]
+        [process for process in or_empty(gpu_facts.processes) if (process.memory_mib or 0) >= _LEAST_HELD_MIB]
         if gpu_facts is not None
         else []
     )

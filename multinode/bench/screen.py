@@ -1,17 +1,28 @@
-"""The screen of a bench: slow devices with causes and fixes, then tables with best and worst."""
+"""What a bench shows: slow devices with causes and fixes, then charts, and tables with best and worst."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, DeviceSpeed
-from multinode.bench.judge import because, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
-from multinode.render.sheet import Column, Sheet, figure, percent
-from multinode.render.table import BAD, Part, footer, labelled, paragraph, sheet_table
+from multinode.render.sheet import (
+    Block,
+    Chart,
+    Charts,
+    Column,
+    Command,
+    Labels,
+    Prose,
+    Sheet,
+    Tiles,
+    figure,
+    percent,
+)
+from multinode.render.table import footer
 from multinode.stats.estimate import known_median
 from multinode.units import UNKNOWN, format_sig
 
@@ -49,26 +60,26 @@ class _Row(msgspec.Struct, frozen=True):
         return statistics.median(ratios) if ratios else 1.0
 
 
-def bench_parts(report: BenchReport, *, details: bool = False) -> Iterator[Part]:
-    """The screen: the verdict, a small table, causes with their fixes; `details` adds every table."""
+def show(report: BenchReport) -> Iterator[Block]:
+    """The verdict, a small table, causes with their fixes; then charts and every table."""
     headline, *others = _findings(report)
-    yield paragraph(headline[0], style=BAD if report.anomalies else "bold")
-    small = _small_sheet(report)
-    if small.rows:
-        yield ""
-        yield sheet_table(small)
-    rows = [*headline[1], *(row for text, causes in others for row in (("Also", text), *causes))]
-    if rows:
-        yield ""
-        yield labelled(rows)
-    if not details:
-        yield footer("Details", f"multinode show {report.run_id} --details")
-        return
-    for sheet in bench_sheets(report):
-        yield ""
-        yield sheet_table(sheet)
-    yield ""
-    yield from (paragraph(note) for note in report.notes)
+    yield Prose(headline[0], "lead", tone="bad" if report.anomalies else "")
+    yield Tiles(tuple(_key_figures(report)))
+    yield _small_sheet(report)
+    yield from headline[1]
+    for text, causes in others:
+        yield Labels((("Also", text),))
+        yield from causes
+    yield Charts(lambda: _charts(report))
+    yield from (msgspec.structs.replace(sheet, detail="full") for sheet in bench_sheets(report))
+    yield from (Prose(note, "note", detail="full") for note in report.notes)
+    yield Command("Details", f"multinode show {report.run_id} --details", detail="brief")
+
+
+def _charts(report: BenchReport) -> Iterable[Chart]:
+    from multinode.bench.charts import bench_charts  # noqa: PLC0415 - plotly is an extra
+
+    return bench_charts(report)
 
 
 def next_step(report: BenchReport, given: str) -> str:
@@ -78,39 +89,47 @@ def next_step(report: BenchReport, given: str) -> str:
     return footer("Next", f"multinode {'nccl-test' if len(report.nodes) > 1 else 'check'}{given}")
 
 
-_Rows = tuple[tuple[str, str], ...]
+_Causes = tuple[Labels, ...]
 
 
-def _findings(report: BenchReport) -> list[tuple[str, _Rows]]:
-    texts = {anomaly.text for anomaly in report.anomalies}
+def _findings(report: BenchReport) -> list[tuple[str, _Causes]]:
     explained: set[str] = set()
-    sheets: list[tuple[str, _Rows]] = []
+    found: list[tuple[str, _Causes]] = [(part.message, ()) for part in report.unmeasured]
     for anomaly in report.anomalies:
-        symptom = anomaly.text.removesuffix(because(anomaly.likely_causes))
-        sheets.append((symptom, () if _cause(anomaly) in explained else _cause_rows(anomaly)))
-        explained.add(_cause(anomaly))
-    outcome = describe_outcome(report)
-    # Failures and unmeasured parts.
-    others: list[tuple[str, _Rows]] = [(text, ()) for text in report.verdict if text not in texts | {outcome}]
-    last: list[tuple[str, _Rows]] = [(outcome, ())] if outcome else []
-    return others + sheets + last
+        found.append((anomaly.message, tuple(_cause_rows(anomaly, again=anomaly.cause in explained))))
+        explained.add(anomaly.cause)
+    return [*found, *([(report.outcome.message, ())] if report.outcome is not None else [])]
 
 
-def _cause(anomaly: Anomaly) -> str:
-    return anomaly.likely_causes[0].cause if anomaly.likely_causes else "unknown"
+def _cause_rows(anomaly: Anomaly, *, again: bool) -> Iterator[Labels]:
+    """The likely causes; all but the first, and those of a cause that was shown, are details."""
+    if not anomaly.causes and not again:
+        yield Labels((("Cause", "unknown: no recorded data explains it"),))
+    for number, cause in enumerate(anomaly.causes):
+        label = "Also likely" if number else "Cause"
+        fix = ("Fix", cause.hint or "")
+        yield Labels(((label, cause.message), fix), detail="full" if number or again else "always")
 
 
-def _cause_rows(anomaly: Anomaly) -> _Rows:
-    if not anomaly.likely_causes:
-        return (("Cause", "unknown: no recorded data explains it"),)
-    cause = anomaly.likely_causes[0]
-    return (("Cause", cause.sentence), ("Fix", cause.hint))
+def _key_figures(report: BenchReport) -> Iterator[tuple[str, str]]:
+    columns, rows = _small_rows(report)
+    for number, (name, (unit, _)) in enumerate(columns.items()):
+        speeds = sorted((speed for row in rows for speed in row.cells[number] if speed), key=_value)
+        if len(speeds) > 1:
+            yield f"{name}, best ({unit})", format_sig(_value(speeds[-1]))
+            yield f"{name}, worst ({unit})", format_sig(_value(speeds[0]))
+        elif speeds:
+            yield f"{name} ({unit})", format_sig(_value(speeds[0]))
 
 
-def _small_sheet(report: BenchReport) -> Sheet:
+def _value(speed: DeviceSpeed) -> float:
+    return speed.value.value
+
+
+def _small_rows(report: BenchReport) -> tuple[dict[str, tuple[str, _Picks]], list[_Row]]:
     tests = [test for worker in report.workers for test in worker.tests]
     products = [test for test in tests if test.kind == "matmul" and test.speeds]
-    fastest = max(products, key=lambda test: max(speed.value.value for speed in test.speeds), default=None)
+    fastest = max(products, key=lambda test: max(map(_value, test.speeds)), default=None)
     columns: dict[str, tuple[str, _Picks]] = {}
     if fastest is not None:
         columns[f"matmul {fastest.dtype}"] = ("TFLOP/s", (_of(kind="matmul", dtype=fastest.dtype),))
@@ -121,7 +140,11 @@ def _small_sheet(report: BenchReport) -> Sheet:
         for worker in node.workers
         for phase in report.phases
     ]
-    rows = [row for row in rows if row.speeds]
+    return columns, [row for row in rows if row.speeds]
+
+
+def _small_sheet(report: BenchReport) -> Sheet:
+    columns, rows = _small_rows(report)
     shown = rows if len(rows) <= _MOST_SMALL else sorted(rows, key=lambda row: row.standing)[:_MOST_SMALL]
     marked = any(speed.slow for row in shown for speed in row.speeds)
     left_out = f"the slowest {len(shown)} of {len(rows)} rows" if len(rows) > len(shown) else ""
@@ -139,19 +162,6 @@ def _measured(speed: DeviceSpeed | None) -> str:
     if speed is None:
         return UNKNOWN
     return f"{speed.value.text()}{'!' if speed.slow else ''}"
-
-
-def bench_lines(report: BenchReport) -> list[str]:
-    """Plain text: the sentences of the verdict, each with its fix."""
-    causes = {anomaly.text: anomaly.likely_causes for anomaly in report.anomalies}
-    lines = []
-    for sentence in report.verdict:
-        lines.append(sentence)
-        # The sentence already includes the first cause.
-        for number, cause in enumerate(causes.get(sentence, ())):
-            lines += [f"  also: {cause.sentence}"] if number else []
-            lines.append(f"  hint: {cause.hint}")
-    return lines
 
 
 def bench_sheets(report: BenchReport) -> tuple[Sheet, ...]:

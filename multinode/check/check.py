@@ -16,7 +16,7 @@ from multinode.check import gpus, interfaces, link, machine, paths, ports, rdma,
 from multinode.check.connectivity import ConnectivityPlan, choose_pairs, launch_pairs, run_connectivity_test
 from multinode.check.link import least_speeds
 from multinode.check.machine import needed_tools
-from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
+from multinode.check.probe import peer_addresses, probe, torch_environment
 from multinode.check.rule import SEVERITIES, Check, CheckFinding, CheckRule, CheckRules, Inspection, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints, is_link_local
@@ -29,8 +29,10 @@ from multinode.job.job_files import absent_files, job_files, may_be_paths, with_
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import argument_names, candidate_ports, choose_master_port, plan_launch
 from multinode.records.run import make_run_id
+from multinode.stats.unknown import Unknown, entries, or_empty, or_none
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
+from multinode.transport.base import Outcomes
 from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
 
 _SSH = CheckRules("ssh")
@@ -85,8 +87,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:
     """Probe the nodes and fill in what their lines do not specify."""
-    questions = Questions(peers=peer_addresses(cluster.nodes), tools=("torchrun",))
-    facts = probe(agent, cluster, questions).require()
+    facts = probe(agent, cluster, peers=peer_addresses(cluster.nodes), tools=("torchrun",)).require()
     endpoints, trouble = _endpoints(cluster, facts)
     nodes = tuple(_fill_in(node, facts[node.name], endpoints.get(node.name)) for node in cluster.nodes)
     described = msgspec.structs.replace(cluster, nodes=nodes)
@@ -120,8 +121,12 @@ def _fill_in(node: Node, facts: NodeFacts, place: Endpoint | None) -> Node:
         slots=node.slots or (len(gpus) if gpus else 1),
         addr=node.addr or found,
         ifname=node.ifname or (place.ifname if place else None),
-        python=node.python or (facts.python if "torch" in facts.packages else facts.interactive.get("python3")),
+        python=node.python or _python_with_torch(facts),
     )
+
+
+def _python_with_torch(facts: NodeFacts) -> str | None:
+    return or_none(facts.python) if "torch" in entries(facts.packages) else entries(facts.interactive).get("python3")
 
 
 def _one_line(text: str) -> str:
@@ -129,17 +134,20 @@ def _one_line(text: str) -> str:
 
 
 def _remarks(node: Node, facts: NodeFacts) -> Iterator[str]:
-    models = ", ".join(dict.fromkeys(gpu.name for gpu in facts.gpus)) or "no GPU was found"
-    count = f"{len(facts.gpus)} x " if facts.gpus else ""
-    usable = facts.memory_limit_gib or facts.memory_total_gib
+    gpus, torch_version = or_empty(facts.gpus), entries(facts.packages).get("torch")
+    models = ", ".join(dict.fromkeys(gpu.name for gpu in gpus)) or "no GPU was found"
+    count = f"{len(gpus)} x " if gpus else ""
+    usable = or_none(facts.memory_limit_gib) or or_none(facts.memory_total_gib)
     memory = f", {usable:.0f} GiB of memory" if usable else ""
-    torch = f", torch {facts.packages['torch']}" if "torch" in facts.packages else ""
-    yield f"{node.name}: {count}{models}, {facts.cores} cores{memory}{torch}"
-    for interface in facts.interfaces:
+    cores = "" if isinstance(facts.cores, Unknown) else f", {facts.cores} cores"
+    torch = f", torch {torch_version}" if torch_version is not None else ""
+    yield f"{node.name}: {count}{models}{cores}{memory}{torch}"
+    for interface in or_empty(facts.interfaces):
         if interface.name in node.ifnames and interface.speed_gbit_per_s:
             yield f"{interface.name}: {interface.speed_gbit_per_s:g} Gbit/s, MTU {interface.mtu}"
-    if "torch" not in facts.packages:
-        yield f"{facts.python or 'python3'} has no torch: python= must name the training environment's interpreter"
+    if torch_version is None:
+        python = or_none(facts.python) or "python3"
+        yield f"{python} has no torch: python= must name the training environment's interpreter"
 
 
 _EPHEMERAL_PORTS = 2
@@ -242,10 +250,9 @@ _STREAMS_NODES = 8
 _STREAM_S = 0.3
 
 
-class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How nodes are checked."""
+class CheckOptions(LaunchOptions, frozen=True, kw_only=True):
+    """How nodes are checked, and how the job will be launched."""
 
-    launch: LaunchOptions = LaunchOptions()  # how the job will be launched
     bandwidth: bool | None = None  # whether nodes stream to each other; None does so for few nodes
 
 
@@ -289,15 +296,14 @@ def check_cluster(
     """Check the nodes, and the job if given. Never raises because of a node; that is a finding."""
     began = time.monotonic()
     say(f"probing {len(cluster.nodes)} nodes")
-    run_id, port = make_run_id(), options.launch.master_port
-    outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, port)))
+    run_id, port = make_run_id(), options.master_port
+    outcomes = _probe(agent, cluster, job, options, candidate_ports(run_id, port))
     facts = outcomes.found
-    launch = options.launch
     inspection = Inspection(
         cluster=cluster,
         facts=facts,
-        job=with_sharding(job, launch.engine),
-        options=launch,
+        job=with_sharding(job, options.engine),
+        options=options,
         master_port=choose_master_port(run_id, port, facts.get(cluster.nodes[0].name)),
         controller_cwd=str(Path.cwd()),
         absent_here=absent_files(job_files(job).needed),
@@ -308,10 +314,10 @@ def check_cluster(
         *check_ssh(outcomes.failed.values()),
         *check_host_keys(agent, reached),
         *findings,
-        *concerning(check_all(inspection), cluster, launch),
+        *concerning(check_all(inspection), cluster, options),
     ]
     if job is not None and not any(finding.severity == "error" for finding in findings):
-        findings += _check_plan(inspection, job, launch)
+        findings += _check_plan(inspection, job, options)
     return CheckReport(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
@@ -332,21 +338,24 @@ def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> lis
     return []
 
 
-def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: tuple[int, ...]) -> Questions:
-    code = options.launch.code
-    files = job_files(job, code)
-    return Questions(
+def _probe(
+    agent: AgentTransport, cluster: Cluster, job: Job | None, options: LaunchOptions, ports: tuple[int, ...]
+) -> Outcomes[NodeFacts]:
+    files = job_files(job, options.code)
+    return probe(
+        agent,
+        cluster,
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(cluster.nodes),
-        paths=(*files.looked_at, *(may_be_paths(job) if code is not None else ())),
+        paths=(*files.looked_at, *(may_be_paths(job) if options.code is not None else ())),
         ports=ports,
         tools=(*(needed_tools(job) or ("torchrun",)), *filter(None, (files.program,))),
         modules=tuple(filter(None, (files.module,))),
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,
-        torch_env=torch_environment(job, options.launch),
-        arguments=argument_names(job, cluster, options.launch),
+        torch_env=torch_environment(job, options),
+        arguments=argument_names(job, cluster, options),
     )
 
 
@@ -370,7 +379,9 @@ def _inspect_network(
         return inspection, []
     say(f"connecting {len(present)} nodes with each other")
     # A stream would take bandwidth from a run in progress.
-    is_busy = any(process.supervised for facts in inspection.facts.values() for process in facts.run_processes)
+    is_busy = any(
+        process.supervised for facts in inspection.facts.values() for process in or_empty(facts.run_processes)
+    )
     by_default = len(present) <= _STREAMS_NODES and not is_busy
     bandwidth = by_default if options.bandwidth is None else options.bandwidth
     plan = ConnectivityPlan(
@@ -395,6 +406,6 @@ def _checked(inspection: Inspection, index: int) -> CheckedNode:
         addr=place.addr,
         ifname=place.ifname,
         link_gbit_per_s=place.link_gbit_per_s,
-        python=facts.python if facts else None,
-        packages=facts.packages if facts else {},
+        python=or_none(facts.python) if facts else None,
+        packages=entries(facts.packages) if facts else {},
     )

@@ -26,6 +26,7 @@ from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.records.benchmark import CollectiveTest
+from multinode.stats.unknown import Unknown, entries, or_empty, or_none, or_zero, reason_of
 from multinode.units import format_duration, format_figure
 
 _GPUS = CheckRules("gpus")
@@ -213,18 +214,19 @@ _SHOWN = 4
 def check_presence(inspection: Inspection) -> Iterator[CheckFinding]:
     """All nodes have GPUs, or none; a collective test has those of its backend."""
     backend = _backend(inspection)
-    having = [(node.name, len(facts.gpus)) for node, facts in inspection.known if facts.gpus]
+    having = [(node.name, len(gpus)) for node, facts in inspection.known if (gpus := or_empty(facts.gpus))]
     for node, facts in inspection.known if backend != "gloo" else ():
-        if backend is None and having and not facts.gpus:
+        gpus = or_empty(facts.gpus)
+        if backend is None and having and not gpus:
             yield NO_GPU_HERE.found(node.name, reason=_why_none(facts), peer=having[0][0], count=having[0][1])
-        elif backend is not None and (not facts.gpus or accelerator_named(facts.accelerator).backend != backend):
+        elif backend is not None and (not gpus or accelerator_named(facts.accelerator).backend != backend):
             yield NO_GPU_FOR_BACKEND.found(node.name, backend=backend, reason=_why_none(facts))
 
 
 @Check
 def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
     """Every node has the GPUs in the hostfile, one per worker, and the workers that the job needs."""
-    some = {bool(facts.gpus) for _, facts in inspection.known}
+    some = {bool(or_empty(facts.gpus)) for _, facts in inspection.known}
     workers: dict[str, int] = {}
     try:
         workers = inspection.require_workers()
@@ -238,7 +240,7 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
         if len(some) == 1:
             yield WRONG_SLOTS.found(error.node, reason=error.message, way=error.hint)
     for node, facts in inspection.known:
-        there = {gpu.index for gpu in facts.gpus}
+        there = {gpu.index for gpu in or_empty(facts.gpus)}
         lacking = [str(gpu) for gpu in node.gpus or () if gpu not in there]
         if lacking and (there or True not in some):
             has = f"GPU {fold_numbers(sorted(there))}" if there else f"none ({_why_none(facts)})"
@@ -252,7 +254,9 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
 @launch_check
 def check_vendors(inspection: Inspection) -> Iterator[CheckFinding]:
     """All accelerators are of one vendor."""
-    having = [(node.name, accelerator_named(facts.accelerator)) for node, facts in inspection.known if facts.gpus]
+    having = [
+        (node.name, accelerator_named(facts.accelerator)) for node, facts in inspection.known if or_empty(facts.gpus)
+    ]
     for name, accelerator in having if _on_gpus(inspection) else ():
         peer, expected = having[0]
         if accelerator != expected:
@@ -308,11 +312,12 @@ def check_drivers(inspection: Inspection) -> Iterator[CheckFinding]:
         if version and expected:
             yield DRIVERS_DIFFER.found(name, version=version, peer=peer, expected=expected)
     for node, facts in inspection.known:
-        if facts.gpu_query_s is not None and facts.gpu_query_s > _SLOW_QUERY_S:
-            yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(facts.gpu_query_s))
+        query_s = or_zero(facts.gpu_query_s)
+        if query_s > _SLOW_QUERY_S:
+            yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(query_s))
         gpus = used.get(node.name, ())
         # Accelerate counts all GPUs of the node, and asks only whether the variables are there.
-        several = len(facts.gpus) > 1 and bool(gpus) and _lacks_peer_to_peer(gpus[0])
+        several = len(or_empty(facts.gpus)) > 1 and bool(gpus) and _lacks_peer_to_peer(gpus[0])
         if several and not inspection.env(node).keys() >= {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"}:
             yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
 
@@ -320,17 +325,20 @@ def check_drivers(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_torch_builds(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL and CUDA of the job's torch are the same on all nodes that use them."""
-    facts = {node.name: facts for node, facts in inspection.known if facts.gpus and _on_gpus(inspection)}
+    facts = {node.name: facts for node, facts in inspection.known if or_empty(facts.gpus) and _on_gpus(inspection)}
     for rule, version_of in ((NCCL_DIFFERS, attrgetter("nccl_version")), (CUDA_DIFFERS, attrgetter("cuda_version"))):
-        versions = {name: version for name, software in facts.items() if (version := version_of(software)) is not None}
+        versions = {
+            name: version for name, software in facts.items() if (version := or_none(version_of(software))) is not None
+        }
         for name, version, peer, expected in disagreements(versions):
             software, model = facts[name], facts[peer]
-            torch = model.packages.get("torch")
+            torch = entries(model.packages).get("torch")
             package = f"torch=={torch}" if torch is not None else "torch"
             # With the same torch, only NCCL can differ.
-            if rule is NCCL_DIFFERS and software.packages.get("torch") == torch:
-                package = f"nvidia-nccl-cu{(model.cuda_version or '12').partition('.')[0]}=={expected}"
-            python = software.python or "python3"
+            if rule is NCCL_DIFFERS and entries(software.packages).get("torch") == torch:
+                cuda = or_none(model.cuda_version) or "12"
+                package = f"nvidia-nccl-cu{cuda.partition('.')[0]}=={expected}"
+            python = or_none(software.python) or "python3"
             yield rule.found(name, version=version, peer=peer, expected=expected, python=python, package=package)
 
 
@@ -338,35 +346,34 @@ def check_torch_builds(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_torch_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's torch finds the GPUs that it would use, and has kernels for them."""
     for node, facts in inspection.known:
-        gpus = used_gpus(inspection, node, facts)
-        if not gpus or "torch" not in facts.packages or _hides_gpus(inspection, node, facts):
+        gpus, torch = used_gpus(inspection, node, facts), entries(facts.packages).get("torch")
+        if not gpus or torch is None or _hides_gpus(inspection, node, facts):
             continue
         is_nvidia = accelerator_named(facts.accelerator) is NVIDIA
-        torch = facts.packages["torch"]
-        driver = gpus[0].driver or ""
+        driver, cuda = gpus[0].driver or "", or_none(facts.cuda_version)
         texts = {
             "version": torch,
-            "python": facts.python or "python3",
+            "python": or_none(facts.python) or "python3",
             "package": f"torch=={torch.partition('+')[0]}",
             "gpus": f"{len(gpus)} x {gpus[0].name}",
             "driver": driver,
-            "cuda": facts.cuda_version,
+            "cuda": cuda,
             "index": _WHEELS + next(index for first, index in _INDICES if _major(driver) >= first),
         }
         devices = facts.torch_devices
-        needed = _FIRST_DRIVERS.get((facts.cuda_version or "").partition(".")[0], 0) if is_nvidia else 0
+        needed = _FIRST_DRIVERS.get((cuda or "").partition(".")[0], 0) if is_nvidia else 0
         is_old = bool(driver) and _major(driver) < needed
-        if is_nvidia and facts.missing.get("cuda_version") == WITHOUT_CUDA:
+        if is_nvidia and facts.cuda_version == WITHOUT_CUDA:
             pip = ", as `pip install torch` installs it on aarch64" if facts.architecture == "aarch64" else ""
             yield TORCH_WITHOUT_CUDA.found(node.name, pip=pip, **texts)
-        elif devices is None and is_old:
-            reason = facts.missing.get("torch_devices", "it was not asked")
-            yield MAY_BE_TOO_NEW.found(node.name, needed=needed, reason=reason, **texts)
-        elif devices is not None and not devices.available:
+        elif isinstance(devices, Unknown):
+            if is_old:
+                yield MAY_BE_TOO_NEW.found(node.name, needed=needed, reason=devices.reason, **texts)
+        elif not devices.available:
             reason = devices.reason or "it gave no reason"
             rule = TORCH_TOO_NEW if is_old else TORCH_FINDS_NO_GPU
             yield rule.found(node.name, needed=needed, reason=reason, **texts)
-        elif devices is not None:
+        else:
             # torch and nvidia-smi name a GPU alike, and may number it differently.
             used = {gpu.name for gpu in gpus}
             for gpu in dict.fromkeys(gpu for gpu in devices.gpus if gpu.name in used):
@@ -384,7 +391,7 @@ def check_torch_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
 def _hides_gpus(inspection: Inspection, node: Node, facts: NodeFacts) -> bool:
     """Whether the job's own variables leave it no GPU, as of one that shall train on CPUs."""
     values = map(inspection.env(node).get, accelerator_named(facts.accelerator).visible)
-    return any(value is not None and not select_gpus(value, facts.gpus) for value in values)
+    return any(value is not None and not select_gpus(value, or_empty(facts.gpus)) for value in values)
 
 
 def _major(driver: str) -> int:
@@ -397,10 +404,10 @@ def check_gpus_free(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's GPUs have free memory, and no other process uses them."""
     for node, facts in inspection.known:
         for gpu in used_gpus(inspection, node, facts):
-            ours = any(process.run_id is not None for process in gpu.processes)
+            ours = any(process.run_id is not None for process in or_empty(gpu.processes))
             others = [
                 process
-                for process in gpu.processes
+                for process in or_empty(gpu.processes)
                 if process.run_id is None and (process.memory_mib is None or process.memory_mib >= _LITTLE_MIB)
             ]
             rule = _judge(gpu, ours=ours, others=bool(others))
@@ -423,7 +430,7 @@ def check_leftovers(inspection: Inspection) -> Iterator[CheckFinding]:
             held = [
                 gpu.index
                 for gpu in used_gpus(inspection, node, facts)
-                if pids.keys() & ({process.pid for process in gpu.processes})
+                if pids.keys() & ({process.pid for process in or_empty(gpu.processes)})
             ]
             gpus = " and ".join(map(str, held))
             if all(process.supervised for process in processes):
@@ -444,7 +451,7 @@ def used_gpus(inspection: Inspection, node: Node, facts: NodeFacts) -> tuple[Gpu
     if not _on_gpus(inspection):
         return ()
     if node.gpus is not None:
-        return tuple(gpu for gpu in facts.gpus if gpu.index in node.gpus)
+        return tuple(gpu for gpu in or_empty(facts.gpus) if gpu.index in node.gpus)
     return facts.visible_gpus[: node.slots]
 
 
@@ -466,7 +473,7 @@ def _on_gpus(inspection: Inspection) -> bool:
 
 
 def _why_none(facts: NodeFacts) -> str:
-    return facts.missing.get("gpus", "none listed")
+    return reason_of(facts.gpus) or "none listed"
 
 
 def _lacks_peer_to_peer(gpu: Gpu) -> bool:
@@ -481,13 +488,13 @@ def _judge(gpu: Gpu, *, ours: bool, others: bool) -> CheckRule | None:
     # GPUs held by our own runs are reported as leftovers.
     if share is not None and share >= _FULL and (others or not ours):
         return GPU_FULL
-    unseen = share is not None and share >= _UNSEEN and not gpu.processes
+    unseen = share is not None and share >= _UNSEEN and not or_empty(gpu.processes)
     return GPU_HELD if others or unseen else None
 
 
 def _by_run(facts: NodeFacts) -> dict[str, list[RunProcess]]:
     runs: dict[str, list[RunProcess]] = {}
-    for process in facts.run_processes:
+    for process in or_empty(facts.run_processes):
         # The name of a run on a node ends in the node rank.
         run, _, rank = process.run_id.rpartition(".")
         runs.setdefault(run if run and rank.isdigit() else process.run_id, []).append(process)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from multinode.check.ports import select_interfaces
 from multinode.check.rule import Check, CheckFinding, CheckRule, CheckRules, Inspection, listed
 from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.facts import Interface, NodeFacts, Route
+from multinode.cluster.facts import UNASKED, Interface, NodeFacts, Route
+from multinode.stats.unknown import Unknown, or_empty, or_none, reason_of
 
 _INTERFACE = CheckRules("interface")
 _HOSTNAME = CheckRules("hostname")
@@ -104,14 +105,14 @@ def check_routes(inspection: Inspection) -> Iterator[CheckFinding]:
                 if rule is UNANSWERABLE_ROUTE and _reached(inspection, name, peers[route.peer]):
                     rule = OTHER_ROUTE
                 if rule is not None:
-                    groups.setdefault((rule, route.source), []).append(route)
+                    groups.setdefault((rule, or_none(route.source)), []).append(route)
         for (rule, _), routes in groups.items():
             first = routes[0]
             yield rule.found(
                 name,
                 peers=listed(peers[route.peer] for route in routes),
                 addr=first.peer,
-                reason=first.error,
+                reason=reason_of(first.source),
                 mine=mine.addr,
                 ifname=mine.ifname,
                 source=first.source,
@@ -128,7 +129,7 @@ def check_subnets(inspection: Inspection) -> Iterator[CheckFinding]:
         network = next((network for network in (mine.networks if mine else ()) if _holds(network, place.addr)), None)
         others = [
             interface
-            for interface in facts.interfaces
+            for interface in or_empty(facts.interfaces)
             if interface is not mine and interface.up and network in interface.networks
         ]
         if mine is None or network is None or not others:
@@ -151,7 +152,7 @@ def check_media(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, interface in inspection.links if len(inspection.cluster.nodes) > 1 else ():
         rule = _medium(interface)
         if rule is not None:
-            way = _wired_way(node.name, filter(_is_wired, inspection.facts[node.name].interfaces))
+            way = _wired_way(node.name, filter(_is_wired, or_empty(inspection.facts[node.name].interfaces)))
             yield rule.found(node.name, ifname=interface.name, driver=interface.driver or "virtual", way=way)
 
 
@@ -159,9 +160,9 @@ def check_media(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_unset_interface(inspection: Inspection) -> Iterator[CheckFinding]:
     """Whether NCCL, without a setting, would select interfaces that do not reach the other nodes."""
     for name, facts, place in _placed(inspection):
-        if facts.nccl_version is None:
+        if isinstance(facts.nccl_version, Unknown):
             continue
-        taken = select_interfaces(facts.interfaces, None, facts.nccl_version)
+        taken = select_interfaces(or_empty(facts.interfaces), None, facts.nccl_version)
         virtual = [interface.name for interface in taken if interface.name != place.ifname and _is_virtual(interface)]
         if virtual:
             yield (NCCL_WOULD_TAKE if place.ifname else NCCL_WILL_TAKE).found(
@@ -197,13 +198,14 @@ def _judge_route(route: Route, facts: NodeFacts, mine: Endpoint, theirs: list[_N
     if route.source == mine.addr:
         # The right address, sent over another NIC.
         return None if route.ifname in {None, mine.ifname} else OTHER_ROUTE
-    if route.source is None:
+    if isinstance(route.source, Unknown):
         return NO_ROUTE
-    if any(_holds(network, route.source) and _holds(network, mine.addr) for network in _networks(facts)):
+    source = route.source
+    if any(_holds(network, source) and _holds(network, mine.addr) for network in _networks(facts)):
         # Two NICs in one subnet are reported separately.
         return None
     # A peer that reports no interfaces is not said to lack one.
-    answered = not theirs or any(_holds(network, route.source) for network in theirs)
+    answered = not theirs or any(_holds(network, source) for network in theirs)
     return OTHER_ROUTE if answered else UNANSWERABLE_ROUTE
 
 
@@ -248,23 +250,23 @@ def _wired_way(node: str, wired: Iterable[Interface]) -> str:
 
 def _misleading_target(facts: NodeFacts, ifname: str | None) -> str | None:
     target = facts.hostname_address
-    if target is None:
-        reason = facts.missing.get("hostname_address")
-        return None if reason is None else f"no address ({reason})"
+    if isinstance(target, Unknown):
+        return None if target == UNASKED else f"no address ({target.reason})"
     address = _address(target)
     if address is None or address.is_loopback:
         return f"{target}, which is loopback"
+    interfaces = or_empty(facts.interfaces)
     owner = next(
-        (interface for interface in facts.interfaces if target in {each.split("/")[0] for each in interface.addresses}),
+        (interface for interface in interfaces if target in {each.split("/")[0] for each in interface.addresses}),
         None,
     )
     if owner is None:
-        return f"{target}, which is no address of the node" if facts.interfaces else None
+        return f"{target}, which is no address of the node" if interfaces else None
     return f"{target}, which is on {owner.name}" if owner.name != ifname and _is_virtual(owner) else None
 
 
 def _networks(facts: NodeFacts | None) -> list[_Network]:
-    return [network for interface in (facts.interfaces if facts else ()) for network in interface.networks]
+    return [network for interface in (or_empty(facts.interfaces) if facts else ()) for network in interface.networks]
 
 
 def _holds(network: _Network, text: str | None) -> bool:

@@ -15,6 +15,7 @@ from multinode.cluster.facts import Interface
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.model.model_size import parse_model
 from multinode.records.benchmark import Benchmark
+from multinode.stats.unknown import Unknown, entries, or_none
 from multinode.units import GIB, format_duration, format_figure
 
 # Different versions of these break the rendezvous, the collectives or the results.
@@ -62,17 +63,17 @@ VERSIONS_DIFFER = _VERSIONS.error(
 def check_interpreter(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's interpreter exists on every node."""
     for node, facts in inspection.known:
-        if facts.python is None and "python3" not in facts.interactive:
-            yield NO_INTERPRETER.found(node.name, reason=facts.missing.get("python", "none was found"))
+        if isinstance(facts.python, Unknown) and "python3" not in entries(facts.interactive):
+            yield NO_INTERPRETER.found(node.name, reason=facts.python.reason)
 
 
 @Check
 def check_interactive(inspection: Inspection) -> Iterator[CheckFinding]:
     """The interpreter of a non-interactive shell is the one with torch."""
     for node, facts in inspection.known:
-        other = facts.interactive.get("python3")
+        other = entries(facts.interactive).get("python3")
         if node.python is None and other is not None and other != facts.python:
-            yield OTHER_SHELL.found(node.name, python=facts.python or "no python3", words="torch", other=other)
+            yield OTHER_SHELL.found(node.name, python=or_none(facts.python) or "no python3", words="torch", other=other)
 
 
 @launch_check
@@ -80,28 +81,27 @@ def check_packages(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's packages are installed for its interpreter on every node."""
     needed = ("torch",) if inspection.training is None else ("torch", "llamafactory")
     for node, facts in inspection.known:
-        missing = [name for name in needed if name not in facts.packages]
         # If another shell finds an interpreter, PATH has to be fixed.
-        is_readable = (
-            facts.python is not None and "packages" not in facts.missing and "python3" not in facts.interactive
-        )
-        if missing and is_readable:
+        if isinstance(facts.packages, Unknown) or "python3" in entries(facts.interactive):
+            continue
+        missing = [name for name in needed if name not in facts.packages.values]
+        if missing:
             words, packages = " and ".join(missing), " ".join(missing)
-            yield NOT_INSTALLED.found(node.name, words=words, packages=packages, python=facts.python)
+            yield NOT_INSTALLED.found(node.name, words=words, packages=packages, python=or_none(facts.python))
 
 
 @Check
 def check_tools(inspection: Inspection) -> Iterator[CheckFinding]:
     """The programs that start the job exist."""
     for node, facts in inspection.known:
-        for tool in needed_tools(inspection.job) if facts.tools or facts.interactive else ():
+        for tool in needed_tools(inspection.job) if facts.tools or entries(facts.interactive) else ():
             # A missing package has to be fixed first.
             package = _PACKAGE_OF_TOOL[tool]
-            if tool not in facts.tools and package in facts.packages:
-                other = facts.interactive.get(tool)
+            if tool not in facts.tools and package in entries(facts.packages):
+                other = entries(facts.interactive).get(tool)
                 elsewhere = f" (an interactive shell finds {other})" if other else ""
                 yield TOOL_MISSING.found(
-                    node.name, tool=tool, package=package, python=facts.python, elsewhere=elsewhere
+                    node.name, tool=tool, package=package, python=or_none(facts.python), elsewhere=elsewhere
                 )
 
 
@@ -109,7 +109,8 @@ def check_tools(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_versions(inspection: Inspection) -> Iterator[CheckFinding]:
     """Versions that must be equal agree with the first node that has the package."""
     for package in _MUST_AGREE:
-        versions = {node.name: facts.packages[package] for node, facts in inspection.known if package in facts.packages}
+        found = {node.name: entries(facts.packages).get(package) for node, facts in inspection.known}
+        versions = {name: version for name, version in found.items() if version is not None}
         for name, version, peer, expected in disagreements(versions):
             # Pip cannot find a local version such as 2.8.0+cu126: it is on another package index.
             public, _, build = expected.partition("+")
@@ -121,7 +122,7 @@ def check_versions(inspection: Inspection) -> Iterator[CheckFinding]:
                 public=public,
                 build=f" (from the package index for {build} builds, the source of {expected})" if build else "",
                 peer=peer,
-                python=inspection.facts[name].python,
+                python=or_none(inspection.facts[name].python),
             )
 
 
@@ -243,14 +244,14 @@ def check_same_machine(inspection: Inspection) -> Iterator[CheckFinding]:
     """No two nodes are the same machine."""
     pairs = set()
     for (peer, its), (node, facts) in combinations(inspection.known, 2):
-        if facts.boot_id is None or facts.boot_id != its.boot_id or node.name in pairs:
+        if isinstance(facts.boot_id, Unknown) or facts.boot_id != its.boot_id or node.name in pairs:
             continue
         pairs.add(node.name)
         if not (node.gpus is not None and peer.gpus is not None and not set(node.gpus) & set(peer.gpus)):
-            one_name = facts.hostname == its.hostname
-            one_system = facts.machine_id is not None and facts.machine_id == its.machine_id
-            rule = SAME_MACHINE if one_name or one_system else SHARED_MACHINE
-            yield rule.found(node.name, peer=peer.name, hostname=facts.hostname, other=its.hostname)
+            hostname, other = or_none(facts.hostname), or_none(its.hostname)
+            one_system = not isinstance(facts.machine_id, Unknown) and facts.machine_id == its.machine_id
+            rule = SAME_MACHINE if hostname == other or one_system else SHARED_MACHINE
+            yield rule.found(node.name, peer=peer.name, hostname=hostname, other=other)
 
 
 @Check
@@ -268,7 +269,8 @@ def check_container_network(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_clocks(inspection: Inspection) -> Iterator[CheckFinding]:
     """The clocks of nodes and controller agree, within the accuracy of a probe."""
-    offsets = {node.name: facts.clock_offset_s for node, facts in inspection.known if facts.clock_offset_s is not None}
+    read = {node.name: facts.clock_offset_s for node, facts in inspection.known}
+    offsets = {name: offset for name, offset in read.items() if not isinstance(offset, Unknown)}
     if not offsets:
         return
     # The one that differs is wrong: the controller, if no node agrees with it.
@@ -288,7 +290,7 @@ def check_clocks(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_shared_memory(inspection: Inspection) -> Iterator[CheckFinding]:
     """Shared memory is large enough for the workers."""
     for node, facts in inspection.known:
-        total, free = facts.shm_total_gib, facts.shm_free_gib
+        total, free = or_none(facts.shm_total_gib), or_none(facts.shm_free_gib)
         if total is None:
             continue
         users = _shm_users(inspection, on_gpus=len(used_gpus(inspection, node, facts)) > 1)
@@ -304,7 +306,7 @@ def check_shared_memory(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_disk(inspection: Inspection) -> Iterator[CheckFinding]:
     """There is space for a run's log and samples."""
     for node, facts in inspection.known:
-        free = facts.disk_free_gib
+        free = or_none(facts.disk_free_gib)
         if free is not None and free < _LOW_DISK_GIB:
             yield (DISK_FULL if free < _NO_DISK_GIB else DISK_LOW).found(node.name, free=_size(free))
 
@@ -314,10 +316,11 @@ def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
     """DeepSpeed's offloaded states fit into memory."""
     parts, count = _offloaded_parts(inspection.training), len(inspection.cluster.nodes)
     for node, facts in inspection.known if parts else ():
-        parameters, source = _count_parameters(inspection.training, facts.model)
-        if facts.memory_total_gib is None:
+        parameters, source = _count_parameters(inspection.training, facts.model_config)
+        total = or_none(facts.memory_total_gib)
+        if total is None:
             continue
-        usable = min(facts.memory_total_gib, facts.memory_limit_gib or facts.memory_total_gib)
+        usable = min(total, or_none(facts.memory_limit_gib) or total)
         need = parameters * sum(size for _, _, size in parts) / count / GIB
         if need > usable:
             yield OFFLOAD_TOO_LARGE.found(
@@ -336,16 +339,17 @@ def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_limits(inspection: Inspection) -> Iterator[CheckFinding]:
     """The limits inherited from the login, and on memory, suffice for the job."""
     for node, facts in inspection.known:
-        total, limit = facts.memory_total_gib, facts.memory_limit_gib
+        total, limit = or_none(facts.memory_total_gib), or_none(facts.memory_limit_gib)
         if total is not None and limit is not None and limit < _ALL * total:
             yield MEMORY_LIMITED.found(node.name, limit=format_figure(limit), total=format_figure(total))
         files, processes = facts.limits.get("open_files"), facts.limits.get("processes")
         if files is not None and files < _LOW_FILES:
             rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES
             yield rule.found(node.name, limit=files, raise_files=_RAISE_FILES)
+        user = or_none(facts.user)
         # The kernel does not apply it to root.
-        if processes is not None and processes < _FEW_PROCESSES and facts.user not in {None, "root"}:
-            yield FEW_PROCESSES.found(node.name, limit=processes, user=facts.user)
+        if processes is not None and processes < _FEW_PROCESSES and user not in {None, "root"}:
+            yield FEW_PROCESSES.found(node.name, limit=processes, user=user)
 
 
 def _is_bridged(interface: Interface, addr: str) -> bool:

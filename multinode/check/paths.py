@@ -8,9 +8,10 @@ from pathlib import PurePosixPath
 
 from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, launch_check, listed
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.facts import NodeFacts, PathFact
+from multinode.cluster.facts import NO_ANSWER, UNASKED, NodeFacts, PathFact
 from multinode.cluster.quoting import destination, hosts_option, ssh_words
 from multinode.job.job_files import job_files, may_be_paths
+from multinode.stats.unknown import Unknown, entries, or_empty, or_none, reason_of
 
 _PATHS = CheckRules("paths")
 _NOEXEC = CheckRules("noexec")
@@ -134,8 +135,9 @@ _SHOWN_FILES = 4
 def check_workdir(inspection: Inspection) -> Iterator[CheckFinding]:
     """A directory in the hostfile exists."""
     for node, facts in inspection.known:
-        if "workdir" in facts.missing:
-            yield NO_WORKDIR.found(node.name, reason=facts.missing["workdir"])
+        # A directory that hangs is reported as such.
+        if isinstance(facts.cwd, Unknown) and facts.cwd not in {UNASKED, NO_ANSWER}:
+            yield NO_WORKDIR.found(node.name, reason=facts.cwd.reason)
 
 
 @launch_check
@@ -148,7 +150,7 @@ def check_paths(inspection: Inspection) -> Iterator[CheckFinding]:
         missing = [path.path for path in facts.paths if path.kind == "missing" and path.path not in not_needed]
         for path in missing:
             # Contents come with their directory; without the job's directory nothing in it can be checked.
-            is_known = facts.cwd is not None or path.startswith(("/", "~"))
+            is_known = not isinstance(facts.cwd, Unknown) or path.startswith(("/", "~"))
             if is_known and set(map(PurePosixPath, missing)).isdisjoint(PurePosixPath(path).parents):
                 yield _missing(inspection, node, facts, path)
 
@@ -168,10 +170,11 @@ def check_program(inspection: Inspection) -> Iterator[CheckFinding]:
     """The module or the program that a job starts is found on every node."""
     files = job_files(inspection.job, inspection.options.code)
     for node, facts in inspection.known:
-        if files.module in facts.absent_modules:
-            yield MODULE_MISSING.found(node.name, module=files.module, python=facts.python, cwd=facts.cwd or "~")
+        if files.module in or_empty(facts.absent_modules):
+            python, cwd = or_none(facts.python), or_none(facts.cwd) or "~"
+            yield MODULE_MISSING.found(node.name, module=files.module, python=python, cwd=cwd)
         if files.program is not None and files.program not in facts.tools:
-            other = facts.interactive.get(files.program)
+            other = entries(facts.interactive).get(files.program)
             elsewhere = f"; an interactive shell finds {other}" if other else ""
             yield PROGRAM_MISSING.found(node.name, program=files.program, elsewhere=elsewhere)
 
@@ -194,7 +197,7 @@ def _missing(inspection: Inspection, node: Node, facts: NodeFacts, path: str) ->
             "destination": destination(node),
         }
         target = _quote(here)
-        return PATH_ELSEWHERE.found(node.name, path=path, cwd=facts.cwd, here=here, target=target, **copying)
+        return PATH_ELSEWHERE.found(node.name, path=path, cwd=or_none(facts.cwd), here=here, target=target, **copying)
     return PATH_MISSING.found(node.name, path=path, hosts=hosts)
 
 
@@ -220,9 +223,10 @@ def check_noexec(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, facts in inspection.known:
         env = node.env | inspection.options.environment.env
         # Values from the command line or hostfile differ from the node's session.
-        names = [name for name in _ELSEWHERE if name in facts.noexec and name not in env]
+        noexec = entries(facts.noexec)
+        names = [name for name in _ELSEWHERE if name in noexec and name not in env]
         if names:
-            places = listed(list(dict.fromkeys(facts.noexec[name] for name in names)), len(names))
+            places = listed(list(dict.fromkeys(noexec[name] for name in names)), len(names))
             command = " ".join(f"--env {name}={_ELSEWHERE[name]}" for name in names)
             yield NOEXEC.found(node.name, places=places, are="is" if len(names) == 1 else "are", command=command)
 
@@ -234,11 +238,10 @@ def check_output(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, facts in inspection.known:
         path = _path(facts, output)
         if path is not None and (path.kind == "file" or not path.writable):
-            reason = f"{_TROUBLES.get(path.kind, 'cannot be written')} by {facts.user or 'its user'}"
+            user = or_none(facts.user)
+            reason = f"{_TROUBLES.get(or_none(path.kind) or '', 'cannot be written')} by {user or 'its user'}"
             full = _quote(_absolute(path.path, facts))
-            yield OUTPUT_NOT_WRITABLE.found(
-                node.name, path=path.path, what=reason, full=full, user=facts.user or "USER"
-            )
+            yield OUTPUT_NOT_WRITABLE.found(node.name, path=path.path, what=reason, full=full, user=user or "USER")
 
 
 @Check
@@ -248,12 +251,12 @@ def check_contents(inspection: Inspection) -> Iterator[CheckFinding]:
     if not readers or len(inspection.cluster.nodes) == 1:
         return
     for name, facts in readers:
-        unread = [content for content in facts.contents if content.digest is None]
+        unread = [content for content in facts.contents if isinstance(content.digest, Unknown)]
         if unread:
             yield CONTENT_UNREAD.found(
                 name,
                 path=unread[0].path,
-                reason=unread[0].reason or "no reason given",
+                reason=reason_of(unread[0].digest),
                 more=_more([content.path for content in unread]),
                 target=_quote(_absolute(unread[0].path, facts)),
             )
@@ -273,7 +276,7 @@ def check_contents(inspection: Inspection) -> Iterator[CheckFinding]:
                 **_copying(different, first, inspection.cluster),
             )
         # A file that was not read may exist.
-        complete = all(content.digest is not None for content in facts.contents)
+        complete = not any(isinstance(content.digest, Unknown) for content in facts.contents)
         absent = [path for path in expected if path not in digests and _has_above(path, facts)] if complete else []
         if absent:
             yield CONTENT_ABSENT.found(name, **_copying(absent, first, inspection.cluster))
@@ -286,10 +289,10 @@ def check_revisions(inspection: Inspection) -> Iterator[CheckFinding]:
         node.name: content.digest
         for node, facts in inspection.known
         for content in facts.contents
-        if content.path == _REVISION and content.digest is not None and inspection.options.code is None
+        if content.path == _REVISION and not isinstance(content.digest, Unknown) and inspection.options.code is None
     }
     for name, revision, peer, expected in disagreements(revisions):
-        cwd = inspection.facts[name].cwd
+        cwd = or_none(inspection.facts[name].cwd)
         yield REVISION_DIFFERS.found(
             name,
             cwd=cwd,
@@ -340,7 +343,7 @@ def _digests(facts: NodeFacts) -> dict[str, tuple[str, int | None]]:
     return {
         content.path: (content.digest, content.size_bytes)
         for content in facts.contents
-        if content.digest and content.path != _REVISION
+        if not isinstance(content.digest, Unknown) and content.path != _REVISION
     }
 
 
@@ -361,14 +364,14 @@ def _more(paths: list[str]) -> str:
 
 
 def _path(facts: NodeFacts, path: str | None) -> PathFact | None:
-    return next((entry for entry in facts.paths if entry.path == path), None)
+    known = (entry for entry in facts.paths if not isinstance(entry.kind, Unknown))
+    return next((entry for entry in known if entry.path == path), None)
 
 
 def _absolute(path: str, facts: NodeFacts) -> str:
     """A path on the node; relative ones start at the job's directory, and `~` stays."""
-    if path.startswith(("/", "~")) or facts.cwd is None:
-        return path
-    return f"{facts.cwd.rstrip('/')}/{path}"
+    cwd = or_none(facts.cwd)
+    return path if path.startswith(("/", "~")) or cwd is None else f"{cwd.rstrip('/')}/{path}"
 
 
 def _quote(path: str) -> str:

@@ -13,6 +13,7 @@ from multinode.check.connectivity import Attempted
 from multinode.check.rule import CheckFinding, CheckRule, CheckRules, Inspection, listed, meeting_check
 from multinode.cluster.facts import Interface
 from multinode.job.planning import RENDEZVOUS_PORTS
+from multinode.stats.unknown import or_none
 
 _MASTER_PORT = CheckRules("master-port")
 _PORTS = CheckRules("ports")
@@ -99,7 +100,8 @@ def check_master_port(inspection: Inspection) -> Iterator[CheckFinding]:
     """MASTER_PORT is free on node 0."""
     first, port = inspection.cluster.nodes[0].name, inspection.master_port
     refused = [endpoint.failed.get(port) for endpoint in inspection.connectivity.listening if endpoint.node == first]
-    users = [facts.port_users.get(str(port)) for node, facts in inspection.known if node.name == first]
+    asked = [fact for node, facts in inspection.known if node.name == first for fact in facts.ports]
+    users = [fact.user or "another process" for fact in asked if fact.port == port and fact.taken is True]
     user = next((user for user in (*users, *refused) if user is not None), None)
     if user is not None:
         user = user if user.startswith("in use") else f"in use by {user}"
@@ -189,7 +191,7 @@ def _one_way(edges: list[_Edge]) -> list[_Edge]:
 def _case(group: list[_Edge], inspection: Inspection) -> CheckFinding:
     edge = group[0]
     facts, place, nic = inspection.facts.get(edge.peer), inspection.place(edge.peer), inspection.link(edge.peer)
-    first, last = (facts.port_range if facts else None) or _USUAL_RANGE
+    first, last = (or_none(facts.port_range) if facts else None) or _USUAL_RANGE
     mine = ipaddress.ip_address(place.addr) if place.addr is not None else None
     networks = nic.networks if nic and mine else ()
     network = next((network for network in networks if mine in network), "ADDRESS/LENGTH")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from multinode.cluster.facts import NodeFacts
 from multinode.job.job import Job
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark, CollectiveTest
+from multinode.stats.unknown import Unknown
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
 
@@ -19,28 +20,70 @@ from multinode.transport.base import Outcomes, gather
 PROBE_DEADLINE_S = 45.0
 
 
-class Questions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe asks beyond the node itself."""
-
-    controller_cwd: str | None = None  # working directory if the hostfile names none and the node has it, too
-    peers: tuple[str, ...] = ()  # addresses for which routes are asked
-    paths: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()  # ports that should be free on node 0
-    tools: tuple[str, ...] = ()  # programs of the job, looked up beside its interpreter and on PATH
-    modules: tuple[str, ...] = ()  # modules that the job's interpreter should find, by their dotted names
-    packages: bool = True  # whether to read package versions (starts the job's interpreter)
-    contents: tuple[str, ...] = ()  # those of `paths` to digest
-    datasets: tuple[str, ...] = ()  # datasets in a dataset_info.json of `contents` whose files are digested
-    model: str | None = None  # directory of the model, whose config.json is read
-    # the job's variables on every node, under which its torch is asked for its GPUs; None does not ask
-    torch_env: dict[str, str] | None = None
-    arguments: tuple[str, ...] = ()  # keys of a LLaMA-Factory YAML to look up among its arguments
+class SentFacts(NodeFacts, frozen=True, kw_only=True, tag_field="kind", tag="facts"):
+    """A node's facts as it sends them."""
 
 
-def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outcomes[NodeFacts]:
-    """The facts of every node, or the error, in node-rank order."""
+def probe(  # noqa: PLR0913 - each is a question
+    agent: AgentTransport,
+    cluster: Cluster,
+    *,
+    controller_cwd: str | None = None,
+    peers: Sequence[str] = (),
+    paths: Sequence[str] = (),
+    ports: Sequence[int] = (),
+    tools: Sequence[str] = (),
+    modules: Sequence[str] = (),
+    packages: bool = True,
+    contents: Sequence[str] = (),
+    datasets: Sequence[str] = (),
+    model: str | None = None,
+    torch_env: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+) -> Outcomes[NodeFacts]:
+    """The facts of every node, or the error, in node-rank order.
+
+    Args:
+        agent: the agent on the nodes.
+        cluster: the nodes.
+        controller_cwd: working directory if the hostfile names none and the node has it, too.
+        peers: addresses for which routes are asked.
+        paths: files and directories to look at.
+        ports: those that should be free on node 0.
+        tools: programs of the job, looked up beside its interpreter and on PATH.
+        modules: modules that the job's interpreter should find, by their dotted names.
+        packages: whether to read package versions, which starts the job's interpreter.
+        contents: those of `paths` to digest.
+        datasets: datasets in a dataset_info.json of `contents` whose files are digested.
+        model: directory of the model, whose config.json is read.
+        torch_env: the job's variables on every node, under which its torch is asked for its GPUs; None does not ask.
+        arguments: keys of a LLaMA-Factory YAML to look up among its arguments.
+    """
     agent.refresh()
-    return gather(cluster.nodes, lambda node: _probe_node(agent, node, questions), deadline_s=PROBE_DEADLINE_S)
+    questions = {
+        "controller_cwd": controller_cwd,
+        "peers": peers,
+        "paths": paths,
+        "ports": ports,
+        "tools": tools,
+        "modules": modules,
+        "packages": packages,
+        "contents": contents,
+        "datasets": datasets,
+        "model": model,
+        "arguments": arguments,
+    }
+
+    def ask(node: Node) -> NodeFacts:
+        # Only the node's own variables count: what the session has, the node adds.
+        env = None if torch_env is None else {**node.env, **torch_env}
+        request = {"schema": 1, "python": node.python, "workdir": node.workdir, **questions, "torch_env": env}
+        asked_s = time.time()
+        facts = agent.call(node, "probe", request, SentFacts, deadline_s=PROBE_DEADLINE_S)
+        offset_s = _clock_offset(facts.time_s, asked_s, time.time())
+        return NodeFacts(**{**msgspec.structs.asdict(facts), "node": node.name, "clock_offset_s": offset_s})
+
+    return gather(cluster.nodes, ask, deadline_s=PROBE_DEADLINE_S)
 
 
 def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -58,25 +101,10 @@ def torch_environment(job: Job | Benchmark | None, options: LaunchOptions) -> di
     return None if is_program or on_cpus or options.environment.prelude is not None else options.environment.env
 
 
-class SentFacts(NodeFacts, frozen=True, kw_only=True, tag_field="kind", tag="facts"):
-    """A node's facts as it sends them."""
-
-
-def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> NodeFacts:
-    request = {"schema": 1, "python": node.python, "workdir": node.workdir, **msgspec.to_builtins(questions)}
-    asked_s = time.time()
-    if questions.torch_env is not None:
-        # Only its own variables count: what the session has, the node adds.
-        request["torch_env"] = node.env | questions.torch_env
-    facts = agent.call(node, "probe", request, SentFacts, deadline_s=PROBE_DEADLINE_S)
-    offset_s = _clock_offset(facts.time_s, asked_s, time.time())
-    return NodeFacts(**{**msgspec.structs.asdict(facts), "node": node.name, "clock_offset_s": offset_s})
-
-
-def _clock_offset(time_s: float | None, asked_s: float, answered_s: float) -> float | None:
+def _clock_offset(time_s: float | Unknown, asked_s: float, answered_s: float) -> float | Unknown:
     """How far the node's clock is ahead, in seconds; 0 if its time lies between question and answer."""
-    if time_s is None:
-        return None
+    if isinstance(time_s, Unknown):
+        return time_s
     # The node reads its clock last, so the way back is short; a busy controller that reads late must not look like a
     # slow clock.
     return 0.0 if asked_s <= time_s <= answered_s else time_s - answered_s

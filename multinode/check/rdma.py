@@ -10,6 +10,7 @@ from multinode.check.gpus import used_gpus
 from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, listed
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
+from multinode.stats.unknown import Unknown, or_empty
 
 _RDMA = CheckRules("rdma")
 
@@ -131,7 +132,7 @@ def check_locked_memory(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, facts in _nodes(inspection):
         locked = facts.limits.get("locked_memory_bytes")
         # The kernel does not apply the limit to root, except to a container's root.
-        is_free = (facts.user == "root" and facts.container is None) or _is_off(inspection, node, facts)
+        is_free = (facts.user == "root" and isinstance(facts.container, Unknown)) or _is_off(inspection, node, facts)
         if locked is not None and locked < _LOCKED_BYTES and _active(facts) and not is_free:
             yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
 
@@ -278,7 +279,7 @@ def _roce(facts: NodeFacts) -> list[RdmaPort]:
 
 
 def _interface(facts: NodeFacts, port: RdmaPort) -> Interface | None:
-    return next((interface for interface in facts.interfaces if interface.name == port.ifname), None)
+    return next((interface for interface in or_empty(facts.interfaces) if interface.name == port.ifname), None)
 
 
 def _name(port: RdmaPort) -> str:

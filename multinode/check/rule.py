@@ -23,6 +23,7 @@ from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import workers_of_nodes
 from multinode.records.benchmark import Benchmark
+from multinode.stats.unknown import or_empty
 from multinode.units import format_list
 
 _NOWHERE = Endpoint(addr=None, ifname=None)
@@ -92,7 +93,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return self._interface(node, self.place(node).ifname)
 
     def _interface(self, node: str, ifname: str | None) -> Interface | None:
-        interfaces = self.facts[node].interfaces if node in self.facts else ()
+        interfaces = or_empty(self.facts[node].interfaces) if node in self.facts else ()
         return next((interface for interface in interfaces if interface.name == ifname), None)
 
     def env(self, node: Node) -> dict[str, str]:
@@ -153,10 +154,7 @@ class CheckRule(Rule, frozen=True, kw_only=True):
 
     def found(self, on: str | None, /, **values: object) -> CheckFinding:
         """As of any rule, with its severity."""
-        message, hint = self.worded(on, values)
-        return CheckFinding(
-            severity=self.severity, node=on, code=self.code, message=message, hint=hint, by_hand=self.by_hand
-        )
+        return CheckFinding(**self.fields(on, values), severity=self.severity, by_hand=self.by_hand)
 
 
 class CheckRules(RuleGroup):
@@ -167,9 +165,9 @@ class CheckRules(RuleGroup):
         self.error, self.warning, self.note = (partial(self._declare, severity) for severity in SEVERITIES)
 
     def _declare(self, severity: str, *, about: str, message: str, hint: str, by_hand: bool = False) -> CheckRule:
-        rule = CheckRule(code=self.title, severity=severity, about=about, message=message, hint=hint, by_hand=by_hand)
-        self.rules.append(rule)
-        return rule
+        return self.add(
+            CheckRule(code=self.title, severity=severity, about=about, message=message, hint=hint, by_hand=by_hand)
+        )
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, la
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactorySettings
+from multinode.stats.unknown import entries, or_empty, or_none
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy, nic_bytes, nic_time_s, strategy_calls
 from multinode.units import (
@@ -101,10 +102,14 @@ def check_spaces(inspection: Inspection) -> Iterator[CheckFinding]:
         for name, path, way in (
             (
                 "its home directory",
-                facts.home,
+                or_none(facts.home),
                 ("log in as a user whose home directory has no space: user= in the hostfile"),
             ),
-            ("the interpreter", facts.python, "use a training environment at another path: python= in the hostfile"),
+            (
+                "the interpreter",
+                or_none(facts.python),
+                "use a training environment at another path: python= in the hostfile",
+            ),
         ):
             if path is not None and len(path.split()) > 1:
                 yield SPACE_IN_PATH.found(node.name, what=name, path=path, way=way)
@@ -117,10 +122,10 @@ def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
     if job is None:
         return
     for node, facts in inspection.known:
-        version = facts.packages.get("llamafactory")
+        version, unknown = entries(facts.packages).get("llamafactory"), entries(facts.unknown_arguments)
         # A node answers only for the keys that it was asked about.
-        for key in (key for key in job.config if key in facts.unknown_arguments):
-            near = facts.unknown_arguments[key]
+        for key in (key for key in job.config if key in unknown):
+            near = unknown[key]
             by_set = key in job.overridden
             written = f"--set {near}=..." if by_set else f"{near}: in {job.config_path}"
             yield UNKNOWN_KEY.found(
@@ -177,7 +182,7 @@ def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[CheckFinding]:
     if settings is None or settings.stage != _ZERO3 or not settings.names_train_batch_size:
         return
     for node, facts in inspection.known:
-        if facts.packages.get("torch", "").endswith("+cpu"):
+        if entries(facts.packages).get("torch", "").endswith("+cpu"):
             yield ZERO3_ON_CPU.found(node.name)
 
 
@@ -188,7 +193,7 @@ def check_deepspeed_devices(inspection: Inspection) -> Iterator[CheckFinding]:
     if settings is None or settings.stage not in _ZERO_1_2:
         return
     for node, facts in inspection.known:
-        version = facts.packages.get("deepspeed", "")
+        version = entries(facts.packages).get("deepspeed", "")
         if (
             accelerator_named(facts.accelerator) is not NVIDIA
             or (tuple(map(int, re.findall(r"\d+", version)[:3]))) < _NUMBERS_ALONE_SINCE
@@ -202,7 +207,7 @@ def check_deepspeed_devices(inspection: Inspection) -> Iterator[CheckFinding]:
             way = f"leave {listed(NVIDIA.order)} to multinode, which sets numbers"
         elif "MIG-" in value:
             way = "a MIG device has no number: uninstall nvidia-ml-py for this job, or use an older DeepSpeed:\n"
-            way += f"{shlex.quote(facts.python or 'python3')} -m pip uninstall nvidia-ml-py"
+            way += f"{shlex.quote(or_none(facts.python) or 'python3')} -m pip uninstall nvidia-ml-py"
         if not all(entry.strip().isdigit() for entry in value.split(",") if value):
             yield DEVICES_NOT_NUMBERED.found(
                 node.name, name=name, value=value, version=version, stage=settings.stage, way=way
@@ -291,7 +296,7 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
         return
     layout = Layout.of(workers)
     goodput, words = link
-    gloo = all(not fact.gpus for fact in inspection.facts.values())
+    gloo = all(not or_empty(fact.gpus) for fact in inspection.facts.values())
     calls = strategy_calls(training.strategy, training.load, layout)
     size = nic_bytes(calls, layout, training.accumulation, gloo=gloo)
     time_s = nic_time_s(size, goodput)
@@ -323,7 +328,7 @@ def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
     if name is None or str(fsdp.get("version") or fsdp.get("fsdp_version")) == "2" or "sharding_strategy" in fsdp:
         return
     for node, facts in inspection.known:
-        version = facts.packages.get("transformers", "")
+        version = entries(facts.packages).get("transformers", "")
         numbers = re.match(r"(\d+)\.(\d+)", version)
         is_recent = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _NOT_TOLD_SINCE
         if is_recent and _STRATEGY_VARIABLE not in inspection.env(node):
@@ -333,14 +338,14 @@ def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
 
 def _read(inspection: Inspection) -> ShardedTraining | None:
     facts = inspection.facts.values()
-    models = (node_facts.model for node_facts in facts if node_facts.model is not None)
-    versions = (fact.packages["transformers"] for fact in facts if "transformers" in fact.packages)
+    models = (fact.model_config for fact in facts if fact.model_config is not None)
+    versions = (entries(fact.packages).get("transformers") for fact in facts)
     if inspection.training is None:
         return None
     try:
         from multinode.model.training import read_training
 
-        return read_training(inspection.training, next(models, None), next(versions, None))
+        return read_training(inspection.training, next(models, None), next(filter(None, versions), None))
     except UsageError:
         return None
 
@@ -364,7 +369,7 @@ def _way_to_small(training: ShardedTraining, inspection: Inspection) -> str | No
 def _fits(training: ShardedTraining, inspection: Inspection) -> bool:
     parameters = training.small.parameters or 0
     needed_mib = parameters * training.small.parameter_bytes / MIB
-    gpus = [gpu for fact in inspection.facts.values() for gpu in fact.gpus]
+    gpus = [gpu for fact in inspection.facts.values() for gpu in or_empty(fact.gpus)]
     sizes = [gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib is not None]
     return not sizes or needed_mib < _MODEL_SHARE * min(sizes)
 

@@ -23,6 +23,7 @@ from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts
 from multinode.job.engines.place import STRAY_VARIABLES
 from multinode.records.benchmark import CollectiveTest
+from multinode.stats.unknown import or_empty, or_none
 
 _VARIABLES = CheckRules("variables")
 
@@ -145,7 +146,7 @@ def check_interface_names(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, facts in inspection.known:
         place = inspection.place(node.name)
         ifname = place.ifname
-        for name in (_NCCL, _GLOO) if facts.interfaces else ():
+        for name in (_NCCL, _GLOO) if or_empty(facts.interfaces) else ():
             source, value = _preset(inspection, node, facts, name)
             if value is None:
                 continue
@@ -165,7 +166,8 @@ def check_interface_names(inspection: Inspection) -> Iterator[CheckFinding]:
                     node.name,
                     **values,
                     way=_way(name, source, meant),
-                    present=listed(interface.name for interface in facts.interfaces if interface.addresses) or "none",
+                    present=listed(interface.name for interface in or_empty(facts.interfaces) if interface.addresses)
+                    or "none",
                     reader="NCCL" if name == _NCCL else "gloo",
                     taken=listed(taken),
                     ifname=meant,
@@ -225,7 +227,7 @@ def check_python_home(inspection: Inspection) -> Iterator[CheckFinding]:
         if value:
             searched = (f"find and remove it on {node.name}:", f"grep -n PYTHONHOME {_PROFILES}")
             way = searched if source == _SESSION else f"remove it from {source}"
-            python = facts.python or "the job's interpreter"
+            python = or_none(facts.python) or "the job's interpreter"
             yield PYTHON_HOME.found(node.name, value=_shown(value), source=source, python=python, way=way)
 
 
@@ -241,12 +243,14 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
         words = {"name": name, "value": _shown(preset), "source": _SESSION, "command": f"grep -n {name} {_PROFILES}"}
         if node.gpus is not None:
             shown = {gpu.index for gpu in facts.visible_gpus}
-            hidden = [str(gpu.index) for gpu in facts.gpus if gpu.index in node.gpus and gpu.index not in shown]
+            hidden = [
+                str(gpu.index) for gpu in or_empty(facts.gpus) if gpu.index in node.gpus and gpu.index not in shown
+            ]
             if hidden:
                 there = ",".join(map(str, sorted(shown))) or "none"
                 yield GPUS_NOT_VISIBLE.found(node.name, **words, ids=" and ".join(hidden), there=there)
             continue
-        visible, count = _count_visible(preset), len(facts.gpus)
+        visible, count = _count_visible(preset), len(or_empty(facts.gpus))
         wanted = node.slots if node.slots is not None else count
         if visible < min(wanted, count):
             yield GPUS_HIDDEN.found(node.name, **words, visible=visible, count=count)
@@ -270,11 +274,13 @@ def _judge_name(name: str, value: str, taken: tuple[str, ...], meant: str | None
 
 
 def _taken(facts: NodeFacts, name: str, value: str) -> tuple[str, ...]:
+    interfaces = or_empty(facts.interfaces)
     if name == _NCCL:
-        return tuple(interface.name for interface in select_interfaces(facts.interfaces, value, facts.nccl_version))
+        version = or_none(facts.nccl_version)
+        return tuple(interface.name for interface in select_interfaces(interfaces, value, version))
     # Gloo takes whole names; `=` would be part of one.
     return tuple(
-        interface.name for interface in facts.interfaces if interface.addresses and interface.name in value.split(",")
+        interface.name for interface in interfaces if interface.addresses and interface.name in value.split(",")
     )
 
 
@@ -283,7 +289,7 @@ def _is_read(inspection: Inspection, name: str) -> bool:
         return True
     if isinstance(inspection.job, CollectiveTest) and inspection.job.backend is not None:
         return inspection.job.backend == "nccl"
-    return any(facts.gpus or facts.nccl_version is not None for _, facts in inspection.known)
+    return any(or_empty(facts.gpus) or or_none(facts.nccl_version) is not None for _, facts in inspection.known)
 
 
 def _way(name: str, source: str, ifname: str | None = None) -> tuple[str, ...]:

@@ -22,13 +22,13 @@ from multinode.cli.options import (
     given_options,
     read_invocation,
 )
-from multinode.cli.output import note, print_document, print_screen
+from multinode.cli.output import note, print_blocks, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import NodeInput, note_unused_variables, read_nodes, with_environment
+from multinode.records.plan import Observation
 
 # As for nccl-test: a measurement with a gap is worth nothing.
 _LEASE_S = 30.0
@@ -96,17 +96,14 @@ def bench(
     )
     modes = {"alone": alone, "together": together}
     phases = [phase for phase in PHASES if modes[phase] or not any(modes.values())]
-    options = LaunchOptions(
-        workers_per_node=local or workers_per_node,
-        sample_interval_s=_SAMPLE_INTERVAL_S,
-        command=read_invocation(ctx),
-    )
     cluster, hostfile = read_nodes(hosts, nodes, local, note)
     launch = Launch(
         cluster=cluster,
         hostfile=hostfile,
         job=test,
-        options=with_environment(options, NodeInput(**given_values(vars(common)))),
+        workers_per_node=local or workers_per_node,
+        observation=Observation(sample_interval_s=_SAMPLE_INTERVAL_S),
+        command=read_invocation(ctx),
         # A device that hangs would hold up all other nodes.
         execute=ExecuteOptions(
             kind="bench",
@@ -116,15 +113,16 @@ def bench(
         ),
         check=check,
     )
+    launch = with_environment(launch, NodeInput(**given_values(vars(common))))
     note_unused_variables(launch, note)
     with open_context(launch.cluster, local=local is not None) as context:
         report = run_bench(launch, phases, context, fresh=fresh)
     if as_json:
         print_document(report)
     else:
-        from multinode.bench.screen import bench_parts, next_step
+        from multinode.bench.screen import next_step, show
 
-        print_screen(bench_parts(report, details=details))
+        print_blocks(show(report), details=details)
         typer.echo(next_step(report, given_options(ctx, {"--hosts", "--nodes"})))
     raise typer.Exit(1 if any(node.failures or not node.is_measured for node in report.nodes) else 0)
 

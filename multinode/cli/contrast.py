@@ -29,7 +29,7 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import fail_gate, is_quiet, note, print_directory, print_document, print_screen
+from multinode.cli.output import fail_gate, is_quiet, note, print_blocks, print_directory, print_document, print_screen
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
@@ -250,7 +250,7 @@ def compare(
 ) -> None:
     """Compare two stored runs: trainings as in `contrast`, nccl-tests, tables, and other kinds figure by figure."""
     from multinode.contrast.figures import Contrast
-    from multinode.network.screen import scan_parts
+    from multinode.network.screen import show
     from multinode.network.size_scan import ScanReport
     from multinode.render.table import sheet_table
     from multinode.results.compared import ComparedRecords, compare_records, compared_sheet
@@ -262,16 +262,16 @@ def compare(
     elif isinstance(comparison, Contrast):
         print_contrast(comparison, details=details, more=again, next_command=propose(read_invocation(ctx), "report"))
     elif isinstance(comparison, ScanReport):
-        print_screen(scan_parts(comparison, details=details))
+        print_blocks(show(comparison), details=details)
     elif isinstance(comparison, ComparedRecords):
         print_screen([sheet_table(compared_sheet(comparison, details=details))])
     else:
-        print_cells(comparison, details=details, more=f"multinode show {run_a} {run_b} --details")
+        print_cells(comparison, details=details)
 
 
 def print_contrast(contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = "") -> None:
-    """The screen of a contrast, on stdout."""
-    from multinode.contrast.screen import contrast_parts
+    """What is shown of a contrast, on stdout."""
+    from multinode.contrast.screen import following, show
 
-    following = "" if is_quiet() else next_command
-    print_screen(contrast_parts(contrast, details=details, more=more, next_command=following))
+    commands = following(more, "" if is_quiet() else next_command)
+    print_blocks((*show(contrast), *commands), details=details)

@@ -12,7 +12,7 @@ import typer
 from multinode.cli.options import Details, Json
 from multinode.cli.output import note, print_document, print_screen
 from multinode.cli.panels import examples
-from multinode.cli.running import print_next_step, print_run
+from multinode.cli.running import print_run
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 from multinode.units import format_count, format_list, format_size
@@ -75,7 +75,6 @@ def _print_recorded(names: list[str], *, details: bool, as_json: bool) -> list[s
             print_screen([f"run {stored.run.run_id} succeeded: it has no failure"])
         else:
             print_run(stored.run, stored.summary, stored.directory, details=details)
-            print_next_step(stored.run, stored.summary, stored.directory)
         return None
     places = [str(stored.directory) if stored is not None else name for name, stored in zip(names, found, strict=True)]
     return [path for place in places for path in log_paths(place)]

@@ -26,7 +26,7 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import fail_gate, note, print_document, print_screen, print_table
+from multinode.cli.output import fail_gate, note, print_blocks, print_document, print_screen, print_table
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cluster.hostfile_variables import with_variables
@@ -282,7 +282,7 @@ def _text(name: str) -> str:
 
 
 def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
-    from multinode.network.nccl_tuning import env_keys, tune_parts, tune_warnings
+    from multinode.network.nccl_tuning import env_keys, show, tune_warnings
     from multinode.network.tune import nccl_tune
 
     path = Path(launch.cluster.source)
@@ -296,7 +296,7 @@ def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details:
     if as_json:
         print_document(report)
     else:
-        print_screen(tune_parts(report, details=details))
+        print_blocks(show(report), details=details)
     if write and report.winner:
         for line in tune_warnings(report) if as_json else ():
             note(line)
@@ -305,15 +305,16 @@ def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details:
 
 
 def _print_report(report: ScanReport, form: str, *, details: bool, given: str, contrast: str) -> None:
-    from multinode.network.screen import nccl_tests_text, next_step, pair_table, scan_lines, scan_parts
+    from multinode.network.screen import nccl_tests_text, next_step, pair_sheet, scan_lines, show
+    from multinode.render.table import sheet_table
 
     if form != "nccl-tests":
-        print_screen(scan_parts(report, details=details))
+        print_blocks(show(report), details=details)
         typer.echo(next_step(report, given, contrast))
         return
     typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
     if report.tcp.pairs:
-        print_table(pair_table(report.tcp.pairs, report.odd, nodes=report.nodes), prefix="# ")
+        print_table(sheet_table(pair_sheet(report.tcp.pairs, report.odd, nodes=report.nodes)), prefix="# ")
     for line in scan_lines(report):
         typer.echo(f"# {line}")
 

@@ -10,14 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from multinode.errors import printable, printable_line
+from multinode.records.files import document_text
 from multinode.records.run_directory import RunDirectory
+from multinode.render.sheet import Block
 from multinode.render.table import WIDE, Part, print_parts, screen_text
+from multinode.render.terminal import block_parts
 from multinode.secret_values import redact_text
 
 # Notes are INFO, what --verbose adds is DEBUG.
@@ -59,13 +61,6 @@ def print_document(value: object) -> None:
     sys.stdout.flush()
 
 
-def document_text(value: object) -> str:
-    """The document, without secrets."""
-    from multinode import api
-
-    return msgspec.json.format(msgspec.json.encode(api.document(value)), indent=2).decode() + "\n"
-
-
 def print_table(table: Table, prefix: str = "") -> None:
     """A table on stdout; `prefix` starts every line, for programs that read lines."""
     console = Console()
@@ -86,6 +81,11 @@ def print_screen(parts: Iterable[Part], *, err: bool = False) -> None:
         print_parts(console, parts)
     else:
         typer.echo(screen_text(parts), nl=False, err=err)
+
+
+def print_blocks(blocks: Iterable[Block], *, details: bool = False, err: bool = False) -> None:
+    """An answer on stdout, or on stderr, as wide as the terminal."""
+    print_screen(block_parts(blocks, details=details, width=screen_width(err=err)), err=err)
 
 
 def screen_width(*, err: bool = False) -> int:

@@ -21,10 +21,9 @@ from multinode.cli.output import (
     OF_STOPS,
     is_quiet,
     note,
+    print_blocks,
     print_directory,
     print_document,
-    print_screen,
-    screen_width,
     shown_directory,
 )
 from multinode.errors import Interrupted, MultinodeError
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from multinode.profile.summary import Summary
     from multinode.records.run import Run
     from multinode.records.run_directory import RunDirectory
+    from multinode.render.sheet import Command
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MOST_SIGNALS = 3
@@ -198,7 +198,6 @@ def _print_result(launched: Launched) -> None:
     run, directory = launched.run, launched.directory
     err = has_ending(run)
     print_run(run, launched.summary, directory, err=err)
-    print_next_step(run, launched.summary, directory, err=err)
     if run.status == "running":
         note(f"still running; follow it: multinode attach {run.run_id}; stop it: multinode stop {run.run_id}")
     if not err:
@@ -208,15 +207,15 @@ def _print_result(launched: Launched) -> None:
 def print_run(
     run: Run, summary: Summary | None, directory: RunDirectory, *, details: bool = False, err: bool = False
 ) -> None:
-    """The screen of a run."""
-    from multinode.launch.outcome import run_parts
+    """What is shown of a run, and the next command."""
+    from multinode.launch.outcome import show
 
-    width = screen_width(err=err)
-    print_screen(run_parts(run, summary, shown_directory(directory), details=details, width=width), err=err)
+    blocks = (*show(run, summary, shown_directory(directory)), *next_commands(run, summary, directory))
+    print_blocks(blocks, details=details, err=err)
 
 
 def print_ending(run_id: str) -> bool:
-    """The screen of a stored run that did not end well, on stderr; False if its record does not say why."""
+    """What is shown of a stored run that did not end well, on stderr; False if its record does not say why."""
     from multinode.launch.outcome import has_ending
     from multinode.records.run_directory import runs_root
     from multinode.runs.stored_run import load_run
@@ -227,11 +226,10 @@ def print_ending(run_id: str) -> bool:
         return False
     if has_ending(stored.run):
         print_run(stored.run, stored.summary, stored.directory, err=True)
-        print_next_step(stored.run, stored.summary, stored.directory, err=True)
     return has_ending(stored.run)
 
 
-def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, *, err: bool = False) -> None:
+def next_commands(run: Run, summary: Summary | None, directory: RunDirectory) -> tuple[Command, ...]:
     """The next command after a run, if any."""
     from multinode.launch.outcome import next_step
 
@@ -244,8 +242,7 @@ def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, 
         if run.status == "succeeded" and lacks_one_node(directory):
             contrast = propose(run.command, "contrast", first=("--nodes", f"1,{len(run.nodes)}"), without=without)
     step = next_step(run, summary, hosts=directory.read_hosts(), contrast=contrast, one_node=one_node)
-    if step is not None:
-        typer.echo(step, err=err)
+    return (step,) if step is not None else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

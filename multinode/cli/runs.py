@@ -13,12 +13,22 @@ import typer
 
 from multinode.cli.early_verdict import running_verdict
 from multinode.cli.options import Json, RunId, RunIds, expand_options
-from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
+from multinode.cli.output import (
+    note,
+    print_blocks,
+    print_directory,
+    print_document,
+    print_table,
+    screen_width,
+    shown_directory,
+)
 from multinode.cli.panels import examples
-from multinode.cli.running import open_context, print_next_step, print_run
-from multinode.cli.table import FormOptions, ViewOptions, print_cells, show_tables
+from multinode.cli.report import show_answer
+from multinode.cli.running import next_commands, open_context
+from multinode.cli.table import FormOptions, ViewOptions, show_tables
 from multinode.records.log import LogPiece, LogReader
-from multinode.records.run_directory import RunDirectory, runs_root
+from multinode.records.run_directory import runs_root
+from multinode.render.sheet import Command, Prose
 from multinode.secret_values import redact_text
 
 if TYPE_CHECKING:
@@ -167,100 +177,66 @@ def runs(
 def show(*, run_ids: RunIds = None, look: ViewOptions, form: FormOptions, as_json: Json = False) -> None:
     """Show the results of a run: how it ended, what limits it and what to do next; for sweeps and imports the table.
 
-    Several sweeps and imports are shown as one table. --sort and the options below it are for tables.
+    With -o FILE the answer is written: a page with charts, Markdown, CSV or JSON. Several sweeps and imports are shown
+    as one table. --sort and the options below it are for tables.
     """
     names = run_ids or ["last"]
-    if look.is_given or form.is_given or len(names) > 1:
+    if look.is_given:
         show_tables(names, look, form, as_json=as_json)
+    elif form.is_given or len(names) > 1:
+        show_answer(names, form, as_json=as_json)
     else:
         _show_run(names[0], details=form.details, as_json=as_json)
 
 
 def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
-    from multinode.launch.ending import run_table
     from multinode.launch.outcome import has_ending
-    from multinode.profile.summary_sheets import summary_sheets
-    from multinode.render.table import sheet_table
+    from multinode.results.result_files import results_of, show_run
     from multinode.runs.stored_run import load_run
 
     stored = load_run(runs_root(), run_id)
     running = stored.run.status == "running" and stored.run.kind == "launch"
-    verdict, note = running_verdict(stored.run.run_id) if running else (None, "")
+    verdict, remark = running_verdict(stored.run.run_id) if running else (None, "")
     if as_json:
         document = stored.document()
         print_document(document if verdict is None else msgspec.structs.replace(document, early_verdict=verdict))
         return
-    has_results = _show_results(stored, details=details)
-    if details or not has_results or stored.run.status != "succeeded":
-        if has_results:
-            typer.echo()
-        print_run(stored.run, stored.summary, stored.directory, details=details)
-        if note:
-            typer.echo(note)
-        print_next_step(stored.run, stored.summary, stored.directory)
-    if details:
-        trained = stored.summary if stored.run.kind != "nccl-test" else None
-        for table in (run_table(stored.run), *map(sheet_table, summary_sheets(trained) if trained else ())):
-            typer.echo()
-            print_table(table)
+    blocks = (*show_run(stored, shown_directory(stored.directory), screen_width()), Prose(remark))
+    print_blocks((*blocks, *_commands(stored)), details=details)
+    if next((file.name for file, _ in results_of(stored)), "") == "sweep.json":
+        name = stored.run_id
+        note(f"sorted, as a page: multinode show {name} --sort samples_per_s -o {name}.html")
     if details or not has_ending(stored.run):
         print_directory(stored.directory)
 
 
-def _show_results(stored: StoredRun, *, details: bool) -> bool:
-    """Whether the run has results. If it has not succeeded, how it ended follows."""
-    from multinode.bench.measure import load_bench
-    from multinode.bench.screen import bench_parts
-    from multinode.cli.contrast import next_command, print_contrast, resume_command, stored_command
-    from multinode.contrast.side import load_contrast
-    from multinode.contrast.unfinished import load_unfinished, unfinished_parts
-    from multinode.launch.outcome import has_ending
-    from multinode.network.measure import load_scan
-    from multinode.network.nccl_tuning import TuneReport, tune_parts
-    from multinode.network.screen import scan_parts
-    from multinode.sweep.sweep import load_table
-
-    directory, ended = stored.directory, has_ending(stored.run)
-    if _show_tuning(directory, details=details):
-        return True
-    contrast, unread = stored.result(load_contrast)
-    if contrast is not None:
-        following = next_command(contrast, directory.run_id, stored_command(directory))
-        following = following or (f"multinode advise {directory.run_id}" if contrast.advice else "")
-        again = f"multinode show {directory.run_id} --details"
-        print_contrast(contrast, details=details, more=again, next_command=following)
-    elif unread:
-        typer.echo(unread)
-    unfinished = stored.result(load_unfinished) if contrast is None and not unread else None
-    if unfinished is not None and (unfinished.measured or not ended):
-        print_screen(unfinished_parts(unfinished, next_command="" if ended else resume_command(directory)))
-    if (table := stored.result(load_table)) is not None:
-        name = directory.run_id
-        more = f"multinode show {name} --details" if stored.run.status == "succeeded" else ""
-        print_cells(table, details=details, more=more)
-        note(f"sorted, as a page: multinode show {name} --sort samples_per_s -o {name}.html")
-    if (bench := stored.result(load_bench)) is not None:
-        print_screen(bench_parts(bench, details=details))
-    if (scan := stored.result(load_scan)) is not None:
-        print_screen(scan_parts(scan, details=details))
-    if (tuning := directory.read("tune.json", TuneReport)) is not None:
-        print_screen(tune_parts(tuning, details=details))
-    return any(part is not None for part in (contrast, unfinished, table, bench, scan, tuning))
-
-
-def _show_tuning(directory: RunDirectory, *, details: bool) -> bool:
-    from multinode.tune.judge import Tuning
-    from multinode.tune.request import TUNING_FILE
-    from multinode.tune.screen import tuning_parts
-
-    tuning = directory.read(TUNING_FILE, Tuning)
-    if tuning is None:
-        return False
-    from multinode.cli.contrast import stored_command
+def _commands(stored: StoredRun) -> Iterator[Command]:
+    """What follows a run: of its result, or of how it ended."""
+    from multinode.cli.contrast import next_command, resume_command, stored_command
     from multinode.cli.tune import winner_command
+    from multinode.contrast.figures import Contrast
+    from multinode.contrast.screen import following
+    from multinode.contrast.unfinished import UnfinishedContrast
+    from multinode.launch.ending import RESUME
+    from multinode.launch.outcome import has_ending
+    from multinode.results.result_files import results_of
+    from multinode.tune.judge import Tuning
 
-    print_screen(tuning_parts(tuning, details=details, next_command=winner_command(tuning, stored_command(directory))))
-    return True
+    directory = stored.directory
+    documents = [document for _, document in results_of(stored)]
+    for document in documents:
+        if isinstance(document, Contrast):
+            next_one = next_command(document, directory.run_id, stored_command(directory))
+            yield from following(
+                f"multinode show {directory.run_id} --details",
+                next_one or (f"multinode advise {directory.run_id}" if document.advice else ""),
+            )
+        elif isinstance(document, UnfinishedContrast) and not has_ending(stored.run):
+            yield Command(RESUME[0], resume_command(directory) or RESUME[1])
+        elif isinstance(document, Tuning) and (launch := winner_command(document, stored_command(directory))):
+            yield Command("Launch it", launch)
+    if not documents or stored.run.status != "succeeded":
+        yield from next_commands(stored.run, stored.summary, directory)
 
 
 def logs(

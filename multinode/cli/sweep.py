@@ -25,7 +25,7 @@ from multinode.cli.options import (
 from multinode.cli.output import note, print_directory, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
-from multinode.cli.table import FormOptions, ViewOptions
+from multinode.cli.table import FormOptions, ViewOptions, show_table
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 
@@ -114,7 +114,7 @@ def sweep(
     from multinode.sweep.inputs import SweepInput
     from multinode.sweep.sweep import measure_swept
 
-    form.validate(as_json=as_json)
+    form.choose(as_json=as_json)
     given = fill(
         SweepInput,
         ctx,
@@ -195,4 +195,4 @@ def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) 
             raise
         typer.echo(f"warning: --baseline: {error.message}; using the first row with a speed", err=True)
         tables = load_tables(runs_root(), names, look.read(beside=False))
-    form.show(tables, look.sort, as_json=as_json)
+    show_table(tables, form, look.sort, as_json=as_json)

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from multinode.cli.options import Deadline, Details, Json, PricesFile, Where
-from multinode.cli.output import document_text, print_directory, print_document, print_screen
+from multinode.cli.output import print_blocks, print_directory, print_document, screen_width
 from multinode.cli.panels import examples
 from multinode.decoding import parse_option
 from multinode.errors import UsageError
-from multinode.records.files import choose_form, write_text
+from multinode.records.files import write_text
 from multinode.records.run_directory import runs_root
+from multinode.results.forms import AnswerForm, answer_path, choose_answer_form
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode.sweep.cell_table import Look
     from multinode.sweep.cells import CellTable
-
-_Form = Literal["table", "markdown", "csv", "html", "json"]
-
-_ENDINGS = {
-    ".txt": "table",
-    "": "table",
-    ".html": "html",
-    ".htm": "html",
-    ".md": "markdown",
-    ".csv": "csv",
-    ".json": "json",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,15 +58,26 @@ class ViewOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FormOptions:
-    """In which form a table is shown, and where."""
+    """In which form an answer is shown, and where."""
 
     form: Annotated[
-        _Form | None,
-        typer.Option("--format", help="Output format. Default: from the suffix of --output, or a table."),
+        AnswerForm | None,
+        typer.Option(
+            "--format",
+            help=(
+                "html: a page with charts; markdown: for an issue or a wiki; csv: cells of a sweep, figures of other "
+                "runs. Default: from the suffix of --output, or a table."
+            ),
+        ),
     ] = None
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Output file: .html, .md, .csv, .json or .txt."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|DIR",
+            help="Output file: .html, .md, .csv, .json or .txt. In a directory, csv also has the samples.",
+        ),
     ] = None
 
     details: Details = False
@@ -87,79 +87,54 @@ class FormOptions:
         """Whether a form was asked for."""
         return self.form is not None or self.output is not None
 
-    def validate(self, *, as_json: bool) -> None:
-        """Refuse what contradicts itself, before anything is read.
+    def choose(self, *, as_json: bool, usual: AnswerForm = "table") -> AnswerForm:
+        """The form; what contradicts itself is refused before anything is read.
 
         Raises:
             UsageError: it does.
         """
-        form = choose_form(self.form, self.output, _ENDINGS)
+        form = choose_answer_form(self.form, self.output, usual)
         if self.output is None and form == "html":
             raise UsageError("html needs an output file", hint="use --output table.html")
-        if self.output is None and form != "table" and as_json:
+        if self.output is None and form not in {"table", "json"} and as_json:
             raise UsageError(
                 f"--format {form} and --json both print on stdout", hint="write one of them to a file: -o FILE"
             )
-
-    def show(self, table: CellTable, sort: str | None, *, as_json: bool) -> None:
-        """Write it, or print it."""
-        form = choose_form(self.form, self.output, _ENDINGS)
-        if self.output is not None:
-            write_text(self.output, _text(table, form))
-            typer.echo(self.output, err=as_json)
-        if as_json:
-            print_document(table)
-        elif self.output is None:
-            print_cells(table, sort, form, details=self.details, more=_more(table))
+        return form
 
 
 def show_tables(run_ids: list[str], look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
     """The table of one or more sweeps or imports, with the given options."""
     from multinode.sweep.sweep import load_tables
 
-    form.validate(as_json=as_json)
-    form.show(load_tables(runs_root(), run_ids, look.read()), look.sort, as_json=as_json)
+    form.choose(as_json=as_json)
+    show_table(load_tables(runs_root(), run_ids, look.read()), form, look.sort, as_json=as_json)
 
 
-def _more(table: CellTable) -> str:
-    return f"multinode show {' '.join(table.run_id.split(','))} --details"
+def show_table(table: CellTable, form: FormOptions, sort: str | None, *, as_json: bool) -> None:
+    """Write it, or print it."""
+    from multinode.results.run_page import table_text
+
+    chosen = form.choose(as_json=as_json)
+    if form.output is not None:
+        path = answer_path(form.output, table.run_id.split(","), chosen)
+        write_text(path, table_text(table, chosen))
+        typer.echo(path, err=as_json)
+    if as_json:
+        print_document(table)
+    elif form.output is None and chosen == "table":
+        print_cells(table, sort, details=form.details)
+    elif form.output is None:
+        typer.echo(table_text(table, chosen), nl=False)
 
 
-def print_cells(
-    table: CellTable, sort: str | None = None, form: str = "table", *, details: bool = False, more: str = ""
-) -> None:
+def print_cells(table: CellTable, sort: str | None = None, *, details: bool = False) -> None:
     """A table on stdout that fits the terminal; the sort column is always included."""
-    from rich.console import Console
+    from multinode.sweep.cell_sheet import show
+    from multinode.sweep.cells import cell_frame
 
-    from multinode.render.table import WIDE
-    from multinode.sweep.cell_sheet import cell_parts
-    from multinode.sweep.cells import our_name
-
-    if form != "table":
-        typer.echo(_text(table, form), nl=False)
-        return
-    console = Console()
-    width = console.width if console.is_terminal else WIDE
-    first = our_name(sort.removeprefix("-")) if sort is not None else None
-    print_screen(cell_parts(table, width, first, details=details, more=more))
-
-
-def _text(table: CellTable, form: str) -> str:
-    if form == "html":
-        from multinode.sweep.cell_page import cell_page
-
-        return cell_page(table)
-    if form == "table":
-        from multinode.render.table import WIDE, screen_text
-        from multinode.sweep.cell_sheet import cell_parts
-
-        return screen_text(cell_parts(table, WIDE, details=True))
-    if form == "json":
-        return document_text(table)
-    from multinode.render.sheet import blocks_markdown
-    from multinode.sweep.cell_sheet import cell_blocks, cell_csv
-
-    return cell_csv(table) if form == "csv" else blocks_markdown(cell_blocks(table))
+    first = cell_frame(table.cells).figure(sort.removeprefix("-")).name if sort is not None else None
+    print_blocks(show(table, screen_width(), first), details=details)
 
 
 def register(app: typer.Typer) -> None:
@@ -210,7 +185,7 @@ def import_(
     if as_json:
         print_document(imported.table)
     else:
-        print_cells(imported.table, more=f"multinode show {imported.table.run_id} --details")
+        print_cells(imported.table)
     print_directory(imported.directory)
 
 

@@ -28,7 +28,7 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import is_quiet, note, print_directory, print_document, print_screen
+from multinode.cli.output import is_quiet, note, print_blocks, print_directory, print_document, print_screen
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.records.run_directory import runs_root
@@ -190,9 +190,11 @@ def tune(
     if as_json:
         print_document(tuned)
     else:
-        from multinode.tune.screen import tuning_parts
+        from multinode.render.sheet import Command
+        from multinode.tune.screen import show
 
-        print_screen(tuning_parts(tuned.tuning, next_command=following))
+        commands = (Command("Launch it", following),) if following else ()
+        print_blocks((*show(tuned.tuning), *commands))
     print_directory(tuned.directory)
 
 

@@ -13,6 +13,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import UsageError
+from multinode.stats.unknown import Unknown, or_empty, or_none
 
 # Interfaces that never join two training machines unless the hostfile names them.
 _NEVER_CHOSEN = {"loopback", "bridge", "virtual"}
@@ -55,14 +56,14 @@ def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mappin
         for route in node_facts.routes if node_facts else ():
             if mine.addr is None or route.peer == mine.addr:
                 continue
-            if route.source is None:
-                yield f"{node.name} has no route to {route.peer}: {route.error}"
+            if isinstance(route.source, Unknown):
+                yield f"{node.name} has no route to {route.peer}: {route.source.reason}"
             elif route.source != mine.addr:
                 yield f"{node.name} sends to {route.peer} over {route.ifname} but listens on {mine.ifname}"
 
 
 def _endpoint(node: Node, facts: NodeFacts | None, shared: _Network | None, *, alone: bool) -> Endpoint:
-    if facts is None or not facts.interfaces:
+    if facts is None or not or_empty(facts.interfaces):
         return _unprobed(node, alone=alone)
     there = list(_addresses(facts))
     at = _at_address(node, there, node.addr) if node.addr is not None else None
@@ -76,7 +77,9 @@ def _endpoint(node: Node, facts: NodeFacts | None, shared: _Network | None, *, a
     for interface, address in there:
         if shared is not None and address in shared:
             return _place(interface, address)
-    names = ", ".join(f"{i.name} {' '.join(i.addresses)}" for i in facts.interfaces if i.kind not in _NEVER_CHOSEN)
+    names = ", ".join(
+        f"{i.name} {' '.join(i.addresses)}" for i in or_empty(facts.interfaces) if i.kind not in _NEVER_CHOSEN
+    )
     raise UsageError(
         f"no shared network of the nodes was found; this one has: {names or 'none'}",
         node=node.name,
@@ -120,8 +123,8 @@ def _at_address(node: Node, there: list[tuple[Interface, _Address]], addr: str) 
 
 def _require_named(node: Node, facts: NodeFacts) -> None:
     ports = tuple(f"{port.device}:{port.port}" for port in facts.rdma)
-    interfaces = tuple(interface.name for interface in facts.interfaces)
-    addressed = {interface.name for interface in facts.interfaces if interface.addresses}
+    interfaces = tuple(interface.name for interface in or_empty(facts.interfaces))
+    addressed = {interface.name for interface in or_empty(facts.interfaces) if interface.addresses}
     for key, noun, named, usable, there in (
         ("ifname", "interface {} with an address", node.ifnames, addressed, interfaces),
         ("hca", "RDMA device {}", node.hcas, {*ports, *(port.device for port in facts.rdma)}, ports),
@@ -136,7 +139,7 @@ def _require_named(node: Node, facts: NodeFacts) -> None:
 
 
 def _addresses(facts: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
-    for interface in facts.interfaces:
+    for interface in or_empty(facts.interfaces):
         for text in interface.addresses:
             yield interface, ipaddress.ip_interface(text)
 
@@ -166,8 +169,10 @@ def _preference(network: _Network, cluster: Cluster, facts: Mapping[str, NodeFac
         node_facts = facts[node.name]
         speeds = [i.speed_gbit_per_s or 0.0 for i, address in _addresses(node_facts) if address.network == network]
         slowest = min(slowest, max(speeds, default=0.0))
-        over_ssh = (
-            over_ssh and node_facts.ssh_address is not None and ipaddress.ip_address(node_facts.ssh_address) in network
-        )
+        over_ssh = over_ssh and _is_in(or_none(node_facts.ssh_address), network)
     # With both, NCCL and gloo take IPv4 by default.
     return slowest, network.version == _IPV4, over_ssh, -int(network.network_address)
+
+
+def _is_in(address: str | None, network: _Network) -> bool:
+    return address is not None and ipaddress.ip_address(address) in network

@@ -1,4 +1,4 @@
-"""NodeFacts: what a probe found on a node, without judgement; None always has a reason in `missing`."""
+"""NodeFacts: what a probe found on a node, without judgement."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ import msgspec
 from msgspec import Meta
 
 from multinode.cluster.accelerators import accelerator_named
+from multinode.node.facts import unknown
+from multinode.stats.unknown import Entries, Unknown, or_empty
 
-# Why a probe knows no CUDA of an installed torch.
-WITHOUT_CUDA = "torch was built without CUDA"
+UNASKED = Unknown(unknown.NOT_ASKED)
+"""A fact that no probe asked for."""
+NO_ANSWER = Unknown(unknown.NO_ANSWER)
+"""The job's directory, if it is one of `hung_paths`."""
+WITHOUT_CUDA = Unknown(unknown.WITHOUT_CUDA)
+"""CUDA's version of an installed torch."""
+
 # A node's answers end up in commands that people paste: values with a format must match it.
 Version = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}\Z")]
 InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")]
@@ -105,9 +112,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel's route to a peer."""
 
     peer: str  # the peer's address
-    source: Address | None = None  # our address that the kernel picks; None without a route
+    source: Address | Unknown  # our address that the kernel picks, if there is a route
     ifname: InterfaceName | None = None  # the interface of that address
-    error: str | None = None  # why there is no route
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +136,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None = None
     uuid: str | None = None
     mig: bool = False  # whether it is divided (MIG): the job gets a part of it
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[GpuProcess, ...] | Unknown = ()
 
     @property
     def is_lost(self) -> bool:
@@ -140,7 +146,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 def common_backend(nodes: Iterable[NodeFacts]) -> str:
     """The backend of torch's collectives if all nodes have GPUs of one vendor; otherwise gloo."""
-    backends = {accelerator_named(node.accelerator).backend if node.gpus else "gloo" for node in nodes}
+    backends = {accelerator_named(node.accelerator).backend if or_empty(node.gpus) else "gloo" for node in nodes}
     return backends.pop() if len(backends) == 1 else "gloo"
 
 
@@ -172,7 +178,7 @@ class TorchGpu(msgspec.Struct, frozen=True, kw_only=True):
     capability: tuple[int, int]  # CUDA's compute capability
 
 
-class TorchDevices(msgspec.Struct, frozen=True, kw_only=True):
+class TorchDevices(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="devices"):
     """What the job's torch finds on the node, asked under the job's variables."""
 
     available: bool  # torch.cuda.is_available()
@@ -214,7 +220,7 @@ class PathFact(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a path of the job exists on the node; relative ones start at cwd."""
 
     path: str  # as asked for
-    kind: str  # `file`, `directory` or `missing`
+    kind: str | Unknown  # `file`, `directory` or `missing`
     writable: bool = False  # whether it can be written or created
     filesystem: str | None = None  # type of its file system, `ext4`, `nfs4`, as in /proc/self/mountinfo
     device: str | None = None  # source of the file system, `/dev/nvme0n1p2`, `server:/export`
@@ -229,82 +235,91 @@ class HungPath(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
 
 
+class PortFact(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a TCP port can be bound on all of the node's addresses."""
+
+    port: int
+    taken: bool | Unknown
+    user: str | None = None  # who listens there, if visible: `python3 (pid 123, user alice)`
+
+
 class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
     """Content of a file, directory or git checkout of the job, in a form that can be compared between nodes."""
 
     path: str  # as asked for, or a file below it
-    digest: Digest | None = None  # of the content; None if it was not read
+    digest: Digest | Unknown  # of the content
     size_bytes: int | None = None
-    reason: str | None = None  # why there is no digest
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about one node. Unknown keys from a newer agent are ignored; every missing value has a reason."""
+    """Facts about one node; keys that are not listed here are ignored."""
 
     node: str = ""  # its name in the hostfile
-    hostname: str | None = None  # its own name
-    user: str | None = None  # the user that SSH logged in as
-    home: str | None = None
-    boot_id: str | None = None  # the kernel's boot id; equal ids mean the same machine
-    time_s: float | None = None  # the node's wall clock when it answered, seconds since the epoch
-    cores: int | None = None  # CPUs that a job may use
-    architecture: str | None = None  # the kernel's name of the instruction set, `x86_64`, `aarch64`
-    processor: str | None = None  # the kernel's name of the CPU, `AMD EPYC 9B14 96-Core Processor`; Arm CPUs have none
-    memory_total_gib: float | None = None  # physical memory
-    disk_free_gib: float | None = None  # free space in the directory of runs
-    agent_python: str | None = None  # version of the agent's interpreter
-    python: str | None = None  # absolute path of the job's interpreter
-    python_version: str | None = None
+    hostname: str | Unknown = UNASKED  # its own name
+    user: str | Unknown = UNASKED  # the user that SSH logged in as
+    home: str | Unknown = UNASKED
+    boot_id: str | Unknown = UNASKED  # the kernel's boot id; equal ids mean the same machine
+    time_s: float | Unknown = UNASKED  # the node's wall clock when it answered, seconds since the epoch
+    cores: int | Unknown = UNASKED  # CPUs that a job may use
+    architecture: str | Unknown = UNASKED  # the kernel's name of the instruction set, `x86_64`, `aarch64`
+    # the kernel's name of the CPU, `AMD EPYC 9B14 96-Core Processor`; Arm CPUs have none
+    processor: str | Unknown = UNASKED
+    memory_total_gib: float | Unknown = UNASKED  # physical memory
+    disk_free_gib: float | Unknown = UNASKED  # free space in the directory of runs
+    agent_python: str | Unknown = UNASKED  # version of the agent's interpreter
+    python: str | Unknown = UNASKED  # absolute path of the job's interpreter
+    python_version: str | Unknown = UNASKED
     # versions of torch, llamafactory, ... in the job's environment; missing keys are not installed.
-    packages: dict[str, Version] = {}
+    packages: Entries[Version] | Unknown = UNASKED
     # keys of the job's YAML that LLaMA-Factory does not know, each with the most similar argument, or None
-    unknown_arguments: dict[str, Argument | None] = {}
-    cwd: str | None = None  # the job's working directory
-    interfaces: tuple[Interface, ...] = ()
+    unknown_arguments: Entries[Argument | None] | Unknown = UNASKED
+    cwd: str | Unknown = UNASKED  # the job's working directory
+    interfaces: tuple[Interface, ...] | Unknown = ()
     routes: tuple[Route, ...] = ()  # to the peers asked for
-    ssh_address: Address | None = None  # the address that SSH connected to
-    hostname_address: Address | None = None  # what its hostname resolves to
-    gpus: tuple[Gpu, ...] = ()
-    accelerator: str | None = None  # kind of `gpus`, one of `accelerators.ACCELERATORS`
-    gpu_query_s: float | None = None  # duration of nvidia-smi; None if it had answered before it was needed
+    ssh_address: Address | Unknown = UNASKED  # the address that SSH connected to
+    hostname_address: Address | Unknown = UNASKED  # what its hostname resolves to
+    gpus: tuple[Gpu, ...] | Unknown = ()
+    accelerator: str | None = None  # kind of `gpus`, one of `accelerators.ACCELERATORS`; None without GPUs
+    gpu_query_s: float | Unknown = UNASKED  # duration of nvidia-smi, if it was waited for
     paths: tuple[PathFact, ...] = ()
     # paths of the job, including its directory and interpreter, that did not answer
     hung_paths: tuple[HungPath, ...] = ()
     # directories mounted noexec from which a job loads compiled code, by the variable that moves each
-    noexec: dict[str, str] = {}
-    port_users: dict[str, str] = {}  # ports that are taken, of those asked for, with their owner if visible
+    noexec: Entries[str] | Unknown = UNASKED
+    ports: tuple[PortFact, ...] = ()  # those asked for
     env: dict[str, str] = {}  # variables of the SSH environment that would change a run (RANK, PET_*, NCCL_*, ...)
     # /etc/machine-id, which distinguishes two containers of a machine from a machine listed twice
-    machine_id: str | None = None
+    machine_id: str | Unknown = UNASKED
     # the node's wall clock minus the controller's; computed when the answer arrives
-    clock_offset_s: float | None = None
-    memory_available_gib: float | None = None  # available without swapping, within `memory_limit_gib`
-    memory_limit_gib: float | None = None  # limit of the container or login session, if below the physical memory
-    shm_total_gib: float | None = None  # size of /dev/shm
-    shm_free_gib: float | None = None  # free space in /dev/shm
+    clock_offset_s: float | Unknown = UNASKED
+    memory_available_gib: float | Unknown = UNASKED  # available without swapping, within `memory_limit_gib`
+    # limit of the container or login session, if below the physical memory
+    memory_limit_gib: float | Unknown = UNASKED
+    shm_total_gib: float | Unknown = UNASKED  # size of /dev/shm
+    shm_free_gib: float | Unknown = UNASKED  # free space in /dev/shm
     # soft limits by name: `open_files`, `processes`, `locked_memory_bytes`; None is unlimited
     limits: dict[str, int | None] = {}
-    container: str | None = None  # `docker`, `podman`, `lxc`, ...; None if none is detected
-    port_range: tuple[int, int] | None = None  # the ephemeral ports, first and last
-    absent_modules: tuple[str, ...] = ()  # modules asked for that the job's interpreter does not find
+    container: str | Unknown = UNASKED  # `docker`, `podman`, `lxc`, ..., if one is detected
+    port_range: tuple[int, int] | Unknown = UNASKED  # the ephemeral ports, first and last
+    absent_modules: tuple[str, ...] | Unknown = UNASKED  # modules asked for that the job's interpreter does not find
     tools: dict[str, str] = {}  # absolute paths of the programs asked for, on the job's PATH
-    interactive: dict[str, str] = {}  # programs found only by an interactive login shell
+    interactive: Entries[str] | Unknown = UNASKED  # programs found only by an interactive login shell
     nccl_files: dict[str, dict[str, str]] = {}  # values in NCCL's configuration files, by file
     deepspeed_env: dict[str, str] = {}  # values in ~/.deepspeed_env
-    nccl_version: Version | None = None  # NCCL of the job's torch
-    nccl_inspector: str | None = None  # path of NCCL's Inspector plugin; None if not found
-    cuda_version: Version | None = None  # CUDA version of the job's torch
-    torch_devices: TorchDevices | None = None  # what the job's torch finds; asked only if it was built for the GPUs
+    nccl_version: Version | Unknown = UNASKED  # NCCL of the job's torch
+    nccl_inspector: str | Unknown = UNASKED  # path of NCCL's Inspector plugin
+    cuda_version: Version | Unknown = UNASKED  # CUDA version of the job's torch
+    # what the job's torch finds; asked only if it was built for the GPUs
+    torch_devices: TorchDevices | Unknown = UNASKED
     rdma: tuple[RdmaPort, ...] = ()
-    run_processes: tuple[RunProcess, ...] = ()
+    run_processes: tuple[RunProcess, ...] | Unknown = ()
     contents: tuple[ContentFact, ...] = ()
-    model: dict[str, Any] | None = None  # config.json of the job's model, if asked for
-    missing: dict[str, str] = {}  # the reason of every missing fact, by name
+    model: Entries[Any] | Unknown = UNASKED  # config.json of the job's model
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
         """GPUs that the session's environment makes visible, in CUDA's order; otherwise all."""
-        gpus = self.gpus
+        gpus = or_empty(self.gpus)
         for number, name in enumerate(accelerator_named(self.accelerator).visible):
             visible = self.env.get(name)
             if visible is not None:
@@ -312,6 +327,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
                 gpus = select_gpus(visible, gpus, by_place=number > 0)
         return gpus
 
+    @property
+    def model_config(self) -> dict[str, Any] | None:
+        """The model's config.json; None if it is unknown."""
+        return None if isinstance(self.model, Unknown) else self.model.values
+
     def __post_init__(self) -> None:
-        if self.ssh_address is not None:
+        if not isinstance(self.ssh_address, Unknown):
             ipaddress.ip_address(self.ssh_address)

@@ -182,15 +182,15 @@ def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[Predicte
 _BARS_A_PLOT = 4
 
 
-def contrast_charts(contrast: Contrast, name: str) -> Iterator[Chart]:
+def contrast_charts(contrast: Contrast) -> Iterator[Chart]:
     """Its charts; `name` is unique on the page."""
     split = step_chart(contrast)
     if split is not None:
         bars = -(-len(contrast.measured) // _BARS_A_PLOT)
-        yield Chart(title="where a step goes", figure=split, name=f"{name}-sides", rows=bars)
+        yield Chart(title="where a step goes", figure=split, name="sides", rows=bars)
     scaling = scaling_chart(contrast)
     if scaling is not None:
-        yield Chart(title="scaling", figure=scaling, name=f"{name}-scaling", rows=2)
+        yield Chart(title="scaling", figure=scaling, name="scaling", rows=2)
     links = bandwidth_chart(contrast)
     if links is not None:
-        yield Chart(title="throughput over bandwidth", figure=links, name=f"{name}-links", rows=2)
+        yield Chart(title="throughput over bandwidth", figure=links, name="links", rows=2)

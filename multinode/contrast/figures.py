@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.figures.figure import Figure, Row
 from multinode.findings.finding import Finding
 from multinode.model.workload import FullRun
 from multinode.predict.advice import Advice
 from multinode.predict.forecast import Forecast
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.measured import Measured
+from multinode.profile.measured import EFFICIENCY, SPEEDUP, Measured, measured_values
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import KnownSteps, WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
@@ -50,19 +51,56 @@ class Side(Measured, frozen=True, kw_only=True):
     relative: float | None = None
 
 
-class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a candidate's step beyond ideal scaling, in ms; None if unknown."""
+class SlowdownAttribution(Finding, frozen=True, kw_only=True):
+    """Cost of a candidate's step beyond ideal scaling, in ms; None if unknown. Its node is the slowest.
+
+    No node is named if none stands out.
+    """
 
     # the candidate's step with a network of no cost and nodes as fast as the fastest alone
     ideal_ms: float | None = None
-    # the slowest node, if one stands out. `relative` its speed over that of the fastest or the others.
-    node: str | None = None
-    relative: float | None = None
+    relative: float | None = None  # speed of the slowest node over that of the fastest or the others
     node_ms: float | None = None  # its cost
     network_ms: float | None = None  # exposed communication of the candidate beyond the baseline's
     other_ms: float | None = None  # the unexplained rest; negative if they explain too much
-    cause: str = "unknown"  # `network`, `node`, `none` (no noticeable loss) or `unknown`
-    sentence: str = ""  # the same in one sentence
+    cause: str  # `network`, `node`, `none` (no noticeable loss) or `unknown`
+
+
+def side_row(side: Side) -> Row:
+    """The values of a side, by the names of its figures."""
+    values = measured_values(side)
+    payload, nic = side.bytes_per_step.calls, side.bytes_per_step.nic
+    if side.role == "baseline":
+        values |= {SPEEDUP.name: None, EFFICIENCY.name: None}
+    return Row(side, values | {PAYLOAD.name: payload, NIC_TRAFFIC.name: nic})
+
+
+NODE = Figure[str]("node_names", "node", about="names of the nodes", cell=lambda row: ", ".join(row.item.node_names))
+PAYLOAD = Figure[float](
+    "calls",
+    "collective payload",
+    "MB",
+    form="megabytes",
+    about="collective payload per step and worker",
+    phrase="collective payload per step",
+)
+NIC_TRAFFIC = Figure[float](
+    "nic",
+    "measured NIC traffic",
+    "MB",
+    form="megabytes",
+    about="measured traffic per step on the busiest NIC",
+    phrase="NIC traffic per step",
+)
+OF_THE_FASTEST = Figure[float](
+    "relative", "of the fastest", form="percent", about="samples/s of a worker over those of the fastest node's"
+)
+STEADY_STEPS = Figure[int](
+    "steady_steps", "measured steps", form="number", about="measured steps, without warm-up, of all repeats"
+)
+POWER = Figure[float](
+    "power_w", "power", "W", form="whole", about="power draw of all GPUs", line="power of the GPUs (W)"
+)
 
 
 SCHEMA = "multinode.contrast/4"
@@ -96,7 +134,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Side
     others: tuple[Side, ...] = ()
     scaling: str
-    loss: SlowdownAttribution = SlowdownAttribution()
+    loss: SlowdownAttribution
     verdict: str = ""
     reasons: tuple[Finding, ...] = ()
     differences: tuple[str, ...] = ()

@@ -8,7 +8,6 @@ from msgspec import Meta
 
 from multinode.contrast.measure import ContrastRequest, Mode, cut_job
 from multinode.decoding import parse_option
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, TrainingInput, read_training, with_data
 
@@ -55,7 +54,7 @@ class ContrastInput(TrainingInput, frozen=True, kw_only=True):
         )
         execute = ExecuteOptions(stall_s=self.hang_timeout or None, on_stall=self.on_hang)
         job = with_data(job, synthetic=self.synthetic)
-        return training.make_launch(job, LaunchOptions(), execute, check=self.check), request
+        return training.make_launch(job, execute, check=self.check), request
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

@@ -390,7 +390,7 @@ def _reasons(contrast: Contrast) -> tuple[Finding, ...]:
 
 
 def _loss(contrast: Contrast) -> Finding:
-    return _LOSS.found(None, loss=capitalised(contrast.loss.sentence))
+    return _LOSS.found(None, loss=capitalised(contrast.loss.message))
 
 
 def _where_it_goes(contrast: Contrast) -> Finding:

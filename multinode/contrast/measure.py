@@ -333,7 +333,7 @@ def _series_record(launch: Launch, sides: Sides, repeats: int) -> GridRecord:
         for side in sides.sides
     ]
     return GridRecord(
-        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch.options, measured),
+        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch, measured),
         command=describe_job(launch.job) if not isinstance(launch.job, Benchmark) else describe_benchmark(launch.job),
         grid=Grid(nodes=tuple(sorted({cell.nodes for cell in cells})), repeats=repeats),
         cells=tuple(CellRecord(cell=cell) for cell in cells),
@@ -415,9 +415,8 @@ def plan_offline_sides(launch: Launch, request: ContrastRequest) -> tuple[Sides,
     """The sides and their plans, from the hostfile only."""
     sides = plan_sides(launch.cluster, _slots(launch, {}, request), _with_accumulation(request, launch))
     workers = [max(side.workers) for side in sides.sides]
-    environment = with_same_threads(launch.options.environment, launch.cluster, workers)
-    options = msgspec.structs.replace(launch.options, environment=environment)
-    launch = benchmark_mode(msgspec.structs.replace(launch, options=options))
+    environment = with_same_threads(launch.environment, launch.cluster, workers)
+    launch = benchmark_mode(msgspec.structs.replace(launch, environment=environment))
     run_id = make_run_id()
     return sides, tuple(plan_offline(_side_launch(launch, side, f"{run_id}-{side.label}")) for side in sides.sides)
 
@@ -446,13 +445,13 @@ def _with_accumulation(request: ContrastRequest, launch: Launch) -> ContrastRequ
 
 
 def _side_launch(launch: Launch, side: PlannedSide, run_id: str) -> Launch:
-    cluster, options = with_workers(side.cluster, launch.options, side.workers)
+    cluster, launch = with_workers(side.cluster, launch, side.workers)
     job = launch.job
     if isinstance(job, LlamaFactoryJob):
         if side.accumulation is not None:
             job = override_job(job, {_ACCUMULATION: side.accumulation})
         job = fit_batch(job, sum(side.workers))
-    return msgspec.structs.replace(launch, cluster=cluster, options=options, job=job, run_id=run_id)
+    return msgspec.structs.replace(launch, cluster=cluster, job=job, run_id=run_id)
 
 
 def with_outlook(compared: Contrast, runs: Path) -> Contrast:

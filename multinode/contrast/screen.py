@@ -1,7 +1,4 @@
-"""The screen of a contrast: verdict, a small table, cause, break-even and changes to try; every table with `--details`.
-
-Markdown has the same parts.
-"""
+"""What a contrast shows: verdict, a small table, cause, break-even and changes to try; in detail every table."""
 
 from __future__ import annotations
 
@@ -9,11 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.contrast.figures import Contrast, Side, capitalised, network_words
+from multinode.contrast.figures import (
+    Contrast,
+    Side,
+    capitalised,
+    network_words,
+    side_row,
+)
 from multinode.contrast.judge import TRAFFIC, Outcome, judge, prefers_one_node
 from multinode.contrast.sheets import (
     cost_sheet,
     each_node_sheet,
+    efficiency_of,
     missing_sheet,
     settings_sheet,
     side_head,
@@ -25,18 +29,29 @@ from multinode.predict.advice_screen import advice_sheet, gain_words, gains_shee
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
-from multinode.render.sheet import Block, Prose, Sheet, Tiles, percent
-from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, next_lines, paragraph, sheet_table
+from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SAMPLES_PER_S, SPEEDUP, STEP_TIME
+from multinode.render.sheet import (
+    Block,
+    Chart,
+    Charts,
+    Command,
+    Labels,
+    Prose,
+    Tiles,
+    Tone,
+    in_detail,
+    next_command,
+)
 from multinode.stats.estimate import inverse
 from multinode.stats.unknown import or_none
-from multinode.units import UNKNOWN, format_count, format_figure, format_sig, times
+from multinode.units import UNKNOWN, format_count, format_figure, times
 
-_STYLES: dict[Outcome, str] = {
-    "faster": GOOD,
-    "slower": BAD,
-    "unsynchronised": BAD,
-    "equal": DOUBTFUL,
-    "inconclusive": DOUBTFUL,
+_TONES: dict[Outcome, Tone] = {
+    "faster": "good",
+    "slower": "bad",
+    "unsynchronised": "bad",
+    "equal": "doubtful",
+    "inconclusive": "doubtful",
 }
 _MOST_ADVICE = 3
 # Without details the screen fits 22 lines.
@@ -47,32 +62,44 @@ _MOST_SIDES = 3
 _Rows = Iterator[tuple[str, str]]
 
 
-def contrast_parts(
-    contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = ""
-) -> Iterator[Part]:
-    """The screen of a contrast.
+def show(contrast: Contrast) -> Iterator[Block]:
+    """The verdict, a small table, cause, break-even and changes to try; then charts and every table."""
+    yield Prose(contrast.verdict, "lead", tone=_TONES[judge(contrast)])
+    yield Tiles(tuple(_key_figures(contrast)))
+    yield msgspec.structs.replace(small_sheet(contrast, contrast.measured), title="", split=_MOST_SIDES)
+    yield Labels(tuple(_why_rows(contrast)), detail="brief")
+    yield Labels(tuple(_why_rows(contrast, details=True)), "why", detail="full")
+    yield Charts(lambda: _charts(contrast))
+    yield from in_detail(_tables(contrast))
 
-    Args:
-        contrast: with its sentences.
-        details: with every table and note.
-        more: the command that shows the details; empty if they are shown, or not stored.
-        next_command: the next command, if any.
-    """
-    yield paragraph(contrast.verdict, _STYLES[judge(contrast)])
-    for sides in _pages(contrast):
-        yield ""
-        yield sheet_table(msgspec.structs.replace(small_sheet(contrast, sides), title=""), legend=details)
-    if rows := list(_why_rows(contrast, details=details)):
-        yield ""
-        yield labelled(rows)
+
+def following(details: str, command: str = "") -> Iterator[Command]:
+    """The commands below a contrast: that of its details, and the next one; each is empty if there is none."""
     if details:
-        for sheet in _details(contrast):
-            yield ""
-            yield sheet_table(sheet)
-    elif more:
-        yield footer("Details", more)
-    if next_command:
-        yield from next_lines(next_command)
+        yield Command("Details", details, detail="brief")
+    if command:
+        yield next_command(command)
+
+
+def _charts(contrast: Contrast) -> Iterable[Chart]:
+    from multinode.contrast.charts import contrast_charts  # noqa: PLC0415 - plotly is an extra
+
+    return contrast_charts(contrast)
+
+
+def _tables(contrast: Contrast) -> Iterator[Block]:
+    yield msgspec.structs.replace(side_sheet(contrast, contrast.measured, costs=False), split=_MOST_SIDES)
+    yield each_node_sheet(contrast)
+    yield msgspec.structs.replace(cost_sheet(contrast), split=_MOST_SIDES)
+    yield msgspec.structs.replace(gains_sheet(contrast.advice, "what would change it"), detail="screen")
+    yield msgspec.structs.replace(advice_sheet(contrast.advice), detail="page")
+    how = "\n\n".join(f"# {change.name}\n{change.command}" for change in contrast.advice if change.command)
+    yield Prose(how, "verbatim", "how: options of multinode launch, or manual steps", detail="page")
+    yield msgspec.structs.replace(what_if_sheet(contrast.forecast, narrow=True), detail="screen")
+    yield msgspec.structs.replace(what_if_sheet(contrast.forecast), detail="page")
+    yield break_even_sheet(contrast.forecast)
+    yield settings_sheet(contrast)
+    yield missing_sheet(contrast)
 
 
 def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
@@ -83,17 +110,17 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
         details: with all reasons and differences.
     """
     passes = network_words(contrast.candidate)
-    sentence = capitalised(f"{contrast.loss.sentence}.") if contrast.loss.sentence else ""
+    sentence = capitalised(f"{contrast.loss.message}.")
     if details:
         # The network has a row of its own.
         reasons = [reason.message for reason in contrast.reasons if reason.code != TRAFFIC.code]
-        yield from _once("Why", list(dict.fromkeys([*reasons, *([sentence] if sentence else [])])))
-    elif contrast.loss.cause in {"node", "unknown"} and sentence:
+        yield from _once("Why", list(dict.fromkeys([*reasons, sentence])))
+    elif contrast.loss.cause in {"node", "unknown"}:
         yield "Cause", sentence
     short = contrast.forecast.shortfall if contrast.forecast is not None else None
     yield from _once("Network", [*filter(None, (passes, shortfall_words(short) if short is not None else ""))])
     sides = (*contrast.measured, *(side for side in contrast.others if side.role == "each-node"))
-    disturbed = [f"{_where(contrast, side)}, {disturbance}" for side in sides for disturbance in side.disturbances]
+    disturbed = [f"{_where(contrast, side)}, {found.message}" for side in sides for found in side.disturbances]
     if details:
         yield from _once("Differs", contrast.differences)
         yield from _once("Disturbed", [f"{sentence}; this side may be slower as a result" for sentence in disturbed])
@@ -190,54 +217,12 @@ def _batch(contrast: Contrast, change: Advice) -> str:
     return f"; global batch x{format_figure(batch / current)}"
 
 
-def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:
-    baseline, *others = contrast.measured
-    for first in range(0, len(others), _MOST_SIDES - 1):
-        yield (baseline, *others[first : first + _MOST_SIDES - 1])
-
-
-def _details(contrast: Contrast) -> Iterator[Sheet]:
-    sheets = [side_sheet(contrast, sides) for sides in _pages(contrast)]
-    sheets += [each_node_sheet(contrast), gains_sheet(contrast.advice, "what would change it")]
-    sheets += [what_if_sheet(contrast.forecast, narrow=True), break_even_sheet(contrast.forecast)]
-    sheets += [settings_sheet(contrast), missing_sheet(contrast)]
-    yield from (sheet for sheet in sheets if sheet.rows)
-
-
-def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterator[Block]:
-    """A page or Markdown: verdict and key figures, charts, then every table."""
-    yield Prose(contrast.verdict, "lead")
-    yield Tiles(tuple(_key_figures(contrast)))
-    yield small_sheet(contrast, contrast.measured)
-    yield why_sheet(contrast)
-    yield from charts
-    yield side_sheet(contrast, contrast.measured, costs=False)
-    yield each_node_sheet(contrast)
-    yield cost_sheet(contrast)
-    yield advice_sheet(contrast.advice)
-    how = "\n\n".join(f"# {change.name}\n{change.command}" for change in contrast.advice if change.command)
-    yield Prose(how, "verbatim", "how: options of multinode launch, or manual steps")
-    yield what_if_sheet(contrast.forecast)
-    yield break_even_sheet(contrast.forecast)
-    yield settings_sheet(contrast)
-    yield missing_sheet(contrast)
-
-
 def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
-    baseline, candidate = contrast.baseline, contrast.candidate
-    few, many = side_head(contrast, baseline), side_head(contrast, candidate)
+    few, many = ((side_head(contrast, side), side_row(side)) for side in (contrast.baseline, contrast.candidate))
     figures = (
-        ("speed-up", format_sig(contrast.speedup.value)),
-        (f"efficiency ({contrast.scaling})", percent(contrast.efficiency, ".0f")),
-        (f"samples/s, {few}", format_sig(baseline.samples_per_s.value)),
-        (f"samples/s, {many}", format_sig(candidate.samples_per_s.value)),
-        (f"step time, {few} (ms)", format_sig(baseline.step_time_ms.value)),
-        (f"step time, {many} (ms)", format_sig(candidate.step_time_ms.value)),
-        (f"exposed communication, {many}", percent(or_none(candidate.exposed_share))),
+        *((figure.heading, figure.tell(many[1])) for figure in (SPEEDUP, efficiency_of(contrast))),
+        *((f"{SAMPLES_PER_S.title}, {head}", SAMPLES_PER_S.tell(row)) for head, row in (few, many)),
+        *((f"{STEP_TIME.words}, {head} ({STEP_TIME.unit})", STEP_TIME.tell(row)) for head, row in (few, many)),
+        (f"{EXPOSED.words}, {many[0]}", EXPOSED_SHARE.tell(many[1])),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
-
-
-def why_sheet(contrast: Contrast) -> Sheet:
-    """All reasons as one list, for a page or Markdown."""
-    return Sheet(title="why", rows=tuple(_why_rows(contrast, details=True)))

@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from typing import Any
 
-from multinode.contrast.figures import Contrast, Side
+import msgspec
+
+from multinode.contrast.figures import (
+    NIC_TRAFFIC,
+    NODE,
+    OF_THE_FASTEST,
+    PAYLOAD,
+    POWER,
+    STEADY_STEPS,
+    Contrast,
+    Side,
+    side_row,
+)
 from multinode.contrast.slowdown_attribution import is_noticeable
-from multinode.render.sheet import RANGES, Column, Sheet, figure, megabytes, percent
-from multinode.stats.estimate import PLUS_MINUS, Estimate
+from multinode.figures.figure import Figure
+from multinode.figures.frame import Frame
+from multinode.model.workload import ACCUMULATION, GLOBAL_BATCH, PER_DEVICE_BATCH, SEQUENCE_LENGTH
+from multinode.profile.measured import (
+    COST_PER_MILLION_TOKENS,
+    EFFICIENCY,
+    ENERGY,
+    EXPOSED,
+    EXPOSED_SHARE,
+    NODES,
+    PRICE_PER_HOUR,
+    SAMPLES_PER_S,
+    SPEEDUP,
+    STEP_TIME,
+    STEP_TIME_P95,
+    TGS,
+    TOKENS_PER_S,
+    WHOLE_COST,
+    WHOLE_TIME,
+    WORLD_SIZE,
+)
+from multinode.render.sheet import RANGES, Column, Sheet
+from multinode.stats.estimate import PLUS_MINUS
 from multinode.stats.unknown import Unknown, or_none, unknown_fields
-from multinode.units import UNKNOWN, format_count, format_duration, format_placement, format_sig
+from multinode.units import UNKNOWN, format_count, format_placement, format_sig
 
 # Mark of settings that differ between the sides.
 _MARK = "!"
@@ -37,19 +70,22 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
         contrast: its figures.
         sides: some of its `measured`.
     """
-    workers = [f"{side.world_size}" for side in sides]
+    table = [side_row(side) for side in sides]
+    workers = [WORLD_SIZE.tell(row) for row in table]
     noticed = [field for field in _WHERE_NOTICED if any(_is_noticed(side, field) for side in sides)]
     has_other = any(
         is_noticeable(_other_ms(side, noticed) or 0, side.split.step_ms)
         for side in sides
         if not isinstance(side.split, Unknown)
     )
-    rows: list[_Row] = [("workers", tuple(workers))] if len(set(workers)) > 1 else []
+    rows: list[_Row] = [(WORLD_SIZE.heading, tuple(workers))] if len(set(workers)) > 1 else []
     rows += [
-        _row(sides, "samples/s", lambda side: side.samples_per_s.text()),
-        _row(sides, "step time (ms)", lambda side: side.step_time_ms.text()),
+        *(
+            (figure.heading, tuple(map(figure.as_form("interval").tell, table)))
+            for figure in (SAMPLES_PER_S, STEP_TIME)
+        ),
         _row(sides, "  compute", lambda side: _part(side, "compute_ms")),
-        _row(sides, "  exposed comm", lambda side: _part(side, "exposed_ms")),
+        _row(sides, f"  {EXPOSED.title} comm", lambda side: _part(side, "exposed_ms")),
         *(
             (f"  {name}", tuple(_part(side, field) for side in sides))
             for field, name in _WHERE_NOTICED.items()
@@ -105,7 +141,7 @@ def _part(side: Side, field: str) -> str:
 
 def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
     if contrast.mode == "compare":
-        return "speed-up", _speedups(sides, Estimate.text)
+        return SPEEDUP.title, tuple(map(SPEEDUP.as_form("interval").tell, map(side_row, sides)))
     is_same = len({side.world_size for side in sides}) == 1
     return "speed against 1 node" if is_same and sides[0].nodes == 1 else "scaling efficiency", tuple(
         UNKNOWN
@@ -113,10 +149,6 @@ def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
         else (side.speedup * (100 * side.efficiency / side.speedup.value)).text("percent")
         for side in sides
     )
-
-
-def _speedups(sides: Sequence[Side], cell: Callable[[Estimate], str]) -> tuple[str, ...]:
-    return tuple(UNKNOWN if side.role == "baseline" else cell(side.speedup) for side in sides)
 
 
 def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True) -> Sheet:
@@ -127,20 +159,24 @@ def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True)
         sides: some of its `measured`.
         costs: whether to include the rows of `cost_sheet`.
     """
-    settings = [marked_cells(name, cells) for name, cells in _asked_rows(sides) if tells(cells)]
-    results = [*_found_rows(contrast, sides), *(_cost_rows(sides) if costs else ())]
+    settings = [marked_cells(name, tuple(cells)) for name, *cells in _across(sides, _ASKED).rows]
+    results = _across(sides, (*_FOUND_OF_SPEED, *_found(contrast), *(_COSTS if costs else ())))
     return Sheet(
         title="side by side",
         columns=_side_columns(contrast, sides),
-        rows=(*settings, *((name, *cells) for name, cells in results if tells(cells))),
+        rows=(*settings, *results.rows),
         notes=_notes(contrast, marked=is_marked(settings)),
     )
+
+
+def _across(sides: Sequence[Side], figures: Sequence[Figure[Any]]) -> Sheet:
+    return Frame(rows=tuple(map(side_row, sides)), figures=tuple(figures)).sheet(across=True)
 
 
 def cost_sheet(contrast: Contrast) -> Sheet:
     """Time and cost of the full run, and energy per sample; empty if unknown."""
     sides = contrast.measured
-    rows = tuple((name, *cells) for name, cells in _cost_rows(sides) if tells(cells))
+    rows = _across(sides, _COSTS).rows
     return Sheet(title="time, cost and energy", columns=_side_columns(contrast, sides), rows=rows)
 
 
@@ -159,42 +195,21 @@ def tells(cells: Sequence[str]) -> bool:
     return set(cells) != {UNKNOWN}
 
 
-def _asked_rows(sides: Sequence[Side]) -> Iterator[_Row]:
-    yield _row(sides, "global batch (samples)", lambda side: _whole(or_none(side.global_batch)))
-    for label, name in (
-        ("per-device batch", "per_device_batch"),
-        ("accumulation", "accumulation"),
-        ("sequence length (tokens)", "sequence_length"),
-    ):
-        yield label, tuple(_whole(getattr(side.settings, name, None)) for side in sides)
+_ASKED: tuple[Figure[Any], ...] = (GLOBAL_BATCH, PER_DEVICE_BATCH, ACCUMULATION, SEQUENCE_LENGTH)
+_FOUND_OF_SPEED: tuple[Figure[Any], ...] = (
+    *(SAMPLES_PER_S, SAMPLES_PER_S.ranged, TOKENS_PER_S, TGS, STEP_TIME, STEP_TIME.ranged, STEP_TIME_P95, EXPOSED),
+    *(EXPOSED_SHARE, PAYLOAD, NIC_TRAFFIC, SPEEDUP, SPEEDUP.ranged),
+)
+_COSTS: tuple[Figure[Any], ...] = (*(POWER, ENERGY, PRICE_PER_HOUR, WHOLE_TIME, WHOLE_COST, COST_PER_MILLION_TOKENS),)
 
 
-def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
-    yield _row(sides, "samples/s", lambda side: format_sig(side.samples_per_s.value))
-    yield _row(sides, "samples/s, range", lambda side: side.samples_per_s.text("range"))
-    yield _row(sides, "tokens/s", lambda side: _value(or_none(side.tokens_per_s)))
-    yield _row(sides, "TGS (tokens/s per worker)", lambda side: _value(or_none(side.tgs)))
-    yield _row(sides, "step time (ms)", lambda side: format_sig(side.step_time_ms.value))
-    yield _row(sides, "step time, range (ms)", lambda side: side.step_time_ms.text("range"))
-    yield _row(sides, "step time, p95 (ms)", lambda side: format_sig(side.step_spread.p95))
-    yield _row(sides, "exposed communication (ms)", lambda side: _value(or_none(side.exposed_ms)))
-    yield _row(sides, "exposed, share of the step", lambda side: percent(or_none(side.exposed_share)))
-    yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(or_none(side.bytes_per_step.calls)))
-    yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(or_none(side.bytes_per_step.nic)))
-    yield "speed-up", _speedups(sides, lambda speedup: format_sig(speedup.value))
-    yield "speed-up, range", _speedups(sides, partial(Estimate.text, form="range"))
-    shares = (None if side.role == "baseline" else side.efficiency for side in sides)
-    yield f"efficiency ({contrast.scaling})", tuple(percent(share, ".0f") for share in shares)
-    yield _row(sides, "measured steps", lambda side: f"{side.steady_steps:,}")
+def _found(contrast: Contrast) -> tuple[Figure[Any], ...]:
+    return efficiency_of(contrast), STEADY_STEPS
 
 
-def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
-    yield _row(sides, "power of the GPUs (W)", lambda side: figure(or_none(side.power_w), ",.0f"))
-    yield _row(sides, "energy per sample (J)", lambda side: format_sig(or_none(side.energy_j_per_sample)))
-    yield _row(sides, "price per hour", lambda side: figure(or_none(side.price_per_hour), ",.2f"))
-    yield _row(sides, "full run (estimated)", _whole_time)
-    yield _row(sides, "full run cost (estimated)", lambda side: figure(or_none(side.whole_cost), ",.2f"))
-    yield _row(sides, "cost per million tokens", lambda side: format_sig(or_none(side.cost_per_million_tokens)))
+def efficiency_of(contrast: Contrast) -> Figure[float]:
+    """The efficiency, named by its kind."""
+    return msgspec.structs.replace(EFFICIENCY, title=f"{EFFICIENCY.title} ({contrast.scaling})")
 
 
 def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
@@ -205,27 +220,15 @@ def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
 
 def _side_columns(contrast: Contrast, sides: Sequence[Side]) -> tuple[Column, ...]:
     heads = (Column(side_head(contrast, side), nodes_and_workers(side)) for side in sides)
-    return (Column("", "nodes x workers", words=True), *heads)
+    return (Column("", NODES.words, words=True), *heads)
 
 
 def _row(sides: Sequence[Side], name: str, cell: _Told) -> _Row:
     return name, tuple(cell(side) for side in sides)
 
 
-def _whole_time(side: Side) -> str:
-    return UNKNOWN if isinstance(side.whole_s, Unknown) else format_duration(side.whole_s.value)
-
-
-def _whole(value: int | None) -> str:
-    return figure(value, ",d")
-
-
-def _value(measured: Estimate | None) -> str:
-    return format_sig(measured.value if measured is not None else None)
-
-
 # Settings that the table of figures already has.
-_SHOWN = frozenset({"per_device_batch", "accumulation", "sequence_length"})
+_SHOWN = frozenset(figure.name for figure in _ASKED)
 
 
 def settings_sheet(contrast: Contrast) -> Sheet:
@@ -251,28 +254,13 @@ def settings_sheet(contrast: Contrast) -> Sheet:
 
 def each_node_sheet(contrast: Contrast) -> Sheet:
     """Every node alone."""
-    alone = contrast.alone
-    unequal = len({side.world_size for side in alone}) > 1
-    return Sheet(
+    unequal = len({side.world_size for side in contrast.alone}) > 1
+    share = msgspec.structs.replace(OF_THE_FASTEST, unit="per worker" if unequal else "")
+    return Frame(
         title="each node alone",
-        columns=(
-            Column("node", words=True),
-            Column("samples/s"),
-            Column("range"),
-            Column("step time", "ms"),
-            Column("of the fastest", "per worker" if unequal else ""),
-        ),
-        rows=tuple(
-            (
-                side.node_names[0],
-                format_sig(side.samples_per_s.value),
-                side.samples_per_s.text("range"),
-                format_sig(side.step_time_ms.value),
-                percent(side.relative, ".0f"),
-            )
-            for side in alone
-        ),
-    )
+        rows=tuple(map(side_row, contrast.alone)),
+        figures=(NODE, SAMPLES_PER_S, SAMPLES_PER_S.ranged, STEP_TIME.in_full, share),
+    ).sheet()
 
 
 def missing_sheet(contrast: Contrast) -> Sheet:

@@ -14,7 +14,7 @@ from multinode.contrast.figures import SCHEMA, Contrast, Side, compared_words
 from multinode.contrast.judge import compare, require_alike
 from multinode.errors import UsageError
 from multinode.model.workload import JobSettings, Workload, global_batch
-from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.bottleneck import UNKNOWN_BOTTLENECK
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.measured import energy_of, with_costs
 from multinode.profile.step_split import PARTS, KnownSteps, WorkerSplit
@@ -51,7 +51,6 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
         for summary in summaries
     ]
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
-    disturbances = find_disturbances([summary.nodes for summary in summaries], cores)
     side = Side(
         role=role,
         run_ids=tuple(summary.run_id for summary in summaries),
@@ -71,14 +70,13 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
         exposed_share=found(lambda: known(split).exposed_share),
         exposed_steps=sum((summary.split.steps for summary in summaries), KnownSteps()),
         bytes_per_step=newest.comm.bytes_per_step,
-        bottleneck=newest.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
+        bottleneck=newest.bottleneck or UNKNOWN_BOTTLENECK.found(None, reason="the run recorded none"),
         link_gbit_per_s=or_unknown(last.link_gbit_per_s, _no_link(last)),
         stragglers=tuple(sorted(late_ms, key=lambda node: -late_ms[node])),
         late_ms=exposed_ms if isinstance(exposed_ms, Unknown) else max(late_ms.values(), default=0.0),
         whole=workload.whole,
         dataset_samples=newest.dataset_samples,
-        disturbed=tuple(disturbances.values()),
-        disturbances=tuple(disturbances),
+        disturbances=find_disturbances([summary.nodes for summary in summaries], cores),
         tokens_per_s=found(lambda: _estimate(summaries, lambda summary: known(summary.tokens_per_s))),
         tgs=found(lambda: _estimate(summaries, lambda summary: known(summary.tgs))),
         power_w=found(lambda: statistics.fmean([known(use.power_w) for use in energy])),
@@ -163,10 +161,16 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
     )
 
 
-def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
-    """A run's contrast, if it has one; or why it cannot be shown."""
+class OtherContrast(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored contrast of another release."""
+
+    sentence: str  # why it cannot be shown
+
+
+def load_contrast(directory: RunDirectory) -> Contrast | OtherContrast | None:
+    """A run's contrast; None if it has none."""
     marked = directory.read(CONTRAST_FILE, StoredSchema)
     if marked is None or marked.schema == SCHEMA:
-        return directory.read(CONTRAST_FILE, Contrast), ""
+        return directory.read(CONTRAST_FILE, Contrast)
     schema = marked.schema or "no schema"
-    return None, f"This contrast is from another release ({schema}): measure it again to show it."
+    return OtherContrast(sentence=f"This contrast is from another release ({schema}): measure it again to show it.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, name_side
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.stats.estimate import Estimate, ratio
 from multinode.stats.unknown import Unknown, or_none, or_zero, reason_of
 from multinode.traffic.step_calls import Strategy
@@ -25,6 +26,46 @@ _GROWN = PARTS | {
     "optimizer_ms": "a slower optimizer",
     "host_ms": "host time outside compute, communication, data and optimizer",
 }
+
+
+SLOWDOWNS = RuleGroup("Where the time of a contrast's candidate goes")
+_NODE_ALONE = SLOWDOWNS.rule(
+    "node-alone",
+    about="a node that is slow alone",
+    message="alone, {node} runs at {relative:.0%} of the speed of {fastest}, which adds {adds} to each step of {step}"
+    "{network}",
+)
+_NODE_LATE = SLOWDOWNS.rule(
+    "node-late",
+    about="a node that the others wait for",
+    message="the other nodes wait {adds} per step of {step} for {node}{slower}{network}",
+)
+_NETWORK = SLOWDOWNS.rule(
+    "network",
+    about="exposed communication",
+    message="exposed communication takes {takes} each step of {step}{late}",
+)
+_NETWORK_INFERRED = SLOWDOWNS.rule(
+    "network-inferred",
+    about="the network, if no steps were split and each node was measured alone",
+    message="{network} adds {adds} to each step of {step}, inferred from the step times alone",
+)
+_NO_LOSS = SLOWDOWNS.rule(
+    "none",
+    about="no loss",
+    message="{outcome}: a step takes {step}, against {ideal_step} with {ideal}",
+)
+_NEITHER = SLOWDOWNS.rule(
+    "neither",
+    about="a loss that neither the network nor a slow node explains, and the part of a step that grew most",
+    message="a step takes {lost} more than with {ideal}, which neither communication nor a slow node explains{grown}",
+)
+_UNKNOWN = SLOWDOWNS.rule(
+    "unknown",
+    about="a loss, if exposed communication is unknown",
+    message="a step takes {lost} more than with {ideal}; how much of that is exposed communication is unknown: "
+    "{reason}{advice}",
+)
 
 
 class CandidateLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +163,17 @@ def most_grown(case: CandidateLoss, reference: Side) -> tuple[str, float] | None
     return most, grown_ms[most]
 
 
+class _Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields as in SlowdownAttribution."""
+
+    ideal_ms: float
+    node: str | None = None
+    relative: float | None = None
+    node_ms: float | None = None
+    network_ms: float | None = None
+    other_ms: float | None = None
+
+
 class _Slowest(msgspec.Struct, frozen=True, kw_only=True):
     """The slowest node: its cost per candidate step, and its relative speed; or none."""
 
@@ -141,7 +193,7 @@ def attribute_slowdown(case: CandidateLoss) -> SlowdownAttribution:
     ideal_ms = step_like(reference, case).value
     slowest = _slowest_alone(case, reference) if case.alone else _latest(case)
     if slowest is None:
-        return _explained(SlowdownAttribution(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference)), case)
+        return _explained(_Loss(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference)), case)
     if not case.alone and slowest.node in reference.node_names:
         # The baseline's own node is the slow one: an equal node would have been that much faster.
         ideal_ms = max(0.0, ideal_ms - slowest.adds_ms)
@@ -149,7 +201,7 @@ def attribute_slowdown(case: CandidateLoss) -> SlowdownAttribution:
     network_ms = network_ms_of(case, reference)
     if network_ms is None and case.alone:
         network_ms = max(0.0, unexplained_ms)
-    loss = SlowdownAttribution(
+    loss = _Loss(
         ideal_ms=ideal_ms,
         node=slowest.node,
         relative=slowest.relative,
@@ -190,14 +242,16 @@ def _latest(case: CandidateLoss) -> _Slowest | None:
     return _Slowest(node=candidate.stragglers[0], adds_ms=late_ms, relative=relative)
 
 
-def _explained(loss: SlowdownAttribution, case: CandidateLoss) -> SlowdownAttribution:
-    cause, reference = _cause(loss, case.candidate.step_time_ms.value), reference_of(case)
-    tell = {"node": _of_node, "network": _of_network, "none": _of_none}.get(cause, _of_unknown)
-    return msgspec.structs.replace(loss, cause=cause, sentence=tell(loss, case, reference))
+def _explained(loss: _Loss, case: CandidateLoss) -> SlowdownAttribution:
+    cause = _cause(loss, case.candidate.step_time_ms.value)
+    judge = {"node": _of_node, "network": _of_network, "none": _of_none}.get(cause, _of_unknown)
+    rule, values = judge(loss, case, reference_of(case))
+    values = {"step": format_ms(case.candidate.step_time_ms.value), **values}
+    return SlowdownAttribution(**rule.fields(loss.node, values) | msgspec.structs.asdict(loss), cause=cause)
 
 
-def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
-    gap_ms = step_ms - (loss.ideal_ms or 0.0)
+def _cause(loss: _Loss, step_ms: float) -> str:
+    gap_ms = step_ms - loss.ideal_ms
     node_ms = loss.node_ms or 0.0
     # Upper bound of an unmeasured network's cost.
     network_ms = max(0.0, gap_ms - node_ms) if loss.network_ms is None else loss.network_ms
@@ -208,45 +262,42 @@ def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
     return "unknown" if is_noticeable(gap_ms, step_ms) else "none"
 
 
-def _of_node(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
-    step, adds = format_ms(case.candidate.step_time_ms.value), format_ms(loss.node_ms or 0.0)
+_Judged = tuple[Rule, dict[str, object]]
+
+
+def _of_node(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
+    network = f"; {channel(case.candidate)} adds {format_ms(loss.network_ms)}" if loss.network_ms is not None else ""
+    values: dict[str, object] = {"adds": format_ms(loss.node_ms or 0.0), "network": network}
     if case.alone:
-        text = f"alone, {loss.node} runs at {loss.relative or 0:.0%} of the speed of {reference.node_names[0]}"
-        text += f", which adds {adds} to each step of {step}"
-    else:
-        text = f"the other nodes wait {adds} per step of {step} for {loss.node}"
-        text += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
-    return text + (
-        f"; {channel(case.candidate)} adds {format_ms(loss.network_ms)}" if loss.network_ms is not None else ""
-    )
+        return _NODE_ALONE, values | {"relative": loss.relative or 0, "fastest": reference.node_names[0]}
+    slower = f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
+    return _NODE_LATE, values | {"slower": slower}
 
 
-def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
-    step, adds = format_ms(case.candidate.step_time_ms.value), format_ms(loss.network_ms or 0.0)
+def _of_network(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
+    adds = format_ms(loss.network_ms or 0.0)
     if network_ms_of(case, reference) is None:
-        return f"{channel(case.candidate)} adds {adds} to each step of {step}, inferred from the step times alone"
-    more = f"{adds} more than on {name_side(reference, case.mode)}, in" if exposed_ms(reference) else f"{adds} of"
-    text = f"exposed communication takes {more} each step of {step}"
-    return text + (f"; slow node {loss.node} adds {format_ms(loss.node_ms)}" if loss.node and loss.node_ms else "")
+        return _NETWORK_INFERRED, {"network": channel(case.candidate), "adds": adds}
+    takes = f"{adds} more than on {name_side(reference, case.mode)}, in" if exposed_ms(reference) else f"{adds} of"
+    late = f"; slow node {loss.node} adds {format_ms(loss.node_ms)}" if loss.node and loss.node_ms else ""
+    return _NETWORK, {"takes": takes, "late": late}
 
 
-def _of_none(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
-    step_ms, ideal_ms = case.candidate.step_time_ms.value, loss.ideal_ms or 0.0
-    outcome = "nothing is lost" if is_noticeable(ideal_ms - step_ms, ideal_ms) else "no noticeable loss"
-    against = f"{format_ms(ideal_ms)} with {_ideal(reference, case)}"
-    return f"{outcome}: a step takes {format_ms(step_ms)}, against {against}"
+def _of_none(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
+    gained_ms = loss.ideal_ms - case.candidate.step_time_ms.value
+    outcome = "nothing is lost" if is_noticeable(gained_ms, loss.ideal_ms) else "no noticeable loss"
+    return _NO_LOSS, {"outcome": outcome, "ideal_step": format_ms(loss.ideal_ms), "ideal": _ideal(reference, case)}
 
 
-def _of_unknown(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
+def _of_unknown(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
     candidate = case.candidate
-    lost_ms = candidate.step_time_ms.value - (loss.ideal_ms or 0.0)
-    lost = f"a step takes {format_ms(lost_ms)} more than with {_ideal(reference, case)}"
+    lost = format_ms(candidate.step_time_ms.value - loss.ideal_ms)
+    values: dict[str, object] = {"lost": lost, "ideal": _ideal(reference, case)}
     if loss.network_ms is not None and loss.node_ms is not None:
-        return f"{lost}, which neither communication nor a slow node explains{_grown(case, reference)}"
+        return _NEITHER, values | {"grown": _grown(case, reference)}
     blind = next((side for side in (candidate, reference) if exposed_ms(side) is None), candidate)
-    reason = reason_of(blind.exposed_ms)
     advice = "" if case.alone else "; --each-node separates a slow node from a slow network"
-    return f"{lost}; how much of that is exposed communication is unknown: {reason}{advice}"
+    return _UNKNOWN, values | {"reason": reason_of(blind.exposed_ms), "advice": advice}
 
 
 def _grown(case: CandidateLoss, reference: Side) -> str:

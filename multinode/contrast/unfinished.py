@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import msgspec
 
 from multinode.contrast.figures import Side
-from multinode.contrast.side import make_side
+from multinode.contrast.side import CONTRAST_FILE, make_side
 from multinode.launch.ending import RESUME
+from multinode.launch.outcome import has_ending
 from multinode.records.run_directory import RunDirectory
-from multinode.render.sheet import Block, Column, Prose, Sheet
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.render.sheet import Block, Column, Labels, Prose, Sheet
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridRecord
 from multinode.series.series import GRID_FILE
@@ -55,17 +55,21 @@ class UnfinishedContrast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_unfinished(directory: RunDirectory) -> UnfinishedContrast | None:
-    """What a contrast without a result has measured; None for any other run."""
+    """What a contrast without a result has measured; None for any other run.
+
+    One that failed before it measured anything is none either: its failure says more.
+    """
     run, record = directory.read_run(), directory.read(GRID_FILE, GridRecord)
-    if run is None or record is None or run.kind != "contrast":
+    if run is None or record is None or run.kind != "contrast" or (directory.path / CONTRAST_FILE).is_file():
         return None
-    return UnfinishedContrast(
+    unfinished = UnfinishedContrast(
         job=record.command,
         repeats=record.grid.repeats,
         sides=tuple(
             SideState(record=cell, side=_side_of(cell, directory) if cell.run_ids else None) for cell in record.cells
         ),
     )
+    return unfinished if unfinished.measured or not has_ending(run) else None
 
 
 def _side_of(cell: CellRecord, directory: RunDirectory) -> Side | None:
@@ -74,20 +78,12 @@ def _side_of(cell: CellRecord, directory: RunDirectory) -> Side | None:
     return make_side(cell.cell.label, runs) if runs else None
 
 
-def unfinished_parts(unfinished: UnfinishedContrast, *, next_command: str = "") -> Iterator[Part]:
-    """The screen.
-
-    Args:
-        unfinished: what is measured.
-        next_command: the command that measures the rest; empty if nobody typed one.
-    """
-    yield paragraph(unfinished.verdict, "bold")
-    yield ""
-    yield sheet_table(msgspec.structs.replace(unfinished_sheet(unfinished), title=""))
-    yield ""
-    yield labelled([*_disturbed_rows(unfinished), *([] if next_command else [RESUME])])
-    if next_command:
-        yield footer("Resume", next_command)
+def show(unfinished: UnfinishedContrast) -> Iterator[Block]:
+    """What is measured, and what is missing."""
+    yield Prose(unfinished.verdict, "lead")
+    yield msgspec.structs.replace(unfinished_sheet(unfinished), title="")
+    yield Labels(tuple(_disturbed_rows(unfinished)))
+    yield Labels((RESUME,), detail="page")
 
 
 def unfinished_sheet(unfinished: UnfinishedContrast) -> Sheet:
@@ -119,12 +115,6 @@ def _row(state: SideState, repeats: int | None) -> tuple[str, ...]:
 
 
 def _disturbed_rows(unfinished: UnfinishedContrast) -> Iterator[tuple[str, str]]:
-    texts = [f"{state.name}, {text}" for state in unfinished.measured if state.side for text in state.side.disturbances]
+    measured = [(state.name, state.side) for state in unfinished.measured if state.side is not None]
+    texts = [f"{name}, {found.message}" for name, side in measured for found in side.disturbances]
     yield from (("" if number else "Disturbed", text) for number, text in enumerate(texts))
-
-
-def unfinished_blocks(unfinished: UnfinishedContrast) -> Iterator[Block]:
-    """A page or Markdown."""
-    yield Prose(unfinished.verdict, "lead")
-    yield unfinished_sheet(unfinished)
-    yield Sheet(title="notes", rows=(*_disturbed_rows(unfinished), RESUME))

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from multinode.check.probe import Questions, probe
+from multinode.check.probe import probe
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.facts import NodeFacts
@@ -19,6 +19,7 @@ from multinode.copy.chain import CopyProgress, CopyRound, Participant, find_fail
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.render.sheet import Column, Sheet
 from multinode.render.table import Part, labelled, sheet_table
+from multinode.stats.unknown import or_none
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport, gather
 from multinode.transport.local import LocalTransport
@@ -173,12 +174,12 @@ class _Survey(NamedTuple):
 def _survey(agent: AgentTransport, cluster: Cluster, request: CopyRequest, say: Callable[[str], None]) -> _Survey:
     """Ask all nodes."""
     say(f"probing {len(cluster.nodes)} nodes")
-    probed = probe(agent, cluster, Questions(controller_cwd=str(Path.cwd()), packages=False))
+    probed = probe(agent, cluster, controller_cwd=str(Path.cwd()), packages=False)
     facts = probed.found
     say("listing the files")
     looked = gather(
         [node for node in cluster.nodes if node.name in facts],
-        lambda node: _look(agent, node, request.paths, facts[node.name].cwd),
+        lambda node: _look(agent, node, request.paths, or_none(facts[node.name].cwd)),
         deadline_s=_LOOK_S,
     )
     failed = probed.failed | looked.failed

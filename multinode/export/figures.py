@@ -17,9 +17,11 @@ import msgspec
 
 from multinode.profile.exposure import expose_each
 from multinode.profile.in_training import step_bandwidths
+from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SAMPLES_PER_S, TGS, TOKENS_PER_S
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import transfers_us
 from multinode.profile.summary import Summary
+from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
 from multinode.records.progress import NodeProgress
 from multinode.records.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
 from multinode.units import GIB
@@ -27,10 +29,10 @@ from multinode.units import GIB
 SUMMARY_FIGURES = {
     "steps": "recorded optimizer steps",
     "steady_steps": "measured steps, without warm-up",
-    "samples_per_s": "samples per second of all workers",
-    "tokens_per_s": "tokens per second of all workers, padding counted",
+    "samples_per_s": SAMPLES_PER_S.about,
+    "tokens_per_s": TOKENS_PER_S.about,
     "effective_tokens_per_s": "tokens per second of all workers, without padding",
-    "tgs": "tokens per second and worker, padding counted",
+    "tgs": TGS.about,
     "all_steps_samples_per_s": "samples per second of all workers, warm-up included",
     "trainer_samples_per_s": "samples per second as the Trainer reports them",
     "step_time_ms.median": "step time, median of the measured steps",
@@ -43,8 +45,8 @@ SUMMARY_FIGURES = {
     "comm.bytes_per_step.calls": "collective payload per step and worker",
     "comm.bytes_per_step.expected": "expected traffic per step on the busiest NIC",
     "comm.bytes_per_step.nic": "measured traffic per step on that NIC",
-    "comm.exposed_ms": "exposed communication per step, waiting for stragglers excluded",
-    "comm.exposed_share": "exposed communication over step time",
+    "comm.exposed_ms": EXPOSED.about,
+    "comm.exposed_share": EXPOSED_SHARE.about,
     "comm.overlap": "share of the communication that compute overlapped",
     "comm.in_training_gb_per_s": "busbw of the training's own all-reduces",
     "split.mean.compute_ms": "forward and backward pass per step, mean of the workers",
@@ -52,10 +54,10 @@ SUMMARY_FIGURES = {
     "split.mean.data_ms": "waiting for batches per step, mean of the workers",
     "split.mean.optimizer_ms": "optimizer per step, mean of the workers",
     "split.mean.host_ms": "rest of the step, mean of the workers",
-    "utilisation.model_tflops": "model TFLOP/s per device",
-    "utilisation.hardware_tflops": "hardware TFLOP/s per device, recomputation included",
-    "utilisation.mfu": "model FLOPs utilization",
-    "utilisation.hfu": "hardware FLOPs utilization",
+    "utilisation.model_tflops": MODEL_TFLOPS.about,
+    "utilisation.hardware_tflops": HARDWARE_TFLOPS.about,
+    "utilisation.mfu": MFU.about,
+    "utilisation.hfu": HFU.about,
     "stragglers.*.late_ms": "delay of a node per step relative to its peers",
     "nodes.*.cpu_busy_percent": "CPU use of the node",
     "nodes.*.cpu_steal_percent": "CPU steal of the node",
@@ -76,11 +78,11 @@ SUMMARY_FIGURES = {
 
 STEP_FIGURES = {
     "step_time_ms": "step time, median of the workers",
-    "samples_per_s": "samples per second of all workers",
-    "tokens_per_s": "tokens per second of all workers, padding counted",
+    "samples_per_s": SAMPLES_PER_S.about,
+    "tokens_per_s": TOKENS_PER_S.about,
     "loss": "logged loss of this step",
-    "comm.exposed_ms": "exposed communication, waiting for stragglers excluded",
-    "comm.exposed_share": "exposed communication over step time",
+    "comm.exposed_ms": EXPOSED.about,
+    "comm.exposed_share": EXPOSED_SHARE.about,
     "comm.in_training_gb_per_s": "busbw of the step's all-reduces, by DDP's counters",
     "peak_worker_memory_gib": "peak memory of the worker that uses most",
     "nodes.*.in_gbit_per_s": "received by the node's busiest NIC since its previous step",

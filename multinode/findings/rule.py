@@ -7,6 +7,8 @@ A rule decides nothing: the code that judges calls `found` with the figures. All
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,17 +42,27 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     def found(self, on: str | None, /, **values: object) -> Finding:
         """A finding on a node, which message and hint may refer to as `{node}`; None concerns the whole cluster."""
-        message, hint = self.worded(on, values)
-        return Finding(code=self.code, node=on, message=message, hint=hint or None, figures=self.known(values))
+        return Finding(**self.fields(on, values))
 
-    def worded(self, on: str | None, values: dict[str, object]) -> tuple[str, str]:
+    def fields(self, on: str | None, values: Mapping[str, object]) -> dict[str, Any]:
+        """The fields of a `Finding`, for one that has more."""
+        message, hint = self.worded(on, values)
+        return {
+            "code": self.code,
+            "node": on,
+            "message": message,
+            "hint": hint or None,
+            "figures": self.known(values),
+        }
+
+    def worded(self, on: str | None, values: Mapping[str, object]) -> tuple[str, str]:
         """Message and hint with these values."""
         # A node's text must not begin a line that looks like one of ours.
         texts = {name: _text(value) for name, value in {"node": on, "nodes": NODES, **values}.items()}
         words = {name: _Word(text) if isinstance(text, str) else text for name, text in texts.items()}
         return self.message.format_map(texts), self.hint.format_map(words)
 
-    def known(self, values: dict[str, object]) -> dict[str, float | str]:
+    def known(self, values: Mapping[str, object]) -> dict[str, float | str]:
         """The figures among these values, without those that are None."""
         kept = {name: values.get(name) for name in self.figures}
         return {name: value for name, value in kept.items() if isinstance(value, int | float | str)}
@@ -60,6 +72,9 @@ def _text(value: object) -> object:
     if isinstance(value, tuple):
         return "\n".join(str(_text(line)) for line in value)
     return value.replace("\n", " ") if isinstance(value, str) else value
+
+
+R = TypeVar("R", bound=Rule)
 
 
 class RuleGroup:
@@ -75,6 +90,9 @@ class RuleGroup:
 
     def rule(self, code: str, *, about: str, message: str, hint: str = "", figures: tuple[str, ...] = ()) -> Rule:
         """Declare a rule."""
-        rule = Rule(code=code, about=about, message=message, hint=hint, figures=figures)
+        return self.add(Rule(code=code, about=about, message=message, hint=hint, figures=figures))
+
+    def add(self, rule: R) -> R:
+        """Declare a rule whose findings have more fields."""
         self.rules.append(rule)
         return rule

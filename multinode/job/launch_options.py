@@ -10,6 +10,7 @@ from multinode.job.engines.engine import Engine
 from multinode.job.job import JobEnvironment
 from multinode.levers.levers import NONE, Levers
 from multinode.records.invocation import Invocation
+from multinode.records.plan import Observation
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
@@ -21,29 +22,21 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workers_per_node: None takes each node's slots.
         master_port: of the rendezvous, on node 0; None takes a free one derived from the run id.
-        profile: whether the workers record the time of their steps.
-        trace_steps: steps that torch.profiler records after the warm-up; None records none.
-        trace_ranks: the workers that it records; empty takes the first of each node.
-        sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
+        observation: what is recorded of the run.
         levers: what changes the training itself.
         environment: variables and setup commands of the job.
         agent: path of the agent on a node, relative to the home directory; set for benchmarks.
         engine: what starts the workers; None takes the job's default.
-        nccl_inspector: whether NCCL's Inspector plugin records each operation.
         code: files that are copied to every node, in which the job runs there; None runs it in the node's directory.
         command: the command line that asks for it, kept with the run; None without one.
     """
 
     workers_per_node: int | None = None
     master_port: int | None = None
-    profile: bool = True
-    trace_steps: int | None = None
-    trace_ranks: tuple[int, ...] = ()
-    sample_interval_s: float = 1.0
+    observation: Observation = Observation()
     levers: Levers = NONE
     agent: str | None = None
     engine: Engine | None = None
     environment: JobEnvironment = JobEnvironment()
-    nccl_inspector: bool = False
     code: CodeTree | None = None
     command: Invocation | None = None

@@ -9,6 +9,7 @@ from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import UsageError
 from multinode.records.plan import Place
+from multinode.stats.unknown import or_empty, or_none
 
 PLUGIN = "NCCL_PROFILER_PLUGIN"
 _PLUGIN_SINCE = (2, 28)
@@ -22,18 +23,19 @@ def inspector_environment(place: Place, env: Mapping[str, str], facts: NodeFacts
 
     `env` are the user's on this node, which may name the plugin.
     """
-    given = env.get(PLUGIN)
+    given, there = env.get(PLUGIN), or_none(facts.nccl_inspector) if facts is not None else None
     if facts is not None:
-        if accelerator_named(place.accelerator).backend != "nccl" or not facts.gpus:
+        if accelerator_named(place.accelerator).backend != "nccl" or not or_empty(facts.gpus):
             raise UsageError("--nccl-inspector needs NCCL, which the node's workers do not use", node=place.node)
-        version = tuple(map(int, re.findall(r"\d+", facts.nccl_version or "")[:2]))
+        nccl = or_none(facts.nccl_version)
+        version = tuple(map(int, re.findall(r"\d+", nccl or "")[:2]))
         if version and version < _PLUGIN_SINCE:
             raise UsageError(
-                f"NCCL {facts.nccl_version} has no Inspector plugin; it needs 2.28 or newer",
+                f"NCCL {nccl} has no Inspector plugin; it needs 2.28 or newer",
                 node=place.node,
                 hint="install a torch with NCCL 2.28 or newer, or remove --nccl-inspector",
             )
-        if given is None and facts.nccl_inspector is None:
+        if given is None and there is None:
             raise UsageError(
                 "NCCL's Inspector plugin (libnccl-profiler-inspector.so) was not found",
                 node=place.node,
@@ -43,7 +45,7 @@ def inspector_environment(place: Place, env: Mapping[str, str], facts: NodeFacts
                 ),
             )
     return {
-        PLUGIN: given or (facts.nccl_inspector if facts and facts.nccl_inspector else "libnccl-profiler-inspector.so"),
+        PLUGIN: given or there or "libnccl-profiler-inspector.so",
         "NCCL_INSPECTOR_ENABLE": "1",
         "NCCL_INSPECTOR_DUMP_DIR": f"{place.run_dir}/nccl-inspector",
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": str(_WRITE_EVERY_US),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -21,13 +22,16 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.levers.lever import Workers
 from multinode.levers.levers import NONE
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
-from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous, TraceWindow
+from multinode.records.plan import LaunchPlan, NodePlan, Observation, Place, PlanFile, Rendezvous
 from multinode.records.run import node_run_id
 from multinode.secret_values import redact_file
+from multinode.stats.unknown import entries, or_empty, or_none
 
 # Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
 RENDEZVOUS_PORTS = range(20000, 30000)
 _CANDIDATES = 16
+
+_Options = TypeVar("_Options", bound=LaunchOptions)
 
 
 def candidate_ports(run_id: str, master_port: int | None) -> tuple[int, ...]:
@@ -41,8 +45,8 @@ def candidate_ports(run_id: str, master_port: int | None) -> tuple[int, ...]:
 def choose_master_port(run_id: str, master_port: int | None, facts: NodeFacts | None) -> int:
     """The first candidate that is free on node 0 by its facts; the first if none is."""
     ports = candidate_ports(run_id, master_port)
-    taken = facts.port_users if facts is not None else {}
-    return next((port for port in ports if str(port) not in taken), ports[0])
+    taken = {fact.port for fact in facts.ports if fact.taken is True} if facts is not None else set[int]()
+    return next((port for port in ports if port not in taken), ports[0])
 
 
 _DEEPSPEED_FILE = "deepspeed.json"
@@ -87,10 +91,10 @@ def plan_launch(
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
         known = facts.get(node.name)
-        home = known.home if known and known.home else "~"
+        home = (or_none(known.home) if known else None) or "~"
         own = _on_node(options, node, of_levers, home)
         is_known = own.environment.prelude is None or node.python is not None
-        packages = known.packages if known and is_known else {}
+        packages = entries(known.packages) if known and is_known else {}
         place = Place(
             node=node.name,
             node_rank=node_rank,
@@ -101,10 +105,10 @@ def plan_launch(
             devices=_devices(
                 node, known, workers[node_rank] if engine.kind.starts_workers else None, own.environment.env
             ),
-            python=(known.python if known and known.python else node.python) if is_known else None,
+            python=((or_none(known.python) if known else None) or node.python) if is_known else None,
             packages={name: packages[name] for name in engine.kind.packages if name in packages},
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
-            cwd=known.cwd if known and known.cwd else node.workdir,
+            cwd=(or_none(known.cwd) if known else None) or node.workdir,
             code_dir=own.code.place(run_id, home) if own.code is not None else None,
         )
         nodes.append(_plan_node(rendezvous, place, job, own, known))
@@ -114,9 +118,7 @@ def plan_launch(
         job=describe_benchmark(job) if isinstance(job, Benchmark) else describe_job(job),
         config_path=job.config_path if isinstance(job, LlamaFactoryJob) else "",
         rendezvous=rendezvous,
-        profile=options.profile,
-        trace=_trace_window(options, nodes),
-        sample_interval_s=options.sample_interval_s,
+        observation=_observation(options.observation, nodes),
         levers=options.levers,
         test=job if isinstance(job, Benchmark) else None,
         code=options.code.copy() if options.code is not None else None,
@@ -126,15 +128,16 @@ def plan_launch(
     )
 
 
-def _trace_window(options: LaunchOptions, nodes: Sequence[NodePlan]) -> TraceWindow | None:
-    if options.trace_steps is None:
-        return None
+def _observation(asked: Observation, nodes: Sequence[NodePlan]) -> Observation:
+    """What is recorded, with the ranks that are traced."""
+    if asked.trace is None:
+        return asked
     last = nodes[-1].place.ranks[-1]
-    wrong = next((rank for rank in options.trace_ranks if not 0 <= rank <= last), None)
+    wrong = next((rank for rank in asked.trace.ranks if not 0 <= rank <= last), None)
     if wrong is not None:
         raise UsageError(f"cannot trace rank {wrong}: no such rank", hint=f"the ranks of this run are 0 to {last}")
-    ranks = options.trace_ranks or tuple(node.place.ranks[0] for node in nodes)
-    return TraceWindow(steps=options.trace_steps, ranks=ranks)
+    ranks = asked.trace.ranks or tuple(node.place.ranks[0] for node in nodes)
+    return msgspec.structs.replace(asked, trace=msgspec.structs.replace(asked.trace, ranks=ranks))
 
 
 def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_per_node: int | None) -> tuple[int, ...]:
@@ -157,7 +160,7 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_p
     return tuple(slots.values())
 
 
-def with_workers(cluster: Cluster, options: LaunchOptions, workers: Sequence[int]) -> tuple[Cluster, LaunchOptions]:
+def with_workers(cluster: Cluster, options: _Options, workers: Sequence[int]) -> tuple[Cluster, _Options]:
     """Set the number of workers of each node: `--workers-per-node`, or slots where the numbers differ."""
     if len(set(workers)) == 1:
         return cluster, msgspec.structs.replace(options, workers_per_node=workers[0])
@@ -222,9 +225,11 @@ def _engine(job: Job | Benchmark, options: LaunchOptions) -> Engine:
 
 def _settle(job: Job | Benchmark, options: LaunchOptions, workers: Workers) -> LaunchOptions:
     """The options as they hold: without what has no effect on this job or on so many nodes."""
+    observation = options.observation
     if isinstance(job, Benchmark):
-        return msgspec.structs.replace(options, levers=NONE, nccl_inspector=False, code=None)
-    if options.nccl_inspector or options.trace_steps is not None or options.levers != NONE:
+        observation = msgspec.structs.replace(observation, nccl_inspector=False)
+        return msgspec.structs.replace(options, observation=observation, levers=NONE, code=None)
+    if observation.nccl_inspector or observation.trace is not None or options.levers != NONE:
         from multinode.job.restrictions import refuse_options
 
         refuse_options(options, job, _engine(job, options))
@@ -249,11 +254,11 @@ def _plan_node(
 ) -> NodePlan:
     """The plan of one node; `options` are its own."""
     engine, command = _engine(job, options), _command(rendezvous, place, job, options)
-    there = {path.path for path in facts.paths if path.kind != "missing"} if facts else set[str]()
+    there = {path.path for path in facts.paths if path.kind in {"file", "directory"}} if facts else set[str]()
     outside = {}
     if options.code is not None and isinstance(job, LlamaFactoryJob):
         outside = outside_code(job, options.code, place.cwd or "~", there)
-    if options.nccl_inspector:
+    if options.observation.nccl_inspector:
         from multinode.job.nccl_inspector import inspector_environment
 
         given = options.environment.env
@@ -287,7 +292,7 @@ def _devices(node: Node, facts: NodeFacts | None, count: int | None, env: dict[s
     By number, which every program accepts: DeepSpeed from 0.18.9 on reads only integers (`_get_nvml_gpu_id` of its
     CUDA accelerator). By UUID if numbers could mean other devices than in nvidia-smi.
     """
-    gpus = facts.gpus if facts else ()
+    gpus = or_empty(facts.gpus) if facts else ()
     if node.gpus is not None:
         by_index = {gpu.index: gpu for gpu in gpus}
         if not all(index in by_index for index in node.gpus):
@@ -307,8 +312,8 @@ def _devices(node: Node, facts: NodeFacts | None, count: int | None, env: dict[s
 def _gpu_ids(visible: str | None, nproc: int, facts: NodeFacts | None) -> tuple[int, ...] | None:
     if visible is None:
         return tuple(gpu.index for gpu in facts.visible_gpus[:nproc]) or None if facts else None
-    if facts is not None and facts.gpus:
-        return tuple(gpu.index for gpu in select_gpus(visible, facts.gpus)[:nproc]) or None
+    if facts is not None and (gpus := or_empty(facts.gpus)):
+        return tuple(gpu.index for gpu in select_gpus(visible, gpus)[:nproc]) or None
     names = visible.split(",")[:nproc]
     return tuple(map(int, names)) if all(name.isascii() and name.isdigit() for name in names) else None
 
@@ -363,7 +368,7 @@ def _assumed(place: Place, engine: Engine, options: LaunchOptions, facts: NodeFa
         assumed.append("home: ~ is the user's home directory on the node")
         if place.cwd is None:
             assumed.append("workdir: this directory if the node has it, otherwise the home directory")
-    if facts is None and options.nccl_inspector:
+    if facts is None and options.observation.nccl_inspector:
         from multinode.job.nccl_inspector import PLUGIN
 
         if PLUGIN not in options.environment.env:

@@ -109,9 +109,9 @@ def refuse_options(options: LaunchOptions, job: Job, engine: Engine) -> None:
     Raises:
         UsageError: the workers are not instrumented, or the job lacks what a lever needs.
     """
-    if options.nccl_inspector:
+    if options.observation.nccl_inspector:
         _require_instrumentation("--nccl-inspector", options)
-    if options.trace_steps is not None:
+    if options.observation.trace is not None:
         _require_instrumentation("--trace", options)
     options.levers.refuse_pairs()
     for lever in options.levers:
@@ -125,7 +125,7 @@ def refuse_options(options: LaunchOptions, job: Job, engine: Engine) -> None:
 
 
 def _require_instrumentation(option: str, options: LaunchOptions, hint: str | None = None) -> None:
-    if not options.profile:
+    if not options.observation.profile:
         raise UsageError(f"{option} needs the instrumentation, which --no-profile disables", hint=hint)
 
 

@@ -127,7 +127,7 @@ def attach(stored: StoredRun, context: RunContext, options: ExecuteOptions, clus
         attach=True,
     )
     nodes = nodes_of(stored, cluster)
-    return follow_run(context.with_part_of(run.part_of), stored.require_plan(), nodes, stored.directory, options)
+    return follow_run(stored, nodes, context.with_part_of(run.part_of), options)
 
 
 def stop(stored: StoredRun, context: RunContext, grace_s: float, cluster: Cluster | None = None) -> Launched:

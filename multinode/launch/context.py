@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from multinode.cluster.cluster import Cluster, local_cluster
-from multinode.cluster.facts import NodeFacts
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import UsageError
 from multinode.job.job import Job
@@ -74,11 +73,9 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
         "lease_s": options.lease_s,
         "grace_s": options.grace_s,
         "log_limit_bytes": options.log_limit_bytes,
-        "sample_interval_s": plan.sample_interval_s,
-        "instrument": plan.profile,
+        "observation": msgspec.to_builtins(plan.observation),
         # A collective test measures itself: hooks in its calls would be measured, too.
         "failures_only": plan.test is not None,
-        "trace": msgspec.to_builtins(plan.trace),
         "detach": False,
         "offsets": {},
         "poll_s": min(max(_POLL_S[0], len(plan.nodes) / _POLLS_PER_S), _POLL_S[1]),
@@ -132,19 +129,17 @@ class StopRequest:
 
 
 if TYPE_CHECKING:
-    from multinode.check.rule import CheckFinding
     from multinode.profile.summary import Summary
     from multinode.runs.document import RunDocument
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be launched.
+class Launch(LaunchOptions, frozen=True, kw_only=True):
+    """What is to be launched, where and how.
 
     Attributes:
         cluster: the nodes.
         hostfile: its text, stored with the run.
         job: a training, or a measurement instead.
-        options: how it is laid out and started.
         execute: how it is followed and stopped.
         check: whether findings that would break the run prevent its start.
         run_id: its name; None creates one.
@@ -153,7 +148,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     hostfile: str
     job: Job | Benchmark
-    options: LaunchOptions = LaunchOptions()
     execute: ExecuteOptions = ExecuteOptions()
     check: bool = True
     run_id: str | None = None
@@ -214,16 +208,6 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
         from multinode.runs.stored_run import StoredRun
 
         return StoredRun(self.directory).document(self.run)
-
-
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch that has been planned, checked and stored; nothing of it runs yet."""
-
-    launch: Launch
-    facts: dict[str, NodeFacts]
-    plan: LaunchPlan
-    findings: tuple[CheckFinding, ...]  # of the checks, without errors
-    directory: RunDirectory
 
 
 # An interrupt does not wait for frozen nodes.

@@ -1,4 +1,4 @@
-"""How a run ended that did not succeed: the screen of a failure and of a stopped hang, and the facts of --details."""
+"""How a run ended that did not succeed: what is shown of a failure and of a stopped hang, and the facts of a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from rich.table import Table
-from rich.text import Text
-
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.place import CodeLine, raised_at, stands_at
 from multinode.records.run import Attempt, Failure, Run, Stall
-from multinode.render.sheet import sanitize
-from multinode.render.table import CommandLine, Part, footer, labelled_parts, make_table, paragraph, screen_text
-from multinode.units import format_count, format_duration
+from multinode.render.sheet import Block, Column, Fitting, Labels, Prose, Sheet, figure
+from multinode.render.table import CommandLine
+from multinode.units import UNKNOWN, format_count, format_duration
 
 RESUME = ("Resume", "run the same command again: what is measured is kept")
 """Row for a run that consists of others and has not ended well."""
@@ -23,41 +20,36 @@ MOST_LINES = 12
 """Lines of the screen, with its next command."""
 # Characters of a text on it: the first that fits.
 _CLIPS = (400, 272, 204, 136, 68)
+_WHOLE = 1 << 20
 _MOST_LAST = 3
 
 
-def ending_parts(run: Run, summed_up: str, directory: PurePath, *, width: int, details: bool = False) -> Sequence[Part]:
-    """The screen of a run that failed, or hung and was stopped: what happened, where, what it means, what fixes it.
+def show_ending(run: Run, summed_up: str, directory: PurePath) -> Fitting:
+    """How a run failed, or hung and was stopped: what happened, where, what it means, what fixes it.
 
-    With the next command it has MOST_LINES; what does not fit is left to --details.
+    On a terminal it has MOST_LINES with the command of the details and the next one; a page has all of it.
 
     Args:
         run: it has a first failure or a hang.
         summed_up: the run in a few words.
         directory: of the run.
-        width: columns of the terminal.
-        details: whether they follow.
     """
-    shown: Sequence[Part] = ()
-    for most, last in itertools.product(_CLIPS, (_MOST_LAST, 0)):
-        shown = tuple(_parts(run, summed_up, directory, most=most, last=last))
-        if screen_text(shown, width).count("\n") < MOST_LINES:
-            break
-    return shown[:-1] if details else shown
+    lengths = itertools.chain([(_WHOLE, _MOST_LAST)], itertools.product(_CLIPS, (_MOST_LAST, 0)))
+    choices = (tuple(_blocks(run, summed_up, directory, most=most, last=last)) for most, last in lengths)
+    return Fitting(tuple(choices), MOST_LINES - 2)
 
 
-def _parts(run: Run, summed_up: str, directory: PurePath, *, most: int, last: int) -> Iterator[Part]:
+def _blocks(run: Run, summed_up: str, directory: PurePath, *, most: int, last: int) -> Iterator[Block]:
     failure = run.first_failure
     if failure is not None:
-        yield paragraph(_clip(f"error: {failure.node}: {failure.message}", most), style="bold red")
-        rows = list(_failure_rows(failure, most=most, last=last))
-        yield from ("", *labelled_parts([*rows, ("Run", summed_up), *_log_rows(run, failure, directory)]))
+        yield Prose(_clip(f"error: {failure.node}: {failure.message}", most), "lead", tone="bad")
+        rows = _failure_rows(failure, most=most, last=last)
+        yield Labels((*rows, ("Run", summed_up), *_log_rows(run, failure, directory)))
     elif run.hang is not None:
-        yield paragraph(hang_words(run, run.hang), style="bold red")
-        rows = [("Hang", _clip(run.hang.message, most)), ("Fix", _clip(run.hang.hint or "", most))]
+        yield Prose(hang_words(run, run.hang), "lead", tone="bad")
+        rows = iter((("Hang", _clip(run.hang.message, most)), ("Fix", _clip(run.hang.hint or "", most))))
         stacks = CommandLine(quote_path(str(directory / "stall.json")))
-        yield from ("", *labelled_parts([*(row for row in rows if row[1]), ("Run", summed_up), ("Stacks", stacks)]))
-    yield footer("Details", f"multinode show {run.run_id} --details")
+        yield Labels((*(row for row in rows if row[1]), ("Run", summed_up), ("Stacks", stacks)))
 
 
 def _failure_rows(failure: Failure, *, most: int, last: int) -> Iterator[tuple[str, str]]:
@@ -118,50 +110,68 @@ def hang_words(run: Run, hang: Stall) -> str:
     return f"{run.outcome}; it had hung for {format_duration(for_s)}: {who}"
 
 
-def failure_notes(failure: Failure) -> tuple[tuple[str, str], ...]:
-    """Place, cause and fix of a failure."""
-    place = raised_at(failure.log_tail)
-    where = _where(place, failure) if place is not None else None
-    notes = (("where", where), ("cause", failure.cause), ("hint", failure.hint))
-    return tuple((name, text) for name, text in notes if text)
-
-
-def run_table(run: Run) -> Table:
+def run_labels(run: Run) -> Labels:
     """How one run ended: one row per fact. Its figures are in `summary_sheets`."""
-    table = make_table(header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("value")
-    table.add_row("run", run.run_id)
-    table.add_row("job", Text(sanitize(run.job)))
-    table.add_row("state", run.outcome)
+    return Labels(tuple(_facts(run)), "run", detail="full")
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    yield "Run", run.run_id
+    yield "Job", run.job
+    yield "State", run.outcome
+    took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
+    yield "Began", f"{_clock(run.started_s)}{took}"
     if run.hang is not None:
-        table.add_row("hang", Text(sanitize(f"{hang_words(run, run.hang)}; {run.hang.message}")))
-        table.add_row("stack", _lines(run.hang.stack))
+        yield "Hang", f"{hang_words(run, run.hang)}; {run.hang.message}"
+        yield from _lines("Stack", run.hang.stack)
     failure = run.first_failure
     if failure is not None:
-        table.add_row("first failure", Text(sanitize(f"{failure.node}: {failure.message}")))
+        yield "First failure", f"{failure.node}: {failure.message}"
         if failure.time_s is not None:
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.time_s))
-            table.add_row(
-                "failed at", f"{at}, {format_duration(max(0.0, failure.time_s - run.started_s))} after the start"
-            )
-        for consequence in failure.consequences:
-            table.add_row("consequence", Text(sanitize(consequence)))
-        for name, text in failure_notes(failure):
-            table.add_row(name, Text(sanitize(text)))
-        if failure.log_tail:
-            table.add_row("last lines", _lines(failure.log_tail))
-    for number, attempt in enumerate(run.attempts, 1):
-        table.add_row(f"attempt {number}", Text(sanitize(attempt_words(attempt))))
+            after = format_duration(max(0.0, failure.time_s - run.started_s))
+            yield "Failed at", f"{_clock(failure.time_s)}, {after} after the start"
+        yield from (("Consequence", consequence) for consequence in failure.consequences)
+        place = raised_at(failure.log_tail)
+        notes = (("Where", _where(place, failure) if place else None), ("Cause", failure.cause), ("Fix", failure.hint))
+        yield from ((name, text) for name, text in notes if text)
+        yield from _lines("Last lines", failure.log_tail)
     for node in run.nodes:
         status = node.status
         ended = status.signal or (f"exit code {status.exit_code}" if status.exit_code is not None else node.state)
-        table.add_row(f"node {node.node_rank}", Text(sanitize(f"{node.name}: {ended}")))
-    return table
+        yield f"Node {node.node_rank}", f"{node.name}: {ended}"
 
 
-def _lines(text: str) -> Text:
-    return Text("\n".join(map(sanitize, text.splitlines())))
+def _clock(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+
+
+def _lines(label: str, text: str) -> Iterator[tuple[str, str]]:
+    yield from (("" if number else label, line) for number, line in enumerate(text.splitlines()))
+
+
+def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:
+    """One row per attempt: its steps, its workers, and the cost of its failure."""
+    words, figures = ("run", "from", "ended"), ("workers", "global batch", "steps", "steps lost", "time lost")
+    rows = [
+        (
+            attempt.run_id,
+            attempt.checkpoint or "the beginning",
+            _ending(attempt),
+            figure(attempt.world_size or None, "d"),
+            figure(attempt.global_batch, "d"),
+            f"{attempt.first_step} to {attempt.last_step}",
+            figure(attempt.lost_steps, "d"),
+            format_duration(attempt.lost_s) if attempt.lost_s is not None else UNKNOWN,
+        )
+        for attempt in attempts
+    ]
+    columns = (*(Column(name, words=True) for name in words), *map(Column, figures))
+    return Sheet(title="attempts", columns=columns, rows=tuple(rows), detail="page")
+
+
+def _ending(attempt: Attempt) -> str:
+    failure = attempt.first_failure
+    return attempt.status if failure is None else f"{attempt.status}: {failure.node}: {failure.message}"
 
 
 def attempt_words(attempt: Attempt) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import secrets
@@ -15,18 +14,12 @@ from msgspec.structs import replace
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
 from multinode.errors import OURS_TO_FIX, MultinodeError
-from multinode.launch.context import ExecuteOptions, StopRequest, supervise_requests
+from multinode.launch.context import ExecuteOptions, RunContext, supervise_requests
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.session import Event, EventQueue, NodeSession, StatusReport
 from multinode.launch.tracker import Tracker
-from multinode.records.plan import LaunchPlan
-from multinode.records.progress import RunProgress
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Failure, NodeRun, Run, Stall, new_run
-from multinode.records.run_directory import RunDirectory
-from multinode.transport.agent import AgentTransport
-
-Observer = Callable[[RunProgress], None]
-LogObserver = Callable[[NodeRun, bytes], None]
+from multinode.runs.stored_run import StoredRun
 
 T = TypeVar("T")
 
@@ -43,21 +36,20 @@ _MOST_TROUBLES = 20
 _ENDED = {"succeeded": "succeeded", "failed": "failed", "stopped": "been stopped", "lost": "been lost"}
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
 class Execution:
-    """One execution of a plan, recorded in `directory`: the sessions, their events, and the reactions."""
+    """One execution of the plan of a run, recorded in its directory: the sessions, their events, and the reactions.
 
-    plan: LaunchPlan
-    cluster: Cluster
-    agent: AgentTransport
-    directory: RunDirectory
-    options: ExecuteOptions
-    stop: StopRequest
-    observe: Observer
-    observe_log: LogObserver = lambda _node, _data: None
-    part_of: str | None = None
+    Args:
+        stored: the run.
+        cluster: its nodes.
+        context: how they are reached, and who is told.
+        options: how the run is followed and stopped.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, stored: StoredRun, cluster: Cluster, context: RunContext, options: ExecuteOptions) -> None:
+        self.plan, self.directory = stored.require_plan(), stored.directory
+        self.cluster, self.options = cluster, options
+        self.context, self.stop = context, context.stop
         self._events = EventQueue()
         self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach, observe_log=self._show_log)
         before = self.directory.read_run() if self.options.attach else None
@@ -68,7 +60,7 @@ class Execution:
         self._watch = StallWatch(
             stall_s=self.options.stall_s,
             node_count=len(self.plan.nodes),
-            diagnose=functools.partial(diagnose, self.agent, self.cluster, self.plan),
+            diagnose=functools.partial(diagnose, context.agent, self.cluster, self.plan),
             directory=self.directory,
             write_hint=functools.partial(as_steps, nodes=self.cluster.nodes),
         )
@@ -137,7 +129,7 @@ class Execution:
 
     def _session(self, node_rank: int, have: dict[str, int] | None) -> NodeSession:
         return NodeSession(
-            agent=self.agent,
+            agent=self.context.agent,
             node=self.cluster.nodes[node_rank],
             node_rank=node_rank,
             request=self._requests[node_rank],
@@ -190,7 +182,7 @@ class Execution:
 
     def _show(self) -> None:
         self._survive(
-            lambda: self.observe(
+            lambda: self.context.observe(
                 replace(
                     self._tracker.progress,
                     elapsed_s=time.monotonic() - self._started,
@@ -204,7 +196,7 @@ class Execution:
         # What a launcher says when the user stops it would bury what the job said; the log has it. Of a node that is
         # stopped because another one failed, the last words may be the job's own.
         if not (self.stop.count and node.node_rank in self._ending):
-            self.observe_log(node, data)
+            self.context.observe_log(node, data)
 
     def _look_for_a_stall(self) -> None:
         if self._watch.look():
@@ -327,7 +319,7 @@ class Execution:
         if ended and status not in {"succeeded", "stopped"}:
             failure = self._survive(self._first_failure)
         return replace(
-            new_run(self.plan, self._started_s, self.part_of),
+            new_run(self.plan, self._started_s, self.context.part_of),
             status=status,
             ended_s=(self._ended_s or time.time()) if ended else None,
             missing_bytes=self._tracker.missing_bytes,

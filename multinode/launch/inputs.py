@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,7 @@ from multinode.levers.balance import Balance
 from multinode.levers.levers import NONE, Levers, read_levers
 from multinode.records.files import read_text
 from multinode.records.invocation import Invocation
+from multinode.records.plan import Observation, TraceWindow
 from multinode.secret_values import hides, redact_words
 from multinode.transport.choice import choose_transport
 from multinode.units import parse_duration, parse_size
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 _MOST_NOTES = 10
 _LEAST_LOG_BYTES = 1 << 20
+# What is recorded unless something else is asked for.
+_USUAL = Observation()
+
+_Options = TypeVar("_Options", bound=LaunchOptions)
 
 Note = Callable[[str], None]
 """Is told, in a line, what was decided or left out."""
@@ -153,7 +158,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         _note_diff(job, self.note)
         return job
 
-    def with_engine(self, job: Job, options: LaunchOptions) -> tuple[Job, LaunchOptions]:
+    def with_engine(self, job: Job, options: _Options) -> tuple[Job, _Options]:
         """With the engine, the levers, the code and the variables; and the job with the engine's JSON."""
         from multinode.job.job_files import with_accelerate_json
 
@@ -167,17 +172,27 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         )
         return with_accelerate_json(job, engine.accelerate), options
 
-    def make_launch(self, job: Job, options: LaunchOptions, execute: ExecuteOptions, *, check: bool) -> Launch:
+    def make_launch(
+        self,
+        job: Job,
+        execute: ExecuteOptions,
+        *,
+        check: bool,
+        workers_per_node: int | None = None,
+        observation: Observation = _USUAL,
+    ) -> Launch:
         """The launch of the job on these nodes."""
-        job, options = self.with_engine(job, options)
         launch = Launch(
             cluster=self.nodes.cluster,
             hostfile=self.nodes.hostfile,
             job=job,
-            options=options,
+            workers_per_node=workers_per_node,
+            observation=observation,
             execute=execute,
             check=check,
         )
+        job, launch = self.with_engine(job, launch)
+        launch = msgspec.structs.replace(launch, job=job)
         note_unused_variables(launch, self.note)
         return launch
 
@@ -273,7 +288,7 @@ def _note_diff(job: LlamaFactoryJob, note: Note) -> None:
         note("\t".join(sanitize(part) for part in line.split("\t")))
 
 
-def with_environment(options: LaunchOptions, given: NodeInput, typed: Mapping[str, str] | None = None) -> LaunchOptions:
+def with_environment(options: _Options, given: NodeInput, typed: Mapping[str, str] | None = None) -> _Options:
     """With the port, the variables and the setup that were given; `typed` are variables in front of a command.
 
     They win; a secret among them is forwarded as `--env NAME` does. An empty `--setup` disables that of the settings.
@@ -342,13 +357,14 @@ class CheckInput(TrainingInput, frozen=True, kw_only=True):
             from multinode.lab.cluster import require_idle
 
             require_idle(training.nodes.cluster)
-        options = with_environment(LaunchOptions(workers_per_node=training.workers_per_node), self, training.env)
+        options = CheckOptions(workers_per_node=training.workers_per_node, bandwidth=self.bandwidth)
+        options = with_environment(options, self, training.env)
         job: Job | None = None
         if training.names_job or self.set_ or self.synthetic or self.concerns_job:
             job, options = training.with_engine(
                 with_data(training.read_job(self.set_), synthetic=self.synthetic), options
             )
-        return training.nodes, job, CheckOptions(launch=options, bandwidth=self.bandwidth)
+        return training.nodes, job, options
 
 
 class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set", "trace_ranks": "trace_rank"}):
@@ -388,28 +404,19 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
     def read(self, note: Note) -> tuple[Launch, RestartOptions | None]:
         """The launch, and whether and how it is restarted."""
         self._require_followed()
-        own = Change(
-            overrides=self.set_,
-            deepspeed=self.deepspeed_set,
-            levers=self.read_levers(),
-            nodes=self.nodes,
-            workers_per_node=self.workers_per_node,
-        )
-        change = _read_change(self.with_).joined(own)
-        # The change has the speeds of nodes, which may come from a stored run.
-        given = msgspec.structs.replace(self, deepspeed_set=change.deepspeed, balance=None)
-        training = read_training(given, note, nodes=change.nodes, workers_per_node=change.workers_per_node)
-        training = msgspec.structs.replace(training, levers=change.levers)
+        given, levers = self._with_file() if self.with_ is not None else (self, self.read_levers())
+        # The levers have the speeds of nodes, which may come from a stored run.
+        once = msgspec.structs.replace(given, balance=None)
+        training = read_training(once, note, nodes=given.nodes, workers_per_node=given.workers_per_node)
+        training = msgspec.structs.replace(training, levers=levers)
         if self.detach and (refusal := choose_transport(training.nodes.cluster, None).why_no_detach()) is not None:
             raise refusal
-        job = with_data(training.read_job(change.overrides), synthetic=self.synthetic)
-        options = LaunchOptions(
-            workers_per_node=training.workers_per_node,
+        job = with_data(training.read_job(given.set_), synthetic=self.synthetic)
+        observation = Observation(
             profile=self.profile,
-            trace_steps=self.trace,
-            trace_ranks=self.trace_ranks,
-            nccl_inspector=self.nccl_inspector,
+            trace=TraceWindow(steps=self.trace, ranks=self.trace_ranks) if self.trace is not None else None,
             sample_interval_s=1 / self.sample_hz,
+            nccl_inspector=self.nccl_inspector,
         )
         execute = ExecuteOptions(
             lease_s=None if self.detach else self.lease,
@@ -419,7 +426,10 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
             on_stall=self.on_hang,
             log_limit_bytes=parse_option("--log-limit", self.log_limit, _parse_log_limit),
         )
-        return training.make_launch(job, options, execute, check=self.check), self._restart_options()
+        launch = training.make_launch(
+            job, execute, check=self.check, workers_per_node=training.workers_per_node, observation=observation
+        )
+        return launch, self._restart_options()
 
     def read_levers(self) -> Levers:
         """The levers among the options; `--balance` may name a run.
@@ -435,6 +445,27 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
             return load_balance(runs_root(), run)
 
         return read_levers(self, load)
+
+    def _with_file(self) -> tuple[Self, Levers]:
+        """What was asked for over what the file of `--with` says."""
+        typed = Change(
+            overrides=self.set_,
+            deepspeed=self.deepspeed_set,
+            levers=self.read_levers(),
+            nodes=self.nodes,
+            workers_per_node=self.workers_per_node,
+        )
+        path = Path(self.with_ or "")
+        file = parse_change(read_text(path, "the file of options", "create one with multinode tune"), path)
+        change = file.joined(typed)
+        given = msgspec.structs.replace(
+            self,
+            set_=change.overrides,
+            deepspeed_set=change.deepspeed,
+            nodes=change.nodes,
+            workers_per_node=change.workers_per_node,
+        )
+        return given, change.levers
 
     def _require_followed(self) -> None:
         """Refuse destinations that are wrong, or that a run which is left alone cannot have."""
@@ -489,13 +520,6 @@ def with_data(job: Job, *, synthetic: bool) -> Job:
     from multinode.job.synthetic import with_synthetic
 
     return with_synthetic(job)
-
-
-def _read_change(path: str | None) -> Change:
-    """The change in the file of `--with`; empty without one."""
-    if path is None:
-        return Change()
-    return parse_change(read_text(Path(path), "the file of options", "create one with multinode tune"), Path(path))
 
 
 def _parse_log_limit(text: str) -> int | None:

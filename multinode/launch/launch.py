@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.check.probe import Questions, peer_addresses, probe, torch_environment
+from multinode.check.probe import peer_addresses, probe, torch_environment
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import ContactLost, Interrupted, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
-from multinode.launch.context import ExecuteOptions, Launch, Launched, Prepared, RunContext
+from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext
 from multinode.launch.execute import Execution
 from multinode.model.workload import read_workload
 from multinode.profile.summary import import_analyses, summarise_run
@@ -24,6 +24,8 @@ from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, LaunchPlan, has_secret
 from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
+from multinode.stats.unknown import entries
 from multinode.traffic.algorithms import Layout
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.units import format_count, format_size
@@ -41,22 +43,24 @@ def launch(launch: Launch, context: RunContext) -> Launched:
     Raises:
         UsageError, NodeError, NodeFailed: as `prepare`; nothing was started.
     """
-    return run_prepared(prepare(launch, context), context)
+    return run_prepared(launch, prepare(launch, context), context)
 
 
-def prepare(launch: Launch, context: RunContext) -> Prepared:
-    """Probe, plan and check, and keep it all in a new run directory."""
+def prepare(launch: Launch, context: RunContext) -> StoredRun:
+    """Probe, plan and check, and keep it all in a new run directory; nothing of it runs yet.
+
+    Its plan has the secrets that the directory has not.
+    """
     if isinstance(launch.job, Benchmark):
         # Which the workers run in the place of a training.
-        options = msgspec.structs.replace(launch.options, agent=load_archive().path)
-        launch = msgspec.structs.replace(launch, options=options)
+        launch = msgspec.structs.replace(launch, agent=load_archive().path)
     run_id = launch.run_id or make_run_id()
     context.say(f"probing {_nodes(launch.cluster)}")
-    facts = probe_nodes(launch, context.agent, candidate_ports(run_id, launch.options.master_port))
-    plan = plan_launch(launch.cluster, launch.job, facts, run_id, launch.options)
+    facts = probe_nodes(launch, context.agent, candidate_ports(run_id, launch.master_port))
+    plan = plan_launch(launch.cluster, launch.job, facts, run_id, launch)
     _keep_secrets(launch.cluster, plan, context.agent)
     findings = _check(launch, facts, plan, context) if launch.check else ()
-    code = launch.options.code
+    code = launch.code
     copied = None
     if code is not None:
         from multinode.copy.transfer import copy_code
@@ -66,7 +70,7 @@ def prepare(launch: Launch, context: RunContext) -> Prepared:
     _keep(directory, launch, plan, facts, findings)
     if copied is not None:
         directory.write(CODE_FILE, copied)
-    return Prepared(launch=launch, facts=facts, plan=plan, findings=findings, directory=directory)
+    return StoredRun(directory).having(plan=plan, facts=facts, cluster=launch.cluster)
 
 
 def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> None:
@@ -83,33 +87,22 @@ def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> 
             )
 
 
-def run_prepared(prepared: Prepared, context: RunContext) -> Launched:
-    """Start what was prepared and follow it to its end; a run that fails is a result."""
-    plan, cluster = prepared.plan, prepared.launch.cluster
-    context.say(f"run {plan.run_id}: starting {format_count(plan.world_size, 'worker')} on {_nodes(cluster)}")
-    return follow_run(context, plan, cluster, prepared.directory, prepared.launch.execute)
+def run_prepared(launch: Launch, prepared: StoredRun, context: RunContext) -> Launched:
+    """Start what was prepared on the nodes of the launch and follow it to its end; a run that fails is a result."""
+    workers, nodes = format_count(prepared.require_plan().world_size, "worker"), _nodes(launch.cluster)
+    context.say(f"run {prepared.run_id}: starting {workers} on {nodes}")
+    return follow_run(prepared, launch.cluster, context, launch.execute)
 
 
-def follow_run(
-    context: RunContext, plan: LaunchPlan, cluster: Cluster, directory: RunDirectory, options: ExecuteOptions
-) -> Launched:
-    """Execute a plan, or take it up again, bring its traces home and summarise it."""
+def follow_run(stored: StoredRun, cluster: Cluster, context: RunContext, options: ExecuteOptions) -> Launched:
+    """Execute the plan of a run, or take it up again, bring its traces home and summarise it."""
+    plan, directory = stored.require_plan(), stored.directory
     import_analyses(plan)
     with directory.lock():
-        execution = Execution(
-            plan=plan,
-            cluster=cluster,
-            agent=context.agent,
-            directory=directory,
-            options=options,
-            stop=context.stop,
-            observe=context.observe,
-            observe_log=context.observe_log,
-            part_of=context.part_of,
-        )
+        execution = Execution(stored, cluster, context, options)
         with context.stop.heard():
             run = execution.run()
-        if plan.trace is not None:
+        if plan.observation.trace is not None:
             from multinode.copy.transfer import fetch_traces
 
             fetch_traces(context.agent, cluster, plan, directory, context.say)
@@ -141,11 +134,11 @@ def same_threads(launch: Launch, workers: Sequence[int], context: RunContext, wh
 
     `workers` are per node, in every run that is compared; `where` names them in the sentence about it.
     """
-    environment = with_same_threads(launch.options.environment, launch.cluster, workers)
-    if environment == launch.options.environment:
+    environment = with_same_threads(launch.environment, launch.cluster, workers)
+    if environment == launch.environment:
         return launch
     context.say(f"OMP_NUM_THREADS=1 {where}: torchrun gives a single worker on a node more threads")
-    return msgspec.structs.replace(launch, options=msgspec.structs.replace(launch.options, environment=environment))
+    return msgspec.structs.replace(launch, environment=environment)
 
 
 def benchmark_mode(launch: Launch) -> Launch:
@@ -164,16 +157,18 @@ def create_parent(runs: Path, launch: Launch) -> RunDirectory:
 
 def probe_workers(launch: Launch, agent: AgentTransport) -> tuple[int, ...]:
     """Workers of each node, which are asked where neither the options nor the hostfile say how many."""
-    asked, nodes = launch.options.workers_per_node, launch.cluster.nodes
+    asked, nodes = launch.workers_per_node, launch.cluster.nodes
     is_told = asked is not None or all(node.slots or node.gpus for node in nodes)
     return workers_of_nodes(launch.cluster, {} if is_told else probe_nodes(launch, agent), asked)
 
 
 def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:
     """The facts of each node, by name, and which of these ports are taken there."""
-    code = launch.options.code
+    code = launch.code
     files = job_files(launch.job, code)
-    questions = Questions(
+    outcomes = probe(
+        agent,
+        launch.cluster,
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(launch.cluster.nodes),
         paths=(*(files.needed if launch.check else ()), *(may_be_paths(launch.job) if code is not None else ())),
@@ -181,11 +176,11 @@ def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = 
         tools=tuple(filter(None, (files.program,))) if launch.check else (),
         modules=tuple(filter(None, (files.module,))) if launch.check else (),
         packages=launch.check or launch.execute.kind in _COMPARED,
-        model=files.model if launch.options.profile else None,
-        torch_env=torch_environment(launch.job, launch.options) if launch.check else None,
-        arguments=argument_names(launch.job, launch.cluster, launch.options) if launch.check else (),
+        model=files.model if launch.observation.profile else None,
+        torch_env=torch_environment(launch.job, launch) if launch.check else None,
+        arguments=argument_names(launch.job, launch.cluster, launch) if launch.check else (),
     )
-    return probe(agent, launch.cluster, questions).require()
+    return outcomes.require()
 
 
 def _check(
@@ -198,8 +193,8 @@ def _check(
     inspection = Inspection(
         cluster=launch.cluster,
         facts=facts,
-        job=with_sharding(launch.job, launch.options.engine),
-        options=launch.options,
+        job=with_sharding(launch.job, launch.engine),
+        options=launch,
         master_port=plan.rendezvous.port,
         endpoints={place.node: place.endpoint for place in plan.places},
         controller_cwd=str(Path.cwd()),
@@ -220,12 +215,12 @@ def _keep(
     directory.write("findings.json", findings)
     directory.write("plan.json", plan)
     first = facts[launch.cluster.nodes[0].name]
-    if launch.options.profile:
-        directory.write("model.json", read_model_work(launch.job, first.model))
+    if launch.observation.profile:
+        directory.write("model.json", read_model_work(launch.job, first.model_config))
     if not isinstance(launch.job, Benchmark):
         layout = Layout.of(plan.workers)
-        job = with_sharding(launch.job, launch.options.engine)
-        workload = read_workload(job, first.model, layout, versions=first.packages, levers=plan.levers)
+        job = with_sharding(launch.job, launch.engine)
+        workload = read_workload(job, first.model_config, layout, versions=entries(first.packages), levers=plan.levers)
         directory.write("workload.json", workload)
 
 

@@ -23,5 +23,5 @@ def plan_offline(launch: Launch, restarts: RestartOptions | None = None) -> Laun
     if restarts is not None:
         from multinode.launch.restart import require_restartable
 
-        require_restartable(launch.job, launch.cluster, launch.options, restarts)
-    return plan_launch(launch.cluster, launch.job, {}, launch.run_id or make_run_id(), launch.options)
+        require_restartable(launch.job, launch.cluster, launch, restarts)
+    return plan_launch(launch.cluster, launch.job, {}, launch.run_id or make_run_id(), launch)

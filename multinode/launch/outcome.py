@@ -10,51 +10,88 @@ from multinode.cluster.quoting import hosts_option
 from multinode.profile.step_split import INSIDE, PARTS
 from multinode.profile.summary import Summary, unused_gpus
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
-from multinode.render.sheet import Column, Sheet, percent
-from multinode.render.table import BAD, DOUBTFUL, GOOD, WIDE, Part, footer, labelled, paragraph, sheet_table
-from multinode.stats.estimate import PLUS_MINUS, exactly
+from multinode.render.sheet import (
+    Block,
+    Column,
+    Command,
+    Labels,
+    Prose,
+    Sheet,
+    Tiles,
+    Tone,
+    figure,
+    in_detail,
+    percent,
+)
+from multinode.stats.estimate import PLUS_MINUS, exactly, value_of
 from multinode.stats.unknown import Unknown, or_none
-from multinode.units import format_count, format_duration, format_figure
+from multinode.units import UNKNOWN, format_count, format_duration, format_figure, format_sig
 
 
-def run_parts(
-    run: Run, summary: Summary | None, directory: PurePath, *, details: bool = False, width: int = WIDE
-) -> Iterator[Part]:
-    """The screen of a run: verdict, time of a step, slow nodes, and what to do; of a failed one, what happened.
+def show(run: Run, summary: Summary | None, directory: PurePath) -> Iterator[Block]:
+    """The verdict, time of a step, slow nodes, and what to do; of a failed run what happened, with figures in detail.
 
-    `details` says whether details follow; `width` is that of the terminal.
+    Args:
+        run: that ended, or goes on.
+        summary: what was measured; None if it ended too early.
+        directory: of the run, as its logs are named.
     """
     summary = summary or Summary(run_id=run.run_id, steps=0, steady_steps=0, rule="")
     if has_ending(run):
-        from multinode.launch.ending import ending_parts
+        from multinode.launch.ending import show_ending
 
         steps = f", {format_count(summary.steps, 'step')}" if summary.steps else ""
-        summed_up = f"{run.job}: {_how_it_ended(run)}{steps}"
-        yield from ending_parts(run, summed_up, directory, details=details, width=width)
-        if not details:
-            return
-        yield ""
-    yield paragraph(run_verdict(run, summary), style=_style(run, summary))
-    sheet = step_sheet(summary)
-    if sheet.rows:
-        yield ""
-        yield sheet_table(sheet, legend=details)
+        yield show_ending(run, f"{run.job}: {_how_it_ended(run)}{steps}", directory)
+    yield from in_detail(_figures(run, summary)) if has_ending(run) else _figures(run, summary)
+    yield Command("Details", f"multinode show {run.run_id} --details", detail="brief")
+
+
+def show_details(run: Run, summary: Summary | None) -> Iterator[Block]:
+    """How the run and each of its attempts and nodes ended, and every table of what was measured."""
+    from multinode.launch.ending import attempt_sheet, run_labels
+    from multinode.profile.summary_sheets import summary_sheets
+
+    yield run_labels(run)
+    yield attempt_sheet(run.attempts)
+    yield from in_detail(summary_sheets(summary) if summary is not None else ())
+
+
+def _figures(run: Run, summary: Summary) -> Iterator[Block]:
+    yield Prose(run_verdict(run, summary), "lead", tone=_tone(run, summary))
+    yield Tiles(tuple(key_figures(summary)))
+    yield step_sheet(summary)
     rows = [("Run", f"{run.run_id}, {run.job}")]
     if summary.steps:
         rows.append(("Steps", f"{summary.steady_steps} of {summary.steps} measured; {summary.rule}"))
-    rows += _attempt_rows(run)
-    rows += _cause_rows(summary)
-    yield ""
-    yield labelled(rows)
-    if not details:
-        yield footer("Details", f"multinode show {run.run_id} --details")
+    yield Labels((*rows, *_attempt_rows(run), *_cause_rows(summary)))
 
 
-def _style(run: Run, summary: Summary) -> str:
+def key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
+    """The main figures that are known, each a name with its unit and a value."""
+    used, step_times = or_none(summary.utilisation), or_none(summary.step_time_ms)
+    shares = [share for node in summary.nodes for nic in node.nics if (share := or_none(nic.share)) is not None]
+    figures = (
+        ("step time (ms)", figure(step_times.median.value if step_times else None)),
+        ("samples/s", format_sig(value_of(summary.samples_per_s))),
+        ("TGS (tokens/s per worker)", figure(value_of(summary.tgs), ",.1f")),
+        ("exposed communication", _exposed(summary)),
+        ("of the busiest link", percent(max(shares, default=None))),
+        ("MFU", percent(used.mfu if used else None)),
+        ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
+    )
+    yield from ((name, value) for name, value in figures if value != UNKNOWN)
+
+
+def _exposed(summary: Summary) -> str:
+    share, known_steps = percent(summary.comm.exposed_share), summary.split.steps.words
+    return f"{share} ({known_steps})" if known_steps and share != UNKNOWN else share
+
+
+def _tone(run: Run, summary: Summary) -> Tone:
     if run.status != "succeeded":
-        return "bold" if run.status == "running" else BAD
+        return "" if run.status == "running" else "bad"
     kind = summary.bottleneck.kind if summary.bottleneck is not None else "unknown"
-    return GOOD if kind == "compute" else BAD if kind == "no_communication" else DOUBTFUL
+    return "good" if kind == "compute" else "bad" if kind == "no_communication" else "doubtful"
 
 
 _MEANS = (
@@ -132,7 +169,7 @@ def _attempt_rows(run: Run) -> Iterator[tuple[str, str]]:
 
 def next_step(
     run: Run, summary: Summary | None, *, hosts: str = "", contrast: str = "", one_node: str = ""
-) -> str | None:
+) -> Command | None:
     """The next command; None if there is none.
 
     Args:
@@ -143,16 +180,16 @@ def next_step(
         one_node: the command that starts it on one node; empty if nobody typed one.
     """
     if run.stop_reason == SLOWER_THAN_ONE_NODE:
-        return footer("Next", one_node or "the same training on one node")
+        return Command("Next", one_node or "the same training on one node")
     if run.first_failure is not None:
-        return footer("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
+        return Command("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
     if run.status != "succeeded" or kind == "no_communication":
         return None
     if kind == "straggler":
-        return footer("Next", f"multinode bench{hosts_option(hosts)}")
+        return Command("Next", f"multinode bench{hosts_option(hosts)}")
     following = contrast or (f"multinode advise {run.run_id}" if kind == "network" else "")
-    return footer("Next", following) if following else None
+    return Command("Next", following) if following else None
 
 
 def _limit(summary: Summary) -> str:
@@ -181,10 +218,8 @@ def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     if bottleneck is not None and (
         bottleneck.kind == "no_communication" or (bottleneck.kind == "straggler" and not summary.stragglers)
     ):
-        yield "Cause", bottleneck.sentence
+        yield "Cause", bottleneck.message
     for late in summary.stragglers:
-        cause = f"; {late.evidence[0]}" if late.evidence else ""
-        cost = late.cost or f"{late.node}: the others wait {late.late_ms:.1f} ms per step ({percent(late.share)})"
-        yield "Straggler", f"{cost}{cause}"
+        yield "Straggler", "; ".join([late.message, *(cause.message for cause in late.causes[:1])])
         if late.hint:
             yield "Fix", late.hint

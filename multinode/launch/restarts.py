@@ -15,7 +15,7 @@ from multinode.cluster.cluster import Node
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, NodeGone, UsageError
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.planning import plan_launch
-from multinode.launch.context import STOP_FILE, Launch, Launched, Prepared, RunContext, StopOrder
+from multinode.launch.context import STOP_FILE, Launch, Launched, RunContext, StopOrder
 from multinode.launch.launch import create_parent, prepare, probe_nodes, probe_workers, run_prepared
 from multinode.launch.node_runs import stop_on_node
 from multinode.launch.restart import (
@@ -35,6 +35,7 @@ from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import VERDICT_FILE, Attempt, Run, make_run_id, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
 from multinode.stats.unknown import or_none
 from multinode.transport.base import gather
 from multinode.units import format_count, format_duration
@@ -61,7 +62,7 @@ def launch_with_restarts(launch: Launch, context: RunContext, options: RestartOp
         UsageError: the job cannot resume from a checkpoint, or not on fewer nodes.
         MultinodeError: as for `launch`, from the first attempt.
     """
-    job = require_restartable(launch.job, launch.cluster, launch.options, options)
+    job = require_restartable(launch.job, launch.cluster, launch, options)
     launch = msgspec.structs.replace(launch, run_id=launch.run_id or make_run_id())
     return _Attempts(launch, job, context, options).run()
 
@@ -92,7 +93,7 @@ class _Attempts:
         self._context.part_of = directory.run_id
         with directory.lock():
             while True:
-                self._record(new_run(prepared.plan, time.time()), directory)
+                self._record(new_run(prepared.require_plan(), time.time()), directory)
                 launched = self._execute(prepared, start)
                 reason = why_not_restarted(self._done, self._options)
                 # A stop requested during the attempt that lost a node has not stopped it.
@@ -141,7 +142,7 @@ class _Attempts:
         if not isinstance(job, LlamaFactoryJob):
             return start
         facts = probe_nodes(self._launch, self._context.agent)
-        plan = plan_launch(self._launch.cluster, job, facts, self._launch.run_id or "", self._launch.options)
+        plan = plan_launch(self._launch.cluster, job, facts, self._launch.run_id or "", self._launch)
         cwds = {node.place.node: node.output_cwd or node.command.cwd for node in plan.nodes}
         answers = self._ask(str(job.config["output_dir"]), cwds)
         shared = {answer.shared for answer in answers.values()}
@@ -175,19 +176,20 @@ class _Attempts:
             for name, there in answers.require().items()
         }
 
-    def _prepare(self, start: Start) -> Prepared:
+    def _prepare(self, start: Start) -> StoredRun:
         number = len(self._done) + 1
-        environment = self._launch.options.environment
+        environment = self._launch.environment
         variables = {_ATTEMPT: str(number), _ACCUMULATION: str(start.accumulation(self._job) or 1)}
         environment = msgspec.structs.replace(environment, env={**environment.env, **variables})
         job = resume_job(self._job, start)
-        code = self._launch.options.code
+        code = self._launch.code
         # What a script of an earlier attempt has written beside itself is there for the next one.
         code = code and msgspec.structs.replace(code, run_id=self._launch.run_id)
         launch = msgspec.structs.replace(
             self._launch,
             job=job,
-            options=msgspec.structs.replace(self._launch.options, environment=environment, code=code),
+            environment=environment,
+            code=code,
             run_id=f"{self._launch.run_id}-{number}",
         )
         prepared = prepare(launch, self._context)
@@ -199,7 +201,7 @@ class _Attempts:
             self._context.say(words)
         return prepared
 
-    def _execute(self, prepared: Prepared, start: Start) -> Launched:
+    def _execute(self, prepared: StoredRun, start: Start) -> Launched:
         self._step = start.choice.step
         observe, number = self._context.observe, len(self._done) + 1
 
@@ -210,7 +212,7 @@ class _Attempts:
 
         context = copy.copy(self._context)
         context.observe = note_step
-        launched = run_prepared(prepared, context)
+        launched = run_prepared(self._launch, prepared, context)
         run = launched.run
         self._done.append(
             Attempt(
@@ -220,9 +222,9 @@ class _Attempts:
                 ended_s=run.ended_s,
                 checkpoint=start.choice.name,
                 skipped=start.choice.skipped,
-                world_size=prepared.plan.world_size,
+                world_size=launched.plan.world_size,
                 left_out=self._left_out,
-                global_batch=global_batch(resume_job(self._job, start), prepared.plan.world_size),
+                global_batch=global_batch(resume_job(self._job, start), launched.plan.world_size),
                 first_step=start.choice.step,
                 last_step=self._step,
                 first_failure=run.first_failure,
@@ -238,9 +240,9 @@ class _Attempts:
                 stop.ask("stop", order.grace_s)
         return stop.count > 0
 
-    def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
+    def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, StoredRun]:
         """Call `_next`; abandons it if a stop is requested."""
-        outcome: list[tuple[Start, Prepared] | BaseException] = []
+        outcome: list[tuple[Start, StoredRun] | BaseException] = []
 
         def find() -> None:
             try:
@@ -261,7 +263,7 @@ class _Attempts:
             raise result
         return result
 
-    def _next(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
+    def _next(self, plan: LaunchPlan) -> tuple[Start, StoredRun]:
         """The next attempt, once nothing of the last one is left and the checks find nothing that would break it.
 
         Waits for a node that is unreachable or fails the checks; then leaves it out if enough remain.

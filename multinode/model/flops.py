@@ -147,9 +147,6 @@ def peak_of(gpu_name: str) -> Peak | None:
     return _PEAKS.get(_name_of(gpu_name))
 
 
-_UNKNOWN_PEAK = "not the peak, which is unknown"
-
-
 def _name_of(gpu_name: str) -> str:
     # Older drivers omit the vendor's name.
     return gpu_name.strip().removeprefix("NVIDIA ")
@@ -158,7 +155,7 @@ def _name_of(gpu_name: str) -> str:
 def _benched(gpu_name: str, dtype: str, benched: Collection[BenchedPeak]) -> tuple[float | None, str]:
     for peak in benched:
         if (_name_of(peak.gpu), peak.dtype) == (_name_of(gpu_name), dtype):
-            return peak.tflops, f"{_UNKNOWN_PEAK}: the fastest product of bench {peak.run_id}"
+            return peak.tflops, f"not the peak, which is unknown: the fastest product of bench {peak.run_id}"
     return None, ""
 
 
@@ -173,11 +170,13 @@ def mean_peak(
         benched: what benches measured, for GPUs whose peak is unknown.
     """
     peaks, counts = dict[str, tuple[float, str]](), Counter(name.strip() for name in gpu_names)
+    benched_names: list[str] = []
     for name in counts:
         peak = peak_of(name)
         tflops, source = peak.in_precision(dtype) if peak is not None else (None, "")
         if tflops is None:
             tflops, source = _benched(name, dtype, benched)
+            benched_names.append(name)
         if tflops is None:
             return None, f"the peak of {name} in {dtype} is unknown"
         peaks[name] = tflops, source
@@ -185,7 +184,7 @@ def mean_peak(
         return None, "no worker uses a GPU"
     mean = sum(tflops * counts[name] for name, (tflops, _) in peaks.items()) / counts.total()
     mixed = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    measured = "".join(f"; {name}: {source}" for name, (_, source) in peaks.items() if source.startswith(_UNKNOWN_PEAK))
+    measured = "".join(f"; {name}: {peaks[name][1]}" for name in benched_names)
     source = f"mean of {mixed}{measured}" if len(peaks) > 1 else next(source for _, source in peaks.values())
     summed = "" if dtype == "fp32" else " with fp32 accumulation"
     return mean, f"{mean:g} TFLOP/s per GPU, dense {dtype}{summed} ({source})"

@@ -6,30 +6,28 @@ Read from the job before it starts; what the workers did is in the summary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from multinode.errors import JobError
+from multinode.figures.figure import Figure, Row
 from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
 from multinode.levers.levers import NONE, TYPES, Levers
 from multinode.records.samples import plausible_count
+from multinode.stats.unknown import Unknown
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, Work
+from multinode.units import UNKNOWN
+
+T_co = TypeVar("T_co", covariant=True)
 
 _RANKED = frozenset({"lora", "oft"})
 _SHORTENING = frozenset({"max_steps", "num_train_epochs"})
 _DEEPSPEED_NAMES = ("DeepSpeed ZeRO-0", Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 
 
-# Our names by theirs. The Trainer's args.train_batch_size is per process and is not among them.
-BATCH_NAMES = {
-    "per_device_train_batch_size": "per_device_batch",
-    "train_micro_batch_size_per_gpu": "per_device_batch",
-    "gradient_accumulation_steps": "accumulation",
-    "train_batch_size": "global_batch",
-    "total_train_batch_size": "global_batch",
-}
+_QLORA = "qlora"
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="settings"):
@@ -53,6 +51,11 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
     command: str | None = None  # of a script, as given
 
     @property
+    def is_quantised(self) -> bool:
+        """Whether its frozen weights are quantized, as in all kinds of QLoRA."""
+        return self.method is not None and self.method.startswith(_QLORA)
+
+    @property
     def by_name(self) -> dict[str, Any]:
         """Every setting for tables, with each lever in words as one; None is unknown, or a lever that is not used."""
         named: dict[str, Any] = {}
@@ -66,6 +69,151 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
 
 SETTINGS = tuple(JobSettings().by_name)
 """Names of settings in tables."""
+
+
+class Setting(Figure[T_co], Generic[T_co], frozen=True):
+    """A setting as a figure of tables.
+
+    Attributes:
+        key: of a job that holds the value.
+        decided_by: further keys of a job that decide it.
+    """
+
+    key: str = ""
+    decided_by: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of a job that decide it."""
+        return (self.key, *self.decided_by) if self.key else self.decided_by
+
+
+def _model(row: Row) -> str:
+    """A model as people call it: of a path its last part; a hub's `owner/name` stays."""
+    model = row[MODEL]
+    if isinstance(model, Unknown):
+        return UNKNOWN
+    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    return model.rstrip("/").rpartition("/")[2] or model if is_path else model
+
+
+_SHARDING = ("deepspeed", "fsdp")
+MODEL = Setting[str](
+    "model",
+    "model",
+    about="model, name or path",
+    aliases=("model_name_or_path", "model_name", "base_model"),
+    cell=_model,
+    key="model_name_or_path",
+)
+DATASET = Setting[str]("dataset", "data set", about="data set, or `synthetic`", key="dataset")
+METHOD = Setting[str](
+    "method",
+    "method",
+    about="`full`, `lora`, `qlora` and so on; `script` of a script",
+    aliases=("finetuning_type", "finetuning_method", "training_method"),
+    key="finetuning_type",
+    decided_by=("quantization_bit",),
+)
+LORA_RANK = Setting[int](
+    "lora_rank",
+    "LoRA rank",
+    form="number",
+    about="rank of the adapters",
+    aliases=("lora_r",),
+    key="lora_rank",
+    decided_by=("finetuning_type", "quantization_bit"),
+)
+STAGE = Setting[str]("stage", "stage", about="`sft`, `pt`, `dpo` and so on", key="stage")
+STRATEGY = Setting[str](
+    "strategy",
+    "strategy",
+    about="`DDP`, `ZeRO-2` and so on, as configured",
+    aliases=("parallelism",),
+    decided_by=_SHARDING,
+)
+PRECISION = Setting[str](
+    "precision",
+    "precision",
+    about="`fp32`, `bf16` or `fp16`",
+    aliases=("dtype", "data_type"),
+    decided_by=("bf16", "fp16", "pure_bf16"),
+)
+SEQUENCE_LENGTH = Setting[int](
+    "sequence_length",
+    "sequence",
+    "tokens",
+    form="number",
+    about="tokens of the longest sample (`cutoff_len`)",
+    phrase="sequence length",
+    csv="sequence_length_tokens",
+    aliases=(
+        *("cutoff_len", "max_seq_length", "seq_len", "seq_length", "max_seq_len", "max_length", "context_length"),
+        "sequence_len",
+    ),
+    key="cutoff_len",
+)
+PACKING = Setting[bool](
+    "packing",
+    "packing",
+    about="whether samples share a row",
+    decided_by=("packing", "neat_packing", "stage"),
+)
+RECOMPUTE = Setting[bool](
+    "recompute",
+    "recomputed",
+    about="whether activations are recomputed (gradient checkpointing)",
+    decided_by=("disable_gradient_checkpointing",),
+)
+OVERLAP = Setting[bool]("overlap", about="whether gradients are reduced during the backward pass", decided_by=_SHARDING)
+LEVERS: tuple[Setting[Any], ...] = tuple(
+    Setting[str](lever.column, lever.heading, about=lever.title, phrase=lever.phrase) for lever in TYPES.values()
+)
+COMMAND = Setting[str]("command", about="command of a script")
+PER_DEVICE_BATCH = Setting[int](
+    "per_device_batch",
+    "batch",
+    form="number",
+    about="samples per worker and micro-batch",
+    line="per-device batch",
+    csv="per_device_batch_samples",
+    aliases=(
+        *("batch", "batch_size", "bs", "bsz", "micro_bsz", "per_device_train_batch_size", "per_device_batch_size"),
+        *("train_micro_batch_size_per_gpu", "micro_batch_size", "micro_batch", "micro_bs", "mbs"),
+        *("batch_size_per_device", "batch_size_per_gpu", "batch_per_device", "batch_per_gpu"),
+        *("per_gpu_batch_size", "per_gpu_bs"),
+    ),
+    key="per_device_train_batch_size",
+)
+ACCUMULATION = Setting[int](
+    "accumulation",
+    "accumulation",
+    form="number",
+    about="micro-batches per step",
+    aliases=(
+        *("gradient_accumulation_steps", "gradient_accumulation", "accumulation_steps", "accum_steps"),
+        *("grad_accum", "grad_accum_steps", "grad_acc", "grad_acc_steps", "gas"),
+    ),
+    key="gradient_accumulation_steps",
+)
+GLOBAL_BATCH = Figure[int](
+    "global_batch",
+    "global batch",
+    form="number",
+    about="samples per optimizer step of all workers",
+    line="global batch (samples)",
+    csv="global_batch_samples",
+    aliases=(
+        *("total_train_bs", "total_train_batch_size", "global_batch_size", "gbs"),
+        *("total_batch_size", "effective_batch_size", "global_bs", "total_bs", "total_batch", "effective_batch"),
+    ),
+)
+JOB_SETTINGS: tuple[Setting[Any], ...] = (
+    *(MODEL, DATASET, METHOD, LORA_RANK, STAGE, STRATEGY, PRECISION, SEQUENCE_LENGTH, PACKING, RECOMPUTE, OVERLAP),
+    *LEVERS,
+    *(COMMAND, PER_DEVICE_BATCH, ACCUMULATION),
+)
+"""Figures of JobSettings."""
 
 
 # What two runs of one training have in common, however they are laid out.
@@ -141,12 +289,12 @@ def read_settings(job: Job) -> JobSettings:
     config, given = job.config, job.settings
     method, stage = given.finetuning_type, given.stage
     if method == "lora" and config.get("quantization_bit"):
-        method = "qlora"
+        method = _QLORA
     strategy, overlap = _strategy(job)
     return JobSettings(
         model=name if isinstance(name := config.get("model_name_or_path"), str) else None,
         method=method,
-        lora_rank=given.lora_rank if method in {*_RANKED, "qlora"} else None,
+        lora_rank=given.lora_rank if method in {*_RANKED, _QLORA} else None,
         stage=stage,
         dataset=_names(config.get("dataset")),
         strategy=strategy,

@@ -1,16 +1,18 @@
-"""The size scan as a page: busbw over size, with the link's maximum and raw TCP."""
+"""The charts of `nccl-test`: busbw over size with the link's maximum and raw TCP; the speed-up of each setting."""
 
 from __future__ import annotations
 
-from multinode.network.screen import scan_lines
+from collections.abc import Iterator
+
+from multinode.network.nccl_tuning import TuneReport
+from multinode.network.screen import show
 from multinode.network.size_scan import ScanReport
-from multinode.render.blocks import blocks_html
-from multinode.render.charts import Figure, Scatter, with_axes
-from multinode.render.page import page
-from multinode.render.sheet import Chart, Prose
+from multinode.render.charts import GREY, Figure, Scatter, bars_height, interval_bars, with_axes
+from multinode.render.page import page, section
+from multinode.render.sheet import Chart
 
 
-def scan_chart(report: ScanReport, name: str = "sweep") -> Chart:
+def scan_chart(report: ScanReport) -> Chart:
     """One line per collective with points at the sizes, and one level line per bound."""
     rows = report.rows
     figure = Figure()
@@ -32,9 +34,20 @@ def scan_chart(report: ScanReport, name: str = "sweep") -> Chart:
         figure.add_trace(Scatter(x=ends, y=[level] * len(ends), mode="lines", line={"dash": "dash"}, name=bound))
     figure.update_layout(hovermode="closest")
     with_axes(figure, "size (B)", "busbw (GB/s)", type="log")
-    return Chart(title=f"collectives: {report.title}", name=name, figure=figure, rows=2)
+    return Chart(title=f"collectives: {report.title}", name="sweep", figure=figure, rows=2)
+
+
+def tune_charts(report: TuneReport) -> Iterator[Chart]:
+    """A bar per setting with its interval, beside the default's speed."""
+    together = (report.together,) if report.together is not None and len(report.together.env) > 1 else ()
+    measured = [(one.text, one.gain) for one in (*report.settings, *together) if one.gain is not None]
+    if not measured:
+        return
+    figure = interval_bars(dict(measured), "speed-up over NCCL's default")
+    figure.add_vline(x=1, line={"color": GREY, "dash": "dash"})
+    yield Chart(title="speed-up of each setting", name="settings", figure=figure, rows=bars_height(len(measured)))
 
 
 def scan_page(report: ScanReport) -> str:
-    """A self-contained page: the chart, and the verdict as plain text."""
-    return page(report.title, [blocks_html([scan_chart(report), Prose("\n".join(scan_lines(report)), "verbatim")])])
+    """A self-contained page of the scan alone."""
+    return page(report.title, [section("run-1", show(report))])

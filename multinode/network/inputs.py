@@ -11,7 +11,6 @@ from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.job.deepspeed import parse_deepspeed_edits
 from multinode.job.job_files import load_job
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, Nodes
 from multinode.launch.inputs import (
     Count,
@@ -101,18 +100,19 @@ class NcclTestInput(NodeInput, frozen=True, kw_only=True, rename={"set_": "set"}
             raise UsageError("--fresh is an option of --tune, which is missing", hint="add --tune")
         # A training uses all slots; bare sizes are of the network between the nodes.
         workers = self.local or self.workers_per_node or (None if like is not None else 1)
-        options = LaunchOptions(workers_per_node=workers, command=self.invocation)
         nodes = self._nodes(note)
         launch = Launch(
             cluster=nodes.cluster,
             hostfile=nodes.hostfile,
             job=test,
-            options=with_environment(options, self),
+            workers_per_node=workers,
+            command=self.invocation,
             execute=ExecuteOptions(
                 kind="nccl-test", lease_s=_LEASE_S, stall_s=self.hang_timeout or None, on_stall=self.on_hang
             ),
             check=self.check,
         )
+        launch = with_environment(launch, self)
         note_unused_variables(launch, note)
         if self.tune:
             return launch, Extent(like=like, fresh=self.fresh)

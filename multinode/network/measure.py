@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from multinode.check.connectivity import measure_pairs, require_pairs
-from multinode.check.probe import Questions, probe
+from multinode.check.probe import probe
+from multinode.cluster.cluster import Cluster
 from multinode.errors import Interrupted, UsageError
 from multinode.job.job import Job
 from multinode.job.job_files import job_files
 from multinode.job.planning import workers_of_nodes
-from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.model.engine_calls import StepMessages, messages_to_test, step_messages
 from multinode.network.scan_evidence import nic_ceilings
@@ -22,6 +23,7 @@ from multinode.network.size_scan import ScanReport, compare_scans, estimate_step
 from multinode.records.benchmark import COLLECTIVES, CollectiveTest, Message, check_choice
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import parse_samples
+from multinode.runs.stored_run import StoredRun
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import PairSpeed
 
@@ -68,8 +70,8 @@ def run_scan(launch: Launch, extent: Extent, context: RunContext) -> tuple[ScanR
         launch = msgspec.structs.replace(launch, job=test)
     prepared = prepare(launch, context)
     directory = prepared.directory
-    pairs = _measure_pairs(prepared, context) if extent.pairs else ()
-    launched = run_prepared(prepared, context)
+    pairs = _measure_pairs(prepared, launch.cluster, context) if extent.pairs else ()
+    launched = run_prepared(launch, prepared, context)
     require_success(launched, context)
     samples = {
         place.node_rank: list(parse_samples(directory.sample_lines(place.node_rank))) for place in launched.plan.places
@@ -102,10 +104,10 @@ def _load(runs: Path, name: str) -> ScanReport:
 
 def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
     """The layout of the training, and its model's config.json, which node 0 must have too."""
-    questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
-    facts = probe(context.agent, launch.cluster, questions).require()
+    cwd, model = str(Path.cwd()), job_files(job).model
+    facts = probe(context.agent, launch.cluster, controller_cwd=cwd, packages=False, model=model).require()
     first = facts[launch.cluster.nodes[0].name]
-    return Layout.of(workers_of_nodes(launch.cluster, facts, launch.options.workers_per_node)), first.model
+    return Layout.of(workers_of_nodes(launch.cluster, facts, launch.workers_per_node)), first.model_config
 
 
 def _measuring(step: StepMessages, workers: int, launch: Launch) -> Launch:
@@ -114,10 +116,11 @@ def _measuring(step: StepMessages, workers: int, launch: Launch) -> Launch:
     return msgspec.structs.replace(launch, job=test)
 
 
-def _measure_pairs(prepared: Prepared, context: RunContext) -> tuple[PairSpeed, ...]:
-    addresses = {place.node: place.endpoint.addr for place in prepared.plan.places if place.endpoint.addr is not None}
-    ceilings = nic_ceilings(nics_of(prepared.plan.places, prepared.facts))
-    pairs = measure_pairs(context.agent, prepared.launch.cluster.nodes, addresses, ceilings, context.say)
+def _measure_pairs(prepared: StoredRun, cluster: Cluster, context: RunContext) -> tuple[PairSpeed, ...]:
+    places = prepared.require_plan().places
+    addresses = {place.node: place.endpoint.addr for place in places if place.endpoint.addr is not None}
+    ceilings = nic_ceilings(nics_of(places, prepared.facts))
+    pairs = measure_pairs(context.agent, cluster.nodes, addresses, ceilings, context.say)
     prepared.directory.write("pairs.json", pairs)
     if context.stop.count:
         raise Interrupted("interrupted", hint=f"results so far: {prepared.directory}")

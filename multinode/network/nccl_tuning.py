@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
-from multinode.render.sheet import Column, Sheet
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.render.sheet import Block, Chart, Charts, Column, Command, Labels, Prose, Sheet, Tiles
 from multinode.stats.estimate import Estimate, of_repeats, ratio, text_of
 from multinode.units import MIB, format_count, format_list, format_rate, goodput_gb_per_s, times
 
@@ -149,17 +149,28 @@ def _is_since(version: str | None, since: tuple[int, int]) -> bool:
 _GLOO = "Nothing to tune: gloo uses one connection between two workers and one algorithm per collective."
 
 
-def tune_parts(report: TuneReport, *, details: bool = False) -> Iterator[Part]:
-    """The screen; `details` adds every setting, and reasons of failures."""
-    yield paragraph(_verdict(report), style="bold")
+def show(report: TuneReport) -> Iterator[Block]:
+    """The verdict, the settings and what to keep; in detail every setting, and reasons of failures."""
+    yield Prose(_verdict(report), "lead")
+    if report.together is not None and report.together.gain is not None:
+        yield Tiles((("speed-up of the best settings together", times(report.together.gain.value)),))
+    yield Charts(lambda: _charts(report))
     if report.settings:
-        yield ""
-        yield sheet_table(_sheet(report, details=details))
-    if rows := [*_notes(report, details=details)]:
-        yield ""
-        yield labelled(rows)
-    if report.settings and not details:
-        yield footer("Details", f"multinode show {report.run_id} --details")
+        yield _sheet(report, detail="brief")
+        yield _sheet(report, detail="full")
+    yield Labels(tuple(_keep(report)))
+    failed = [setting.text for setting in report.settings if setting.reason]
+    if failed:
+        yield Labels((("Failed", f"{format_list(failed, 4)} could not be measured"),), detail="brief")
+    yield Labels(tuple(_jumbo(report)))
+    if report.settings:
+        yield Command("Details", f"multinode show {report.run_id} --details", detail="brief")
+
+
+def _charts(report: TuneReport) -> Iterable[Chart]:
+    from multinode.network.charts import tune_charts  # noqa: PLC0415 - plotly is an extra
+
+    return tune_charts(report)
 
 
 def tune_warnings(report: TuneReport) -> list[str]:
@@ -204,7 +215,8 @@ def _verdict(report: TuneReport) -> str:
     )
 
 
-def _sheet(report: TuneReport, *, details: bool) -> Sheet:
+def _sheet(report: TuneReport, detail: Literal["brief", "full"]) -> Sheet:
+    details = detail == "full"
     by_axis = ([setting for setting in report.settings if setting.axis == axis] for axis in AXES)
     tried = report.settings if details else [max(alike, key=_gain) for alike in by_axis if alike]
     together = [report.together] if report.together is not None and len(report.together.env) > 1 else []
@@ -233,6 +245,7 @@ def _sheet(report: TuneReport, *, details: bool) -> Sheet:
         title=f"{kind}: {report.repeats} repeats, interleaved with the default",
         columns=columns,
         rows=tuple(row[: len(columns)] for row in rows),
+        detail=detail,
     )
 
 
@@ -240,13 +253,13 @@ def _ms(time_us: Estimate | None) -> str:
     return text_of(time_us * 1e-3 if time_us is not None else None)
 
 
-def _notes(report: TuneReport, *, details: bool) -> Iterator[tuple[str, str]]:
+def _keep(report: TuneReport) -> Iterator[tuple[str, str]]:
     if report.winner:
         yield "Keep", f"add to every line of the hostfile, or use --write: {env_keys(report)}"
         yield from (("Note", text) for text in tune_warnings(report))
-    failed = [setting.text for setting in report.settings if setting.reason]
-    if failed and not details:
-        yield "Failed", f"{format_list(failed, 4)} could not be measured"
+
+
+def _jumbo(report: TuneReport) -> Iterator[tuple[str, str]]:
     if report.jumbo_gain is not None and report.link_gbit_per_s is not None:
         more = f"{report.jumbo_gain - 1:.1%} more payload for less CPU"
         carried = f"at {format_rate(report.link_gbit_per_s)}, frames of 9000 bytes carry {more}"

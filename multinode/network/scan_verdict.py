@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import msgspec
 
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.network.scan_evidence import (
     MORE_THAN_A_LINK,
     SMALL_BYTES,
@@ -27,6 +29,7 @@ from multinode.traffic.algorithms import (
 )
 from multinode.traffic.pair_speeds import (
     NetworkFinding,
+    NetworkRules,
     find_odd_in_ring,
     slowest_gb_per_s,
 )
@@ -66,13 +69,9 @@ _PERCENT = 0.01
 _PLACEMENT = "on AWS, put the nodes into one cluster placement group"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement of a size scan."""
+class Verdict(Finding, frozen=True, kw_only=True):
+    """The judgement of a size scan in one line; its hint is that of the likeliest cause."""
 
-    # `ok`, `slow`, `wrong_values`, `wrong_path` (other interfaces carried it), `one_node`, `alone` (each process was
-    # the only worker of a test of its own), `inconclusive` or `empty` (nothing was measured by all workers)
-    status: str = ""
-    text: str = ""  # one line
     over_rdma: bool = False  # whether the collectives used RDMA
     # of the largest size of each collective, the one that fills the network least; one above the link rate takes
     # precedence
@@ -86,21 +85,46 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_failure(self) -> bool:
         """Whether no speed was measured, or its values are wrong."""
-        return self.status in {"wrong_values", "alone", "empty"}
+        return self.code in {rule.code for rule in (_WRONG_RESULTS, _RAN_ALONE, _EMPTY)}
+
+
+VERDICTS = RuleGroup("Verdict of nccl-test")
+_OK = VERDICTS.rule("ok", about="the network is as fast as its links", message="network OK{rate}{cause}: {reached}")
+_SLOW = VERDICTS.rule("slow", about="the network is slower than its links", message="slow: {reached}")
+_INCONCLUSIVE = VERDICTS.rule(
+    "inconclusive",
+    about="a speed that cannot be judged, or that no link could carry",
+    message="inconclusive: {reached}",
+)
+_ONE_NODE = VERDICTS.rule("one_node", about="workers of one node", message="no network used: {reached}")
+_WRONG_RESULTS = VERDICTS.rule(
+    "wrong_values",
+    about="a collective that returned wrong values",
+    message="wrong results: a collective returned incorrect values",
+)
+_OTHER_NICS = VERDICTS.rule(
+    "wrong_path",
+    about="traffic over other NICs than those of the data plane",
+    message="wrong network: the traffic did not use the data plane's NICs",
+)
+_RAN_ALONE = VERDICTS.rule(
+    "alone", about="processes that were the only worker of a test each", message="no result: {why}"
+)
+_EMPTY = VERDICTS.rule("empty", about="nothing was measured", message="no result: no size was measured by all workers")
 
 
 def judge_scan(seen: ScanEvidence) -> Verdict:
     """Compare the largest size of each collective with raw TCP and the link."""
-    status, causes = _status(seen), tuple(_find_causes(seen))
+    rule, causes = _rule(seen), tuple(_find_causes(seen))
     hints = [cause.hint for cause in causes]
     causes = tuple(
         msgspec.structs.replace(cause, hint=None) if cause.hint in hints[:number] else cause
         for number, cause in enumerate(causes)
     )
     nics = len(min(seen.nics_gbit_per_s.values(), key=sum, default=(0,)))
+    fields = rule.fields(None, _values(rule, seen, nics, has_causes=bool(causes)))
     return Verdict(
-        status=status,
-        text=_verdict_text(status, seen, causes, nics),
+        **fields | {"hint": causes[0].hint if causes else None},
         over_rdma=bool(seen.over_rdma),
         worst=seen.worst,
         nics=nics,
@@ -110,27 +134,30 @@ def judge_scan(seen: ScanEvidence) -> Verdict:
     )
 
 
-def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding], nics: int) -> str:
-    worst, link = seen.worst, seen.link_gbit_per_s
-    if status in {"wrong_values", "wrong_path", "alone", "empty"}:
-        return _failure_text(status, seen)
+def _values(rule: Rule, seen: ScanEvidence, nics: int, *, has_causes: bool) -> dict[str, object]:
+    """What the words of a verdict refer to."""
+    one = "the test had one worker"
+    rate = f" for a link of {format_rate(seen.link_gbit_per_s)}" if seen.link_gbit_per_s else ""
+    return {
+        "why": "the processes did not run one test together" if seen.processes_alone > 1 else one,
+        "rate": f"{rate} ({nics} NICs together)" if rate and nics > 1 and not seen.is_raw_only else rate,
+        "cause": ", see the cause below" if has_causes else "",
+        "reached": _reached(rule, seen, nics),
+    }
+
+
+def _reached(rule: Rule, seen: ScanEvidence, nics: int) -> str:
+    worst = seen.worst
     if seen.is_raw_only or worst is None:
-        return _raw_text(status, seen, causes)
+        return _raw_text(rule, seen) if seen.is_raw_only else ""
     several = len({share.collective for share in seen.shares}) > 1
     subject = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
-    if status == "one_node":
-        return (
-            f"no network used: {subject} reaches {format_figure(worst.busbw_gb_per_s)} GB/s busbw "
-            "between workers of one node"
-        )
-    if status == "inconclusive" and seen.beyond is None:
-        return f"inconclusive: {_unknown_text(subject, seen, worst)}"
-    reached = f"{subject} reaches {_shares(status, seen, worst, nics)}"
-    if status == "ok":
-        together = f" ({nics} NICs together)" if nics > 1 else ""
-        rate = f" for a link of {format_rate(link)}{together}" if link else ""
-        return f"network OK{rate}{', see the cause below' if causes else ''}: {reached}"
-    return f"inconclusive: {reached}, more than this link can carry" if status == "inconclusive" else f"slow: {reached}"
+    if rule is _ONE_NODE:
+        return f"{subject} reaches {format_figure(worst.busbw_gb_per_s)} GB/s busbw between workers of one node"
+    if rule is _INCONCLUSIVE and seen.beyond is None:
+        return _unknown_text(subject, seen, worst)
+    reached = f"{subject} reaches {_shares(rule, seen, worst, nics)}"
+    return f"{reached}, more than this link can carry" if rule is _INCONCLUSIVE else reached
 
 
 def _unknown_text(subject: str, seen: ScanEvidence, worst: SizeShare) -> str:
@@ -141,38 +168,26 @@ def _unknown_text(subject: str, seen: ScanEvidence, worst: SizeShare) -> str:
     return f"{subject} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
 
 
-def _failure_text(status: str, seen: ScanEvidence) -> str:
-    one = "the test had one worker"
-    return {
-        "wrong_values": "wrong results: a collective returned incorrect values",
-        "wrong_path": "wrong network: the traffic did not use the data plane's NICs",
-        "alone": f"no result: {'the processes did not run one test together' if seen.processes_alone > 1 else one}",
-        "empty": "no result: no size was measured by all workers",
-    }[status]
-
-
-def _raw_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding]) -> str:
+def _raw_text(rule: Rule, seen: ScanEvidence) -> str:
     """Of raw streams without a collective."""
     link, ceiling = seen.link_gbit_per_s, seen.ceiling_gb_per_s
     name, speed = seen.rdma_program if seen.over_rdma else "raw TCP", seen.raw_gb_per_s or 0.0
     reached = f"{name} reaches {format_figure(speed)} GB/s ({format_rate(speed * BITS_PER_BYTE)})"
     if link is None or ceiling is None:
-        return f"inconclusive: {reached}; the link rate is not known for comparison"
+        return f"{reached}; the link rate is not known for comparison"
     digits = 0 if speed >= _PERCENT * ceiling else 1
     share = f"{speed / ceiling:.{digits}%} of the {'' if seen.over_rdma else 'TCP '}line rate"
-    if status == "ok":
-        beside = ", see the cause below" if causes else ""
-        return f"network OK for a link of {format_rate(link)}{beside}: {reached}, {share}"
-    if status == "inconclusive":
-        return f"inconclusive: {reached}, {share} of a link of {format_rate(link)}, more than this link can carry"
-    return f"slow: {reached}, {share} of a link of {format_rate(link)}"
+    if rule is _OK:
+        return f"{reached}, {share}"
+    more = ", more than this link can carry" if rule is _INCONCLUSIVE else ""
+    return f"{reached}, {share} of a link of {format_rate(link)}{more}"
 
 
-def _shares(status: str, seen: ScanEvidence, worst: SizeShare, nics: int) -> str:
+def _shares(rule: Rule, seen: ScanEvidence, worst: SizeShare, nics: int) -> str:
     parts, link = [], seen.link_gbit_per_s
     if worst.share_of_ceiling is not None:
         together = f", {nics} NICs together" if nics > 1 else ""
-        rate = f" of a link of {format_rate(link)}{together}" if link and status != "ok" else ""
+        rate = f" of a link of {format_rate(link)}{together}" if link and rule is not _OK else ""
         parts.append(f"{worst.share_of_ceiling:.0%} of the {'TCP ' if seen.over_rdma is False else ''}line rate{rate}")
     if worst.share_of_tcp is not None:
         parts.append(f"{worst.share_of_tcp:.0%} of raw TCP")
@@ -187,30 +202,29 @@ def _shares(status: str, seen: ScanEvidence, worst: SizeShare, nics: int) -> str
     return f"{format_list(parts)}{turns}"
 
 
-def _status(seen: ScanEvidence) -> str:
-    failures = {
-        "wrong_values": bool(seen.num_wrong),
-        "wrong_path": seen.path.ok is False,
-        "alone": seen.layout.workers == 1,
-    }
-    failed = next((name for name, is_so in failures.items() if is_so), None)
-    if failed is not None:
-        return failed
+def _rule(seen: ScanEvidence) -> Rule:
+    if seen.num_wrong or seen.path.ok is False:
+        return _WRONG_RESULTS if seen.num_wrong else _OTHER_NICS
+    if seen.layout.workers == 1:
+        return _RAN_ALONE
     if seen.worst is None:
-        return _raw_status(seen) if seen.is_raw_only else "empty"
+        return _raw_rule(seen) if seen.is_raw_only else _EMPTY
     if seen.layout.nodes == 1:
-        return "one_node"
+        return _ONE_NODE
     if seen.is_well:
-        return "ok"
-    return "inconclusive" if seen.collective_is_slow is None else "slow"
+        return _OK
+    return _INCONCLUSIVE if seen.collective_is_slow is None else _SLOW
 
 
-def _raw_status(seen: ScanEvidence) -> str:
+def _raw_rule(seen: ScanEvidence) -> Rule:
     if seen.raw_gb_per_s is None:
-        return "empty"
+        return _EMPTY
     if seen.raw_is_slow is None or seen.raw_gb_per_s > MORE_THAN_A_LINK * (seen.ceiling_gb_per_s or 0.0):
-        return "inconclusive"
-    return "slow" if seen.raw_is_slow else "ok"
+        return _INCONCLUSIVE
+    return _SLOW if seen.raw_is_slow else _OK
+
+
+CAUSES = NetworkRules("Causes of a slow network")
 
 
 def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
@@ -218,17 +232,38 @@ def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
     return causes or [cause for find in _IF_NOTHING_ELSE for cause in find(seen)]
 
 
+_BOND = CAUSES.cause(
+    "bond",
+    about="a bond, over which few connections fill one NIC",
+    message="the traffic uses the bond {names}: a bond sends each connection over one of its NICs, so that few "
+    "connections fill only one",
+    hint="give NCCL the NICs instead of the bond: remove the bond and name both (hca= in the hostfile, or "
+    "NCCL_IB_HCA); with a bond, try more queue pairs: NCCL_IB_QPS_PER_CONNECTION=4",
+    figures=("names",),
+)
+
+
 def _bond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if seen.bonds and not seen.is_well:
-        names = format_list(seen.bonds)
-        yield NetworkFinding(
-            code="bond",
-            figures={"names": names},
-            message=f"the traffic uses the bond {names}: a bond sends each connection over one of its NICs, so that "
-            "few connections fill only one",
-            hint="give NCCL the NICs instead of the bond: remove the bond and name both (hca= in the hostfile, or "
-            "NCCL_IB_HCA); with a bond, try more queue pairs: NCCL_IB_QPS_PER_CONNECTION=4",
-        )
+        yield _BOND.found(None, names=format_list(seen.bonds))
+
+
+_SLOW_OVER_RDMA = CAUSES.cause(
+    "slow_over_rdma",
+    about="a collective that does not reach raw RDMA",
+    message="{program} reaches {raw} GB/s between the same ports, {so}",
+    hint="check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO prints "
+    "GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL",
+    figures=("rdma_gb_per_s", "ceiling_gb_per_s"),
+)
+_SLOW_RAW_RDMA = CAUSES.cause(
+    "slow_raw_rdma",
+    about="raw RDMA that does not fill its link",
+    message="{program}{also} reaches only {raw} of {ceiling} GB/s: the network or the NIC's slot is the cause{rest}",
+    hint="check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch port: "
+    "ibstat; if a NIC started degraded, power-cycle both nodes",
+    figures=("rdma_gb_per_s", "ceiling_gb_per_s"),
+)
 
 
 def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -236,86 +271,106 @@ def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     raw, ceiling = seen.rdma_gb_per_s, seen.ceiling_gb_per_s or 0.0
     if raw is None or seen.is_well or (seen.collective_is_slow is None and not seen.is_raw_only):
         return
-    figures: dict[str, float | str] = {"rdma_gb_per_s": raw, "ceiling_gb_per_s": ceiling}
+    values: dict[str, object] = {
+        "program": seen.rdma_program,
+        "raw": format_figure(raw),
+        "ceiling": format_figure(ceiling),
+        "rdma_gb_per_s": raw,
+        "ceiling_gb_per_s": ceiling,
+    }
     if seen.collective_is_slow:
-        reaches = f"{seen.rdma_program} reaches {format_figure(raw)} GB/s between the same ports"
         share = seen.worst.share_of_rdma if seen.worst is not None else None
-        yield NetworkFinding(
-            code="slow_over_rdma",
-            figures=figures,
-            message=f"{reaches}, and the collective {share or 0.0:.0%} of it: whatever limits raw RDMA, most of the "
-            "time is lost on the path from GPU to NIC, or in NCCL itself"
+        so = (
+            f"and the collective {share or 0.0:.0%} of it: whatever limits raw RDMA, most of the time is lost on the "
+            "path from GPU to NIC, or in NCCL itself"
             if seen.rdma_is_slow
-            else f"{reaches}, which rules out cable and switch: the cause is the path from GPU to NIC, or NCCL itself",
-            hint="check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO "
-            "prints GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL",
+            else "which rules out cable and switch: the cause is the path from GPU to NIC, or NCCL itself"
         )
+        yield _SLOW_OVER_RDMA.found(None, so=so, **values)
     if seen.rdma_is_slow:
-        also, rest = " also", ", not NCCL"
-        if seen.collective_is_slow or seen.is_raw_only:
-            also, rest = "", ""
-        yield NetworkFinding(
-            code="slow_raw_rdma",
-            figures=figures,
-            message=f"{seen.rdma_program}{also} reaches only {format_figure(raw)} of "
-            f"{format_figure(ceiling)} GB/s: the network or the NIC's "
-            f"slot is the cause{' of that' if seen.collective_is_slow else rest}",
-            hint="check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch "
-            "port: ibstat; if a NIC started degraded, power-cycle both nodes",
-        )
+        is_cause = seen.collective_is_slow or seen.is_raw_only
+        rest = " of that" if seen.collective_is_slow else "" if seen.is_raw_only else ", not NCCL"
+        yield _SLOW_RAW_RDMA.found(None, also="" if is_cause else " also", rest=rest, **values)
+
+
+_SLOW_RAW_TCP = CAUSES.cause(
+    "slow_raw_tcp",
+    about="raw TCP that does not fill its link, if no collective was measured",
+    message="raw TCP itself is slow: the cause is the network, or a CPU that is too slow for this rate",
+    hint="check cables, the switch, other traffic and busy CPUs: multinode check --bandwidth; on every node ip -s "
+    "link; top",
+    figures=("tcp_gb_per_s",),
+)
+_SLOW_TCP = CAUSES.cause(
+    "slow_tcp",
+    about="raw TCP that does not fill its link either",
+    message="raw TCP is slow too, {tcp} GB/s on the slowest link of the ring: the network is the cause, not the "
+    "collective",
+    hint="check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s link",
+    figures=("tcp_gb_per_s",),
+)
+_SLOW_RDMA = CAUSES.cause(
+    "slow_rdma",
+    about="a collective over RDMA that does not fill its link, if raw RDMA was not measured",
+    message="the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path from "
+    "GPU to NIC",
+    hint="run ibstat, and ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; PCIe "
+    "access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; nvidia-smi topo -m",
+)
+_UNKNOWN_NETWORK = CAUSES.cause(
+    "unknown_network",
+    about="a fast link, if it is unknown what NCCL used",
+    message="it is unknown whether NCCL used RDMA or sockets, which are far slower on such a link",
+    hint="run it again with NCCL_DEBUG=INFO: its log has NET/IB for RDMA and NET/Socket for TCP; if it should be RDMA, "
+    "unset NCCL_IB_DISABLE and check that the ports are active: ibstat",
+)
+_NO_TCP = CAUSES.cause(
+    "no_tcp",
+    about="a slow collective, if raw TCP was not measured",
+    message="raw TCP was not measured, so it is unknown whether the network or the collective is slow",
+    hint="multinode check --bandwidth",
+)
+_SLOW_COLLECTIVE = CAUSES.cause(
+    "slow_collective",
+    about="a slow collective, while raw TCP is not",
+    message="raw TCP is OK, so cables and switch are not the cause; the collective itself is slow",
+    hint="run top on each node during the test: a CPU core that is always busy slows the collective{log!s}",
+)
 
 
 def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     """What is slow, if nothing says why."""
-    if seen.tcp_is_slow and seen.is_raw_only:
-        yield NetworkFinding(
-            code="slow_tcp",
-            figures={"tcp_gb_per_s": seen.tcp_gb_per_s or 0.0},
-            message="raw TCP itself is slow: the cause is the network, or a CPU that is too slow for this rate",
-            hint="check cables, the switch, other traffic and busy CPUs: multinode check --bandwidth; on every node "
-            "ip -s link; top",
-        )
-    elif seen.tcp_is_slow:
-        tcp = seen.tcp_gb_per_s or 0.0
-        yield NetworkFinding(
-            code="slow_tcp",
-            figures={"tcp_gb_per_s": tcp},
-            message=f"raw TCP is slow too, {format_figure(tcp)} GB/s on the slowest link of the ring: "
-            "the network is the cause, "
-            "not the collective",
-            hint="check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s link",
-        )
+    tcp = seen.tcp_gb_per_s or 0.0
+    if seen.tcp_is_slow:
+        rule = _SLOW_RAW_TCP if seen.is_raw_only else _SLOW_TCP
+        yield rule.found(None, tcp=format_figure(tcp), tcp_gb_per_s=tcp)
     elif not seen.collective_is_slow or seen.rdma_gb_per_s is not None:
         return
     elif seen.over_rdma:
-        yield NetworkFinding(
-            code="slow_rdma",
-            message="the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path "
-            "from GPU to NIC",
-            hint="run ibstat, and ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; "
-            "PCIe access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; "
-            "nvidia-smi topo -m",
-        )
+        yield _SLOW_RDMA.found(None)
     elif seen.over_rdma is None and (seen.link_gbit_per_s or 0.0) >= _TCP_LIMIT_LINK_GBIT:
-        yield NetworkFinding(
-            code="unknown_network",
-            message="it is unknown whether NCCL used RDMA or sockets, which are far slower on such a link",
-            hint="run it again with NCCL_DEBUG=INFO: its log has NET/IB for RDMA and NET/Socket for TCP; if it should "
-            "be RDMA, unset NCCL_IB_DISABLE and check that the ports are active: ibstat",
-        )
+        yield _UNKNOWN_NETWORK.found(None)
     elif seen.tcp_gb_per_s is None:
-        yield NetworkFinding(
-            code="no_tcp",
-            message="raw TCP was not measured, so it is unknown whether the network or the collective is slow",
-            hint="multinode check --bandwidth",
-        )
+        yield _NO_TCP.found(None)
     else:
-        yield NetworkFinding(
-            code="slow_collective",
-            message="raw TCP is OK, so cables and switch are not the cause; the collective itself is slow",
-            hint="run top on each node during the test: a CPU core that is always busy slows the collective"
-            + ("; enable NCCL's log: --env NCCL_DEBUG=INFO" if seen.backend == "nccl" else ""),
-        )
+        log = "; enable NCCL's log: --env NCCL_DEBUG=INFO" if seen.backend == "nccl" else ""
+        yield _SLOW_COLLECTIVE.found(None, log=log)
+
+
+_WRONG_VALUES = CAUSES.cause(
+    "wrong_values",
+    about="a collective that returned wrong values",
+    message="{count} values were wrong ({collectives}): speeds are invalid until they are correct",
+    hint="measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU memory "
+    "(nvidia-smi -q -d ECC) and the kernel log (dmesg) on each",
+    figures=("count", "collectives"),
+)
+_WRONG_PATH = CAUSES.cause(
+    "wrong_path",
+    about="traffic over other NICs than those of the data plane",
+    message="{carried}",
+    hint="name the interface in the hostfile (ifname=), and unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+)
 
 
 def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -323,41 +378,48 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if count:
         rows = [row for row in seen.rows if row.num_wrong] or seen.rows
         where = ", ".join(dict.fromkeys(f"{row.collective} of {row.dtype}" for row in rows)) or "all sizes together"
-        yield NetworkFinding(
-            code="wrong_values",
-            figures={"count": count, "collectives": where},
-            message=f"{count} values were wrong ({where}): speeds are invalid until they are correct",
-            hint="measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU "
-            "memory (nvidia-smi -q -d ECC) and the kernel log (dmesg) on each",
-        )
+        yield _WRONG_VALUES.found(None, count=count, collectives=where)
     if seen.path.ok is False:
-        text = " ".join(seen.path.sentences).rstrip(". ")
-        yield NetworkFinding(
-            code="wrong_path",
-            message=text or "the traffic did not use the expected NICs",
-            hint="name the interface in the hostfile (ifname=), and unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
-        )
+        carried = " ".join(seen.path.sentences).rstrip(". ")
+        yield _WRONG_PATH.found(None, carried=carried or "the traffic did not use the expected NICs")
+
+
+_WITH_MPI = "make MPI=1 MPI_HOME=DIR, with DIR of the mpirun that starts it"
+_ALONE = CAUSES.cause(
+    "alone",
+    about="processes of nccl-tests that ran a test each",
+    message="{processes} processes ran a test each, with only their own GPUs (busbw is 0 with one): the program was "
+    "built without MPI, or its MPI is not that of the launcher",
+    hint=f"build nccl-tests with MPI: {_WITH_MPI}; or measure without MPI: multinode nccl-test --hosts HOSTFILE",
+    figures=("processes",),
+)
+_ONE_RANK = CAUSES.cause(
+    "one_rank",
+    about="a test of one rank",
+    message="busbw is 0 because the test had one rank, which has nobody to send to",
+    hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built without MPI: "
+    f"{_WITH_MPI}",
+)
 
 
 def _alone(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if seen.layout.workers > 1:
         return
-    build = "make MPI=1 MPI_HOME=DIR, with DIR of the mpirun that starts it"
     if seen.processes_alone > 1:
-        yield NetworkFinding(
-            code="alone",
-            figures={"processes": seen.processes_alone},
-            message=f"{seen.processes_alone} processes ran a test each, with only their own GPUs (busbw is 0 with "
-            "one): the program was built without MPI, or its MPI is not that of the launcher",
-            hint=f"build nccl-tests with MPI: {build}; or measure without MPI: multinode nccl-test --hosts HOSTFILE",
-        )
+        yield _ALONE.found(None, processes=seen.processes_alone)
     else:
-        yield NetworkFinding(
-            code="one_rank",
-            message="busbw is 0 because the test had one rank, which has nobody to send to",
-            hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built "
-            f"without MPI: {build}",
-        )
+        yield _ONE_RANK.found(None)
+
+
+_ONE_GPU = CAUSES.cause(
+    "one_gpu",
+    about="one GPU per node that drives several NICs",
+    message="one GPU per node drives {nics} NICs, and its PCIe {generation} x16 slot carries at most {slot} GB/s: the "
+    "GPU's slot is the limit, not the NICs",
+    hint="measure with all GPUs of each node: multinode nccl-test --workers-per-node 8; with nccl-tests, start one "
+    "rank per GPU",
+    figures=("nic_gb_per_s", "slot_gbit_per_s", "nics"),
+)
 
 
 def _one_gpu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -370,26 +432,48 @@ def _one_gpu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     slots = {name: rate for name, rate in _GPU_SLOTS_GBIT.items() if _NEAR_A_SLOT * rate <= speed_gbit <= rate < link}
     if slots:
         name, slot = next(iter(slots.items()))
-        yield NetworkFinding(
-            code="one_gpu",
-            figures={"nic_gb_per_s": worst.nic_gb_per_s, "slot_gbit_per_s": slot, "nics": nics},
-            message=f"one GPU per node drives {nics} NICs, and its PCIe {name} x16 slot carries at most "
-            f"{format_figure(slot / BITS_PER_BYTE)} GB/s: the GPU's slot is the limit, not the NICs",
-            hint="measure with all GPUs of each node: multinode nccl-test --workers-per-node 8; with nccl-tests, start "
-            "one rank per GPU",
+        yield _ONE_GPU.found(
+            None,
+            nics=nics,
+            generation=name,
+            slot=format_figure(slot / BITS_PER_BYTE),
+            nic_gb_per_s=worst.nic_gb_per_s,
+            slot_gbit_per_s=slot,
         )
+
+
+_BEYOND_FIGURES = ("nic_gb_per_s", "share", "link_gbit_per_s", "collective")
+_ANOTHER_ALGORITHM = CAUSES.cause(
+    "another_algorithm",
+    about="a speed that a ring cannot reach on this link, but another algorithm can",
+    message="a ring would have needed {share:.0%} of the line rate ({link}): the backend used its {algorithm}, which "
+    "sends less through a NIC ({other:.0%} of the rate), or more NICs than the known one",
+    hint="to be certain, measure with a ring only: multinode nccl-test with --env NCCL_ALGO=Ring",
+    figures=(*_BEYOND_FIGURES, "algorithm", "other"),
+)
+_MORE_NICS = CAUSES.cause(
+    "more_nics",
+    about="a speed that no algorithm can reach on this link",
+    message="{speed} GB/s through a node is {share:.0%} of the rate of its known NICs ({link}): the data used more "
+    "NICs, or a NIC reports too low a rate",
+    hint="see which NICs NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; list the NICs "
+    "and their rates: multinode check",
+    figures=_BEYOND_FIGURES,
+)
 
 
 def _beyond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     share = seen.beyond
     if share is None:
         return
-    of_link, link = share.share_of_ceiling or 0.0, format_rate(seen.link_gbit_per_s or 0.0)
-    figures: dict[str, float | str] = {
+    of_link = share.share_of_ceiling or 0.0
+    values: dict[str, object] = {
         "nic_gb_per_s": share.nic_gb_per_s,
         "share": of_link,
         "link_gbit_per_s": seen.link_gbit_per_s or 0.0,
         "collective": share.collective,
+        "link": format_rate(seen.link_gbit_per_s or 0.0),
+        "speed": format_figure(share.nic_gb_per_s),
     }
     case = (seen.backend, share.collective, seen.layout)
     others = [
@@ -399,35 +483,23 @@ def _beyond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     least, name = min(others, default=(math.inf, ""))
     other = of_link * least / nic_factor(*case)
     if other <= MORE_THAN_A_LINK:
-        yield NetworkFinding(
-            code="another_algorithm",
-            figures={**figures, "algorithm": name, "other": other},
-            message=f"a ring would have needed {of_link:.0%} of the line rate ({link}): the backend used its {name}, "
-            f"which sends less through a NIC ({other:.0%} of the rate), or more NICs than the known one",
-            hint="to be certain, measure with a ring only: multinode nccl-test with --env NCCL_ALGO=Ring",
-        )
+        yield _ANOTHER_ALGORITHM.found(None, algorithm=name, other=other, **values)
     else:
-        yield NetworkFinding(
-            code="more_nics",
-            figures=figures,
-            message=f"{format_figure(share.nic_gb_per_s)} GB/s through a node is {of_link:.0%} of the "
-            "rate of its known NICs "
-            f"({link}): the data used more NICs, or a NIC reports too low a rate",
-            hint="see which NICs NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; list "
-            "the NICs and their rates: multinode check",
-        )
+        yield _MORE_NICS.found(None, **values)
+
+
+_HALF_DUPLEX = CAUSES.cause(
+    "half_duplex",
+    about="a NIC that cannot send and receive at the same time",
+    message="the NIC of {names} runs in half duplex: it cannot send and receive at the same time",
+    hint="enable autonegotiation on NIC and switch port: sudo ethtool -s INTERFACE autoneg on; or replace the cable",
+)
 
 
 def _half_duplex(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     half = tuple(name for name, nic in seen.nics.items() if nic.duplex == "half")
     if half and not seen.is_well:
-        yield NetworkFinding(
-            code="half_duplex",
-            nodes=half,
-            message=f"the NIC of {format_list(half)} runs in half duplex: it cannot send and receive at the same time",
-            hint="enable autonegotiation on NIC and switch port: sudo ethtool -s INTERFACE autoneg on; or replace the "
-            "cable",
-        )
+        yield _HALF_DUPLEX.found(None, at=half, names=format_list(half))
 
 
 def _odd_pairs(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -436,21 +508,33 @@ def _odd_pairs(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield from seen.odd or find_odd_in_ring(seen.tcp.ring, nic_ceilings(seen.nics))
 
 
+_SLOWER_LINK = CAUSES.cause(
+    "slower_link",
+    about="a link that negotiated a lower rate than the others",
+    message="{each} while others have {most}: every collective runs at the speed of the slowest link",
+    hint="check the cable and switch port: sudo ethtool INTERFACE shows what the NIC and its link partner advertise",
+    figures=("link_gbit_per_s",),
+)
+
+
 def _slower_link(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     links = {name: nic.speed_gbit_per_s for name, nic in seen.nics.items() if nic.speed_gbit_per_s}
     most = max(links.values(), default=0.0)
     slow = {name: link for name, link in links.items() if link < most}
     if slow and len(slow) <= len(links) / 2:
         each = format_list([f"{name} negotiated {format_rate(link)}" for name, link in slow.items()])
-        yield NetworkFinding(
-            code="slower_link",
-            figures={"link_gbit_per_s": most, **slow},
-            nodes=tuple(slow),
-            message=f"{each} while others have {format_rate(most)}: every collective runs at the speed of the slowest "
-            "link",
-            hint="check the cable and switch port: sudo ethtool INTERFACE shows what the NIC and its link partner "
-            "advertise",
+        yield _SLOWER_LINK.found(
+            None, at=tuple(slow), each=each, most=format_rate(most), link_gbit_per_s=most, by_node=slow
         )
+
+
+_MIXED_MTU = CAUSES.cause(
+    "mixed_mtu",
+    about="MTUs that differ",
+    message="the MTU of {each} while others have {mtu_bytes:.0f}: large packets may be lost",
+    hint="set the same MTU on every NIC and on the switch: sudo ip link set dev INTERFACE mtu 1500",
+    figures=("mtu_bytes",),
+)
 
 
 def _mixed_mtu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -459,41 +543,77 @@ def _mixed_mtu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     small = {name: mtu for name, mtu in mtus.items() if mtu < most}
     if small and not seen.is_well:
         each = format_list([f"{name} is {mtu:.0f}" for name, mtu in small.items()])
-        yield NetworkFinding(
-            code="mixed_mtu",
-            figures={"mtu_bytes": most, **small},
-            nodes=tuple(small),
-            message=f"the MTU of {each} while others have {most:.0f}: large packets may be lost",
-            hint="set the same MTU on every NIC and on the switch: sudo ip link set dev INTERFACE mtu 1500",
-        )
+        yield _MIXED_MTU.found(None, at=tuple(small), each=each, mtu_bytes=most, by_node=small)
+
+
+_FLOW_CAP = "to {cap}: AWS caps each flow at this rate, and a bond sends a flow over one NIC"
+_LIMITED = {
+    code: CAUSES.cause(
+        code,
+        about=about,
+        message="one TCP connection reaches {one} GB/s, several together {several} GB/s: a single connection is "
+        f"limited {limit}",
+        hint=hint,
+        figures=("one_gb_per_s", "several_gb_per_s", *more),
+    )
+    for code, about, limit, hint, *more in (
+        ("one_connection", "a limit of each connection", "by one CPU core or by small socket buffers", _BUFFERS),
+        (
+            "one_connection_fast",
+            "a limit of each connection on a fast link",
+            "by one CPU core, or by a cloud's cap on each flow",
+            _BUFFERS,
+        ),
+        (
+            "one_connection_fast_nccl",
+            "a limit of each connection on a fast link, with NCCL",
+            "by one CPU core, or by a cloud's cap on each flow",
+            _SOCKETS,
+        ),
+        (
+            "flow_cap",
+            "a cloud's cap on each connection",
+            _FLOW_CAP,
+            f"{_PLACEMENT}; use several workers per node, as each has its own connections",
+            "cap_gbit_per_s",
+        ),
+        (
+            "flow_cap_nccl",
+            "a cloud's cap on each connection, with NCCL",
+            _FLOW_CAP,
+            f"{_SOCKETS}; or {_PLACEMENT}",
+            "cap_gbit_per_s",
+        ),
+    )
+}
 
 
 def _one_connection(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     one_stream, many = slowest_gb_per_s(seen.tcp.one), slowest_gb_per_s(seen.tcp.several)
     if not one_stream or not many or one_stream >= _ONE_OF_MANY * many or seen.collective_is_slow is False:
         return
-    code, hint = "one_connection_fast" if seen.is_fast_link else "one_connection", _BUFFERS
-    limit = "by one CPU core, or by a cloud's cap on each flow"
-    if not seen.is_fast_link:
-        limit = "by one CPU core or by small socket buffers"
-    figures: dict[str, float | str] = {"one_gb_per_s": one_stream, "several_gb_per_s": many}
     low, high = _NEAR_A_CAP
     cap = next((cap for cap in _FLOW_CAPS_GBIT if low * cap <= one_stream * BITS_PER_BYTE <= high * cap), None)
-    if seen.is_fast_link and cap is not None and many * BITS_PER_BYTE > cap:
-        code, figures = "flow_cap", {**figures, "cap_gbit_per_s": cap}
-        limit = f"to {format_rate(cap)}: AWS caps each flow at this rate, and a bond sends a flow over one NIC"
-        hint = f"{_PLACEMENT}; use several workers per node, as each has its own connections"
-    if seen.backend == "nccl" and seen.is_fast_link:
-        hint = f"{_SOCKETS}; or {_PLACEMENT}" if code == "flow_cap" else _SOCKETS
-        code = f"{code}_nccl"
-    yield NetworkFinding(
-        code=code,
-        figures=figures,
-        message=f"one TCP connection reaches {format_figure(one_stream)} GB/s, several together "
-        f"{format_figure(many)} GB/s: "
-        f"a single connection is limited {limit}",
-        hint=hint,
+    is_capped = seen.is_fast_link and cap is not None and many * BITS_PER_BYTE > cap
+    code = "flow_cap" if is_capped else "one_connection_fast" if seen.is_fast_link else "one_connection"
+    yield _LIMITED[f"{code}_nccl" if seen.backend == "nccl" and seen.is_fast_link else code].found(
+        None,
+        one=format_figure(one_stream),
+        several=format_figure(many),
+        cap=format_rate(cap or 0.0),
+        one_gb_per_s=one_stream,
+        several_gb_per_s=many,
+        cap_gbit_per_s=cap,
     )
+
+
+_STRAGGLER = CAUSES.cause(
+    "straggler",
+    about="a node that the others wait for",
+    message="the others wait {others:.0%} of the time, and {node} {share:.0%}: {node} is the straggler",
+    hint="look for other work on {node!s}, or throttled CPUs or GPUs: top; nvidia-smi -q -d PERFORMANCE",
+    figures=("others", "share"),
+)
 
 
 def _straggler(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -503,37 +623,59 @@ def _straggler(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     last = min(waits, key=lambda name: waits[name])
     others = statistics.median(share for name, share in waits.items() if name != last)
     if others - waits[last] >= _WAIT_NOTICED:
-        yield NetworkFinding(
-            code="straggler",
-            figures={"others": others, "share": waits[last]},
-            nodes=(last,),
-            message=f"the others wait {others:.0%} of the time, and {last} {waits[last]:.0%}: {last} is the straggler",
-            hint=f"look for other work on {last}, or throttled CPUs or GPUs: top; nvidia-smi -q -d PERFORMANCE",
-        )
+        yield _STRAGGLER.found(last, at=(last,), others=others, share=waits[last])
+
+
+_BUSY_CPUS = CAUSES.cause(
+    "busy_cpus",
+    about="CPUs that are busy during the collectives",
+    message="the CPUs are busy during the collectives ({each}), and TCP needs them too",
+    hint="see what runs there: top; fewer workers per node or a larger MTU need less CPU",
+)
 
 
 def _busy(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     busy = {name: used for name, used in seen.busy_percent_by_node.items() if used >= _BUSY_PERCENT}
     if busy and not seen.is_well:
         each = format_list([f"{name} {used:.0f}%" for name, used in busy.items()])
-        yield NetworkFinding(
-            code="busy_cpus",
-            figures={**busy},
-            nodes=tuple(busy),
-            message=f"the CPUs are busy during the collectives ({each}), and TCP needs them too",
-            hint="see what runs there: top; fewer workers per node or a larger MTU need less CPU",
-        )
+        yield _BUSY_CPUS.found(None, at=tuple(busy), each=each, by_node=busy)
+
+
+_FEW_SOCKETS = CAUSES.cause(
+    "few_sockets",
+    about="NCCL that does not reach raw TCP on a fast link",
+    message="raw TCP is OK, but NCCL does not reach it: at this speed it may need more sockets",
+    hint=_SOCKETS,
+)
 
 
 def _sockets(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     fine = seen.tcp_gb_per_s is not None and not seen.tcp_is_slow
     is_slow = seen.backend == "nccl" and seen.is_fast_link and fine and seen.collective_is_slow
     if is_slow and _fall(seen) is None:
-        yield NetworkFinding(
-            code="few_sockets",
-            message="raw TCP is OK, but NCCL does not reach it: at this speed it may need more sockets",
-            hint=_SOCKETS,
-        )
+        yield _FEW_SOCKETS.found(None)
+
+
+_FALL = "NCCL reaches {best} GB/s at {size} and {least} above: "
+_FALL_FIGURES = ("best_gb_per_s", "size_bytes", "least_gb_per_s")
+_DROPS_OVER_ROCE = CAUSES.cause(
+    "drops_over_roce",
+    about="larger messages that are far slower, over RoCE",
+    message=_FALL + "large messages fill the switch's buffers, and RoCE loses packets there unless the network is "
+    "lossless",
+    hint="make the network lossless: the same flow control (PFC) and ECN (DCQCN) on every NIC and switch port, for the "
+    "traffic class that NCCL uses (NCCL_IB_TC); ethtool -S INTERFACE | grep -E 'pause|discard|out_of_sequence' before "
+    "and after counts pauses and lost packets",
+    figures=_FALL_FIGURES,
+)
+_MANY_SOCKETS = CAUSES.cause(
+    "many_sockets",
+    about="larger messages that are far slower, over sockets",
+    message=_FALL + "with this many sockets large messages lose packets",
+    hint="fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
+    "again; nstat -az TcpRetransSegs on each node counts lost packets",
+    figures=_FALL_FIGURES,
+)
 
 
 def _fallen(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -541,33 +683,15 @@ def _fallen(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if fall is None:
         return
     best, least = fall
-    figures: dict[str, float | str] = {
-        "best_gb_per_s": best.nic_gb_per_s,
-        "size_bytes": best.size_bytes,
-        "least_gb_per_s": least,
-    }
-    reaches = (
-        f"NCCL reaches {format_figure(best.nic_gb_per_s)} GB/s at {format_size(best.size_bytes)} and "
-        f"{format_figure(least)} above: "
+    yield (_DROPS_OVER_ROCE if seen.over_rdma else _MANY_SOCKETS).found(
+        None,
+        best=format_figure(best.nic_gb_per_s),
+        size=format_size(best.size_bytes),
+        least=format_figure(least),
+        best_gb_per_s=best.nic_gb_per_s,
+        size_bytes=best.size_bytes,
+        least_gb_per_s=least,
     )
-    if seen.over_rdma:
-        yield NetworkFinding(
-            code="drops_over_roce",
-            figures=figures,
-            message=f"{reaches}large messages fill the switch's buffers, and RoCE loses packets there unless the "
-            "network is lossless",
-            hint="make the network lossless: the same flow control (PFC) and ECN (DCQCN) on every NIC and switch port, "
-            "for the traffic class that NCCL uses (NCCL_IB_TC); ethtool -S INTERFACE | grep -E 'pause|discard|"
-            "out_of_sequence' before and after counts pauses and lost packets",
-        )
-    else:
-        yield NetworkFinding(
-            code="many_sockets",
-            figures=figures,
-            message=f"{reaches}with this many sockets large messages lose packets",
-            hint="fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and "
-            "measure again; nstat -az TcpRetransSegs on each node counts lost packets",
-        )
 
 
 def _fall(seen: ScanEvidence) -> tuple[SizeShare, float] | None:
@@ -586,17 +710,37 @@ def _fall(seen: ScanEvidence) -> tuple[SizeShare, float] | None:
     return best, min(share.nic_gb_per_s for share in larger)
 
 
+_LOST_SEGMENTS = CAUSES.cause(
+    "lost_segments",
+    about="packets that are lost on the way",
+    message="TCP sent {lost_share:.2%} of its segments again: packets are lost on the way, and every loss slows a "
+    "connection",
+    hint="find the port that drops them: ip -s link; ethtool -S INTERFACE; the counters of the switch; check that MTU "
+    "and flow control are the same on all of them",
+    figures=("lost_share",),
+)
+
+
 def _lost_segments(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     lost = seen.lost_share
     if lost is not None and lost >= _LOSS_NOTICED and not seen.is_well:
-        yield NetworkFinding(
-            code="lost_segments",
-            figures={"lost_share": lost},
-            message=f"TCP sent {lost:.2%} of its segments again: packets are lost on the way, and every loss slows a "
-            "connection",
-            hint="find the port that drops them: ip -s link; ethtool -S INTERFACE; the counters of the switch; check "
-            "that MTU and flow control are the same on all of them",
-        )
+        yield _LOST_SEGMENTS.found(None, lost_share=lost)
+
+
+_ONE_STREAM = CAUSES.cause(
+    "one_stream",
+    about="raw TCP of one connection, which one CPU core limits",
+    message="only one connection was measured: one CPU core limits it at such speeds, rather than the network",
+    hint="measure with several: iperf3 -P 8, version 3.16 or later",
+)
+_ONE_THREAD = CAUSES.cause(
+    "one_thread",
+    about="raw TCP of an iperf3 that runs all connections in one thread",
+    message="this iperf3 runs its {connections} connections in one thread: at this speed one CPU core is the limit, "
+    "not the network",
+    hint="measure with iperf3 3.16 or later, or with one iperf3 process per connection, each with its own port (-p)",
+    figures=("connections",),
+)
 
 
 def _one_core(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -606,20 +750,27 @@ def _one_core(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if not is_short or (seen.link_gbit_per_s or 0.0) < _TCP_LIMIT_LINK_GBIT:
         return
     if not seen.tcp.several and (tcp or 0.0) * BITS_PER_BYTE >= _CORE_LEAST_GBIT:
-        yield NetworkFinding(
-            code="one_stream",
-            message="only one connection was measured: one CPU core limits it at such speeds, rather than the network",
-            hint="measure with several: iperf3 -P 8, version 3.16 or later",
-        )
+        yield _ONE_STREAM.found(None)
     elif seen.tcp.several and seen.tcp_in_one_thread:
-        yield NetworkFinding(
-            code="one_thread",
-            figures={"connections": seen.tcp.connections},
-            message=f"this iperf3 runs its {seen.tcp.connections} connections in one thread: at this speed one CPU "
-            "core is the limit, not the network",
-            hint="measure with iperf3 3.16 or later, or with one iperf3 process per connection, each with its own port "
-            "(-p)",
-        )
+        yield _ONE_THREAD.found(None, connections=seen.tcp.connections)
+
+
+_ODD_ROUND_TRIP = CAUSES.cause(
+    "odd_round_trip",
+    about="a round trip that takes far longer than the others",
+    message="a round trip from {source} to {target} takes {trip} instead of the usual {usual}: small messages wait for "
+    "it",
+    hint="look at the path between the two and what else uses it: on {source!s}, tracepath -n to {target!s}'s address",
+    figures=("round_trip_ms", "usual_ms"),
+)
+_LONG_ROUND_TRIP = CAUSES.cause(
+    "long_round_trip",
+    about="round trips that take longer than through a switch",
+    message="a round trip between the nodes takes {trip}, far longer than through a switch: small messages are "
+    "latency-bound",
+    hint="look for a VPN, a wireless link, a router, or a NIC in power-saving mode: tracepath -n to a peer's address",
+    figures=("round_trip_ms",),
+)
 
 
 def _far_apart(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -628,25 +779,28 @@ def _far_apart(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         return
     for (source, target), trip in trips.items():
         if len(trips) >= _ODD_NEEDS and trip >= max(_ODD_ROUND_TRIP_US, _ODD_ROUND_TRIPS * usual):
-            yield NetworkFinding(
-                code="odd_round_trip",
-                figures={"round_trip_ms": trip / 1000, "usual_ms": usual / 1000},
-                nodes=(source, target),
-                message=f"a round trip from {source} to {target} takes {format_ms(trip / 1000)} instead of the usual "
-                f"{format_ms(usual / 1000)}: small messages wait for it",
-                hint=f"look at the path between the two and what else uses it: on {source}, tracepath -n to {target}'s "
-                "address",
+            yield _ODD_ROUND_TRIP.found(
+                None,
+                at=(source, target),
+                source=source,
+                target=target,
+                trip=format_ms(trip / 1000),
+                usual=format_ms(usual / 1000),
+                round_trip_ms=trip / 1000,
+                usual_ms=usual / 1000,
             )
     if usual > _LAN_ROUND_TRIP_US:
-        yield NetworkFinding(
-            code="long_round_trip",
-            figures={"round_trip_ms": usual / 1000},
-            message=f"a round trip between the nodes takes {format_ms(usual / 1000)}, far longer than "
-            "through a switch: "
-            "small messages are latency-bound",
-            hint="look for a VPN, a wireless link, a router, or a NIC in power-saving mode: tracepath -n to a peer's "
-            "address",
-        )
+        yield _LONG_ROUND_TRIP.found(None, trip=format_ms(usual / 1000), round_trip_ms=usual / 1000)
+
+
+_SLOW_START = CAUSES.cause(
+    "slow_start",
+    about="small messages that take far longer than their round trips",
+    message="{collective} of {size} takes {time}, but its round trips need only {needed}: the workers wait for "
+    "something other than the network",
+    hint="look for shared CPUs or power saving: top; cpupower frequency-info",
+    figures=("collective", "size_bytes", "time_ms", "needed_ms"),
+)
 
 
 def _slow_start(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -657,20 +811,26 @@ def _slow_start(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     row = min(small, key=lambda row: row.size_bytes)
     needed_us = steps_us(seen.backend, message_steps(seen.backend, row.collective, seen.layout), trip_us / 2)
     if row.time_us.value >= max(_SMALL_FACTOR * needed_us, _SMALL_LEAST_US):
-        yield NetworkFinding(
-            code="slow_start",
-            figures={
-                "collective": row.collective,
-                "size_bytes": row.size_bytes,
-                "time_ms": row.time_us.value / 1000,
-                "needed_ms": needed_us / 1000,
-            },
-            message=f"{row.collective} of {format_size(row.size_bytes)} takes {format_ms(row.time_us.value / 1000)}, "
-            "but its "
-            f"round trips need only {format_ms(needed_us / 1000)}: the workers wait for "
-            "something other than the network",
-            hint="look for shared CPUs or power saving: top; cpupower frequency-info",
+        time_ms = row.time_us.value / 1000
+        yield _SLOW_START.found(
+            None,
+            collective=row.collective,
+            size=format_size(row.size_bytes),
+            time=format_ms(time_ms),
+            needed=format_ms(needed_us / 1000),
+            size_bytes=row.size_bytes,
+            time_ms=time_ms,
+            needed_ms=needed_us / 1000,
         )
+
+
+_TCP_LIMIT = CAUSES.cause(
+    "tcp_limit",
+    about="a link that is faster than TCP",
+    message="raw TCP reaches only {tcp} of {ceiling} GB/s: TCP rarely exceeds 3 to 5 GB/s on any link",
+    hint="use RDMA (RoCE, InfiniBand), which is faster on such NICs: multinode check shows which support it",
+    figures=("tcp_gb_per_s", "ceiling_gb_per_s"),
+)
 
 
 def _tcp_limit(seen: ScanEvidence) -> Iterator[NetworkFinding]:
@@ -679,12 +839,12 @@ def _tcp_limit(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if not tcp or not ceiling or seen.tcp_is_slow or tcp >= _TCP_LIMIT_SHARE * ceiling:
         return
     if link >= _TCP_LIMIT_LINK_GBIT and seen.tcp.several:
-        yield NetworkFinding(
-            code="tcp_limit",
-            figures={"tcp_gb_per_s": tcp, "ceiling_gb_per_s": ceiling},
-            message=f"raw TCP reaches only {format_figure(tcp)} of {format_figure(ceiling)} GB/s: TCP "
-            "rarely exceeds 3 to 5 GB/s on any link",
-            hint="use RDMA (RoCE, InfiniBand), which is faster on such NICs: multinode check shows which support it",
+        yield _TCP_LIMIT.found(
+            None,
+            tcp=format_figure(tcp),
+            ceiling=format_figure(ceiling),
+            tcp_gb_per_s=tcp,
+            ceiling_gb_per_s=ceiling,
         )
 
 

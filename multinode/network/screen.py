@@ -1,22 +1,34 @@
-"""The screen of `nccl-test`: a one-line verdict, causes with fixes, then the measurements; or as nccl-tests prints."""
+"""What `nccl-test` shows: a one-line verdict, the measurements, causes with fixes; or as nccl-tests prints."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich.markup import escape
-from rich.table import Table
+import msgspec
 
 from multinode.network.read_scan import ReadReport, ReadScan
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
-from multinode.render.sheet import Column, Sheet, percent
-from multinode.render.table import BAD, DOUBTFUL, GOOD, Part, footer, labelled, make_table, paragraph, sheet_table
+from multinode.render.sheet import (
+    Block,
+    Chart,
+    Charts,
+    Column,
+    Command,
+    Labels,
+    Prose,
+    Sheet,
+    Tiles,
+    Tone,
+    page_blocks,
+    percent,
+)
+from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
 from multinode.units import (
     BITS_PER_BYTE,
@@ -140,7 +152,7 @@ def _step(sizes: Sequence[int]) -> str:
     return f"{steps.pop() if len(steps) == 1 else 0}(bytes)"
 
 
-def pair_table(pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *, nodes: Sequence[str] = ()) -> Table:
+def pair_sheet(pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *, nodes: Sequence[str] = ()) -> Sheet:
     """Payload in Gbit/s; outliers are marked with `!`, unmeasured pairs with a dash.
 
     `nodes` is the display order; others follow.
@@ -148,16 +160,19 @@ def pair_table(pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *
     names = tuple(dict.fromkeys([*nodes, *(name for pair in pairs for name in (pair.source, pair.target))]))
     speeds = {(pair.source, pair.target): pair for pair in pairs}
     heads = _heads(names)
-    table = make_table(caption="Gbit/s; ! is an outlier" if odd else "Gbit/s")
-    # The rule between the columns leaves a space already.
-    table.padding = (0, 0)
-    table.add_column("from \\ to", overflow="fold")
-    for head in heads:
-        table.add_column(escape(head), justify="right", no_wrap=True)
-    for name, head in zip(names, heads, strict=True):
-        label = name if head == name else f"{head} {name}"
-        table.add_row(escape(label), *(_cell(speeds.get((name, peer)), odd) if peer != name else "" for peer in names))
-    return table
+    return Sheet(
+        title="",
+        columns=(Column("from \\ to", words=True), *map(Column, heads)),
+        rows=tuple(
+            (
+                name if head == name else f"{head} {name}",
+                *(_cell(speeds.get((name, peer)), odd) if peer != name else "" for peer in names),
+            )
+            for name, head in zip(names, heads, strict=True)
+        ),
+        notes=("Gbit/s; ! is an outlier" if odd else "Gbit/s",),
+        dense=True,
+    )
 
 
 def _heads(names: Sequence[str]) -> tuple[str, ...]:
@@ -168,10 +183,10 @@ def _heads(names: Sequence[str]) -> tuple[str, ...]:
 
 def _cell(pair: PairSpeed | None, odd: Sequence[NetworkFinding]) -> str:
     if pair is None:
-        return "[dim]-[/]"
+        return UNKNOWN
     figure = "fail" if pair.gbit_per_s is None else _figure(pair.gbit_per_s)
     if any(each.covers(pair.source, pair.target) for each in odd):
-        return f"[bold red]{figure}![/]"
+        return f"{figure}!"
     # Figures stay below each other, with and without a mark.
     return f"{figure} " if odd else figure
 
@@ -186,35 +201,46 @@ def _figure(gbit_per_s: float) -> str:
 
 
 _US_PER_MS, _LONG_US = 1e3, 1e5
-_STYLES = {"ok": GOOD, "inconclusive": DOUBTFUL, "one_node": "bold"}
+_TONES: dict[str, Tone] = {"ok": "good", "inconclusive": "doubtful", "one_node": ""}
 _RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 
 
-def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
-    """The screen; `details` adds every column, latency and curves."""
-    yield paragraph(report.verdict.text, style=_STYLES.get(report.verdict.status, BAD))
+def show(report: ScanReport) -> Iterator[Block]:
+    """The verdict, the measurements, their causes; in detail with every column, latency and curves."""
+    yield Prose(report.verdict.message, "lead", tone=_TONES.get(report.verdict.code, "bad"))
+    yield Tiles(tuple(_key_figures(report)))
+    yield Charts(lambda: _charts(report))
     for collective in dict.fromkeys(row.collective for row in report.rows):
         rows = [row for row in report.rows if row.collective == collective]
         title = f"{collective}, {report.title}"
-        yield ""
+        yield msgspec.structs.replace(_small_sheet(rows, title), detail="brief")
         kind = f"{title}; {rows[0].dtype}, {rows[0].redop}"
-        yield sheet_table(_collective_sheet(rows, kind) if details else _small_sheet(rows, title), legend=details)
+        yield msgspec.structs.replace(_collective_sheet(rows, kind), detail="full")
     if report.tcp.pairs:
-        yield ""
-        yield pair_table(report.tcp.pairs, report.odd, nodes=report.nodes)
-    yield ""
-    yield labelled(
-        [
-            *_causes(report),
-            *_path(report),
-            *_like(report),
-            *_changes(report),
-            *_enough(report),
-            *((*_network(report), *_curves(report), *_launches(report)) if details else ()),
-        ]
-    )
-    if not details:
-        yield footer("Details", f"multinode show {report.run_id} --details")
+        yield pair_sheet(report.tcp.pairs, report.odd, nodes=report.nodes)
+    yield Labels((*_causes(report), *_path(report)))
+    yield Labels(tuple(_odd(report)), detail="full")
+    yield Labels((*_like(report), *_changes(report), *_enough(report)))
+    yield Labels((*_network(report), *_curves(report), *_launches(report)), detail="full")
+    yield Command("Details", f"multinode show {report.run_id} --details", detail="brief")
+
+
+def _charts(report: ScanReport) -> Iterable[Chart]:
+    from multinode.network.charts import scan_chart  # noqa: PLC0415 - plotly is an extra
+
+    return (scan_chart(report),)
+
+
+def _key_figures(report: ScanReport) -> Iterator[tuple[str, str]]:
+    for collective in dict.fromkeys(row.collective for row in report.rows):
+        largest = max((row for row in report.rows if row.collective == collective), key=lambda row: row.size_bytes)
+        size = format_size(largest.size_bytes)
+        figures = (
+            (f"busbw of {collective}, {size} (GB/s)", format_sig(largest.busbw_gb_per_s)),
+            (f"of TCP line rate, {collective}", percent(largest.share_of_ceiling, ".0f")),
+            (f"of raw TCP, {collective}", percent(largest.share_of_tcp, ".0f")),
+        )
+        yield from ((name, value) for name, value in figures if value != UNKNOWN)
 
 
 def read_parts(report: ReadReport) -> Iterator[Part]:
@@ -222,8 +248,8 @@ def read_parts(report: ReadReport) -> Iterator[Part]:
     for number, scan in enumerate(report.scans):
         if number:
             yield ""
-        yield paragraph(scan.verdict.text, style="bold")
-        if scan.rows and scan.verdict.status != "alone":
+        yield paragraph(scan.verdict.message, style="bold")
+        if scan.rows and scan.verdict.code != "alone":
             yield ""
             yield f"{scan.title} ({', '.join(scan.programs)})"
             yield sheet_table(_read_sheet(scan))
@@ -303,10 +329,9 @@ def next_step(report: ScanReport, given: str, contrast: str) -> str:
 
 
 def scan_lines(report: ScanReport) -> list[str]:
-    """Plain text: the verdict first, then everything known."""
-    parts = (_causes, _network, _curves, _launches, _path, _odd, _like, _changes)
-    rows = [(label, text) for part in parts for label, text in part(report)]
-    return [report.verdict.text, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in rows)]
+    """Plain text: the verdict first, then every labelled row."""
+    rows = [row for block in page_blocks(show(report)) if isinstance(block, Labels) for row in block.rows]
+    return [report.verdict.message, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in rows)]
 
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
@@ -432,7 +457,7 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
-    if len(report.nodes) > 1 and report.verdict.status == "ok":
+    if len(report.nodes) > 1 and report.verdict.code == "ok":
         yield "Training", "to see whether this is enough for your training, run multinode contrast"
 
 

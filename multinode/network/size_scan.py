@@ -28,6 +28,7 @@ from multinode.records.samples import (
     StreamSample,
 )
 from multinode.stats.estimate import ratio, spread_of
+from multinode.stats.unknown import entries, or_empty, or_none
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import (
     NetworkFinding,
@@ -194,7 +195,7 @@ def nics_of(places: Sequence[Place], facts: Mapping[str, NodeFacts]) -> dict[str
         place.node: nic
         for place in places
         if place.node in facts
-        for nic in facts[place.node].interfaces
+        for nic in or_empty(facts[place.node].interfaces)
         if nic.name == place.endpoint.ifname
     }
 
@@ -285,8 +286,9 @@ def summarise_scan(
 
 
 def _node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
-    nic = next((interface for interface in facts.interfaces if interface.name == ifname), Interface(name=""))
-    models = Counter(gpu.name for gpu in facts.gpus)
+    interfaces, gpus = or_empty(facts.interfaces), or_empty(facts.gpus)
+    nic = next((interface for interface in interfaces if interface.name == ifname), Interface(name=""))
+    models = Counter(gpu.name for gpu in gpus)
     return NodeState(
         name=facts.node,
         ifname=ifname,
@@ -294,13 +296,13 @@ def _node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
         mtu=nic.mtu,
         duplex=nic.duplex,
         driver=nic.driver,
-        python=facts.python_version,
-        torch=facts.packages.get("torch"),
-        nccl=facts.nccl_version,
-        cuda=facts.cuda_version,
+        python=or_none(facts.python_version),
+        torch=entries(facts.packages).get("torch"),
+        nccl=or_none(facts.nccl_version),
+        cuda=or_none(facts.cuda_version),
         gpu=", ".join(f"{count} x {name}" for name, count in models.items()) or None,
-        gpu_driver=next((gpu.driver for gpu in facts.gpus if gpu.driver), None),
-        cores=facts.cores,
+        gpu_driver=next((gpu.driver for gpu in gpus if gpu.driver), None),
+        cores=or_none(facts.cores),
     )
 
 
@@ -348,7 +350,7 @@ def _nics(
         ports = [name.replace("/", ":") for name in path.rdma_ports(node)]
         names = [name.split("/")[0] for name in used] or ports
         facts_of_node = facts.get(node) or NodeFacts(node=node)
-        rates: dict[str, float | None] = {nic.name: nic.speed_gbit_per_s for nic in facts_of_node.interfaces}
+        rates: dict[str, float | None] = {nic.name: nic.speed_gbit_per_s for nic in or_empty(facts_of_node.interfaces)}
         used_ports = [port for port in facts_of_node.rdma if f"{port.device}:{port.port}" in names]
         carried = carried_gbit_per_s(used_ports)
         rates |= {f"{port.device}:{port.port}": rate for port, rate in zip(used_ports, carried, strict=True)}
@@ -390,7 +392,7 @@ def _bonds(
         for place in places
         for known in (facts.get(place.node) or NodeFacts(node=place.node),)
         for used in (_ports_used(place.node, by_node, path),)
-        for bond in known.interfaces
+        for bond in or_empty(known.interfaces)
         if bond.driver == "bond"
         for name in (
             *((bond.name,) if bond.name in used else ()),

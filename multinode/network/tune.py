@@ -33,6 +33,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.series.series import Resume, Series, status_of, take_up
 from multinode.stats.estimate import of_repeats
+from multinode.stats.unknown import or_none
 
 _FILE = "tune.json"
 _KIND = "tune"
@@ -52,6 +53,11 @@ def measure_once(launch: Launch, extent: Extent, context: RunContext) -> ScanRep
     report, launched = run_scan(launch, extent, context)
     cleanup_nodes(launched, launch.cluster, context)
     return report
+
+
+def load_nccl_tune(directory: RunDirectory) -> TuneReport | None:
+    """What a stored `nccl-test --tune` has measured; None for another run."""
+    return directory.read(_FILE, TuneReport)
 
 
 def nccl_tune(
@@ -89,15 +95,15 @@ def nccl_tune(
     extent = msgspec.structs.replace(extent, tcp=False, pairs=False, compare=None)
     measured = {"tune": repeats, "like": extent.like.argv if isinstance(extent.like, ScriptJob) else extent.like}
     record = GridRecord(
-        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch.options, measured),
+        fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch, measured),
         command=f"{describe_benchmark(test)} --tune",
         grid=Grid(nodes=(len(names),), repeats=max(repeats, _LEAST_AGAIN)),
         cells=(CellRecord(cell=GridCell(label=_FIRST, nodes=len(names))),),
         noun="setting",
     )
     directory = take_up(launch, record, context, Resume(anew=extent.fresh))
-    versions = sorted(node_facts.nccl_version for node_facts in facts.values() if node_facts.nccl_version is not None)
-    report = directory.read(_FILE, TuneReport) or TuneReport(
+    versions = sorted(filter(None, (or_none(node_facts.nccl_version) for node_facts in facts.values())))
+    report = load_nccl_tune(directory) or TuneReport(
         run_id=directory.run_id,
         backend="nccl",
         nodes=names,
@@ -167,12 +173,12 @@ class _SettingSeries(Series):
 
     def measure(self, turn: Turn, run_id: str) -> CellOutcome:
         """Make a run; one with a setting may fail."""
-        cell, options = self.record.cells[turn.cell].cell, self._launch.options
-        environment = msgspec.structs.replace(options.environment, env=options.environment.env | cell.settings)
+        cell, environment = self.record.cells[turn.cell].cell, self._launch.environment
+        environment = msgspec.structs.replace(environment, env=environment.env | cell.settings)
         launch = msgspec.structs.replace(
             self._launch,
             run_id=run_id,
-            options=msgspec.structs.replace(options, environment=environment),
+            environment=environment,
             # The first run showed that the nodes reach each other.
             check=self._launch.check and cell.label == _FIRST,
         )

@@ -1,4 +1,4 @@
-"""The verb `probe`: reads the facts of this node, without judging them. An unknown fact has a reason in `missing`."""
+"""The verb `probe`: reads the facts of this node, without judging them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from .channel import Channel, Record
 from .facts.aside import READ_S, LateError, Readings
@@ -39,9 +39,10 @@ from .facts.software import (
     select_variables,
 )
 from .facts.torch_devices import DeviceCache, parse_devices, query_devices
+from .facts.unknown import NO_ANSWER, NOT_ASKED, Unknown, entries, found, or_empty, or_none
 from .files import Mount, read_mounts
 from .nccl_files import find_inspector
-from .programs import Query, QueryFailed, find_program
+from .programs import Query, find_program
 from .run.runs import find_run_processes
 
 _RESOLVE_S = 3.0
@@ -51,7 +52,6 @@ _TOOL_S = 30.0
 _TORCH_S = 20.0
 _PROBE_S = 40.0
 _LATE = {"hostname_address": f"the resolver did not answer within {_RESOLVE_S:.0f} s"}
-_NOT_ASKED = "not asked for"
 _INSTALLED = ("python_version", "cuda_version", "nccl_version")
 # Kinds of accelerator that torch addresses as `cuda`.
 _TORCH_CUDA = ("cuda", "rocm")
@@ -68,7 +68,6 @@ class Probe:
     def __init__(self, request: Record) -> None:
         self._request = request
         self._path = os.environ.get("PATH", os.defpath)
-        self._missing: dict[str, str] = {}
         self._hung: list[Record] = []
         self._began = time.monotonic()
         # The job's directory and interpreter, once they are known.
@@ -77,48 +76,41 @@ class Probe:
     def collect(self) -> Record:
         """All facts, by the names of NodeFacts."""
         readings = self._begin_reading()
-        cwd = self._place["cwd"] = self._take_cwd(readings)
-        python = self._place["python"] = self._take_python(readings)
+        cwd = self._take_cwd(readings)
+        self._place["cwd"] = or_none(cwd)
+        python = self._take_python(readings)
+        self._place["python"] = or_none(python)
         # Slow queries start first, so that everything else is read meanwhile.
         keys: list[str] = self._request.get("arguments", [])
         modules: list[str] = self._request.get("modules", [])
         is_asked = keys or modules or self._request.get("packages")
-        packages = query_packages(python, cwd, keys, modules) if python and is_asked else None
+        query: Union[Query, Unknown] = python if isinstance(python, Unknown) else Unknown(NOT_ASKED)
+        if is_asked and not isinstance(python, Unknown):
+            query = query_packages(python, self._place["cwd"], keys, modules)
         gpus = self._query_gpus()
         others = self._query_others() if gpus is None else None
-        contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
-        facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
-        facts["paths"] = self._take_paths(readings, cwd or "/")
-        facts["noexec"] = self._take(readings, "noexec") or {}
-        facts["nccl_inspector"] = self._take(readings, "nccl_inspector")
-        if facts["nccl_inspector"] is None:
-            self._missing.setdefault("nccl_inspector", "no such library was found")
-        facts["model"] = self._take(readings, "model")
+        folder = self._place["cwd"] or "/"
+        contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), folder)
+        facts = {**read_machine(), **self._read_network(), "python": python, "cwd": cwd}
+        facts["paths"] = self._take_paths(readings, folder)
+        facts["noexec"] = entries(self._take(readings, "noexec"))
+        plugin = self._take(readings, "nccl_inspector")
+        facts["nccl_inspector"] = Unknown("no such library was found") if plugin is None else plugin
+        facts["model"] = entries(self._take(readings, "model"))
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._take(readings, "hostname_address")
         readings.close()
         facts.update(self._read_gpus(gpus))
-        installed = self._read_packages(packages if self._request.get("packages") else None)
-        facts.update({name: getattr(installed, name, None) for name in _INSTALLED})
-        facts["packages"] = installed.packages if installed is not None else {}
-        facts["accelerator"] = "cuda" if facts["gpus"] else None
         if others is not None:
-            facts.update(self._read_others(*others))
-        if facts["accelerator"] is None:
-            self._missing["accelerator"] = self._missing.get("gpus", "no device is listed")
+            facts.update(_read_others(*others))
+        installed = _answer(query, self._request.get("packages"), parse_packages)
+        facts.update(_facts_of(installed))
         facts["torch_devices"] = self._read_devices(installed, facts)
-        facts["unknown_arguments"] = self._read_arguments(packages if keys else None)
-        facts["absent_modules"] = self._read_modules(packages if modules else None)
-        facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts(), hung_paths=self._hung)
+        facts["unknown_arguments"] = entries(_answer(query, keys, parse_unknown))
+        facts["absent_modules"] = _answer(query, modules, parse_absent)
+        facts.update(self._read_tools(installed), contents=contents.facts(), hung_paths=self._hung)
         # The clock is read last: the controller compares it with its own when the answer arrives.
-        return {**facts, "missing": self._missing, "time_s": time.time()}
-
-    def _try(self, name: str, read: Callable[[], Any]) -> Optional[Any]:
-        try:
-            return read()
-        except (OSError, ValueError, LookupError, QueryFailed) as error:
-            self._missing[name] = str(error)
-            return None
+        return {**facts, "time_s": time.time()}
 
     def _begin_reading(self) -> Readings:
         """Start the reads that may never answer: those of the job's file systems, and a name server's."""
@@ -135,14 +127,11 @@ class Probe:
         readings.start()
         return readings
 
-    def _take(self, readings: Readings, name: str) -> Optional[Any]:
+    def _take(self, readings: Readings, name: str) -> Any:
         try:
-            return readings.take(name)
+            return found(partial(readings.take, name))
         except LateError:
-            self._missing[name] = _LATE.get(name, f"not read within {READ_S:g} s")
-        except ValueError as error:
-            self._missing[name] = str(error)
-        return None
+            return Unknown(_LATE.get(name, f"not read within {READ_S:g} s"))
 
     def _asked_cwd(self) -> Optional[str]:
         """The job's directory as requested: the hostfile's, else the controller's own."""
@@ -157,36 +146,30 @@ class Probe:
         self._place["cwd"] = cwd if is_there else os.path.expanduser("~")
         return is_there
 
-    def _take_cwd(self, readings: Readings) -> Optional[str]:
+    def _take_cwd(self, readings: Readings) -> Union[str, Unknown]:
         cwd, home = self._asked_cwd(), os.path.expanduser("~")
         try:
             is_there = readings.take("cwd")
         except LateError:
             self._note_hung(cwd or home, home)
-            return None
-        if is_there:
+            return Unknown(NO_ANSWER)
+        if cwd is not None and is_there:
             return cwd
-        if self._request.get("workdir") is None:
-            return home
-        self._missing["workdir"] = f"{cwd} is not a directory"
-        return None
+        return home if self._request.get("workdir") is None else Unknown(f"{cwd} is not a directory")
 
-    def _read_python(self) -> tuple[Optional[str], str]:
-        interpreter = find_interpreter(self._request.get("python"), self._path, self._place["cwd"])
-        self._place["python"] = interpreter[0]
-        return interpreter
+    def _read_python(self) -> str:
+        python = find_interpreter(self._request.get("python"), self._path, self._place["cwd"])
+        self._place["python"] = python
+        return python
 
-    def _take_python(self, readings: Readings) -> Optional[str]:
+    def _take_python(self, readings: Readings) -> Union[str, Unknown]:
         given: Optional[str] = self._request.get("python")
-        python: Optional[str] = None
         try:
-            python, reason = readings.take("python")
+            python: Union[str, Unknown] = found(partial(readings.take, "python"))
         except LateError:
-            reason = f"{given or 'python3'} was not found within {READ_S:g} s"
             if given is not None:
                 self._note_hung(given, "/")
-        if python is None:
-            self._missing["python"] = reason
+            return Unknown(f"{given or 'python3'} was not found within {READ_S:g} s")
         return python
 
     def _look_at(self, path: str, mounts: list[Mount]) -> Record:
@@ -197,14 +180,11 @@ class Probe:
 
     def _take_path(self, readings: Readings, path: str, cwd: str) -> Optional[Record]:
         try:
-            look: Record = readings.take(f"path {path}")
+            look: Union[Record, Unknown] = found(partial(readings.take, f"path {path}"))
         except LateError:
             self._note_hung(path, cwd)
-        except ValueError as error:
-            self._missing[f"path {path}"] = str(error)
-        else:
-            return look
-        return None
+            return None
+        return {"path": path, "kind": look} if isinstance(look, Unknown) else look
 
     def _note_hung(self, path: str, cwd: str) -> None:
         # Links are not followed, since that would hang, too.
@@ -212,31 +192,24 @@ class Probe:
         place = {"filesystem": mount.filesystem, "device": mount.device, "place": mount.place} if mount else {}
         self._hung.append({"path": path, **place})
 
-    def _read_machine(self) -> Record:
-        facts, missing = read_machine()
-        self._missing.update(missing)
-        return facts
-
     def _read_network(self) -> Record:
-        interfaces = self._try("interfaces", list_interfaces) or []
+        interfaces = found(list_interfaces)
         return {
             "interfaces": interfaces,
-            "port_range": self._try("port_range", read_port_range),
-            "routes": find_routes(self._request.get("peers", []), interfaces),
-            "port_users": self._read_port_users(),
+            "port_range": found(read_port_range),
+            "routes": find_routes(self._request.get("peers", []), or_empty(interfaces)),
+            "ports": self._read_ports(),
         }
 
-    def _read_port_users(self) -> dict[str, str]:
-        ports: list[int] = self._request.get("ports", [])
-        taken = [port for port in ports if self._try(f"port {port}", partial(is_port_taken, port))]
-        return {str(port): user for port, user in find_port_users(taken).items()} if taken else {}
+    def _read_ports(self) -> list[Record]:
+        taken = {port: found(partial(is_port_taken, port)) for port in self._request.get("ports", [])}
+        held = [port for port, is_taken in taken.items() if is_taken is True]
+        users = find_port_users(held) if held else {}
+        return [{"port": port, "taken": is_taken, "user": users.get(port)} for port, is_taken in taken.items()]
 
     def _query_gpus(self) -> Optional[tuple[Query, Query]]:
         program = find_nvidia_smi(self._path)
-        if program is None:
-            self._missing["gpus"] = "nvidia-smi not found"
-            return None
-        return query_gpus(program), query_processes(program)
+        return None if program is None else (query_gpus(program), query_processes(program))
 
     def _query_others(self) -> Optional[tuple[str, Query]]:
         """Query the first other vendor whose program is on PATH."""
@@ -246,96 +219,102 @@ class Probe:
                 return kind, Query([program, *tool.arguments], deadline_s=_TOOL_S)
         return None
 
-    def _read_others(self, kind: str, query: Query) -> Record:
-        del self._missing["gpus"]
-        gpus = self._try("gpus", lambda: TOOLS[kind].parse(query.answer())) or []
-        return {"gpus": gpus, "accelerator": kind if gpus else None}
-
     def _read_gpus(self, queries: Optional[tuple[Query, Query]]) -> Record:
-        ours = self._try("run_processes", find_run_processes) or []
-        gpus: list[Record] = []
+        ours = found(find_run_processes)
+        gpus: Any = Unknown("nvidia-smi not found")
+        waited_s = None
         if queries is not None:
             table, processes = queries
-            listed = self._try("gpus", lambda: parse_gpus(table.answer())) or []
-            holders = self._try("gpu_processes", lambda: parse_processes(processes.answer())) or []
-            gpus = join_processes(listed, holders, {process["pid"]: process["run_id"] for process in ours})
-        waited_s = queries[0].waited_s if queries is not None else None
-        if waited_s is None:
-            self._missing["gpu_query_s"] = "nvidia-smi was not waited for"
-        return {"gpus": gpus, "gpu_query_s": waited_s, "run_processes": ours, "rdma": list_rdma_ports()}
+            gpus = found(lambda: parse_gpus(table.answer()))
+            holders = found(lambda: parse_processes(processes.answer()))
+            if not isinstance(gpus, Unknown):
+                gpus = join_processes(gpus, holders, {process["pid"]: process["run_id"] for process in or_empty(ours)})
+            waited_s = table.waited_s
+        return {
+            "gpus": gpus,
+            "accelerator": "cuda" if or_empty(gpus) else None,
+            "gpu_query_s": Unknown("nvidia-smi was not waited for") if waited_s is None else waited_s,
+            "run_processes": ours,
+            "rdma": list_rdma_ports(),
+        }
 
-    def _read_packages(self, query: Optional[Query]) -> Optional[Installed]:
-        packages = None if query is None else self._try("packages", lambda: parse_packages(query.answer()))
-        if packages is None:
-            reason = self._missing.get("python", _NOT_ASKED)
-            self._missing.setdefault("packages", reason)
-            self._missing.update(dict.fromkeys(_INSTALLED, self._missing["packages"]))
-        else:
-            self._missing.update(packages.missing)
-        return packages
-
-    def _read_devices(self, installed: Optional[Installed], facts: Record) -> Optional[Record]:
+    def _read_devices(self, installed: Union[Installed, Unknown], facts: Record) -> Record:
         """Ask torch whether it can use these GPUs: nothing else can tell."""
         env: Optional[dict[str, str]] = self._request.get("torch_env")
         python, kind = self._place["python"], facts["accelerator"]
-        if env is None or installed is None or python is None:
-            self._missing["torch_devices"] = self._missing.get("packages", _NOT_ASKED)
-        elif kind not in _TORCH_CUDA:
-            self._missing["torch_devices"] = self._missing.get("accelerator", f"not asked of {kind} devices")
-        elif installed.torch_build is None:
-            self._missing["torch_devices"] = "torch is not installed"
-        elif kind == "cuda" and installed.cuda_version is None:
-            self._missing["torch_devices"] = installed.missing["cuda_version"]
-        else:
-            cache = DeviceCache(os.path.expanduser("~"))
-            gpus = [[gpu["uuid"], gpu["driver"]] for gpu in facts["gpus"]]
-            key = cache.key(env, python, installed.torch_build, facts["boot_id"], gpus)
-            devices = cache.get(key)
-            if devices is None:
-                left_s = min(_TORCH_S, _PROBE_S - (time.monotonic() - self._began))
-                query = query_devices(python, self._place["cwd"], env, left_s)
-                devices = self._try("torch_devices", lambda: parse_devices(query.answer()))
-                if devices is not None and devices["available"]:
-                    cache.put(key, devices)
-            return devices
-        return None
-
-    def _read_arguments(self, query: Optional[Query]) -> dict[str, Optional[str]]:
-        if query is None:
-            self._missing["unknown_arguments"] = self._missing.get("python", _NOT_ASKED)
-            return {}
-        return self._try("unknown_arguments", lambda: parse_unknown(query.answer())) or {}
-
-    def _read_modules(self, query: Optional[Query]) -> list[str]:
-        if query is None:
-            self._missing["absent_modules"] = self._missing.get("python", _NOT_ASKED)
-            return []
-        return self._try("absent_modules", lambda: parse_absent(query.answer())) or []
+        if isinstance(installed, Unknown):
+            return installed
+        if env is None or python is None:
+            return Unknown(NOT_ASKED)
+        unusable = _why_unusable(installed, kind, facts["gpus"])
+        if unusable is not None:
+            return unusable
+        cache = DeviceCache(os.path.expanduser("~"))
+        gpus = [[gpu["uuid"], gpu["driver"]] for gpu in facts["gpus"]]
+        key = cache.key(env, python, installed.torch_build, or_none(facts["boot_id"]), gpus)
+        devices = cache.get(key)
+        if devices is None:
+            left_s = min(_TORCH_S, _PROBE_S - (time.monotonic() - self._began))
+            query = query_devices(python, self._place["cwd"], env, left_s)
+            devices = found(lambda: parse_devices(query.answer()))
+            if not isinstance(devices, Unknown) and devices["available"]:
+                cache.put(key, devices)
+        return devices if isinstance(devices, Unknown) else {"is": "devices", **devices}
 
     def _read_model(self, cwd: str) -> Record:
         model: Optional[str] = self._request.get("model")
         if model is None:
-            raise LookupError(_NOT_ASKED)
+            raise LookupError(NOT_ASKED)
         return read_model(model, cwd)
 
-    def _read_tools(self, python: Optional[str], packages: dict[str, str]) -> Record:
+    def _read_tools(self, installed: Union[Installed, Unknown]) -> Record:
         names: list[str] = self._request.get("tools", [])
+        python = self._place["python"]
         tools = find_tools(names, python, self._path)
         lost = [name for name in names if name not in tools]
         # An interpreter without torch is often the wrong one, so the user's shell is asked for another.
-        torchless = bool(names) and (python is None or ("packages" not in self._missing and "torch" not in packages))
-        if torchless:
+        if names and (python is None or (isinstance(installed, Installed) and "torch" not in installed.packages)):
             lost.append("python3")
-        answers = self._try("interactive", lambda: parse_tools(query_interactive(lost).answer(), lost)) if lost else {}
-        interactive = dict(answers or {})
-        other = interactive.pop("python3", None)
-        if other is not None and other != python and self._has_torch(other):
+        interactive = found(lambda: parse_tools(query_interactive(lost).answer(), lost)) if lost else {}
+        other = None if isinstance(interactive, Unknown) else interactive.pop("python3", None)
+        if other is not None and other != python and _has_torch(other):
             interactive["python3"] = other
-        return {"tools": tools, "interactive": interactive}
+        return {"tools": tools, "interactive": entries(interactive)}
 
-    def _has_torch(self, python: str) -> bool:
-        packages = self._try("interactive", lambda: parse_packages(query_packages(python, None).answer()))
-        return packages is not None and "torch" in packages.packages
+
+def _read_others(kind: str, query: Query) -> Record:
+    gpus = found(lambda: TOOLS[kind].parse(query.answer()))
+    return {"gpus": gpus, "accelerator": kind if or_empty(gpus) else None}
+
+
+def _answer(query: Union[Query, Unknown], asked: Any, parse: Callable[[str], Any]) -> Any:
+    """A part of what the interpreter answers, if that was asked for."""
+    if isinstance(query, Unknown):
+        return query
+    return found(lambda: parse(query.answer())) if asked else Unknown(NOT_ASKED)
+
+
+def _facts_of(installed: Union[Installed, Unknown]) -> Record:
+    if isinstance(installed, Unknown):
+        return dict.fromkeys(("packages", *_INSTALLED), installed)
+    return {**{name: getattr(installed, name) for name in _INSTALLED}, "packages": entries(installed.packages)}
+
+
+def _why_unusable(installed: Installed, kind: Optional[str], gpus: Any) -> Optional[Unknown]:
+    """Why torch uses no devices of this kind; None if it may."""
+    if kind is None:
+        return gpus if isinstance(gpus, Unknown) else Unknown("no device is listed")
+    if kind not in _TORCH_CUDA:
+        return Unknown(f"not asked of {kind} devices")
+    if installed.torch_build is None:
+        return Unknown("torch is not installed")
+    version = installed.cuda_version
+    return version if kind == "cuda" and isinstance(version, Unknown) else None
+
+
+def _has_torch(python: str) -> bool:
+    installed = found(lambda: parse_packages(query_packages(python, None).answer()))
+    return isinstance(installed, Installed) and "torch" in installed.packages
 
 
 def _resolve_own_name() -> str:

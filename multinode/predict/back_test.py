@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.findings.finding import Finding
-from multinode.predict.network_model import UncertaintySource
+from multinode.predict.network_model import DoubtRules, UncertaintySource
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_figure, format_rate
 
@@ -52,6 +52,21 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted.low <= self.measured.high and self.measured.low <= self.predicted.high
 
 
+DOUBTS = DoubtRules("Uncertainty of a prediction: the back-test")
+_QUANTILE = DOUBTS.doubt(
+    "quantile",
+    "step",
+    about="the error of the model on stored runs",
+    message="the back-test's 90% quantile: {runs} stored runs, an error of {miss}",
+)
+_FEW_RUNS = DOUBTS.doubt(
+    "few-runs",
+    "step",
+    about="the largest error on few stored runs",
+    message="of {runs} the largest error was {miss}; a back-tested interval needs {least}",
+)
+
+
 class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
     """The error of the model according to its back-test."""
 
@@ -71,18 +86,13 @@ class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
         return math.expm1(self.log_miss)
 
     @property
-    def why(self) -> str:
-        """The error in words."""
-        miss = f"{self.relative:.1%}" if self.relative < 1 else f"a factor of {format_figure(1 + self.relative)}"
-        if self.is_conformal:
-            return f"the back-test's 90% quantile: {self.runs} stored runs, an error of {miss}"
-        runs = format_count(self.runs, "stored run")
-        return f"of {runs} the largest error was {miss}; a back-tested interval needs {LEAST_RUNS}"
-
-    @property
     def doubt(self) -> UncertaintySource:
         """The error as a reason for an interval."""
-        return UncertaintySource(part="step", relative=self.relative, why=self.why)
+        miss = f"{self.relative:.1%}" if self.relative < 1 else f"a factor of {format_figure(1 + self.relative)}"
+        if self.is_conformal:
+            return _QUANTILE.found(None, relative=self.relative, runs=self.runs, miss=miss)
+        runs = format_count(self.runs, "stored run")
+        return _FEW_RUNS.found(None, relative=self.relative, runs=runs, miss=miss, least=LEAST_RUNS)
 
     def covers(self, low: float, high: float) -> bool:
         """Whether an assumed interval is no wider than the widest tested one."""

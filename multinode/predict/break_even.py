@@ -11,10 +11,12 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any
 
 import msgspec
 
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario
 from multinode.predict.draws import HIGH, LOW, MIDDLE, interval, quantile
@@ -63,27 +65,97 @@ _MOST_ACCUMULATION = 1 << 16
 # Rounding must not decide.
 _ROUNDING = 1e-9
 
-Reason = Literal[
-    "", "from", "any", "same_workers", "slow_nodes", "overhead", "overlap_off", "hid_nothing", "sent_at_once",
-    "uncut", "as_now", "global_batch", "no_accumulation", "micro_batches",
-]  # fmt: skip
-"""Why an amount is needed, or none is enough."""
 Enough = Callable[[Prediction, float], bool]
 """Whether a prediction is enough at a level of its draws: LOW, MIDDLE or HIGH speed."""
 
 
-class Needed(msgspec.Struct, frozen=True, kw_only=True):
-    """The least amount that is enough."""
+class _Amount(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields as in Needed."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    always: bool = False
+
+
+class Needed(Finding, frozen=True, kw_only=True):
+    """The least amount that is enough, and why so much, or why none."""
 
     value: float | None = None  # Gbit/s of a link, or micro-batches per step; None if no amount is enough
     low: float | None = None  # the least amount in the best case; None if none is enough even then
     high: float | None = None  # the least amount in the worst case; None if none is certain
-    reason: Reason = ""  # of the value, or of None, as a code of `Reason`
-    # the figure of the reason: global batch over the current one, or the share of bytes that remains
-    ratio: float | None = None
-    strategy: str = ""  # that communicates in every micro-batch, if that is the reason
-    why: str = ""  # the reason in words
     always: bool = False  # whether any amount is enough, so that `value` is meaningless
+
+
+class NeededRule(Rule, frozen=True, kw_only=True):
+    """One reason for an amount. `amount` is a value of all."""
+
+    def found(self, on: str | None, /, **values: object) -> Needed:
+        """As of any rule, with the amount."""
+        amount: Any = values.get("amount", _Amount())
+        return Needed(**self.fields(on, values), **msgspec.structs.asdict(amount))
+
+
+NEEDED = RuleGroup("What a training needs to be faster")
+
+
+def _reason(code: str, *, about: str, message: str, figures: tuple[str, ...] = ()) -> NeededRule:
+    return NEEDED.add(NeededRule(code=code, about=about, message=message, figures=figures))
+
+
+_FROM = _reason("from", about="a link of some rate", message="from this link rate up")
+_ANY = _reason("any", about="any link", message="at any bandwidth")
+_SAME_WORKERS = _reason(
+    "same_workers",
+    about="no link, as one node has as many workers",
+    message="never: one node has the same workers and no network between them",
+)
+_OVERHEAD = _reason(
+    "overhead",
+    about="no link, as something else than its rate limits the network",
+    message="never, at any bandwidth: the overhead per message or the throughput of the nodes remains",
+)
+_SLOW_NODES = _reason(
+    "slow_nodes",
+    about="no link, as the nodes are too slow",
+    message="never, at any bandwidth: the nodes' own work and their waits for each other are too slow",
+)
+_OVERLAP_OFF = _reason(
+    "overlap_off",
+    about="no link hides communication, as overlap is off",
+    message="never: overlap is off, so no communication is hidden",
+)
+_HID_NOTHING = _reason(
+    "hid_nothing",
+    about="no link hides communication, as the measured run hid none",
+    message="never: no communication is hidden, because the measured run hid none",
+)
+_SENT_AT_ONCE = _reason(
+    "sent_at_once",
+    about="no link hides communication, as all of it is sent at the end of a step",
+    message="never: no communication is hidden, because all of it is sent after the last gradient is ready",
+)
+_UNCUT = _reason(
+    "uncut",
+    about="it is unknown what can be hidden",
+    message="unknown: the hidden part depends on the unknown gradient buckets (--bucket-mib 25 is torch's default); "
+    "the prediction assumes that nothing is hidden, the end of its range that everything possible is",
+)
+_AS_NOW = _reason("as_now", about="the accumulation of today", message="as now")
+_GLOBAL_BATCH = _reason(
+    "global_batch",
+    about="another accumulation, and so another global batch",
+    message="the global batch {becomes} {times} times as large",
+    figures=("ratio",),
+)
+_NO_ACCUMULATION = _reason("no_accumulation", about="no accumulation", message="no accumulation is enough")
+_MICRO_BATCHES = _reason(
+    "micro_batches",
+    about="no accumulation, as the strategy communicates in every micro-batch",
+    message="{strategy} communicates in every micro-batch: accumulation cannot reduce the bytes per sample below "
+    "{ratio:.0%}",
+    figures=("ratio", "strategy"),
+)
 
 
 class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,8 +218,7 @@ def beats(calibration: Calibration, scenario: Scenario, alone: Prediction) -> Ne
     """The slowest link on which the scenario is faster than one node."""
     needed = link_for(calibration, scenario, _faster_than(alone, 1 + _ROUNDING))
     if needed.value is None and scenario.layout.workers <= alone.scenario.layout.workers:
-        why = "never: one node has the same workers and no network between them"
-        return Needed(reason="same_workers", why=why)
+        return _SAME_WORKERS.found(None)
     return needed
 
 
@@ -182,16 +253,11 @@ def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Ne
         step = _first(steps + 1, lambda step: enough(at(rate(step)), level))
         return None if step is None else rate(step)
 
-    needed = _needed(slowest(HIGH, _ROUGH), slowest(MIDDLE, _FINE), slowest(LOW, _ROUGH))
-    if needed.always:
-        return _because(needed, "any", "at any bandwidth")
+    needed = _amount(slowest(HIGH, _ROUGH), slowest(MIDDLE, _FINE), slowest(LOW, _ROUGH))
     if needed.value is not None:
-        return _because(needed, "from", "from this link rate up")
-    if enough(_without_network(Prediction(calibration, scenario)), MIDDLE):
-        remains = "the overhead per message or the throughput of the nodes remains"
-        return _because(needed, "overhead", f"never, at any bandwidth: {remains}")
-    slow = "the nodes' own work and their waits for each other are too slow"
-    return _because(needed, "slow_nodes", f"never, at any bandwidth: {slow}")
+        return (_ANY if needed.always else _FROM).found(None, amount=needed)
+    is_enough = enough(_without_network(Prediction(calibration, scenario)), MIDDLE)
+    return (_OVERHEAD if is_enough else _SLOW_NODES).found(None, amount=needed)
 
 
 def _first(count: int, is_enough: Callable[[int], bool]) -> int | None:
@@ -210,19 +276,15 @@ def _faster_than(alone: Prediction, times: float) -> Enough:
     return is_enough
 
 
-def _needed(low: float | None, value: float | None, high: float | None) -> Needed:
+def _amount(low: float | None, value: float | None, high: float | None) -> _Amount:
     if value is None:
-        return Needed(low=low)
-    return Needed(
+        return _Amount(low=low)
+    return _Amount(
         value=value,
         low=value if low is None else min(low, value),
         high=None if high is None else max(high, value),
         always=value <= SLOWEST_GBIT_PER_S,
     )
-
-
-def _because(needed: Needed, reason: Reason, why: str, ratio: float | None = None) -> Needed:
-    return msgspec.structs.replace(needed, reason=reason, why=why, ratio=ratio)
 
 
 def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: float) -> Needed:
@@ -243,13 +305,13 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
 
     low, many, high = fewest(HIGH), fewest(MIDDLE), fewest(LOW)
     if many is None:
-        return msgspec.structs.replace(_never_enough(calibration, scenario), low=low)
-    needed = _needed(low, many, high)
+        return _never_enough(calibration, scenario, low)
+    needed = _amount(low, many, high)
     if many == scenario.accumulation:
-        return _because(needed, "as_now", "as now")
+        return _AS_NOW.found(None, amount=needed)
     ratio = many / scenario.accumulation
-    why = f"the global batch {'becomes' if ratio > 1 else 'could be'} {format_figure(ratio)} times as large"
-    return _because(needed, "global_batch", why, ratio)
+    becomes = "becomes" if ratio > 1 else "could be"
+    return _GLOBAL_BATCH.found(None, amount=needed, becomes=becomes, times=format_figure(ratio), ratio=ratio)
 
 
 def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
@@ -289,21 +351,12 @@ def _workers_ratio(scenario: Scenario, alone: Prediction) -> float:
 
 def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
     if not scenario.overlap:
-        return Needed(reason="overlap_off", why="never: overlap is off, so no communication is hidden")
+        return _OVERLAP_OFF.found(None)
     if Prediction(calibration, scenario).hidden_ms <= 0:
-        is_known = calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy
-        if is_known or calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None:
-            cause = "the measured run hid none" if is_known else "all of it is sent after the last gradient is ready"
-            why = f"never: no communication is hidden, because {cause}"
-            return Needed(reason="hid_nothing" if is_known else "sent_at_once", why=why)
-        return Needed(
-            reason="uncut",
-            why=(
-                "unknown: the hidden part depends on the unknown gradient buckets (--bucket-mib 25 is torch's "
-                "default); the prediction assumes that nothing is hidden, the end of its range that everything "
-                "possible is"
-            ),
-        )
+        if calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy:
+            return _HID_NOTHING.found(None)
+        is_cut = calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None
+        return (_SENT_AT_ONCE if is_cut else _UNCUT).found(None)
     return link_for(calibration, scenario, _nothing_exposed)
 
 
@@ -322,13 +375,11 @@ def _nothing_exposed(prediction: Prediction, level: float) -> bool:
     return beyond_ms <= (prediction.error * prediction.step_time_ms if level == HIGH else 0.0)
 
 
-def _never_enough(calibration: Calibration, scenario: Scenario) -> Needed:
+def _never_enough(calibration: Calibration, scenario: Scenario, low: float | None) -> Needed:
     calls = calibration.work.calls_of(scenario.strategy, scenario.layout)
     once = passing_bytes(calls, 1, scenario.layout)
     often = passing_bytes([call for call in calls if call.per_micro_batch], 1, scenario.layout)
+    amount = _Amount(low=low)
     if not often:
-        return Needed(reason="no_accumulation", why="no accumulation is enough")
-    ratio, strategy = often / once, str(scenario.strategy)
-    left = f"accumulation cannot reduce the bytes per sample below {ratio:.0%}"
-    why = f"{strategy} communicates in every micro-batch: {left}"
-    return Needed(reason="micro_batches", ratio=ratio, strategy=strategy, why=why)
+        return _NO_ACCUMULATION.found(None, amount=amount)
+    return _MICRO_BATCHES.found(None, amount=amount, strategy=str(scenario.strategy), ratio=often / once)

@@ -27,7 +27,15 @@ from multinode.predict.cost_model import (
     step_parts,
 )
 from multinode.predict.draws import Draw
-from multinode.predict.network_model import CommTimes, Link, NetworkCase, NetworkModel, UncertaintySource, comm_times
+from multinode.predict.network_model import (
+    CommTimes,
+    DoubtRules,
+    Link,
+    NetworkCase,
+    NetworkModel,
+    UncertaintySource,
+    comm_times,
+)
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
@@ -57,6 +65,18 @@ _LOCAL_GB_PER_S = {"nccl": (3.0, 50.0), "gloo": (0.25, 2.5)}
 MOST_FIXED = 1 / 3
 # Usual errors of the assumed overlap, and of calls in a training.
 _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
+
+
+DOUBTS = DoubtRules("Uncertainty of a prediction: what was measured")
+_NO_SINGLE_NODE = DOUBTS.doubt(
+    "no-single-node", "compute", about="no run on one node", message="one node was not measured"
+)
+_WAITED_FOR_CORE = DOUBTS.doubt(
+    "waited-for-core",
+    "cores",
+    about="workers that waited for a core",
+    message="its workers waited {waited} of a step for a core that other threads and processes used",
+)
 
 
 class CalibrationRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +195,7 @@ def calibrate_without_single(
         f"minus its {format_ms(exposed_ms)} of exposed communication"
     )
     doubts = (
-        UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node was not measured"),
+        _NO_SINGLE_NODE.found(None, relative=_UNSEEN_ALONE),
         *_doubt_of_cores(summary.split, alone),
     )
     seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=doubts)
@@ -234,8 +254,7 @@ def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource,
     relative = own_ms / max(own_ms - waited_ms, own_ms * _LEAST_ON_CORE) - 1 if own_ms > 0 else 0.0
     if relative <= _NOTICED:
         return ()
-    why = f"its workers waited {format_ms(waited_ms)} of a step for a core that other threads and processes used"
-    return (UncertaintySource(part="cores", relative=relative, why=why),)
+    return (_WAITED_FOR_CORE.found(None, relative=relative, waited=format_ms(waited_ms)),)
 
 
 def _core_wait_ms(worker: WorkerSplit) -> float:

@@ -79,7 +79,7 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
         parameter_bytes=_WIDTHS[0],
         gradient_bytes=width,
         no_sync=once >= _REDUCTIONS,
-        fsdp_version=2 if (summary.strategy or "").startswith("FSDP2") else 1,
+        fsdp_version=summary.fsdp_version or 1,
     )
     return Work(strategy=strategy, load=load, calls={strategy: calls})
 
@@ -90,11 +90,8 @@ def _counts(call: SeenCall) -> bool:
 
 
 def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:
-    name = (summary.strategy or "").replace("FSDP2", "FSDP").replace("(", "").replace(")", "")
-    # Longer names come last.
-    named = next((strategy for strategy in reversed(Strategy) if name.startswith(strategy)), None)
-    if named is not None:
-        return named
+    if summary.recognised is not None:
+        return summary.recognised
     gathers = any(call.op == _GATHER for call in seen)
     return Strategy.FSDP if gathers and any(call.op == "reduce_scatter" for call in seen) else Strategy.DDP
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.figures.figure import Figure, Row
 from multinode.findings.finding import Finding
 from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
@@ -24,10 +25,11 @@ from multinode.predict.prediction import Basis, Prediction
 from multinode.predict.shortfall import judge_holdout, judge_speed
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.measured import EXPOSED, WORLD_SIZE
 from multinode.stats.estimate import Estimate, exactly, inverse, of_bounds
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
-from multinode.units import MIB, format_count, format_rate
+from multinode.units import MIB, UNKNOWN, format_count, format_rate
 
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +94,49 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     def layout(self) -> Layout:
         """Its workers."""
         return Layout(nodes=self.nodes, workers_per_node=self.workers_per_node, unequal=self.unequal)
+
+
+def scenario_row(scenario: PredictedScenario) -> Row:
+    """The values of a scenario, by the names of its figures."""
+    values = msgspec.structs.asdict(scenario)
+    return Row(scenario, values | {EXPOSED.name: scenario.parts.exposed_ms, WORLD_SIZE.name: scenario.layout.workers})
+
+
+def _link(row: Row) -> str:
+    rate = row.item.link_gbit_per_s
+    return row.item.case or (UNKNOWN if rate is None else format_rate(rate))
+
+
+def _lever(name: str, without: str = UNKNOWN) -> Callable[[Row], str]:
+    return lambda row: row.item.levers.words.get(name, without)
+
+
+SCENARIO_NODES = Figure[int]("nodes", "nodes", form="number", about="nodes of the scenario")
+SCENARIO_LINK = Figure[float](
+    "link_gbit_per_s", "link", form="number", about="rate of a node's NIC, or how the network is used", cell=_link
+)
+SCENARIO_WORKERS = Figure[int](
+    "workers_per_node",
+    "workers",
+    "per node",
+    form="number",
+    about="workers of a node; of unequal nodes each one's",
+    cell=lambda row: " + ".join(map(str, row.item.unequal or (row.item.workers_per_node,))),
+)
+SCENARIO_BATCH = Figure[float]("per_device_batch", "batch", form="number", about="samples per worker and micro-batch")
+SCENARIO_ACCUMULATION = Figure[int]("accumulation", "accum.", form="number", about="micro-batches per step")
+GRADIENTS = Figure[str]("gradients", "gradients", about="gradient dtype on the wire", cell=_lever("compression"))
+AVERAGED = Figure[str](
+    "averaged", "averaged", about="how often nodes average", cell=_lever("averaging", without="every step")
+)
+BUCKET = Figure[float]("bucket_mib", "bucket", "MiB", form="number", about="maximum size of a reduction")
+OVERLAPPED = Figure[bool](
+    "overlap",
+    "overlap",
+    form="number",
+    about="whether computation may hide communication",
+    cell=lambda row: "on" if row.item.overlap else "off",
+)
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):

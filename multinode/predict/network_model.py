@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.network.size_scan import ScanReport
 from multinode.predict.draws import OTHERWISE, between, linear
 from multinode.traffic.algorithms import (
@@ -169,12 +172,69 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         return 1 / linear((position - OTHERWISE) / _ANY_SHARE, 1 / goodput, 1 / goodput, 1 / least)
 
 
-class UncertaintySource(msgspec.Struct, frozen=True, kw_only=True):
+class UncertaintySource(Finding, frozen=True, kw_only=True):
     """One reason for the width of an interval."""
 
     part: str  # the field of Draw that it widens
     relative: float  # error in either direction: 0.1 is 10%; 0 if it has its own bounds
-    why: str
+
+
+class DoubtRule(Rule, frozen=True, kw_only=True):
+    """One kind of uncertainty. `relative` is a value of all; without it, draws cover the uncertainty."""
+
+    part: str  # as in `UncertaintySource`
+
+    def found(self, on: str | None, /, **values: object) -> UncertaintySource:
+        """As of any rule, with the error."""
+        relative: Any = values.get("relative", 0.0)
+        return UncertaintySource(**self.fields(on, values), part=self.part, relative=relative)
+
+
+class DoubtRules(RuleGroup):
+    """Rules of uncertainty."""
+
+    def doubt(self, code: str, part: str, *, about: str, message: str) -> DoubtRule:
+        """Declare one."""
+        return self.add(DoubtRule(code=code, part=part, about=about, message=message))
+
+
+DOUBTS = DoubtRules("Uncertainty of a prediction: the network")
+_ONLY_A_STREAM = DOUBTS.doubt(
+    "only-a-stream",
+    "network",
+    about="a network of which only a TCP stream was measured",
+    message="no collective was measured: only a TCP stream of {stream} GB/s is known",
+)
+_ONLY_A_RATE = DOUBTS.doubt(
+    "only-a-rate",
+    "network",
+    about="a network of which only the link rate is known",
+    message="no collective was measured: only the link rate is known, of which {carried}",
+)
+_HELD_OUT_SIZES = DOUBTS.doubt(
+    "held-out-sizes",
+    "network",
+    about="the error of the size scan",
+    message="the error on held-out sizes of the size scan",
+)
+_OTHER_LINK = DOUBTS.doubt(
+    "other-link",
+    "network",
+    about="another link than was measured",
+    message="the link is {times} times {way} than measured",
+)
+_OTHER_WORKERS = DOUBTS.doubt(
+    "other-workers",
+    "network",
+    about="another number of nodes or workers than was measured",
+    message="{measured} measured, {requested} requested",
+)
+_OTHER_COLLECTIVES = DOUBTS.doubt(
+    "other-collectives",
+    "network",
+    about="collectives that were not measured",
+    message="not measured, derived from other collectives: {collectives}",
+)
 
 
 class CommTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,42 +295,36 @@ def network_doubts(
 ) -> tuple[UncertaintySource, ...]:
     """Errors of the times, by reason; caps and algorithms have their own bounds and are excluded."""
     if not network.curves:
-        return (_doubt(_STATED_RATE, _why_stated(network, link)),)
-    doubts = [_doubt(network.error, "the error on held-out sizes of the size scan")] if network.error else []
+        return (_stated(network, link),)
+    doubts = [_HELD_OUT_SIZES.found(None, relative=network.error)] if network.error else []
     doublings = math.log2(link.goodput_gb_per_s / network.link.goodput_gb_per_s)
     if abs(doublings) > _ALIKE:
         rate = _PER_DOUBLING_FASTER if doublings > 0 else _PER_DOUBLING_SLOWER
-        way = "faster" if doublings > 0 else "slower"
-        doubts.append(
-            _doubt(rate * abs(doublings), f"the link is {format_figure(2 ** abs(doublings))} times {way} than measured")
-        )
+        way, times = "faster" if doublings > 0 else "slower", format_figure(2 ** abs(doublings))
+        doubts.append(_OTHER_LINK.found(None, relative=rate * abs(doublings), times=times, way=way))
     if layout != network.layout:
         more = abs(math.log2(layout.nodes / network.layout.nodes))
         more = max(more, abs(math.log2(layout.workers / network.layout.workers)))
-        doubts.append(
-            _doubt(
-                _PER_DOUBLING_OF_NODES * more,
-                f"{_told(network.layout)} measured, {_told(layout)} requested",
-            )
-        )
+        told = {"measured": _told(network.layout), "requested": _told(layout)}
+        doubts.append(_OTHER_WORKERS.found(None, relative=_PER_DOUBLING_OF_NODES * more, **told))
     others = sorted({call.collective for call in calls if call.size_bytes >= SMALL_BYTES} - set(network.curves))
     if others:
-        doubts.append(_doubt(_OTHER_COLLECTIVE, f"not measured, derived from other collectives: {', '.join(others)}"))
+        doubts.append(_OTHER_COLLECTIVES.found(None, relative=_OTHER_COLLECTIVE, collectives=", ".join(others)))
     return tuple(doubts)
 
 
-def _why_stated(network: NetworkModel, link: Link) -> str:
+def _stated(network: NetworkModel, link: Link) -> UncertaintySource:
     if network.stream_gb_per_s is not None:
-        return (
-            f"no collective was measured: only a TCP stream of {format_figure(network.stream_gb_per_s)} GB/s is known"
-        )
-    reason = "no collective was measured: only the link rate is known, of which "
+        stream = format_figure(network.stream_gb_per_s)
+        return _ONLY_A_STREAM.found(None, relative=_STATED_RATE, stream=stream)
+    least = f"{_LEAST_CARRIED:.0%}"
     if link.rdma:
-        least = f"{_LEAST_CARRIED:.0%}"
-        return f"{reason}GPUs far from their NIC, PCIe access control and oversubscribed fabrics may leave only {least}"
-    reason += f"overlay networks, VPNs, Wi-Fi and shared uplinks may carry only {_LEAST_CARRIED:.0%}"
-    capped = f"{reason}, and clouds may cap a flow at {_FLOW_CAPS_GBIT[0]:g} Gbit/s"
-    return capped if network.may_cap_flows(link) else reason
+        carried = f"GPUs far from their NIC, PCIe access control and oversubscribed fabrics may leave only {least}"
+    else:
+        carried = f"overlay networks, VPNs, Wi-Fi and shared uplinks may carry only {least}"
+        if network.may_cap_flows(link):
+            carried += f", and clouds may cap a flow at {_FLOW_CAPS_GBIT[0]:g} Gbit/s"
+    return _ONLY_A_RATE.found(None, relative=_STATED_RATE, carried=carried)
 
 
 def why_measure(network: NetworkModel) -> str:
@@ -283,10 +337,6 @@ def why_measure(network: NetworkModel) -> str:
         "Gbit/s and advertise the maximum. Measure a stream (iperf3) and give its rate: --stream RATE, or "
         "payload_gbit_per_s in a file of figures; or network.cloud: false if they are not in a cloud"
     )
-
-
-def _doubt(relative: float, why: str) -> UncertaintySource:
-    return UncertaintySource(part="network", relative=relative, why=why)
 
 
 def _told(layout: Layout) -> str:

@@ -28,6 +28,7 @@ from multinode.predict.cost_model import (
 from multinode.predict.draws import DRAWS, OTHERWISE, Draw, interval, linear
 from multinode.predict.network_model import (
     CommTimes,
+    DoubtRules,
     UncertaintySource,
     comm_times,
     network_doubts,
@@ -279,6 +280,90 @@ def _is_as_measured(calibration: Calibration, scenario: Scenario) -> bool:
     return scenario.strategy is calibration.work.strategy and scenario.bucket_bytes is None
 
 
+DOUBTS = DoubtRules("Uncertainty of a prediction: the scenario and the model")
+_OTHER_BATCH = DOUBTS.doubt(
+    "other-batch",
+    "compute",
+    about="another batch or accumulation than was measured",
+    message="{name} is {times} times that of the measured run",
+)
+_FIXED_PART = DOUBTS.doubt(
+    "fixed-part",
+    "fixed",
+    about="work that a step does once, whatever its batch",
+    message="up to {most:.0%} of the step may be done once per step, whatever its samples",
+)
+_MORE_WORKERS = DOUBTS.doubt(
+    "more-workers",
+    "compute",
+    about="more workers per node than were measured",
+    message="{measured} per node measured, {requested} requested: their contention is unknown",
+)
+_OTHER_ENGINE = DOUBTS.doubt(
+    "other-strategy",
+    "compute",
+    about="another strategy than was measured",
+    message="the engine's own work is that of the measured {strategy}",
+)
+_INSIDE = DOUBTS.doubt(
+    "inside-a-node",
+    "network",
+    about="an exchange between workers of one node that was not measured",
+    message="the exchange between workers of one node was not measured: assumed at {low} to {high} GB/s",
+)
+_SHARDED_STATES = DOUBTS.doubt(
+    "sharded-states",
+    "network",
+    about="optimizer states that may be sharded within each node",
+    message="it is unknown whether the optimizer states are sharded within each node (optimizer_within_node)",
+)
+_HIDDEN_PART = DOUBTS.doubt(
+    "hidden-part",
+    "overlap",
+    about="an overlap that was not measured",
+    message="the part that computation hides was not measured: from {start} to everything possible",
+)
+_ROUNDS = DOUBTS.doubt(
+    "rounds",
+    "compute",
+    about="waits once per round, with less frequent synchronization",
+    message="the nodes' wait for each other once per round was not measured",
+)
+_LEVER_COMPUTE = DOUBTS.doubt(
+    "lever-compute",
+    "compute",
+    about="the compute of PowerSGD or of an average",
+    message="the compute of {lever} is estimated from the optimizer's time",
+)
+_MODEL_OFF = DOUBTS.doubt(
+    "model-off",
+    "step",
+    about="the error of the model at the measured point",
+    message="on several nodes the model alone was off by a factor of {factor}",
+)
+_OWN_WORK = DOUBTS.doubt(
+    "own-work",
+    "compute",
+    about="work that took longer or shorter on several nodes than on one",
+    message="the workers' own work took {times} times as long as on one node, possibly by chance",
+)
+_BETWEEN_RUNS = DOUBTS.doubt(
+    "between-runs", "step", about="the variation between runs", message="at least the variation between runs"
+)
+_SCATTER = DOUBTS.doubt(
+    "scatter", "step", about="the variation of the measured runs", message="{differing} by {scatter:.0%}"
+)
+_SIZE_SCAN = DOUBTS.doubt(
+    "size-scan", "step", about="the error of the size scan", message="at least the error of the size scan"
+)
+_WHOLE_STEP = DOUBTS.doubt(
+    "whole-step",
+    "network",
+    about="a step on several nodes whose communication is unknown",
+    message="the step was measured on {nodes} nodes, and nothing separates its communication",
+)
+
+
 def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...]) -> tuple[UncertaintySource, ...]:
     network = calibration.network
     between = scenario.layout.nodes > 1
@@ -288,73 +373,59 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...
         ("accumulation", scenario.accumulation / calibration.accumulation, _PER_DOUBLING_OF_ACCUMULATION),
     ):
         if abs(math.log2(ratio)) > _ALIKE:
-            why = f"{name} is {format_figure(ratio)} times that of the measured run"
-            doubts.append(UncertaintySource(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
+            relative = rate * abs(math.log2(ratio))
+            doubts.append(_OTHER_BATCH.found(None, relative=relative, name=name, times=format_figure(ratio)))
     doubts += _doubt_of_fixed(calibration, scenario)
     doubts += _doubts_of_workers(calibration, scenario)
     if scenario.strategy is not calibration.work.strategy:
-        why = f"the engine's own work is that of the measured {calibration.work.strategy}"
-        doubts.append(UncertaintySource(part="compute", relative=_OTHER_STRATEGY, why=why))
+        doubts.append(_OTHER_ENGINE.found(None, relative=_OTHER_STRATEGY, strategy=str(calibration.work.strategy)))
     doubts += calibration.doubts
     doubts += _doubts_of_levers(calibration, scenario)
     inside = not between or any(call.reach is GroupScope.NODE for call in calls)
     if inside and network.local_gb_per_s is not None and scenario.layout.workers_per_node > 1:
-        low, high = network.local_gb_per_s
-        why = (
-            "the exchange between workers of one node was not measured: assumed at "
-            f"{format_figure(low, digits=2)} to {format_figure(high, digits=2)} GB/s"
-        )
+        low, high = (format_figure(end, digits=2) for end in network.local_gb_per_s)
         # The draws of the rate cover it.
-        doubts.append(UncertaintySource(part="network", relative=0.0, why=why))
+        doubts.append(_INSIDE.found(None, low=low, high=high))
     if not between:
         return tuple(doubts)
     if _is_within_unknown(calibration, scenario):
-        why = "it is unknown whether the optimizer states are sharded within each node (optimizer_within_node)"
         # Some draws take the other.
-        doubts.append(UncertaintySource(part="network", relative=0.0, why=why))
+        doubts.append(_SHARDED_STATES.found(None))
     doubts += _doubts_of_residual(calibration.residual, scenario)
     doubts += network_doubts(network, calls, scenario.link, scenario.layout)
     hides = any(call.hideable and call.reach is not GroupScope.NODE for call in calls)
     if hides and _overlaps(calibration, scenario) and _measured_rho(calibration, scenario) is None:
         least = _least_rho(calibration, scenario)
-        start = f"the {least:.0%} that it used" if least else "nothing"
-        why = f"the part that computation hides was not measured: from {start} to everything possible"
         # The draws of rho cover it.
-        doubts.append(UncertaintySource(part="overlap", relative=0.0, why=why))
+        doubts.append(_HIDDEN_PART.found(None, start=f"the {least:.0%} that it used" if least else "nothing"))
     return tuple(doubts)
 
 
 def _doubts_of_levers(calibration: Calibration, scenario: Scenario) -> Iterator[UncertaintySource]:
     if scenario.averaging is not None:
-        why = "the nodes' wait for each other once per round was not measured"
-        yield UncertaintySource(part="compute", relative=_ONCE_PER_ROUND, why=why)
+        yield _ROUNDS.found(None, relative=_ONCE_PER_ROUND)
     costs, work = calibration.costs, scenario.lever_work
     if work:
         step_ms = scenario.accumulation * costs.compute_ms + costs.optimizer_ms * (1 + work)
         part = costs.optimizer_ms * work / step_ms if costs.optimizer_ms else _UNKNOWN_WORK
         lever = "PowerSGD" if scenario.low_rank is not None else "an average of parameters"
-        why = f"the compute of {lever} is estimated from the optimizer's time"
-        yield UncertaintySource(part="compute", relative=part, why=why)
+        yield _LEVER_COMPUTE.found(None, relative=part, lever=lever)
 
 
 def _doubt_of_fixed(calibration: Calibration, scenario: Scenario) -> Iterator[UncertaintySource]:
     measured, requested = (each.per_device_batch * each.accumulation for each in (calibration, scenario))
     most = calibration.costs.most_fixed
     if most and abs(math.log2(requested / measured)) > _ALIKE:
-        why = f"up to {most:.0%} of the step may be done once per step, whatever its samples"
         # The draws of the share cover it.
-        yield UncertaintySource(part="fixed", relative=0.0, why=why)
+        yield _FIXED_PART.found(None, most=most)
 
 
-def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[UncertaintySource]:
+def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> Iterator[UncertaintySource]:
     measured, requested = calibration.known_workers(scenario.layout.nodes), scenario.layout.workers_per_node
-    if requested <= measured:
-        return []
-    workers = format_count(measured, "worker")
-    why = f"{workers} per node measured, {requested} requested: their contention is unknown"
-    return [
-        UncertaintySource(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(requested / measured), why=why)
-    ]
+    if requested > measured:
+        relative = _PER_DOUBLING_OF_WORKERS * math.log2(requested / measured)
+        workers = format_count(measured, "worker")
+        yield _MORE_WORKERS.found(None, relative=relative, measured=workers, requested=requested)
 
 
 def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[UncertaintySource]:
@@ -365,24 +436,20 @@ def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[Unce
     """
     size = residual.left if scenario == residual.at else max(residual.left, residual.size)
     if size > LEAST_DOUBT:
-        why = f"on several nodes the model alone was off by a factor of {format_figure(1 + size)}"
-        yield UncertaintySource(part="step", relative=size, why=why)
+        yield _MODEL_OFF.found(None, relative=size, factor=format_figure(1 + size))
     off = max(residual.own, 1 / residual.own) - 1
     if scenario != residual.at and off > LEAST_DOUBT:
-        why = (
-            f"the workers' own work took {format_figure(residual.own)} times as long as on one node, possibly by chance"
-        )
-        yield UncertaintySource(part="compute", relative=off, why=why)
+        yield _OWN_WORK.found(None, relative=off, times=format_figure(residual.own))
 
 
 def _least_doubt(calibration: Calibration, *, between: bool) -> UncertaintySource:
-    whys = [
-        (LEAST_DOUBT, "at least the variation between runs"),
-        (calibration.scatter, f"{calibration.scatter_of} by {calibration.scatter:.0%}"),
-        (calibration.network.error if between else 0.0, "at least the error of the size scan"),
-    ]
-    relative, why = max(whys, key=lambda each: each[0])
-    return UncertaintySource(part="step", relative=relative, why=why)
+    scatter = calibration.scatter
+    doubts = (
+        _BETWEEN_RUNS.found(None, relative=LEAST_DOUBT),
+        _SCATTER.found(None, relative=scatter, scatter=scatter, differing=calibration.scatter_of),
+        _SIZE_SCAN.found(None, relative=calibration.network.error if between else 0.0),
+    )
+    return max(doubts, key=lambda doubt: doubt.relative)
 
 
 def split_of(parts: StepParts) -> StepSplit:
@@ -498,9 +565,8 @@ def with_base(calibration: Calibration, scenario: Scenario, step_ms: float) -> C
     def own(draw: Draw) -> float:
         return largest(_LEAST_FACTOR, 1.0, lambda factor: at.step_of(draw, factor).step_ms <= step_ms)
 
-    why = f"the step was measured on {scenario.layout.nodes} nodes, and nothing separates its communication"
     # The draws of the network cover it.
-    doubt = UncertaintySource(part="network", relative=0.0, why=why)
+    doubt = _WHOLE_STEP.found(None, nodes=scenario.layout.nodes)
     return msgspec.structs.replace(
         calibration, own_of={draw: own(draw) for draw in (Draw(), *DRAWS)}, doubts=(*calibration.doubts, doubt)
     )

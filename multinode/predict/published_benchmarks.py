@@ -17,7 +17,7 @@ from multinode.model.workload import JobSettings
 from multinode.predict.calibration import MOST_FIXED, Calibration, CalibrationRun, calibrate
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun
-from multinode.predict.network_model import Link, UncertaintySource, stated_network
+from multinode.predict.network_model import DoubtRules, Link, stated_network
 from multinode.predict.prediction import LEAST_DOUBT, with_base
 from multinode.predict.published import PublishedLink, parse_link, parse_published
 from multinode.predict.rounded import product, round_number
@@ -41,6 +41,15 @@ _Parameters = Annotated[int, Meta(gt=0, le=10**14)]
 _Figure = Annotated[int, Meta(gt=0, le=10**12)] | _Positive | Annotated[str, Meta(min_length=1, max_length=60)]
 # One NIC's rate, or as many: `100G`, `8x400G`, `200G InfiniBand`.
 _RateText = Annotated[str, Meta(min_length=1, max_length=40)]
+
+
+DOUBTS = DoubtRules("Uncertainty of a prediction: published figures")
+_FEW_DIGITS = DOUBTS.doubt(
+    "few-digits",
+    "compute",
+    about="a published figure that was rounded",
+    message="the figure of {where} has so few digits that it may be {relative:.0%} off",
+)
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -348,8 +357,7 @@ def _with_points(calibration: Calibration, points: Sequence[_PublishedPoint], ba
     rate, doubts = first.rate, calibration.doubts
     off = max(rate.high / rate.value, rate.value / rate.low) - 1
     if off > LEAST_DOUBT:
-        why = f"the figure of {first.where} has so few digits that it may be {off:.0%} off"
-        doubts = (*doubts, UncertaintySource(part="compute", relative=off, why=why))
+        doubts = (*doubts, _FEW_DIGITS.found(None, relative=off, where=first.where))
     return msgspec.structs.replace(calibration, costs=costs, doubts=doubts)
 
 

@@ -91,8 +91,9 @@ class Record(StoredRun):
     @property
     def strategy(self) -> Strategy | None:
         """As it was configured; else as its calls were recognised; None is neither."""
-        name = self.settings.strategy or (self.summary.strategy if self.summary is not None else None)
-        return next((strategy for strategy in Strategy if strategy.value == name), None)
+        if self.settings.strategy:
+            return next((strategy for strategy in Strategy if strategy.value == self.settings.strategy), None)
+        return self.summary.recognised if self.summary is not None else None
 
 
 def read_rate(option: str, text: str | None) -> float | None:

@@ -5,18 +5,36 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
 from multinode.cluster.quoting import hosts_option
+from multinode.figures.figure import Figure, Row
+from multinode.figures.frame import Frame
+from multinode.model.workload import METHOD, STRATEGY
 from multinode.predict.back_test import LEAST_RUNS
 from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
-from multinode.predict.forecast import Forecast, PredictedScenario
+from multinode.predict.forecast import (
+    AVERAGED,
+    BUCKET,
+    GRADIENTS,
+    OVERLAPPED,
+    SCENARIO_ACCUMULATION,
+    SCENARIO_BATCH,
+    SCENARIO_LINK,
+    SCENARIO_NODES,
+    SCENARIO_WORKERS,
+    Forecast,
+    PredictedScenario,
+    scenario_row,
+)
 from multinode.predict.shortfall import shortfall_words
-from multinode.render.sheet import Column, Sheet, figure
+from multinode.profile.measured import EFFICIENCY, EXPOSED, SAMPLES_PER_S, SPEEDUP, STEP_TIME, WORLD_SIZE
+from multinode.render.sheet import Sheet
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
-from multinode.stats.estimate import inverse
-from multinode.units import UNKNOWN, format_count, format_figure, format_range, format_rate, format_sig, times
+from multinode.stats.estimate import Estimate, inverse
+from multinode.units import format_count, format_figure, format_range, format_rate, format_sig, times
 
 # A narrower range is one figure.
 _ONE_FIGURE = 1.05
@@ -69,8 +87,8 @@ def accumulation_words(needed: Needed) -> str:
     if needed.value is None:
         return _count(needed)
     if needed.low is None:
-        return f"{needed.value:g}; {needed.why}"
-    return f"{_count(needed)}; at {needed.value:g} {needed.why}"
+        return f"{needed.value:g}; {needed.message}"
+    return f"{_count(needed)}; at {needed.value:g} {needed.message}"
 
 
 def _count(needed: Needed) -> str:
@@ -83,12 +101,12 @@ def _needed_words(needed: Needed, noun: str, beyond: str, words: Callable[[float
     `beyond` is an end that is not known.
     """
     if needed.low is None:
-        return needed.why
+        return needed.message
     is_any, low = needed.low <= SLOWEST_GBIT_PER_S, words(needed.low, -1)
     if needed.high is None and is_any:
         return f"inconclusive: any {noun} may be enough, or none"
     if is_any and needed.high is not None:
-        return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {words(needed.high, 1)}"
+        return needed.message if needed.high <= SLOWEST_GBIT_PER_S else f"at most {words(needed.high, 1)}"
     if needed.value is None:
         return f"at least {low}, if any {noun} is enough"
     middle, high = words(needed.value, 0), beyond if needed.high is None else words(needed.high, 1)
@@ -111,62 +129,49 @@ def launch_command(job: str, hosts: str, options: str) -> str:
 
 
 _MOST_SCENARIOS = 60
-_Told = Callable[[PredictedScenario], str]
 # What a scenario may vary: a column where it does, and where all share it a phrase of the title.
-_SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
-    (Column("strategy", words=True), lambda row: row.strategy, lambda row: row.strategy),
+_SETTINGS: tuple[tuple[Figure[Any], Callable[[PredictedScenario], str]], ...] = (
+    (STRATEGY, lambda row: row.strategy),
+    (METHOD, lambda row: "full fine-tuning" if row.method == "full" else row.method or ""),
     (
-        Column("method", words=True),
-        lambda row: row.method or UNKNOWN,
-        lambda row: "full fine-tuning" if row.method == "full" else row.method or "",
-    ),
-    (
-        Column("workers", "per node"),
-        lambda row: " + ".join(map(str, row.unequal or (row.workers_per_node,))),
+        SCENARIO_WORKERS,
         lambda row: (
             f"{' + '.join(map(str, row.unequal))} workers"
             if row.unequal
             else f"{format_count(row.workers_per_node, 'worker')} per node"
         ),
     ),
-    (Column("batch"), lambda row: f"{row.per_device_batch:g}", lambda row: f"batch {row.per_device_batch:g}"),
-    (Column("accum."), lambda row: str(row.accumulation), lambda row: f"accumulation {row.accumulation}"),
-    (
-        Column("gradients", words=True),
-        lambda row: row.levers.words.get("compression", UNKNOWN),
-        lambda row: f"gradients in {words}" if (words := row.levers.words.get("compression")) else "",
-    ),
-    (
-        Column("averaged", words=True),
-        lambda row: row.levers.words.get("averaging", "every step"),
-        lambda row: f"averaged {words}" if (words := row.levers.words.get("averaging")) else "",
-    ),
-    (Column("bucket", "MiB"), lambda row: figure(row.bucket_mib, "g"), lambda _: ""),
-    (Column("overlap"), lambda row: "on" if row.overlap else "off", lambda row: "" if row.overlap else "no overlap"),
+    (SCENARIO_BATCH, lambda row: f"batch {row.per_device_batch:g}"),
+    (SCENARIO_ACCUMULATION, lambda row: f"accumulation {row.accumulation}"),
+    (GRADIENTS, lambda row: f"gradients in {words}" if (words := row.levers.words.get("compression")) else ""),
+    (AVERAGED, lambda row: f"averaged {words}" if (words := row.levers.words.get("averaging")) else ""),
+    (BUCKET, lambda _: ""),
+    (OVERLAPPED, lambda row: "" if row.overlap else "no overlap"),
 )
-_FIGURES: tuple[tuple[Column, _Told], ...] = (
-    (Column("step", "ms"), lambda row: format_sig(row.step_time_ms)),
-    (Column("samples/s"), lambda row: format_sig(row.samples_per_s.value)),
-    (Column("range"), lambda row: row.samples_per_s.text("range")),
-    (Column("speed-up"), lambda row: f"{row.speedup.value:.2f}x"),
-    (Column("efficiency"), lambda row: f"{row.efficiency:.0%}"),
-    (Column("exposed", "ms"), lambda row: format_sig(row.parts.exposed_ms)),
+_WORKERS = msgspec.structs.replace(WORLD_SIZE, title=WORLD_SIZE.words)
+_FIGURES: tuple[Figure[Any], ...] = (
+    *(STEP_TIME, SAMPLES_PER_S, SAMPLES_PER_S.ranged, SPEEDUP.as_form("times"), EFFICIENCY, EXPOSED),
 )
 
 
-_NARROW: tuple[tuple[Column, _Told], ...] = (
-    (
-        Column("samples/s"),
-        lambda row: (
-            f"{format_sig(row.samples_per_s.value)} "
-            + ("measured" if row.measured else f"({row.samples_per_s.text('range')})")
-        ),
-    ),
-    (
-        Column("against", "1 node"),
-        lambda row: times(row.speedup.value) if row.measured else row.speedup.text("times"),
-    ),
-    (Column("scaling", "efficiency"), lambda row: f"{row.efficiency:.0%}"),
+def _speed(row: Row) -> str:
+    speed: Estimate = row.item.samples_per_s
+    beside = "measured" if row.item.measured else f"({speed.text('range')})"
+    return f"{format_sig(speed.value)} {beside}"
+
+
+def _against(row: Row) -> str:
+    speedup: Estimate = row.item.speedup
+    return times(speedup.value) if row.item.measured else speedup.text("times")
+
+
+_NARROW: tuple[Figure[Any], ...] = (
+    msgspec.structs.replace(SAMPLES_PER_S, cell=_speed),
+    msgspec.structs.replace(SPEEDUP, title="against", unit="1 node", cell=_against),
+    msgspec.structs.replace(EFFICIENCY, title="scaling", unit=EFFICIENCY.title),
+)
+_MEASURED_NODES = msgspec.structs.replace(
+    SCENARIO_NODES, cell=lambda row: f"{'*' if row.item.measured else ''}{row.item.nodes}"
 )
 _ALIKE = 1e-9
 
@@ -183,28 +188,22 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
     if narrow and all(abs(row.efficiency - row.speedup.value) < _ALIKE for row in rows):
         # With as many workers as the one node has, it is the speed-up again.
         figures = figures[:-1]
-    varies = [len({cell(row) for row in forecast.scenarios}) > 1 for _, cell, _ in _SETTINGS]
-    settings = [(column, cell) for (column, cell, _), varied in zip(_SETTINGS, varies, strict=True) if varied]
-    mark = "" if narrow else "*"
-    marked = "; * measured; these values are the model's" if mark and any(row.measured for row in rows) else ""
-    return Sheet(
+    varied = [
+        figure for figure, _ in _SETTINGS if len({figure.tell(scenario_row(row)) for row in forecast.scenarios}) > 1
+    ]
+    marked = "; * measured; these values are the model's" if not narrow and any(row.measured for row in rows) else ""
+    nodes = SCENARIO_NODES if narrow else _MEASURED_NODES
+    frame = Frame(
         title=f"predicted: {shared_settings(forecast.scenarios)}",
-        columns=(Column("nodes"), Column("link"), Column("workers"), *(column for column, _ in (*settings, *figures))),
-        rows=tuple(
-            (
-                f"{mark if row.measured else ''}{row.nodes}",
-                _link(row),
-                f"{row.layout.workers}",
-                *(cell(row) for _, cell in (*settings, *figures)),
-            )
-            for row in rows
-        ),
-        notes=(
-            f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",
-            *(("ranges: 90% prediction interval",) if narrow else ()),
-            *_case_notes(rows),
-        ),
+        rows=tuple(map(scenario_row, rows)),
+        figures=(nodes, SCENARIO_LINK, _WORKERS, *varied, *figures),
     )
+    notes = (
+        f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",
+        *(("ranges: 90% prediction interval",) if narrow else ()),
+        *_case_notes(rows),
+    )
+    return frame.sheet(notes=notes)
 
 
 def _case_notes(rows: Sequence[PredictedScenario]) -> Iterator[str]:
@@ -245,7 +244,8 @@ def _is_beside(row: PredictedScenario, alone: PredictedScenario) -> bool:
 
 def shared_settings(rows: Sequence[PredictedScenario]) -> str:
     """What all scenarios have alike."""
-    words = [word(rows[0]) for _, cell, word in _SETTINGS if rows and len({cell(row) for row in rows}) == 1]
+    table = list(map(scenario_row, rows))
+    words = [word(rows[0]) for figure, word in _SETTINGS if rows and len({figure.tell(row) for row in table}) == 1]
     return ", ".join(filter(None, words))
 
 
@@ -295,7 +295,7 @@ def forecast_notes(forecast: Forecast) -> Iterator[str]:
     yield from (f"note: {note}" for note in forecast.notes)
     widest = max((row for row in forecast.scenarios if row.nodes > 1), key=_width, default=None)
     if widest is not None:
-        whys = "; ".join(doubt.why for doubt in widest.doubts)
+        whys = "; ".join(doubt.message for doubt in widest.doubts)
         yield f"the widest interval is {_width(widest):.0%} of its value: {whys}"
 
 
@@ -313,12 +313,6 @@ def _intervals(forecast: Forecast) -> str:
 def _width(row: PredictedScenario) -> float:
     rate = row.samples_per_s
     return (rate.high - rate.low) / rate.value
-
-
-def _link(row: PredictedScenario) -> str:
-    if row.case:
-        return row.case
-    return UNKNOWN if row.link_gbit_per_s is None else format_rate(row.link_gbit_per_s)
 
 
 _MOST_ROWS = 20

@@ -10,6 +10,7 @@ import math
 import msgspec
 
 from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.predict.calibration import Calibration, Residual, sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import HoldoutRun
@@ -22,7 +23,14 @@ _MS_PER_S = 1e3
 _NOTICEABLE = 1.25
 _SLOWEST_GB_PER_S = 1e-5
 _HALVINGS = 60
-_CODE = "slower-than-network"
+SHORTFALLS = RuleGroup("Speed that the network does not explain")
+_SLOWER = SHORTFALLS.rule(
+    "slower-than-network",
+    about="several nodes that were slower than their network allows",
+    message="{times} slower than {link} {allows}: as from about {rate}{as_with}",
+    hint="{fix!s}",
+    figures=("slower", "link_gbit_per_s", "as_from_gbit_per_s", "case"),
+)
 
 
 def judge_speed(
@@ -60,19 +68,18 @@ def judge_speed(
     allows = "allow as measured" if network.is_measured else "allow"
     over = " over RDMA" if link.rdma else ""
     as_with = f", as with {case}" if case else ""
-    return Finding(
-        code=_CODE,
-        message=(
-            f"{times(slower)} slower than {format_rate(link.gbit_per_s)}{over} {allows}: as from about "
-            f"{format_rate(gbit_per_s, digits=2)}{as_with}"
-        ),
-        hint=_hint(network),
-        figures={
-            "slower": slower,
-            "link_gbit_per_s": link.gbit_per_s,
-            "as_from_gbit_per_s": gbit_per_s,
-            **({"case": case} if case else {}),
-        },
+    return _SLOWER.found(
+        None,
+        times=times(slower),
+        link=f"{format_rate(link.gbit_per_s)}{over}",
+        allows=allows,
+        rate=format_rate(gbit_per_s, digits=2),
+        as_with=as_with,
+        fix=_hint(network),
+        slower=slower,
+        link_gbit_per_s=link.gbit_per_s,
+        as_from_gbit_per_s=gbit_per_s,
+        case=case or None,
     )
 
 

@@ -101,10 +101,9 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         """What the states of the model take of a worker; None where the model's size is not known."""
         settings, scenario = self.settings, self.scenario
         sharing = self.deepspeed if scenario.strategy in DEEPSPEED else None
-        quantised = settings.method is not None and settings.method.startswith("qlora")
         placement = StatePlacement(
             half=settings.precision in {"bf16", "fp16"},
-            frozen_bits=_QUANTISED_BITS if quantised else None,
+            frozen_bits=_QUANTISED_BITS if settings.is_quantised else None,
             optimizer_elsewhere=sharing is not None and sharing.offload_optimizer is not None,
             # Below stage 3 each worker keeps them whole, and DeepSpeed ignores `offload_param`.
             parameters_elsewhere=sharing is not None

@@ -18,7 +18,7 @@ from multinode.model.model_size import ModelShape, lora_parameters, parse_model,
 from multinode.model.workload import JobSettings, read_work
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import hideable_share
-from multinode.predict.network_model import UncertaintySource
+from multinode.predict.network_model import DoubtRules
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, passing_bytes
 from multinode.units import format_figure
 
@@ -33,6 +33,15 @@ _OTHER_METHOD = 0.2
 _FULL = "full"
 # Of a rank.
 _MOST_DIGITS = 9
+
+
+DOUBTS = DoubtRules("Uncertainty of a prediction: another method")
+_FROM_FLOPS = DOUBTS.doubt(
+    "from-flops",
+    "compute",
+    about="compute of a method that was not measured",
+    message="compute is assumed to be {times} times the measured one, from its FLOPs",
+)
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +138,7 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
         passing_bytes(sent.calls_of(work.strategy, calibration.layout), 1, calibration.layout)
         for sent in (work, other.work)
     ]
-    why = f"compute is assumed to be {format_figure(less, digits=2)} times the measured one, from its FLOPs"
+    doubt = _FROM_FLOPS.found(None, relative=_OTHER_METHOD, times=format_figure(less, digits=2))
     return msgspec.structs.replace(
         other,
         costs=msgspec.structs.replace(
@@ -141,7 +150,7 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
         # Nobody measured it: what was carried on is as doubtful at the measured point as elsewhere.
         residual=msgspec.structs.replace(calibration.residual, at=None),
         local_ms=calibration.local_ms * passing[1] / passing[0] if passing[0] else calibration.local_ms,
-        doubts=(*calibration.doubts, UncertaintySource(part="compute", relative=_OTHER_METHOD, why=why)),
+        doubts=(*calibration.doubts, doubt),
     )
 
 

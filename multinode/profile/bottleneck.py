@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import msgspec
-
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.profile.figures import Straggler, Waiting
-from multinode.profile.step_split import Passes, StepSplit, WorkerSplit
+from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.stats.unknown import Unknown, or_none, or_zero, unknown_fields
 from multinode.units import format_ms
 
 WORTH = 0.05
 """Fraction of the step below which nothing noticeable can be gained."""
-_TAKES = {
-    "network": "exposed communication",
-    "local": "exposed communication between the workers of a node",
-    "data": "waiting for batches",
-    "host": "time outside compute, communication, data and optimizer",
-}
-_TURNS = "waiting for slower workers takes {share}; they alternate, so no single node is the cause"
 _UNTIMED_PASSES = "; whether it is launch-bound is unknown, because only DDP times its passes on the GPU"
-_NO_ONE = "waiting for other workers takes {share}; no single node stands out"
 
 
-class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
+class Bottleneck(Finding, frozen=True, kw_only=True):
     """The main limit of a training."""
 
     # `network`; `local`: communication between the workers of a node; `straggler`, `data`, `host`; `launch`: the GPU
@@ -32,8 +25,92 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
     # alone; or `unknown`
     kind: str
     share: float | None = None  # of the step
-    take_turns: bool = False  # whether stragglers alternate, so that no single node is the cause
-    sentence: str = ""  # with its figures
+
+
+class BottleneckRule(Rule, frozen=True, kw_only=True):
+    """One kind of bottleneck. `share` is a value of all."""
+
+    kind: str  # as in `Bottleneck`
+
+    def found(self, on: str | None, /, **values: object) -> Bottleneck:
+        """As of any rule, with the share of the step."""
+        share: Any = values.get("share")
+        return Bottleneck(**self.fields(on, values), kind=self.kind, share=share)
+
+
+BOTTLENECKS = RuleGroup("Bottleneck of a training")
+
+
+_PART_FIGURES = ("part_ms", "step_ms")
+
+
+def _rule(code: str, *, about: str, message: str, kind: str = "", figures: tuple[str, ...] = ()) -> BottleneckRule:
+    return BOTTLENECKS.add(BottleneckRule(code=code, kind=kind or code, about=about, message=message, figures=figures))
+
+
+UNKNOWN_BOTTLENECK = _rule("unknown", about="it cannot be known", message="bottleneck unknown: {reason}")
+_PARTS = {
+    "network": _rule(
+        "network",
+        about="communication between nodes",
+        message="exposed communication takes {takes}{known}",
+        figures=_PART_FIGURES,
+    ),
+    "local": _rule(
+        "local",
+        about="communication inside a node",
+        message="exposed communication between the workers of a node takes {takes}{known}",
+        figures=_PART_FIGURES,
+    ),
+    "data": _rule("data", about="the data loader", message="waiting for batches takes {takes}", figures=_PART_FIGURES),
+    "host": _rule(
+        "host",
+        about="the host outside the parts of a step",
+        message="time outside compute, communication, data and optimizer takes {takes}",
+        figures=_PART_FIGURES,
+    ),
+}
+_STRAGGLER = _rule(
+    "straggler", about="one slow node", message="waiting for {node} takes {takes}{evidence}", figures=_PART_FIGURES
+)
+_ALTERNATING = _rule(
+    "alternating-stragglers",
+    kind="straggler",
+    about="nodes that are late in turns",
+    message="waiting for slower workers takes {takes}; they alternate, so no single node is the cause",
+    figures=_PART_FIGURES,
+)
+_NO_STRAGGLER = _rule(
+    "no-straggler",
+    kind="straggler",
+    about="waiting for nodes none of which is late often enough to be named",
+    message="waiting for other workers takes {takes}; no single node stands out",
+    figures=_PART_FIGURES,
+)
+_LAUNCH = _rule(
+    "launch",
+    about="the host launches kernels more slowly than the GPU runs them",
+    message="launch-bound: forward and backward take the host {host} and the GPU {gpu}, so in what is called compute "
+    "the GPU waits for the host, which launches many small kernels or waits itself (.item())",
+)
+_COMPUTE = _rule(
+    "compute",
+    about="nothing but compute",
+    message="compute-bound: compute and optimizer take {takes}; no other part exceeds {worth:.0%}",
+    figures=_PART_FIGURES,
+)
+_NOT_NOTICED = _rule(
+    "nothing-noticeable",
+    kind="compute",
+    about="nothing among the parts that were measured, which compute is not",
+    message="no measured part exceeds {worth:.0%} of {step} per step{unmeasured}",
+)
+NO_COMMUNICATION = _rule(
+    "no-communication",
+    kind="no_communication",
+    about="workers that do not synchronize their gradients",
+    message="no gradient synchronization detected: {reason}",
+)
 
 
 def find_bottleneck(
@@ -51,7 +128,7 @@ def find_bottleneck(
     mean, exposed_ms = or_none(split.mean), split.exposed_ms
     if mean is None or isinstance(exposed_ms, Unknown) or mean.step_ms <= 0:
         why = exposed_ms.reason if isinstance(exposed_ms, Unknown) else "no measured step was recorded"
-        return Bottleneck(kind="unknown", sentence=f"bottleneck unknown: {why}")
+        return UNKNOWN_BOTTLENECK.found(None, reason=why)
     local_ms = exposed_ms if nodes == 1 else mean.local_ms or 0.0
     host_ms, compute_ms = or_zero(mean.host_ms), or_none(mean.compute_ms)
     lost_ms = {
@@ -66,35 +143,19 @@ def find_bottleneck(
     passes = split.passes
     own_ms = None if compute_ms is None else compute_ms + or_zero(mean.optimizer_ms)
     if passes is not None and own_ms is not None and passes.host_sets_pace and (kind == "host" or share <= WORTH):
-        paced_ms = own_ms + host_ms
-        return Bottleneck(kind="launch", share=paced_ms / mean.step_ms, sentence=_launch_bound(passes))
-    if share > WORTH:
-        take_turns = kind == "straggler" and not stragglers and waiting.take_turns
-        takes = _share(lost_ms[kind], mean)
-        if stragglers and kind == "straggler":
-            worst = max(stragglers, key=lambda straggler: straggler.late_ms)
-            evidence = f": {worst.evidence[0]}" if worst.evidence else ""
-            sentence = f"waiting for {worst.node} takes {takes}{evidence}"
-        elif kind == "straggler":
-            sentence = _TURNS.format(share=takes) if take_turns else _NO_ONE.format(share=takes)
-        else:
-            known = split.steps.words if kind in {"network", "local"} else ""
-            sentence = f"{_TAKES[kind]} takes {takes}{f', {known}' if known else ''}"
-        return Bottleneck(kind=kind, share=share, take_turns=take_turns, sentence=sentence)
-    return Bottleneck(
-        kind="compute",
-        share=None if own_ms is None else own_ms / mean.step_ms,
-        sentence=_compute_bound(own_ms, split, mean),
-    )
-
-
-def _launch_bound(passes: Passes) -> str:
-    return (
-        f"launch-bound: forward and backward take the host {format_ms(passes.host_ms)} and the "
-        f"GPU {format_ms(passes.gpu_ms)}, so "
-        "in what is called compute the GPU waits for the host, which launches many small kernels or waits itself "
-        "(.item())"
-    )
+        share = (own_ms + host_ms) / mean.step_ms
+        return _LAUNCH.found(None, share=share, host=format_ms(passes.host_ms), gpu=format_ms(passes.gpu_ms))
+    if share <= WORTH:
+        return _compute_bound(own_ms, split, mean)
+    part = _part(lost_ms[kind], mean)
+    if kind != "straggler":
+        known = f", {split.steps.words}" if kind in {"network", "local"} and split.steps.words else ""
+        return _PARTS[kind].found(None, **part, known=known)
+    if stragglers:
+        worst = max(stragglers, key=lambda straggler: straggler.late_ms)
+        evidence = f": {worst.causes[0].message}" if worst.causes else ""
+        return _STRAGGLER.found(worst.node, **part, evidence=evidence)
+    return (_ALTERNATING if waiting.take_turns else _NO_STRAGGLER).found(None, **part)
 
 
 def is_bound(split: StepSplit) -> bool:
@@ -103,22 +164,22 @@ def is_bound(split: StepSplit) -> bool:
     return mean is not None and isinstance(mean.compute_ms, Unknown) and split.device != "cpu"
 
 
-def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) -> str:
-    threshold = f"{WORTH:.0%}"
+def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) -> Bottleneck:
     if own_ms is not None:
-        own = f"compute and optimizer take {_share(own_ms, mean)}"
-        return f"compute-bound: {own}; no other part exceeds {threshold}"
+        return _COMPUTE.found(None, **_part(own_ms, mean), worth=WORTH)
     unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in unknown_fields(mean)]
-    sentence = f"no measured part exceeds {threshold} of {format_ms(mean.step_ms)} per step"
-    if unknown:
-        sentence += f"; not measured: {', '.join(unknown)}"
+    unmeasured = f"; not measured: {', '.join(unknown)}" if unknown else ""
     data_ms = or_zero(mean.data_ms)
     if is_bound(split) and data_ms > WORTH * mean.step_ms:
         waited = f"{format_ms(data_ms)} ({data_ms / mean.step_ms:.0%})"
-        sentence += f"; the host waited {waited} for batches, while the GPU may have computed"
+        unmeasured += f"; the host waited {waited} for batches, while the GPU may have computed"
     # FSDP and ZeRO have no counters of their passes, as DDP has.
-    return sentence + (_UNTIMED_PASSES if split.device == "cuda" and split.passes is None else "")
+    unmeasured += _UNTIMED_PASSES if split.device == "cuda" and split.passes is None else ""
+    return _NOT_NOTICED.found(None, worth=WORTH, step=format_ms(mean.step_ms), unmeasured=unmeasured)
 
 
-def _share(time_ms: float, mean: WorkerSplit) -> str:
-    return f"{format_ms(time_ms)} of {format_ms(mean.step_ms)} per step ({time_ms / mean.step_ms:.0%})"
+def _part(time_ms: float, mean: WorkerSplit) -> dict[str, object]:
+    """The values that refer to a part of a step."""
+    share = time_ms / mean.step_ms
+    takes = f"{format_ms(time_ms)} of {format_ms(mean.step_ms)} per step ({share:.0%})"
+    return {"part_ms": time_ms, "step_ms": mean.step_ms, "share": share, "takes": takes}

@@ -27,13 +27,11 @@ from multinode.records.samples import (
     TcpSample,
     TrafficSample,
 )
-from multinode.render.sheet import sanitize
+from multinode.render.csv_text import harmless
 
 _Row = dict[str, Any]
 _Columns = tuple[str, ...]
 
-# Characters that start a formula in a spreadsheet.
-_FORMULA = ("=", "+", "-", "@")
 _PHASES = ("data", "forward", "backward", "optimizer", *BLOCKED)
 _NODE = ("run_id", "node", "node_rank")
 _STEP = (
@@ -175,11 +173,3 @@ def _file(runs: Iterable[Observed], rows: _Rows, columns: tuple[str, ...]) -> st
         for row in _placed(observed, rows):
             writer.writerow({name: harmless(value) for name, value in row.items()})
     return text.getvalue()
-
-
-def harmless(value: object) -> object:
-    """A cell, marked as text if a spreadsheet would calculate it."""
-    if not isinstance(value, str):
-        return value
-    text = sanitize(value)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text

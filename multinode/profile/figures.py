@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.levers.balance import Balance
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.units import format_list
 
 _MOST_NAMED = 4
-
-Figures = dict[str, float | str]
-"""Observed values with units in their names; those of peers start with `peers_`."""
 
 
 class Peers(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,20 +25,17 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
         return "the other workers of its node" if self.kind == "workers" else "the same device alone"
 
 
-class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
-    """One possible cause of a slow machine."""
+class LikelyCause(Finding, frozen=True, kw_only=True):
+    """One possible cause of a slow machine: what was observed, and the fix. Figures of peers start with `peers_`."""
 
-    cause: str  # as in Straggler and Slow
-    code: str = ""  # distinguishes causes of the same kind
-    node: str = ""  # the slow one
-    peers: Peers | None = None  # the others; None without a comparison
-    figures: Figures = {}  # of both
-    sentence: str = ""  # the observation; likewise `hint`, the fix
-    hint: str = ""
+    # `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens); of a device
+    # also `threads`, `other_load`, `shared_processors`, `device`, `software`, `usual`; otherwise `unknown`
+    cause: str
+    peers: Peers | None = None  # those it is compared with; None without a comparison
 
 
-class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """A node whose workers the others wait for."""
+class Straggler(Finding, frozen=True, kw_only=True):
+    """A node whose workers the others wait for: how much slower it is, and the fix."""
 
     node: str
     ranks: tuple[int, ...]  # the late workers
@@ -48,12 +43,12 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     share: float  # of the step
     # its workers' time for a sample over that of its peers; None if unknown, or if it has more work
     slower: float | None = None
-    cost: str = ""  # how much slower it is and what part of its peers' time is waiting, in a sentence; or empty
-    # `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens) or `unknown`
-    cause: str = "unknown"
     causes: tuple[LikelyCause, ...] = ()  # the evidence, best first; for an unknown cause, what was compared
-    evidence: tuple[str, ...] = ()  # the same, one sentence each; likewise `hint`, the fix
-    hint: str = ""
+
+    @property
+    def cause(self) -> str:
+        """The likeliest, as in `LikelyCause`."""
+        return self.causes[0].cause if self.causes else "unknown"
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from multinode.profile.figures import Figures, LikelyCause, Peers
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
+from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.stats.estimate import known_max, known_median
 from multinode.stats.unknown import Unknown, or_none
@@ -27,12 +30,144 @@ _LITTLE_MEMORY_GIB = 1.0
 _OTHERS_PERCENT = 25
 
 
-class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """Other load, heat or losses on a node; fields as in LikelyCause."""
+_RAISE_CPU_LIMIT = (
+    "raise the CPU limit of the job on {node!s}: CPUQuota= of systemd, --cpus of docker, limits.cpu of a pod, "
+    "--cpus-per-task of Slurm"
+)
 
-    node: str
-    code: str
-    figures: Figures = {}
+
+class CauseRule(Rule, frozen=True, kw_only=True):
+    """One kind of likely cause. Its words may refer to the peers as `{they}`."""
+
+    cause: str  # as in `LikelyCause`
+
+    def found(self, on: str | None, /, **values: object) -> LikelyCause:
+        """As of any rule, of a node that has no peers."""
+        return LikelyCause(**self.fields(on, values), cause=self.cause)
+
+
+class CauseRules(RuleGroup):
+    """Rules of likely causes."""
+
+    def cause(self, code: str, *, cause: str = "", **words: Any) -> CauseRule:
+        """Declare one with the words of a rule; its cause is its code if none is given."""
+        return self.add(CauseRule(code=code, cause=cause or code, **words))
+
+
+CAUSES = CauseRules("Likely causes: a machine beside its peers")
+_CPU_THROTTLED = CAUSES.cause(
+    "throttled_share",
+    cause="cpu",
+    about="a CPU limit that holds the node back more than its peers",
+    message="CPU throttled (cgroup) on {node}{limit} for {throttled_share:.0%} of the time, on {they} for "
+    "{peers_throttled_share:.0%}",
+    hint=_RAISE_CPU_LIMIT,
+    figures=("quota_cores", "throttled_share", "peers_throttled_share"),
+)
+_CPU_THROTTLED_ALONE = CAUSES.cause(
+    "throttled_share_alone",
+    cause="cpu",
+    about="a CPU limit that holds the node back, while its peers have none",
+    message="CPU throttled (cgroup) on {node}{limit} for {throttled_share:.0%} of the time, no limit on {they}",
+    hint=_RAISE_CPU_LIMIT,
+    figures=("quota_cores", "throttled_share"),
+)
+_CPU_STEAL = CAUSES.cause(
+    "cpu_steal_percent",
+    cause="cpu",
+    about="CPU time that the hypervisor gives to other virtual machines",
+    message="CPU steal {cpu_steal_percent:.0f}% on {node}, {peers_cpu_steal_percent:.0f}% on {they}",
+    hint="{node!s} shares its CPUs with other virtual machines: give it dedicated CPUs, or exclude it",
+    figures=("cpu_steal_percent", "peers_cpu_steal_percent"),
+)
+_IOWAIT = CAUSES.cause(
+    "cpu_iowait_percent",
+    cause="disk",
+    about="waits for a disk",
+    message="iowait {cpu_iowait_percent:.0f}% on {node}, {peers_cpu_iowait_percent:.0f}% on {they}",
+    hint="find the disk: ssh {node} iostat -x 1 5",
+    figures=("cpu_iowait_percent", "peers_cpu_iowait_percent"),
+)
+_LITTLE_MEMORY = CAUSES.cause(
+    "little_memory",
+    cause="memory",
+    about="hardly any free memory, while the peers have some",
+    message="{node} had {memory_available_gib:.2f} GiB of free memory, {they} {peers_memory_available_gib:.2f} GiB",
+    hint="see what uses it, and whether it swaps: ssh {node} 'free -h; ps aux --sort=-rss | head'; "
+    "`free` does not show a container's limit, multinode check does",
+    figures=("memory_available_gib", "peers_memory_available_gib"),
+)
+_THROTTLED_FIGURES = ("throttled_share", "peers_throttled_share", "temperature_c", "peers_temperature_c")
+_HEAT = CAUSES.cause(
+    "gpu_heat",
+    about="clocks of a GPU that heat throttles more than its peers'",
+    message="clocks of a GPU of {node} throttled (heat) for {throttled_share:.0%} of the time, of {they} for "
+    "{peers_throttled_share:.0%}{degrees}",
+    hint="improve its cooling: fans, dust, adjacent GPUs; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
+    figures=_THROTTLED_FIGURES,
+)
+_POWER = CAUSES.cause(
+    "gpu_power",
+    about="clocks of a GPU that a power limit throttles more than its peers'",
+    message="clocks of a GPU of {node} throttled (a power limit) for {throttled_share:.0%} of the time, of {they} "
+    "for {peers_throttled_share:.0%}{degrees}",
+    hint="compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
+    figures=_THROTTLED_FIGURES,
+)
+_CLOCKS = CAUSES.cause(
+    "gpu_clocks",
+    about="a GPU at lower clocks than its peers",
+    message="GPU {gpu} of {node} ran at {sm_clock_mhz:.0f}{most} MHz, {they} at {peers_sm_clock_mhz:.0f} MHz",
+    hint="see what throttles its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
+    figures=("gpu", "sm_clock_mhz", "sm_clock_max_mhz", "peers_sm_clock_mhz"),
+)
+_PCIE = CAUSES.cause(
+    "pcie",
+    about="a GPU with a narrower PCIe link than its peers",
+    message="GPU {gpu} of {node} had PCIe {pcie}, {they} {peers_pcie}",
+    hint="reseat the GPU, or use a slot with all lanes; see ssh {node} nvidia-smi "
+    "--query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
+    figures=("gpu", "pcie", "peers_pcie"),
+)
+
+
+DISTURBANCES = RuleGroup("Disturbances of a measurement")
+_THROTTLED_ANYWAY = DISTURBANCES.rule(
+    "throttled_share",
+    about="a CPU limit",
+    message="{node}: CPU throttled (cgroup) for {throttled_share:.0%} of the time",
+    figures=("throttled_share",),
+)
+_STOLEN = DISTURBANCES.rule(
+    "cpu_steal_percent",
+    about="CPU time that the hypervisor gave to other virtual machines",
+    message="{node}: CPU steal {cpu_steal_percent:.0f}%",
+    figures=("cpu_steal_percent",),
+)
+_RETRANSMITTED = DISTURBANCES.rule(
+    "retransmitted_share",
+    about="packets that were lost",
+    message="{node}: TCP retransmits: {retransmitted_share:.2%} of the segments it sent",
+    figures=("retransmitted_share",),
+)
+_OTHER_LOAD = DISTURBANCES.rule(
+    "other_load",
+    about="load of processes other than the job's",
+    message="{node}: other processes used {others_percent:.0f}% of its {node_cores} CPU cores",
+    figures=("others_percent", "node_cores"),
+)
+_HOT = DISTURBANCES.rule(
+    "heat",
+    about="a hot GPU",
+    message="{node}: its GPU {gpu} reached {temperature_c:.0f} C",
+    figures=("gpu", "temperature_c"),
+)
+_THROTTLED_CLOCKS = DISTURBANCES.rule(
+    "throttled_clocks",
+    about="clocks of a GPU that heat or a power limit throttled",
+    message="{node}: clocks of its GPU {gpu} throttled ({reason}) for {throttled_share:.0%} of the time",
+    figures=("gpu", "reason", "throttled_share"),
+)
 
 
 class _Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +176,9 @@ class _Condition(msgspec.Struct, frozen=True, kw_only=True):
     figure: str  # Of NodeUse, or of what else has fields of these names.
     more: float = math.inf  # Than the peers' median, to be a cause.
     beyond: float = math.inf  # To be a disturbance.
-    cause: str = ""
-    # Filled with `node`, `they`, the figure (`mine`), the peers' median (`theirs`) and the node's limit.
-    sentence: str = ""
-    alone: str = ""  # The sentence where no peer has the figure; empty where it is no cause then.
-    hint: str = ""
-    disturbance: str = ""  # Its sentence as such, filled with the figure.
+    rule: CauseRule | None = None  # Of the cause.
+    alone: CauseRule | None = None  # Where no peer has the figure; None where it is no cause then.
+    disturbance: Rule | None = None  # None where it is none.
 
 
 _PROCESSORS = (
@@ -54,66 +186,36 @@ _PROCESSORS = (
         figure="throttled_share",
         more=0.1,
         beyond=0.02,
-        cause="cpu",
-        sentence="CPU throttled (cgroup) on {node}{limit} for {mine:.0%} of the time, on {they} for {theirs:.0%}",
-        alone="CPU throttled (cgroup) on {node}{limit} for {mine:.0%} of the time, no limit on {they}",
-        hint="raise the CPU limit of the job on {node}: CPUQuota= of systemd, --cpus of docker, limits.cpu of a pod, "
-        "--cpus-per-task of Slurm",
-        disturbance="CPU throttled (cgroup) for {:.0%} of the time",
+        rule=_CPU_THROTTLED,
+        alone=_CPU_THROTTLED_ALONE,
+        disturbance=_THROTTLED_ANYWAY,
     ),
-    _Condition(
-        figure="cpu_steal_percent",
-        more=5,
-        beyond=2,
-        cause="cpu",
-        sentence="CPU steal {mine:.0f}% on {node}, {theirs:.0f}% on {they}",
-        hint="{node} shares its CPUs with other virtual machines: give it dedicated CPUs, or exclude it",
-        disturbance="CPU steal {:.0f}%",
-    ),
+    _Condition(figure="cpu_steal_percent", more=5, beyond=2, rule=_CPU_STEAL, disturbance=_STOLEN),
 )
 _REST = (
-    _Condition(
-        figure="cpu_iowait_percent",
-        more=10,
-        cause="disk",
-        sentence="iowait {mine:.0f}% on {node}, {theirs:.0f}% on {they}",
-        hint="find the disk: ssh {node} iostat -x 1 5",
-    ),
+    _Condition(figure="cpu_iowait_percent", more=10, rule=_IOWAIT),
     _Condition(
         figure="retransmitted_share",
         beyond=0.001,
-        disturbance="TCP retransmits: {:.2%} of the segments it sent",
+        disturbance=_RETRANSMITTED,
     ),
 )
 
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason for throttled GPU clocks: its cause, and NVML's names of it."""
+    """A reason for throttled GPU clocks."""
 
-    cause: str
-    reasons: frozenset[str]
-    name: str
-    hint: str  # Filled with `node`.
+    reasons: frozenset[str]  # NVML's names of it
+    rule: CauseRule  # where it throttles a GPU more than its peers
 
     def share(self, gpu: GpuUse) -> float:
         """Fraction of time in which it throttled the clocks."""
         return max((share for reason, share in gpu.throttle.items() if reason in self.reasons), default=0.0)
 
 
-THROTTLES = (
-    Throttle(
-        cause="gpu_heat",
-        reasons=frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"}),
-        name="heat",
-        hint="improve its cooling: fans, dust, adjacent GPUs; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
-    ),
-    Throttle(
-        cause="gpu_power",
-        reasons=frozenset({"sw_power_cap", "hw_power_brake_slowdown"}),
-        name="a power limit",
-        hint="compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
-    ),
-)
+HEAT = Throttle(reasons=frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"}), rule=_HEAT)
+POWER_LIMIT = Throttle(reasons=frozenset({"sw_power_cap", "hw_power_brake_slowdown"}), rule=_POWER)
+THROTTLES = (HEAT, POWER_LIMIT)
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,22 +230,10 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     clocks_tell: bool = True  # whether a limit on clocks matters only if they are slower than the peers'
     write_hint: Callable[[str], str] = str  # adapts a hint to the way the node is reached
 
-    def cause(self, cause: str, code: str, sentence: str, hint: str, **figures: float | str | None) -> LikelyCause:
-        """A cause with the known figures."""
-        return LikelyCause(
-            cause=cause,
-            code=code,
-            node=self.node,
-            peers=self.they,
-            figures=known_figures(**figures),
-            sentence=sentence,
-            hint=self.write_hint(hint),
-        )
-
-
-def known_figures(**figures: float | str | None) -> Figures:
-    """The known ones."""
-    return {name: figure for name, figure in figures.items() if figure is not None}
+    def cause(self, rule: CauseRule, **values: object) -> LikelyCause:
+        """A cause with these values."""
+        found = rule.found(self.node, they=str(self.they), **values)
+        return msgspec.structs.replace(found, peers=self.they, hint=self.write_hint(found.hint or "") or None)
 
 
 def compare_machines(beside: Beside) -> Iterator[LikelyCause]:
@@ -153,51 +243,42 @@ def compare_machines(beside: Beside) -> Iterator[LikelyCause]:
     yield from _compare(_REST, beside)
     left, left_there = _figure(beside.use, "memory_available_gib"), _median_of(beside.others, "memory_available_gib")
     if left is not None and left_there is not None and left < _LITTLE_MEMORY_GIB <= left_there:
-        yield beside.cause(
-            "memory",
-            "little_memory",
-            f"{beside.node} had {left:.2f} GiB of free memory, {beside.they} {left_there:.2f} GiB",
-            f"see what uses it, and whether it swaps: ssh {beside.node} 'free -h; ps aux --sort=-rss | head'; "
-            "`free` does not show a container's limit, multinode check does",
-            memory_available_gib=left,
-            peers_memory_available_gib=left_there,
-        )
+        yield beside.cause(_LITTLE_MEMORY, memory_available_gib=left, peers_memory_available_gib=left_there)
 
 
-def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, int]) -> dict[str, Disturbance]:
-    """Other load, thermals and losses on the nodes of repeated runs, by sentence; the strongest of each.
+def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, int]) -> tuple[Finding, ...]:
+    """Other load, thermals and losses on the nodes of repeated runs; the strongest of each.
 
     Args:
         repeats: use of the nodes in each run.
         cores: processors by node; for other nodes, load beyond the job's is unknown.
     """
-    strongest: dict[tuple[str, str], tuple[float, str, Disturbance]] = {}
+    strongest: dict[object, tuple[float, Finding]] = {}
     for use in (use for uses in repeats for use in uses):
-        for kind, strength, sentence, figures in _disturbances(use, cores.get(use.node)):
-            disturbance = Disturbance(node=use.node, code=kind.partition(" ")[0], figures=figures)
-            seen = (strength if math.isfinite(strength) else 0.0, f"{use.node}: {sentence}", disturbance)
-            strongest[use.node, kind] = max(strongest.get((use.node, kind), seen), seen, key=lambda triple: triple[0])
-    return {sentence: disturbance for _, sentence, disturbance in strongest.values()}
+        for strength, finding in _disturbances(use, cores.get(use.node)):
+            alike = (use.node, finding.code, finding.figures.get("gpu"), finding.figures.get("reason"))
+            seen = (strength if math.isfinite(strength) else 0.0, finding)
+            strongest[alike] = max(strongest.get(alike, seen), seen, key=lambda pair: pair[0])
+    return tuple(finding for _, finding in strongest.values())
 
 
 def _compare(conditions: Iterable[_Condition], beside: Beside) -> Iterator[LikelyCause]:
     for condition in conditions:
         figure, there = _figure(beside.use, condition.figure), _median_of(beside.others, condition.figure)
-        sentence = condition.sentence if there is not None else condition.alone if beside.others else ""
-        if figure is not None and sentence and figure >= (there or 0.0) + condition.more:
+        rule = condition.rule if there is not None else condition.alone if beside.others else None
+        if figure is not None and rule is not None and figure >= (there or 0.0) + condition.more:
             quota = _figure(beside.use, "quota_cores") if condition.alone else None
             limit = f" ({quota:.2f} cores)" if quota is not None else ""
             yield beside.cause(
-                condition.cause,
-                condition.figure if there is not None else f"{condition.figure}_alone",
-                sentence.format(node=beside.node, they=beside.they, mine=figure, theirs=there, limit=limit),
-                condition.hint.format(node=beside.node),
-                **known_figures(quota_cores=quota, **{condition.figure: figure, f"peers_{condition.figure}": there}),
+                rule,
+                limit=limit,
+                quota_cores=quota,
+                **{condition.figure: figure, f"peers_{condition.figure}": there},
             )
 
 
 def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
-    gpus, peers, node, they = beside.gpus, beside.peers, beside.node, beside.they
+    gpus, peers = beside.gpus, beside.peers
     if not peers:
         return
     slowest = min(gpus, key=lambda gpu: math.inf if gpu.sm_clock_mhz is None else gpu.sm_clock_mhz, default=None)
@@ -210,64 +291,48 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
         held, held_there = max(map(throttle.share, gpus), default=0.0), statistics.median(map(throttle.share, peers))
         if held >= held_there + _THROTTLED_MORE:
             yield beside.cause(
-                throttle.cause,
-                throttle.cause,
-                f"clocks of a GPU of {node} throttled ({throttle.name}) for {held:.0%} of the time, of {they} for "
-                f"{held_there:.0%}{degrees}",
-                throttle.hint.format(node=node),
+                throttle.rule,
                 throttled_share=held,
                 peers_throttled_share=held_there,
+                degrees=degrees,
                 temperature_c=hot,
                 peers_temperature_c=hot_there,
             )
     if slower and slowest is not None:
         most = f" of {slowest.sm_clock_max_mhz:.0f}" if slowest.sm_clock_max_mhz is not None else ""
         yield beside.cause(
-            "gpu_clocks",
-            "gpu_clocks",
-            f"GPU {slowest.index} of {node} ran at {clock:.0f}{most} MHz, {they} at {clock_there:.0f} MHz",
-            f"see what throttles its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
+            _CLOCKS,
             gpu=slowest.index,
             sm_clock_mhz=clock,
+            most=most,
             sm_clock_max_mhz=slowest.sm_clock_max_mhz,
             peers_sm_clock_mhz=clock_there,
         )
     wide = next((gpu for gpu in peers if gpu.pcie is not None and not gpu.pcie_reduced), None)
     narrow = next((gpu for gpu in gpus if wide is not None and gpu.is_narrower(wide)), None)
     if wide is not None and narrow is not None:
-        yield beside.cause(
-            "pcie",
-            "pcie",
-            f"GPU {narrow.index} of {node} had PCIe {narrow.pcie}, {they} {wide.pcie}",
-            f"reseat the GPU, or use a slot with all lanes; see ssh {node} nvidia-smi "
-            "--query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
-            gpu=narrow.index,
-            pcie=narrow.pcie,
-            peers_pcie=wide.pcie,
-        )
+        yield beside.cause(_PCIE, gpu=narrow.index, pcie=narrow.pcie, peers_pcie=wide.pcie)
 
 
-def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float, str, Figures]]:
+def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[float, Finding]]:
+    """With how strong each is."""
+    node = use.node
     for condition in (*_PROCESSORS, *_REST):
         figure = _figure(use, condition.figure)
-        if figure is not None and figure > condition.beyond:
-            yield condition.figure, figure, condition.disturbance.format(figure), {condition.figure: figure}
+        if figure is not None and condition.disturbance is not None and figure > condition.beyond:
+            yield figure, condition.disturbance.found(node, **{condition.figure: figure})
     busy, job_cores = or_none(use.cpu_busy_percent), or_none(use.job_cores)
     if busy is not None and job_cores is not None and cores:
         others = busy - 100 * job_cores / cores
         if others > _OTHERS_PERCENT:
-            sentence = f"other processes used {others:.0f}% of its {cores} CPU cores"
-            yield "other_load", others, sentence, {"others_percent": others, "node_cores": float(cores)}
+            yield others, _OTHER_LOAD.found(node, others_percent=others, node_cores=cores)
     for gpu in use.gpus:
         heat = gpu.temperature_c
         if heat is not None and heat >= _HOT_C:
-            sentence = f"its GPU {gpu.index} reached {heat:.0f} C"
-            yield f"heat {gpu.index}", heat, sentence, {"gpu": gpu.index, "temperature_c": heat}
+            yield heat, _HOT.found(node, gpu=gpu.index, temperature_c=heat)
         for reason, part in gpu.throttle.items():
             if part >= _THROTTLED and any(reason in throttle.reasons for throttle in THROTTLES):
-                sentence = f"clocks of its GPU {gpu.index} throttled ({reason}) for {part:.0%} of the time"
-                figures: Figures = {"gpu": gpu.index, "reason": reason, "throttled_share": part}
-                yield f"throttled_clocks {gpu.index} {reason}", part, sentence, figures
+                yield part, _THROTTLED_CLOCKS.found(node, gpu=gpu.index, reason=reason, throttled_share=part)
 
 
 def _figure(use: object, name: str) -> float | None:

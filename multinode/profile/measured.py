@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from multinode.cluster.cluster import Cluster
-from multinode.model.workload import FullRun, JobSettings
-from multinode.profile.likely_causes import Disturbance
+from multinode.figures.figure import MONEY, Figure, Row
+from multinode.findings.finding import Finding
+from multinode.model.workload import SETTINGS, FullRun, JobSettings
 from multinode.profile.machine_use import NodeUse
 from multinode.records.plan import LaunchPlan
 from multinode.stats.estimate import Estimate, Spread, inverse, known_sum
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
+from multinode.units import UNKNOWN, format_count, format_placement
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +44,172 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     energy_j_per_sample: float | Unknown = UNMEASURED  # of all GPUs
     price_per_hour: float | Unknown = UNMEASURED  # of all its nodes, or of their GPUs
     cost_per_million_tokens: float | Unknown = UNMEASURED  # by the hour, including padding
-    disturbed: tuple[Disturbance, ...] = ()  # other load and thermals; `disturbances` one sentence each
-    disturbances: tuple[str, ...] = ()
+    disturbances: tuple[Finding, ...] = ()  # other load, heat and losses on its nodes
+
+
+def measured_values(measured: Measured) -> dict[str, Any]:
+    """The values of a row, by the names of its figures and of the settings."""
+    values = {name: getattr(measured, name) for name in measured.__struct_fields__}
+    settings, spread = or_none(measured.settings), or_none(measured.step_spread)
+    values |= settings.by_name if settings is not None else dict.fromkeys(SETTINGS)
+    return values | {
+        STEP_TIME_P95.name: None if spread is None else spread.p95,
+        STEP_TIME_CV.name: None if spread is None else spread.cv,
+    }
+
+
+def _placement(row: Row) -> str:
+    nodes, workers = or_none(row[NODES]), or_none(row[WORLD_SIZE])
+    if nodes is None:
+        return UNKNOWN if workers is None else format_count(workers, "worker")
+    return format_placement(nodes, or_none(row[WORKERS_PER_NODE]), workers)
+
+
+WORLD_SIZE = Figure[int](
+    "world_size",
+    form="number",
+    about="workers of all nodes",
+    phrase="workers",
+    aliases=(
+        *("devices", "gpus", "num_gpus", "n_gpus", "gpu_num", "gpu_number", "gpu_count", "number_of_gpus"),
+        *("num_of_gpus", "no_of_gpus", "num_devices", "total_gpus", "workers", "num_processes"),
+    ),
+)
+NODES = Figure[int](
+    "nodes",
+    "nodes",
+    "x workers",
+    form="number",
+    about="nodes, and workers on each",
+    phrase="nodes x workers",
+    aliases=(
+        *("num_nodes", "nnodes", "n_nodes", "node_num", "node_number", "node_count", "number_of_nodes"),
+        *("num_of_nodes", "no_of_nodes", "machines", "num_machines"),
+    ),
+    cell=_placement,
+)
+WORKERS_PER_NODE = Figure[int](
+    "workers_per_node",
+    form="number",
+    about="workers on each node",
+    aliases=(
+        *("gpus_per_node", "nproc_per_node", "gpu_num_per_node", "num_gpus_per_node", "gpu_per_node"),
+        *("n_gpus_per_node", "gpus_per_machine"),
+    ),
+)
+DATASET_SAMPLES = Figure[int](
+    "dataset_samples",
+    form="number",
+    about="samples of the data set",
+    aliases=("num_samples", "train_samples", "num_train_samples"),
+)
+SAMPLES_PER_S = Figure[Estimate](
+    "samples_per_s",
+    "samples/s",
+    form="figure",
+    about="samples per second of all workers",
+    aliases=("train_samples_per_second",),
+    has_range=True,
+)
+TOKENS_PER_S = Figure[Estimate](
+    "tokens_per_s",
+    "tokens/s",
+    form="figure",
+    about="tokens per second of all workers, padding counted",
+    aliases=("train_tokens_per_second",),
+    has_range=True,
+)
+TGS = Figure[Estimate](
+    "tgs",
+    "TGS",
+    "tokens/s",
+    form="figure",
+    about="tokens per second and worker, padding counted",
+    line="TGS (tokens/s per worker)",
+    csv="tgs_tokens_per_s_per_worker",
+    aliases=("tokens_per_gpu_per_s",),
+    has_range=True,
+)
+STEP_TIME = Figure[Estimate](
+    "step_time_ms",
+    "step",
+    "ms",
+    form="figure",
+    about="time of an optimizer step, median",
+    phrase="step time",
+    has_range=True,
+)
+STEP_TIME_P95 = Figure[float](
+    "step_time_p95_ms",
+    "step, p95",
+    "ms",
+    form="figure",
+    about="time of an optimizer step, 95th percentile",
+    phrase="step time, p95",
+)
+STEP_TIME_CV = Figure[float]("step_time_cv", form="figure", about="standard deviation of the step time over its mean")
+ENERGY = Figure[float](
+    "energy_j_per_sample",
+    "energy",
+    "J per sample",
+    form="figure",
+    about="energy per sample of all GPUs",
+    line="energy per sample (J)",
+)
+PRICE_PER_HOUR = Figure[float](
+    "price_per_hour",
+    "price",
+    f"{MONEY} an hour",
+    form="money",
+    about="price per hour of all nodes, or of their GPUs",
+    line="price per hour",
+)
+WHOLE_TIME = Figure[Estimate](
+    "whole_s",
+    "full run",
+    form="duration",
+    about="time of the job's full run at this rate",
+    line="full run (estimated)",
+    aliases=("runtime", "runtime_s", "train_runtime", "duration", "duration_s"),
+    has_range=True,
+)
+WHOLE_COST = Figure[float](
+    "whole_cost",
+    "job costs",
+    MONEY,
+    form="money",
+    about="price of the job's full run",
+    line="full run cost (estimated)",
+)
+COST_PER_MILLION_TOKENS = Figure[float](
+    "cost_per_million_tokens",
+    "1M tokens cost",
+    MONEY,
+    form="money",
+    about="price of a million tokens, by the hour, padding counted",
+    line="cost per million tokens",
+)
+EXPOSED = Figure[Estimate](
+    "exposed_ms",
+    "exposed",
+    "ms",
+    form="figure",
+    about="exposed communication per step, waiting for stragglers excluded",
+    phrase="exposed communication",
+)
+EXPOSED_SHARE = Figure[float](
+    "exposed_share",
+    "exposed communication",
+    form="share",
+    about="exposed communication over step time",
+    line="exposed, share of the step",
+)
+SPEEDUP = Figure[Estimate](
+    "speedup", "speed-up", form="figure", about="samples/s over those of the baseline", has_range=True
+)
+EFFICIENCY = Figure[float](
+    "efficiency", "efficiency", form="percent", about="speed-up over the ratio of workers: 100% is ideal scaling"
+)
 
 
 M = TypeVar("M", bound=Measured)

@@ -255,7 +255,7 @@ def observe_run(
     for number, node in enumerate(plan.nodes):
         if stretches is not None and number % max(1, len(plan.nodes) // _MOST_WORDS) == 0:
             done = number / len(plan.nodes)
-            say(f"reading {format_size(most_bytes)} of {format_size(size_bytes)} of samples: {done:.0%}")
+            say(f"reading {format_size(size_bytes)} of samples: {done:.0%}")
         nodes.append(
             ObservedNode(
                 name=node.place.node,

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import msgspec
 
 from multinode.cluster.hostfile import fold_numbers
+from multinode.findings.rule import RuleGroup
 from multinode.profile.exposure import Exposure, WorkerStep
 from multinode.profile.figures import LikelyCause, Peers, Straggler, Waiting
-from multinode.profile.likely_causes import Beside, compare_machines
+from multinode.profile.likely_causes import Beside, CauseRules, compare_machines
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
@@ -43,6 +44,78 @@ _FEWER_CORES = 0.8
 # A worker that waits almost all the time says nothing about the rest.
 _LEAST_BUSY = 0.02
 _COMPARED = {"data": "waits for batches", "cpus": "processors", "gpus": "GPUs", "disk": "waits for a disk"}
+
+STRAGGLERS = RuleGroup("Stragglers")
+_SLOWER = STRAGGLERS.rule(
+    "slower",
+    about="a node that needs more time for its own work than its peers",
+    message="{node} is {by} slower: {they} spent {peers_waiting_share:.0%} of the time waiting",
+    figures=("peers_waiting_share",),
+)
+_WAITED_FOR = STRAGGLERS.rule(
+    "waited-for",
+    about="a node that the others wait for, if how much slower it is was not measured, or if it has more work",
+    message="{node}: the others wait {late_ms:.1f} ms per step ({share:.1%})",
+)
+
+CAUSES = CauseRules("Likely causes: a straggler beside its peers")
+_NOTHING_DIFFERS = CAUSES.cause(
+    "nothing_differs",
+    cause="unknown",
+    about="no cause: all that was compared is alike",
+    message="{longer}no difference from {they} explains it; compared: {looked_at}",
+    hint="watch it during training: ssh {node} {watch!s}",
+    figures=("ranks", "compute_ms", "peers_compute_ms", "compared", "device"),
+)
+_NOTHING_TO_COMPARE = CAUSES.cause(
+    "nothing_to_compare",
+    cause="unknown",
+    about="no cause: nothing was recorded of both the node and its peers",
+    message="{longer}no other records of {node} are comparable with {they}",
+    hint="watch it during training: ssh {node} {watch!s}",
+    figures=("ranks", "compute_ms", "peers_compute_ms", "device"),
+)
+_EVEN_WORK = (
+    "give every worker the same amount of work: the same batch size on every node, and samples of similar length "
+    "together (group_by_length) or packed (packing)"
+)
+_MORE = {
+    unit: CAUSES.cause(
+        f"more_{unit}",
+        cause="work",
+        about=f"more {unit} per step than its peers",
+        message=f"{{workers}} had {{{unit}_per_step:.0f}} {unit} per step, {{they}} {{peers_{unit}_per_step:.0f}}",
+        hint=_EVEN_WORK,
+        figures=("ranks", f"{unit}_per_step", f"peers_{unit}_per_step"),
+    )
+    for unit in ("tokens", "samples")
+}
+_SLOW_DATA = CAUSES.cause(
+    "slow_data",
+    cause="data",
+    about="longer waits for batches",
+    message="{workers} waited {data_ms:.0f} ms per step for batches, {they} {peers_data_ms:.0f} ms",
+    hint="check the disk that {node!s} reads its data from: ssh {node} iostat -x 1 5; more loader workers "
+    "(dataloader_num_workers) hide a slow disk",
+    figures=("ranks", "data_ms", "peers_data_ms"),
+)
+_BUSY_CPUS = CAUSES.cause(
+    "busy_cpus",
+    cause="cpu",
+    about="the job used fewer cores than on its peers, on a node whose CPUs are busy",
+    message="{node}'s job used {cores} cores{when}, {peers_cores} on {they}, and its CPUs are {cpu_busy_percent:.0f}% "
+    "busy",
+    hint="see what else runs there: ssh {node} top -b -n 1",
+    figures=("job_cores", "peers_job_cores", "cpu_busy_percent", "device"),
+)
+_FEWER_CORES_USED = CAUSES.cause(
+    "fewer_cores",
+    cause="cpu",
+    about="the job used fewer cores than on its peers",
+    message="{node}'s job used {cores} cores{when}, {peers_cores} on {they}",
+    hint="check whether the job is limited to fewer cores on {node!s}: a cgroup, taskset, OMP_NUM_THREADS",
+    figures=("job_cores", "peers_job_cores", "device"),
+)
 
 
 class _StragglerInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,19 +240,26 @@ def _straggler(late: _Late, slow: Collection[int], seen: _StragglerInputs) -> St
         return None
     causes = likely or (_nothing_differs(case),)
     slower = None if causes[0].cause == "work" else _slower(case, seen.exposure)
+    share = statistics.median(
+        late_us / _step_us(step) for late_us, step in zip(late.late_us, seen.exposure.steps, strict=True)
+    )
+    waiting = _waiting_share(case) if slower is not None else None
+    by = "" if slower is None else f"{slower:.1f}x" if slower >= _MUCH_SLOWER else f"{slower - 1:.0%}"
+    values = {
+        "by": by,
+        "they": str(case.they),
+        "peers_waiting_share": waiting,
+        "late_ms": case.late_ms,
+        "share": share,
+    }
+    rule = _WAITED_FOR if waiting is None else _SLOWER
     return Straggler(
-        node=late.node,
+        **rule.fields(late.node, values) | {"hint": causes[0].hint},
         ranks=late.ranks,
-        late_ms=statistics.median(late.late_us) / 1000,
-        share=statistics.median(
-            late_us / _step_us(step) for late_us, step in zip(late.late_us, seen.exposure.steps, strict=True)
-        ),
+        late_ms=case.late_ms,
+        share=share,
         slower=slower,
-        cost=_cost(case, slower),
-        cause=causes[0].cause,
         causes=causes,
-        evidence=tuple(cause.sentence for cause in causes),
-        hint=causes[0].hint,
     )
 
 
@@ -197,17 +277,13 @@ def _slower(case: _Case, exposure: Exposure) -> float | None:
     return slower if slower >= 1 + _LATE else None
 
 
-def _cost(case: _Case, slower: float | None) -> str:
-    """`node1 is 1.6x slower: node0 spent 38% of the time waiting`; `6% slower`."""
-    shares = [
+def _waiting_share(case: _Case) -> float | None:
+    """Share of their steps in which the others waited, mean of their workers; None if unknown."""
+    return known_mean(
         worker.wait_ms / worker.step_ms
         for worker in case.theirs
         if not isinstance(worker.wait_ms, Unknown) and worker.step_ms > 0
-    ]
-    if slower is None or not shares:
-        return ""
-    by = f"{slower:.1f}x" if slower >= _MUCH_SLOWER else f"{slower - 1:.0%}"
-    return f"{case.node} is {by} slower: {case.they} spent {statistics.fmean(shares):.0%} of the time waiting"
+    )
 
 
 def _nothing_differs(case: _Case) -> LikelyCause:
@@ -219,14 +295,12 @@ def _nothing_differs(case: _Case) -> LikelyCause:
     looked_at = ", ".join(_COMPARED.get(name, name) for name in compared)
     watch = "top -b -n 1" if case.on_cpu else "nvidia-smi dmon -c 10"
     return case.beside.cause(
-        "unknown",
-        "nothing_differs" if compared else "nothing_to_compare",
-        f"{longer}no difference from {case.they} explains it; compared: {looked_at}"
-        if compared
-        else f"{longer}no other records of {case.node} are comparable with {case.they}",
-        f"watch it during training: ssh {case.node} {watch}",
+        _NOTHING_DIFFERS if compared else _NOTHING_TO_COMPARE,
+        longer=longer,
+        looked_at=looked_at,
+        watch=watch,
         **figures,
-        compared=", ".join(compared) or None,
+        compared=", ".join(compared),
         device="cpu" if case.on_cpu else "gpu",
     )
 
@@ -343,31 +417,15 @@ def _more_work(case: _Case) -> Iterator[LikelyCause]:
     busy_ms = max(_busy_ms(worker) for worker in case.mine)
     if busy_ms * (1 - theirs / max(mine)) >= _EXPLAINS * case.late_ms:
         unit = case.work_unit
-        yield case.beside.cause(
-            "work",
-            f"more_{unit}",
-            f"{case.workers} had {max(mine):.0f} {unit} per step, {case.they} {theirs:.0f}",
-            "give every worker the same amount of work: the same batch size on every node, and samples of similar "
-            "length together (group_by_length) or packed (packing)",
-            ranks=case.ranks,
-            **{f"{unit}_per_step": max(mine), f"peers_{unit}_per_step": theirs},
-        )
+        work: dict[str, object] = {f"{unit}_per_step": max(mine), f"peers_{unit}_per_step": theirs}
+        yield case.beside.cause(_MORE[unit], workers=case.workers, ranks=case.ranks, **work)
 
 
 def _data(case: _Case) -> Iterator[LikelyCause]:
     mine = known_max(or_none(worker.data_ms) for worker in case.mine)
     theirs = known_median(or_none(worker.data_ms) for worker in case.theirs)
     if mine is not None and theirs is not None and mine - theirs >= _EXPLAINS * case.late_ms:
-        yield case.beside.cause(
-            "data",
-            "slow_data",
-            f"{case.workers} waited {mine:.0f} ms per step for batches, {case.they} {theirs:.0f} ms",
-            f"check the disk that {case.node} reads its data from: ssh {case.node} iostat -x 1 5; more loader "
-            "workers (dataloader_num_workers) hide a slow disk",
-            ranks=case.ranks,
-            data_ms=mine,
-            peers_data_ms=theirs,
-        )
+        yield case.beside.cause(_SLOW_DATA, workers=case.workers, ranks=case.ranks, data_ms=mine, peers_data_ms=theirs)
 
 
 def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
@@ -377,24 +435,16 @@ def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
     # A GPU's host has spare cores: fewer matter only if none are left.
     if mine is None or theirs is None or mine >= _FEWER_CORES * theirs or not (crowded or case.on_cpu):
         return
-    node, while_computing = case.node, " during compute" if case.on_cpu else ""
-    used = f"{node}'s job used {_count(mine)} cores{while_computing}, {_count(theirs)} on {case.they}"
     yield case.beside.cause(
-        "cpu",
-        "busy_cpus" if crowded else "fewer_cores",
-        f"{used}, and its CPUs are {busy:.0f}% busy" if crowded else used,
-        f"see what else runs there: ssh {node} top -b -n 1"
-        if crowded
-        else f"check whether the job is limited to fewer cores on {node}: a cgroup, taskset, OMP_NUM_THREADS",
+        _BUSY_CPUS if crowded else _FEWER_CORES_USED,
+        cores=format_figure(mine),
+        peers_cores=format_figure(theirs),
+        when=" during compute" if case.on_cpu else "",
         job_cores=mine,
         peers_job_cores=theirs,
-        cpu_busy_percent=busy if crowded else None,
+        cpu_busy_percent=busy,
         device="cpu" if case.on_cpu else "gpu",
     )
-
-
-def _count(cores: float) -> str:
-    return format_figure(cores)
 
 
 def _cores(case: _Case, use: NodeUse) -> float | None:

@@ -31,6 +31,7 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # in words
     silence: str = ""  # why the workers do not communicate, an error for the user to fix; empty if they do
     strategy: Strategy | None = None  # the known strategy, if it is one
+    fsdp_version: int | None = None  # 1 or 2; None without FSDP
 
 
 class _Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,17 +152,18 @@ def _is_fsdp(model: ModelSample) -> bool:
 
 
 def _fsdp(model: ModelSample, sent: _Sent | None, *, hybrid: bool) -> Recognised:
-    family = "FSDP2" if model.wrapper == "fsdp2" else "FSDP"
+    family, version = ("FSDP2", 2) if model.wrapper == "fsdp2" else ("FSDP", 1)
     sharding = str(model.settings.get("sharding_strategy") or "").upper()
     if hybrid or (sent is None and "HYBRID" in sharding):
-        return Recognised(name=f"{family} (hybrid shard)", strategy=Strategy.HYBRID_SHARD)
+        name = f"{family} (hybrid shard)"
+        return Recognised(name=name, strategy=Strategy.HYBRID_SHARD, fsdp_version=version)
     if sharding == "NO_SHARD":
         return Recognised(name=f"{family} (NO_SHARD, as DDP)", strategy=Strategy.DDP)
     if sent is not None and not sent.has("all_gather"):
         return _contradicted(Recognised(name=family), sent)
     reshards = model.settings.get("reshard_after_forward")
     if type(reshards) is int:
-        return Recognised(name=f"{family} (reshards to {reshards} workers)")
+        return Recognised(name=f"{family} (reshards to {reshards} workers)", fsdp_version=version)
     kept = reshards is False
     seen = None if sent is None else _stays_whole(model, sent)
     stays = kept if seen is None else seen
@@ -169,6 +171,7 @@ def _fsdp(model: ModelSample, sent: _Sent | None, *, hybrid: bool) -> Recognised
     return Recognised(
         name=f"{family} ({'SHARD_GRAD_OP' if stays else 'full shard'}){contradiction}",
         strategy=Strategy.SHARD_GRAD_OP if stays else Strategy.FSDP,
+        fsdp_version=version,
     )
 
 

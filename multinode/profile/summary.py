@@ -13,7 +13,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
 from multinode.levers.levers import Levers
-from multinode.profile.bottleneck import Bottleneck, find_bottleneck
+from multinode.profile.bottleneck import NO_COMMUNICATION, Bottleneck, find_bottleneck
 from multinode.profile.calls import SeenCall, read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
 from multinode.profile.figures import BalanceOutlook, InTraining, Straggler, TraceView, Waiting
@@ -37,6 +37,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import LossSample, ModelSample, NoteSample, StepSample, SyncSample, TrainEndSample
 from multinode.stats.estimate import Estimate, Spread, estimate_median, estimate_rate, spread_of
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none
+from multinode.traffic.step_calls import Strategy
 from multinode.units import format_count
 
 
@@ -138,7 +139,9 @@ class Summary(Throughput, frozen=True, kw_only=True):
     """One run in figures; one that is unknown says why.
 
     Attributes:
-        strategy: sharding of the model, as in `traffic.strategy`.
+        strategy: sharding of the model, in words.
+        recognised: the strategy, if it is a known one.
+        fsdp_version: 1 or 2; None without FSDP.
         steps: recorded optimizer steps.
         steady_steps: measured ones.
         rule: which these are.
@@ -157,6 +160,8 @@ class Summary(Throughput, frozen=True, kw_only=True):
     schema: str = "multinode.summary/2"
     run_id: str
     strategy: str = "unknown"
+    recognised: Strategy | None = None
+    fsdp_version: int | None = None
     world_size: int = 0
     steps: int
     steady_steps: int
@@ -232,6 +237,8 @@ def summarise(
         **msgspec.structs.asdict(speed),
         run_id=observed.run_id,
         strategy=strategy.name,
+        recognised=strategy.strategy,
+        fsdp_version=strategy.fsdp_version,
         world_size=observed.world_size,
         steps=observed.recorded,
         steady_steps=len(observed.counted),
@@ -273,8 +280,7 @@ def _bottleneck(
     strategy: Recognised, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting, nodes: int
 ) -> Bottleneck:
     if strategy.silence:
-        sentence = f"no gradient synchronization detected: {strategy.silence}"
-        return Bottleneck(kind="no_communication", sentence=sentence)
+        return NO_COMMUNICATION.found(None, reason=strategy.silence)
     return find_bottleneck(split, stragglers, waiting, nodes=nodes)
 
 
@@ -357,7 +363,7 @@ def import_analyses(plan: LaunchPlan) -> None:
     """Import what the summary of this run needs: when it ends, days later, the package may have been replaced."""
     several = ("profile.balance", "profile.in_training", "profile.stragglers", "model.flops")
     traced = ("profile.trace",)
-    for name in (*(several if plan.world_size > 1 else ()), *(traced if plan.trace is not None else ())):
+    for name in (*(several if plan.world_size > 1 else ()), *(traced if plan.observation.trace is not None else ())):
         importlib.import_module(f"multinode.{name}")
 
 
@@ -368,10 +374,11 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
     observed = msgspec.structs.replace(observe_run(directory, plan, say), write_hint=as_reached)
     traces: dict[int, TraceEvents] = {}
     unread: dict[str, str] = {}
-    if plan.trace is not None:
+    trace = plan.observation.trace
+    if trace is not None:
         from multinode.profile.trace import read_traces
 
-        traces, unread = read_traces(directory, plan.trace.ranks)
+        traces, unread = read_traces(directory, trace.ranks)
     summary = summarise(
         observed,
         work=directory.read(_MODEL, ModelWork) or ModelWork(),

@@ -203,18 +203,14 @@ def _calls_sheet(summary: Summary) -> Sheet:
 
 
 def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
-    if summary.bottleneck is not None and summary.bottleneck.sentence:
-        yield "bottleneck", summary.bottleneck.sentence
+    if summary.bottleneck is not None:
+        yield "bottleneck", summary.bottleneck.message
     if (unused := unused_gpus(summary)) is not None:
         yield "GPUs", unused
     for late in summary.stragglers:
-        ranks = fold_numbers(late.ranks)
         cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
-        waits = f"the others wait {late.late_ms:.1f} ms per step for it ({percent(late.share)})"
-        text = f"{late.cost} (rank {ranks})" if late.cost else f"{late.node} (rank {ranks}): {waits}"
-        yield "straggler", f"{text}{cause}"
-        for sentence in late.evidence:
-            yield "", sentence
+        yield "straggler", f"{late.message} (rank {fold_numbers(late.ranks)}){cause}"
+        yield from (("", evidence.message) for evidence in late.causes)
         if late.hint:
             yield "hint", late.hint
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from multinode.errors import JobError
+from multinode.figures.figure import Figure
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.model.model_size import ModelShape, parse_model
 from multinode.profile.calls import last_models
@@ -310,6 +311,28 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
     hfu: float | None  # hardware_tflops over the peak, likewise
     denominator: str  # the peak in words, or why there is none
     rule: str  # how FLOPs were counted
+
+
+MODEL_TFLOPS = Figure[float](
+    "model_tflops",
+    "TFLOP/s",
+    "a worker",
+    form="figure",
+    about="TFLOP/s of a worker that the model needs",
+    csv="model_tflop_per_s_per_worker",
+    # As Megatron-LM logs it.
+    aliases=("throughput per GPU (TFLOP/s/GPU)",),
+)
+MFU = Figure[float]("mfu", "MFU", form="share", about="model FLOPs utilization", aliases=("model_flops_utilization",))
+HARDWARE_TFLOPS = Figure[float](
+    "hardware_tflops",
+    "hardware",
+    "TFLOP/s",
+    form="figure",
+    about="TFLOP/s of a worker, recomputation included",
+    csv="hardware_tflop_per_s_per_worker",
+)
+HFU = Figure[float]("hfu", "HFU", form="share", about="hardware FLOPs utilization")
 
 
 def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator: str) -> Utilisation:

@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from multinode.errors import MultinodeError, UsageError
 from multinode.node.files import user_name
+from multinode.secret_values import redacted
 
 DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -143,6 +146,11 @@ def ownership_fix(path: Path) -> str:
     """The command that makes a file or directory ours alone."""
     whole = shlex.quote(str(path))
     return f"if you trust its content: sudo chown -R {user_name(os.getuid())} {whole} && chmod -R go-w {whole}"
+
+
+def document_text(value: object) -> str:
+    """A document as JSON, without secrets."""
+    return msgspec.json.format(msgspec.json.encode(redacted(value)), indent=2).decode() + "\n"
 
 
 def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str]) -> str:

@@ -111,7 +111,23 @@ class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     after: int = 10  # the step after which it starts; earlier if the training is too short
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()  # of the workers; where none is asked for, a plan has the first of each node
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is recorded of a run.
+
+    Attributes:
+        profile: whether the workers record the time of their steps.
+        trace: steps that torch.profiler records after the warm-up; None records none.
+        sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
+        nccl_inspector: whether NCCL's Inspector plugin records each operation.
+    """
+
+    profile: bool = True
+    trace: TraceWindow | None = None
+    sample_interval_s: float = 1.0
+    nccl_inspector: bool = False
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +137,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         engine: what starts the workers, by name (job/engines/engine.py).
         job: the job in a few words, for people.
         config_path: the YAML as the user named it; empty for a script.
-        profile: whether the workers record their steps.
-        sample_interval_s: from one sample of a node's NICs, processors and GPUs to the next.
+        observation: what is recorded of it.
         levers: what changes the training itself, without those that have no effect on one node.
         test: what a benchmark measures; None of any other job.
         code: the files that the job runs in, where they are copied to the nodes first.
@@ -135,9 +150,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     config_path: str = ""
     rendezvous: Rendezvous
-    profile: bool = True
-    trace: TraceWindow | None = None
-    sample_interval_s: float = 1.0
+    observation: Observation = Observation()
     levers: Levers = NONE
     test: Benchmark | None = None
     code: CodeCopy | None = None

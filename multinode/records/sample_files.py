@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 LONGEST_LINE = 1 << 24
 """A record with the times of a million calls."""
@@ -15,20 +16,19 @@ _TO_THE_END = 1 << 62
 # The kind of a record is at the beginning of its line; step records are as many as steps.
 _HEAD_BYTES = 64
 _KIND = re.compile(rb'"kind": ?"(\w+)"')
-_OF_A_STEP = {b"step", b"ddp", b"device_wait", b"sync"}
 _STEP = re.compile(rb'"step": ?(\d{1,18})\b')
-_TRAFFIC = re.compile(rb'"traffic": ?(\d{1,18})\b')
-# Records that occur once are at the ends of a file.
-_END_BYTES = 1 << 20
-# This close to a step, the file is read line by line.
-_NEAR_BYTES = 1 << 16
-# Offsets at which a file is checked for a restarted worker.
-_LOOKS = 64
-# Steps per stretch, or bytes if there are no steps.
+_OF_A_STEP = {b"step", b"ddp", b"device_wait", b"sync"}
+_STEP_RECORD = re.compile(rb'"kind": ?"step"[^\n]*?"step": ?(\d{1,18})\b')
+_END_OF_OTHERS = re.compile(rb'\n(?![^\n]{0,%d}?"kind": ?"(?:%s)")' % (_HEAD_BYTES, b"|".join(sorted(_OF_A_STEP))))
+# Of each kind of other records, this much is read at the beginning of a file and at its end.
+_END_BYTES = 1 << 19
+# Whatever kinds a node invents.
+_MOST_KINDS = 64
+# A block without a step to read is searched for other records only.
+_BLOCK_BYTES = 1 << 16
+# Several records of steps fit into the end of it.
+_BLOCK_END_BYTES = 1 << 12
 _LEAST_STEPS = 100
-_LEAST_BYTES = 1 << 14
-# Whatever number of steps a node reports.
-_MOST_STRETCHES = 1000
 
 
 def read_lines(path: Path, begin: int = 0, end: int = _TO_THE_END) -> Iterator[tuple[int, bytes]]:
@@ -53,118 +53,90 @@ def _lines(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
         at += len(line)
 
 
-class _Mark(NamedTuple):
-    """A step's record, and its offset."""
-
-    at: int
-    step: int
-
-
-class _Training(NamedTuple):
-    """The last training in a file: its offset, first step and last step."""
-
-    begin: int
-    first: _Mark
-    last: _Mark
-
-
 class EvenStretches:
-    """At most `most_bytes` of a long run's files: evenly spread stretches, of the same steps in each file.
+    """About `most_bytes` of a long run's files: evenly spread stretches of steps, the same ones in each file.
 
-    Records that occur once are read at the ends of each file, and the calls of a step wherever they are. A file without
-    steps is read in as many stretches, spread over its bytes.
+    Each file is read once, from its beginning to its end. Of each other kind of record, the first and the last ones are
+    read. A file without steps is read in stretches of its bytes.
 
     Args:
         least_steps: per stretch.
     """
 
     def __init__(self, paths: Iterable[Path], most_bytes: int, least_steps: int = 0) -> None:
-        sizes = {path: path.stat().st_size for path in paths}
-        self._share = min(1.0, most_bytes / max(1, sum(sizes.values())))
-        self._trainings = {path: _last_training(path, size) for path, size in sizes.items()}
-        trainings = [training for training in self._trainings.values() if training is not None]
-        first = min((training.first.step for training in trainings), default=1)
-        last = max((training.last.step for training in trainings), default=0)
-        self.recorded = last - first + 1
+        paths = list(paths)
+        self._every = max(2, -(-sum(path.stat().st_size for path in paths) // max(1, most_bytes)))
         self._length = max(_LEAST_STEPS, least_steps)
-        self._count = max(2, min(_MOST_STRETCHES, int(self.recorded * self._share) // self._length))
-        apart = max(float(self._length), (self.recorded - self._length) / (self._count - 1))
-        self._starts = [first + int(number * apart) for number in range(self._count)]
+        self._stepped = {path: step for path in paths if (step := _last_step(path)) is not None}
+        self._last = max(self._stepped.values(), default=0)
+        self._first = self._last + 1
+
+    @property
+    def recorded(self) -> int:
+        """Steps of the last training, in the files that have been read."""
+        return self._last - self._first + 1
 
     def lines(self, path: Path) -> Iterator[bytes]:
         """The selected lines of one of the files."""
-        training = self._trainings[path]
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            if training is None:
-                for begin, end in self._of_bytes(size):
-                    yield from (line for _, line in _lines(file, begin, end))
-            else:
-                yield from _read(file, training, list(self._of_steps(file, training, size)), size)
+            size = os.fstat(file.fileno()).st_size
+            yield from self._of_steps(file) if path in self._stepped else self._of_bytes(file, size)
 
-    def _of_bytes(self, size: int) -> Iterator[tuple[int, int]]:
-        each = max(_LEAST_BYTES, int(size * self._share / self._count))
-        if size <= max(_END_BYTES, self._count * each):
-            yield 0, size
+    def _of_bytes(self, file: BinaryIO, size: int) -> Iterator[bytes]:
+        # As long as the stretches of steps, if the records of a file are spread evenly over the steps.
+        each = size * self._length // max(1, self._last) + 1 if size > _END_BYTES else size
+        for begin in [*range(0, max(0, size - each), each * self._every), max(0, size - each)]:
+            yield from (line for _, line in _lines(file, begin, begin + each))
+
+    def _of_steps(self, file: BinaryIO) -> Iterator[bytes]:
+        others: dict[bytes, _Ends] = {}
+        first = before = 0
+        while block := file.read(_BLOCK_BYTES) + file.readline(LONGEST_LINE):
+            span = _span(block)
+            is_skipped = span is not None and span[0] >= before and not self._selects(*span)
+            if is_skipped and span is not None:
+                first, before = first or span[0], span[1]
+            for line in _others(block) if is_skipped else io.BytesIO(block):
+                kind = _kind(line)
+                if kind in _OF_A_STEP:
+                    match = _STEP.search(line)
+                    step = int(match[1]) if match is not None else 0
+                    if kind == b"step":
+                        # A restarted worker counts its steps from 1.
+                        first, before = first if first and step >= before else step, step
+                    if self._selects(step, step):
+                        yield line
+                else:
+                    kind = kind if kind in others or len(others) < _MOST_KINDS else b""
+                    yield from others.setdefault(kind, _Ends()).take(line)
+        self._first = min(self._first, first or self._first)
+        for ends in others.values():
+            yield from ends.last
+
+    def _selects(self, first: int, last: int) -> bool:
+        """Whether one of these steps is read: those of every n-th stretch, and the last ones."""
+        begin, end = ((step - 1) // self._length for step in (first, last))
+        is_in_gap = begin % self._every > 0 and begin // self._every == end // self._every
+        return not is_in_gap or (first <= self._last and last > self._last - self._length)
+
+
+class _Ends:
+    """The first and the last lines of a kind."""
+
+    def __init__(self) -> None:
+        self.last: deque[bytes] = deque()
+        self._first_left = self._last_left = _END_BYTES
+
+    def take(self, line: bytes) -> Iterator[bytes]:
+        """The line if it is one of the first; otherwise it is kept while it is one of the last."""
+        if self._first_left > 0:
+            self._first_left -= len(line)
+            yield line
             return
-        for number in range(self._count):
-            begin = number * (size - each) // (self._count - 1)
-            yield begin, begin + each
-
-    def _of_steps(self, file: BinaryIO, training: _Training, size: int) -> Iterator[tuple[int, int]]:
-        low = training.first
-        for start in self._starts:
-            if start > training.last.step:
-                return
-            begin = training.begin
-            if start > training.first.step:
-                begin = _find(file, start - 1, low, training.last) + 1
-                low = _Mark(begin, start - 1)
-            end = start + self._length
-            yield begin, size if end > training.last.step else _find(file, end, low, training.last)
-
-
-def _read(file: BinaryIO, training: _Training, stretches: Sequence[tuple[int, int]], size: int) -> Iterator[bytes]:
-    """The stretches, and the rare records at the ends of the file and at the start of the training, in order.
-
-    The calls of a step are recorded once, before the first step with them: possibly between two stretches.
-    """
-    seen: set[bytes] = set()
-    called: set[bytes] = set()
-    gaps: list[tuple[int, int]] = []
-    for begin, end, is_read in _pieces(training, stretches, size):
-        if is_read is None:
-            gaps.append((max(begin, training.begin), end))
-            continue
-        for at, line in _lines(file, begin, end):
-            kind = _kind(line)
-            if is_read or kind not in _OF_A_STEP:
-                match = _TRAFFIC.search(line) if at >= training.begin and kind in {b"step", b"traffic"} else None
-                if match is not None:
-                    (seen if kind == b"traffic" else called).add(match[1])
-                yield line
-    for begin, end in gaps:
-        for _, line in _lines(file, begin, end if called - seen else begin):
-            match = _TRAFFIC.search(line) if _kind(line) == b"traffic" else None
-            if match is not None and match[1] in called - seen:
-                seen.add(match[1])
-                yield line
-
-
-def _pieces(
-    training: _Training, stretches: Sequence[tuple[int, int]], size: int
-) -> Iterator[tuple[int, int, bool | None]]:
-    ends = sorted({(at, at + _END_BYTES) for at in (0, training.begin, max(0, size - _END_BYTES))})
-    at = 0
-    for begin, end in [*stretches, (size, size)]:
-        for low, high in ends:
-            if max(at, low) < min(begin, high):
-                yield at, max(at, low), None
-                yield max(at, low), min(begin, high), False
-                at = min(begin, high)
-        yield at, begin, None
-        yield begin, end, True
-        at = end
+        self.last.append(line)
+        self._last_left -= len(line)
+        while self._last_left < 0:
+            self._last_left += len(self.last.popleft())
 
 
 def _kind(line: bytes) -> bytes:
@@ -172,48 +144,25 @@ def _kind(line: bytes) -> bytes:
     return match[1] if match is not None else b""
 
 
-def _steps(file: BinaryIO, begin: int, end: int) -> Iterator[_Mark]:
-    for at, line in _lines(file, begin, end):
-        match = _STEP.search(line) if _kind(line) == b"step" else None
-        if match is not None:
-            yield _Mark(at, int(match[1]))
+def _last_step(path: Path) -> int | None:
+    steps = [match[1] for line in read_tail(path, _END_BYTES) for match in _STEP_RECORD.finditer(line)]
+    return int(steps[-1]) if steps else None
 
 
-def _last_training(path: Path, size: int) -> _Training | None:
-    with path.open("rb") as file:
-        at_end = list(_steps(file, max(0, size - _END_BYTES), size))
-        if not at_end:
-            return None
-        last = at_end[-1]
-        looks = (next(_steps(file, size * number // _LOOKS, last.at), last) for number in range(1, _LOOKS))
-        marks = sorted({*_steps(file, 0, min(_END_BYTES, last.at)), *looks, last})
-        # A restarted worker counts its steps from 1.
-        anew = [place for place in range(1, len(marks)) if marks[place].step < marks[place - 1].step]
-        if not anew:
-            return _Training(0, marks[0], last)
-        earlier, later = marks[anew[-1] - 1 : anew[-1] + 1]
-        low, high = earlier.at, later.at
-        while high - low > _NEAR_BYTES:
-            mark = next(_steps(file, (low + high) // 2, later.at), later)
-            low, high = (low, (low + high) // 2) if mark.step <= later.step else (mark.at, high)
-        begin = low
-        for mark in _steps(file, low, later.at):
-            if mark.step <= later.step:
-                return _Training(begin, mark, last)
-            begin = mark.at
-        return _Training(begin, later, last)
+def _span(block: bytes) -> tuple[int, int] | None:
+    """The first and the last step of whole lines, if they have some and no worker began anew between them."""
+    first = _STEP_RECORD.search(block)
+    last = deque(_STEP_RECORD.finditer(block, max(0, len(block) - _BLOCK_END_BYTES)), maxlen=1)
+    if first is None or not last or int(first[1]) > int(last[0][1]):
+        return None
+    return int(first[1]), int(last[0][1])
 
 
-def _find(file: BinaryIO, step: int, low: _Mark, high: _Mark) -> int:
-    """Offset of the first step record from `step` on, between that of an earlier one and a later one."""
-    for turn in itertools.count():
-        width = high.at - low.at
-        if width <= _NEAR_BYTES:
-            break
-        # Step records have nearly equal lengths.
-        near = int(width * (step - low.step) / max(1, high.step - low.step))
-        guess = (near - _NEAR_BYTES // 2, near + _NEAR_BYTES // 2, width // 2)[turn % 3]
-        guess = low.at + min(max(guess, 1), width - 1)
-        mark = next(_steps(file, guess, high.at), high)
-        low, high = (mark, high) if mark.step < step else (low, _Mark(guess, mark.step))
-    return next((mark.at for mark in _steps(file, low.at, _TO_THE_END) if mark.step >= step), _TO_THE_END)
+def _others(block: bytes) -> Iterator[bytes]:
+    """The lines of a block that are no records of steps."""
+    block = b"\n" + block
+    for match in _END_OF_OTHERS.finditer(block):
+        begin = match.end()
+        end = block.find(b"\n", begin) + 1
+        if begin < len(block):
+            yield block[begin:end] if end else block[begin:]

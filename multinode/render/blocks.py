@@ -5,7 +5,19 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from multinode.render.sheet import Block, Chart, Prose, Sheet, Tiles, html_text, sanitize
+from multinode.render.sheet import (
+    Block,
+    Chart,
+    Charts,
+    Labels,
+    Prose,
+    Sheet,
+    Tiles,
+    html_text,
+    is_marked,
+    page_blocks,
+    sanitize,
+)
 
 STYLE = """
 h1 { font-size: 1.4rem; margin: 0.5rem 0; }
@@ -17,13 +29,14 @@ p.note { color: var(--faint); font-size: 0.85rem; margin: 0.3rem 0; }
 .tile { background: var(--card); border-radius: 6px; padding: 0.5rem 0.7rem; }
 .tile b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--faint); font-size: 0.8rem; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; margin: 0.6rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { padding: 0.2rem 0.7rem 0.2rem 0; text-align: right; vertical-align: top; white-space: nowrap; }
 th { border-bottom: 1px solid var(--line); font-weight: 600; }
 th small { display: block; color: var(--faint); font-weight: 400; }
 td.words, th.words { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 6.5rem; }
 td.long { min-width: 16rem; }
+td.odd { color: #c0392b; font-weight: 600; }
 td.one { white-space: nowrap; }
 td.name { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 4.5rem; color: var(--faint); }
 pre { overflow-x: auto; background: var(--card); padding: 0.7rem; border-radius: 6px; font-size: 0.8rem; }
@@ -37,31 +50,42 @@ _LONG = 40
 
 
 def fragment(blocks: Iterable[Block]) -> str:
-    """Blocks as a part of another document, whose own elements keep their style."""
+    """Blocks without charts as a part of another document, whose own elements keep their style."""
     return f'<div class="multinode"><style>.multinode {{{_IN_NOTEBOOK}{STYLE}}}</style>\n{blocks_html(blocks)}</div>\n'
 
 
-def blocks_html(blocks: Iterable[Block]) -> str:
-    """Everything on a page; a table without rows, and a text without a word, is not there."""
-    return "".join(map(_block_html, blocks))
+def blocks_html(blocks: Iterable[Block], charts: str = "") -> str:
+    """Everything on a page; a table without rows, and a text without a word, is not there.
+
+    Args:
+        blocks: the answer.
+        charts: before the name of each chart, so that it is unique on the page; without it none is drawn.
+    """
+    return "".join(_block_html(block, charts) for block in page_blocks(blocks))
 
 
-def _block_html(block: Block) -> str:
+def _block_html(block: Block, charts: str) -> str:
     if isinstance(block, Sheet):
-        return _sheet_html(block) if block.rows else ""
+        return _sheet_html(block)
+    if isinstance(block, Labels):
+        return _sheet_html(Sheet(title=block.title, rows=block.rows))
     if isinstance(block, Tiles):
         tiles = (
             f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(name)}</span></div>'
             for name, value in block.figures
         )
         return f'<div class="tiles">{"".join(tiles)}</div>\n'
-    if isinstance(block, Chart):
-        # plotly is large, and comes with the extra `report`.
-        from multinode.render.charts import chart_html
+    if isinstance(block, Charts):
+        return "".join(_chart_html(chart, charts) for chart in block.draw()) if charts else ""
+    return _words_html(block) if isinstance(block, Prose) else ""
 
-        note = f'<p class="note">{html_text(block.note)}</p>\n' if block.note else ""
-        return f"<h2>{html_text(block.title)}</h2>\n{chart_html(block)}{note}"
-    return _words_html(block) if block.text else ""
+
+def _chart_html(chart: Chart, prefix: str) -> str:
+    # plotly is large, and comes with the extra `report`.
+    from multinode.render.charts import chart_html
+
+    note = f'<p class="note">{html_text(chart.note)}</p>\n' if chart.note else ""
+    return f"<h2>{html_text(chart.title)}</h2>\n{chart_html(chart, f'{prefix}-{chart.name}')}{note}"
 
 
 def _words_html(words: Prose) -> str:
@@ -86,7 +110,8 @@ def _sheet_html(sheet: Sheet) -> str:
     rows = "".join(_row(row, words) for row in sheet.rows)
     notes = "".join(f'<p class="note">{html_text(note)}</p>\n' for note in (*sheet.notes, *sheet.legend))
     table = f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>\n'
-    return f"<h2>{html_text(sheet.title)}</h2>\n{table}{notes}"
+    title = f"<h2>{html_text(sheet.title)}</h2>\n" if sheet.title else ""
+    return f"{title}{table}{notes}"
 
 
 def _head(name: str, unit: str, *, words: bool) -> str:
@@ -105,4 +130,8 @@ def _row(row: Sequence[str], words: Sequence[bool]) -> str:
 def _cell(cell: str, *, words: bool) -> str:
     # A sentence in a narrow column would make its row as tall as the page; a name is read in one line.
     long = " long" if len(cell) > _LONG else " one" if len(cell.split()) == 1 else ""
-    return f'<td class="words{long}">{html_text(cell)}</td>' if words else f"<td>{html_text(cell)}</td>"
+    return (
+        f'<td class="words{long}">{html_text(cell)}</td>'
+        if words
+        else f"<td{' class=odd' if is_marked(cell) else ''}>{html_text(cell)}</td>"
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from multinode.errors import MultinodeError
-from multinode.render.sheet import Chart
+from multinode.render.sheet import Chart, html_text
 from multinode.requirements import install_hint
 from multinode.stats.estimate import Estimate
 
@@ -32,6 +32,7 @@ GREY = "#808080"
 MOST_POINTS = 2000
 _ROW_PX = 190
 _EDGES_PX = 110
+_BARS_A_PLOT = 8
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 Curve = tuple[list[float], list[float | None]]
@@ -81,6 +82,27 @@ def line_style(number: int) -> dict[str, str]:
     return {"color": PALETTE[number % len(PALETTE)], "dash": _DASHES[number % len(_DASHES)]}
 
 
+def interval_bars(values: Mapping[str, Estimate], across: str) -> Figure:
+    """One bar per name, the first one on top, each with its interval."""
+    names, estimates = [*values][::-1], [*values.values()][::-1]
+    chart = Figure(
+        Bar(
+            y=[html_text(name) for name in names],
+            x=[estimate.value for estimate in estimates],
+            error_x=error_bars(estimates),
+            orientation="h",
+            marker={"color": PALETTE[0]},
+            hovertemplate="%{y}: %{x:,.4r}<extra></extra>",
+        )
+    )
+    return with_axes(chart, across)
+
+
+def bars_height(bars: int) -> int:
+    """The plots that so many bars below each other are as tall as."""
+    return max(1, -(-bars // _BARS_A_PLOT))
+
+
 def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float | None]], across: str) -> Figure | None:
     """One bar per name, the first one on top, stacked of the known parts; None without any."""
     chart = Figure()
@@ -102,8 +124,8 @@ def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float | None
     return with_axes(chart, across)
 
 
-def chart_html(chart: Chart) -> str:
-    """The chart as HTML that needs plotly's script on its page."""
+def chart_html(chart: Chart, name: str) -> str:
+    """The chart as HTML that needs plotly's script on its page; `name` is unique there."""
     figure = chart.figure
     figure.update_layout(
         template="none",
@@ -122,7 +144,7 @@ def chart_html(chart: Chart) -> str:
         figure.to_html(
             full_html=False,
             include_plotlyjs=False,
-            div_id=chart.name,
+            div_id=name,
             # Without hover, the toolbar is always visible and covers the legend; dragging zooms without it.
             config={"responsive": True, "displaylogo": False, "displayModeBar": False},
         )

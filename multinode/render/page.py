@@ -37,4 +37,4 @@ def page(title: str, sections: Sequence[str]) -> str:
 
 def section(name: str, blocks: Iterable[Block]) -> str:
     """One of several parts of a page."""
-    return f'<section class="run" id="{name}">\n{blocks_html(blocks)}</section>\n'
+    return f'<section class="run" id="{name}">\n{blocks_html(blocks, name)}</section>\n'

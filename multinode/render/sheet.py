@@ -1,6 +1,6 @@
 """Sheet: a table as plain text, for a terminal, a page or Markdown; and what stands around it. Computes no figures.
 
-A page and Markdown are the same list of blocks: `page.blocks_html` and `blocks_markdown` render one each.
+An answer is one list of blocks: `terminal.block_parts`, `blocks.blocks_html` and `blocks_markdown` draw it.
 
 Foreign text (output and names of nodes) is harmless in each: it never becomes markup, a link or a mention.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,6 +29,16 @@ class Column(msgspec.Struct, frozen=True):
     name: str
     unit: str = ""
     words: bool = False  # whether it contains text (left-aligned, may wrap) or figures
+    widest: int = 0  # characters of text on a terminal before it wraps; 0 is what fits
+
+
+Detail = Literal["always", "brief", "full", "screen", "page"]
+"""Where a block is shown: `brief` on a terminal without --details; `full` with --details and on a page; `screen` and
+`page` only on one of both, where a page has room for a wider table."""
+IN_BRIEF: frozenset[Detail] = frozenset({"always", "brief"})
+IN_DETAILS: frozenset[Detail] = frozenset({"always", "full", "screen"})
+ON_PAGE: frozenset[Detail] = frozenset({"always", "full", "page"})
+Tone = Literal["", "good", "doubtful", "bad"]
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +49,9 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[tuple[str, ...], ...] = ()  # one cell per column; plain text from any source
     notes: tuple[str, ...] = ()  # one sentence each, below the table
     legend: tuple[str, ...] = ()  # what its signs mean; on a terminal only where details are shown
+    dense: bool = False  # without padding on a terminal: a matrix of many columns
+    split: int = 0  # most columns of figures beside each other on a terminal; the first stays beside all others
+    detail: Detail = "always"
 
 
 class Prose(msgspec.Struct, frozen=True):
@@ -49,25 +62,129 @@ class Prose(msgspec.Struct, frozen=True):
     # lines; empty is a paragraph
     style: str = ""
     title: str = ""  # above verbatim lines
+    tone: Tone = ""  # of a lead: its colour on a terminal
+    detail: Detail = "always"
+
+
+class Labels(msgspec.Struct, frozen=True):
+    """A label and a text per row; a row without a label continues the one above it.
+
+    Labels that follow each other are one list, so that rows of several details can alternate.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+    title: str = ""  # only on a page
+    detail: Detail = "always"
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A command to copy, such as the next one; only on a terminal."""
+
+    label: str
+    command: str
+    meaning: str = ""  # what it does, where its name does not say it
+    detail: Detail = "always"
+
+
+def next_command(command: str) -> Command:
+    """The command that follows, and what it is for where its name does not say it."""
+    is_tune = command.startswith("multinode tune ")
+    return Command(
+        "Next", command, "measures the best changes that need no new hardware, in short runs" if is_tune else ""
+    )
 
 
 class Tiles(msgspec.Struct, frozen=True):
-    """The main figures, each a name and a value; only on a page."""
+    """The main figures, each a name and a value."""
 
     figures: tuple[tuple[str, str], ...]
+    detail: Detail = "page"
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """A chart; only on a page."""
+    """A chart."""
 
     title: str
-    name: str  # unique on the page
+    name: str  # unique among the charts of a run
     figure: Any  # plotly's; its layout is changed
     rows: int = 1  # number of plots below each other in it
     note: str = ""
 
 
-Block = Sheet | Prose | Tiles | Chart
+class Charts(msgspec.Struct, frozen=True):
+    """Charts that are drawn only where a page is: plotly is large, and comes with the extra `report`."""
+
+    draw: Callable[[], Iterable[Chart]]
+    detail: Detail = "page"
+
+
+class Fitting(msgspec.Struct, frozen=True):
+    """The first choice that has at most `most_lines` on a terminal, else the last one; a page has the first."""
+
+    choices: tuple[tuple[Block, ...], ...]
+    most_lines: int
+    detail: Detail = "always"
+
+
+class Later(msgspec.Struct, frozen=True):
+    """Blocks that cost much to make, and are made only where they are shown."""
+
+    make: Callable[[], Iterable[Block]]
+    detail: Detail = "always"
+
+
+Block = Sheet | Prose | Labels | Command | Tiles | Charts | Fitting | Later
+
+
+def page_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks that a page and Markdown have, each with something in it."""
+    for block in joined_labels(block for block in blocks if block.detail in ON_PAGE):
+        if isinstance(block, Later):
+            yield from page_blocks(block.make())
+        elif isinstance(block, Fitting):
+            yield from page_blocks(block.choices[0])
+        elif not is_empty(block) and not isinstance(block, Command):
+            yield block
+
+
+def joined_labels(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks, with labels that follow each other as one list."""
+    last: Labels | None = None
+    for block in blocks:
+        if isinstance(block, Labels) and last is not None and not block.title:
+            last = msgspec.structs.replace(last, rows=(*last.rows, *block.rows))
+            continue
+        if last is not None:
+            yield last
+        last = block if isinstance(block, Labels) else None
+        if last is None:
+            yield block
+    if last is not None:
+        yield last
+
+
+def in_detail(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks as details."""
+    for block in blocks:
+        if block.detail == "always":
+            yield msgspec.structs.replace(block, detail="full")
+        elif block.detail != "brief":
+            yield block
+
+
+def is_empty(block: Block) -> bool:
+    """Whether it has nothing to show: a table without rows, a text without a word."""
+    if isinstance(block, Prose):
+        return not block.text
+    return isinstance(block, (Sheet, Labels)) and not block.rows
+
+
+_MARKED = re.compile(r"[0-9.%]+!$|fail!$")
+
+
+def is_marked(cell: str) -> bool:
+    """Whether a cell ends in the mark of an outlier: `0.09!`."""
+    return _MARKED.search(cell.rstrip()) is not None
 
 
 def figure(value: float | None, form: str = ".1f") -> str:
@@ -117,13 +234,15 @@ def text_markdown(text: str) -> str:
 
 def blocks_markdown(blocks: Iterable[Block]) -> str:
     """Markdown for an issue or a wiki."""
-    return "".join(map(_block_markdown, blocks))
+    return "".join(map(_block_markdown, page_blocks(blocks)))
 
 
 def _block_markdown(block: Block) -> str:
     if isinstance(block, Sheet):
         return sheet_markdown(block)
-    if not isinstance(block, Prose) or not block.text:
+    if isinstance(block, Labels):
+        return (f"### {text_markdown(block.title)}\n\n" if block.title else "") + f"{_list(block.rows)}\n"
+    if not isinstance(block, Prose):
         return ""
     if block.style == "verbatim":
         return (f"### {text_markdown(block.title)}\n\n" if block.title else "") + code_markdown(block.text) + "\n"
@@ -139,7 +258,8 @@ def sheet_markdown(sheet: Sheet) -> str:
         return ""
     body = _table(sheet) if sheet.columns else _list(sheet.rows)
     notes = "".join(f"\n{text_markdown(note.rstrip('.'))}.\n" for note in (*sheet.notes, *sheet.legend))
-    return f"### {text_markdown(sheet.title)}\n\n{body}{notes}\n"
+    title = f"### {text_markdown(sheet.title)}\n\n" if sheet.title else ""
+    return f"{title}{body}{notes}\n"
 
 
 def code_markdown(text: str) -> str:

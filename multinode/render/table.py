@@ -14,7 +14,10 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-from multinode.render.sheet import Sheet, sanitize
+from multinode.render.sheet import Command, Sheet, is_marked, next_command, sanitize
+
+GOOD, DOUBTFUL, BAD = "bold green", "bold yellow", "bold red"
+"""Styles of a verdict or a state; without colour each is bold."""
 
 
 class _FittingTable(Table):
@@ -93,21 +96,30 @@ def sheet_table(sheet: Sheet, *, legend: bool = True) -> Table:
     notes = "\n".join(sanitize(note) for note in (*sheet.notes, *(sheet.legend if legend else ())))
     table = make_table(sanitize(sheet.title), caption=notes or None, header=bool(sheet.columns))
     table.title_style = "bold"
+    if sheet.dense:
+        # The rule between the columns leaves a space already.
+        table.padding = (0, 0)
     if not sheet.columns:
         table.add_column(no_wrap=True)
         table.add_column()
     # A row of units only if a column has one; text may wrap, figures never.
     units = any(column.unit for column in sheet.columns)
     for column in sheet.columns:
-        title = f"{column.name}\n{f'({column.unit})' if column.unit else ''}" if units else column.name
-        table.add_column(title, justify="left" if column.words else "right", no_wrap=not column.words, overflow="fold")
+        title = sanitize(column.name) + (f"\n{f'({sanitize(column.unit)})' if column.unit else ''}" if units else "")
+        # A key of the job, or a node's name, is no markup.
+        head = Text(title)
+        table.add_column(
+            head,
+            justify="left" if column.words else "right",
+            no_wrap=not column.words,
+            overflow="fold",
+            max_width=column.widest or None,
+        )
     for row in sheet.rows:
-        table.add_row(*(Text(sanitize(cell)) for cell in row))
+        table.add_row(*(Text(sanitize(cell), style=BAD if is_marked(cell) else "") for cell in row))
     return table
 
 
-GOOD, DOUBTFUL, BAD = "bold green", "bold yellow", "bold red"
-"""Styles of a verdict or a state; without colour each is bold."""
 WIDE = 200
 """Columns of a table in a file or a pipe."""
 # Longer lines are hard to read.
@@ -157,10 +169,15 @@ def footer(label: str, command: str) -> str:
 
 
 def next_lines(command: str) -> Iterator[str]:
-    """The last lines of a screen: the command that follows, and what it is for where its name does not say it."""
-    yield footer("Next", command)
-    if command.startswith("multinode tune "):
-        yield f"{'':<{_LABEL_WIDTH}} (measures the best changes that need no new hardware, in short runs)"
+    """The last lines of a screen: the command that follows."""
+    yield from command_lines(next_command(command))
+
+
+def command_lines(command: Command) -> Iterator[str]:
+    """The command on a line that never wraps, and what it is for."""
+    yield footer(command.label, command.command)
+    if command.meaning:
+        yield footer("", f"({command.meaning})")
 
 
 def print_parts(console: Console, parts: Iterable[Part]) -> None:

@@ -13,14 +13,19 @@ import msgspec
 
 from multinode.contrast.figures import Contrast
 from multinode.contrast.side import compare_runs
+from multinode.decoding import convert
 from multinode.errors import UsageError
+from multinode.figures.figure import Figure, Row
+from multinode.figures.frame import Frame
 from multinode.network.measure import load_scan
 from multinode.network.size_scan import ScanReport, compare_scans
 from multinode.records.run_directory import RunDirectory
-from multinode.render.sheet import Column, Sheet
+from multinode.render.sheet import Sheet
+from multinode.stats.estimate import Estimate, exactly, ratio
+from multinode.stats.unknown import Unknown
 from multinode.sweep.cells import CellTable
 from multinode.sweep.sweep import load_table, load_tables
-from multinode.units import format_count, format_figure
+from multinode.units import UNKNOWN, format_count, format_figure
 
 # Results that are compared figure by figure, and what names an element of a list in them.
 _RESULTS = ("bench.json", "contrast.json", "tuning.json", "tune.json", "summary.json")
@@ -34,13 +39,11 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
     """A figure that both records have; its unit is part of its name."""
 
     name: str
-    first: float
-    second: float
-
-    @property
-    def ratio(self) -> float | None:
-        """The second as a multiple of the first."""
-        return self.second / self.first if self.first else None
+    first: Estimate  # without an interval where the record has none; likewise `second`
+    second: Estimate
+    ratio: Estimate | Unknown  # the second over the first
+    # whether it changed: the ratio's interval excludes 1; of figures without an interval, by more than 2%
+    changed: bool = False
 
 
 class ComparedRecords(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,40 +94,55 @@ def compare_records(
     return ComparedRecords(kind=kinds[1], run_ids=names, figures=_common(*documents))
 
 
+NAME = Figure[str]("name", "figure", about="keys that lead to it in the document", cell=lambda row: row.item.name)
+RATIO = Figure[Estimate]("ratio", "ratio", about="second record over the first", cell=lambda row: _ratio(row.item))
+
+
 def compared_sheet(compared: ComparedRecords, *, details: bool = False) -> Sheet:
-    """A row a figure; without `details`, those that differ by more than 2%."""
-    shown = [figure for figure in compared.figures if details or _differs(figure)]
+    """A row a figure; without `details`, those that changed."""
+    shown = [figure for figure in compared.figures if details or figure.changed]
     left_out = len(compared.figures) - len(shown)
-    notes = (f"{format_count(left_out, 'figure')} within 2%: --details",) if left_out else ()
-    return Sheet(
+    frame = Frame(
         title=f"{compared.kind}: {compared.run_ids[1]} against {compared.run_ids[0]}",
-        columns=(Column("figure", words=True), *map(Column, compared.run_ids), Column("ratio")),
-        rows=tuple(
-            (
-                figure.name,
-                format_figure(figure.first, digits=4),
-                format_figure(figure.second, digits=4),
-                f"{format_figure(figure.ratio)}x" if figure.ratio is not None else "-",
-            )
-            for figure in shown
+        rows=tuple(Row(figure, msgspec.structs.asdict(figure)) for figure in shown),
+        figures=(
+            NAME,
+            *(
+                Figure[Estimate](name, run_id, form="interval", about="figure of the record")
+                for name, run_id in zip(("first", "second"), compared.run_ids, strict=True)
+            ),
+            RATIO,
         ),
-        notes=notes,
     )
+    notes = (f"{format_count(left_out, 'figure')} within their intervals, or within 2%: --details",) if left_out else ()
+    return msgspec.structs.replace(frame.sheet(), notes=notes)
+
+
+def _ratio(figure: ComparedFigure) -> str:
+    if isinstance(figure.ratio, Unknown):
+        return UNKNOWN
+    return f"{format_figure(figure.ratio.value)}x" if figure.ratio.is_exact else figure.ratio.text("times")
 
 
 def _common(first: dict[str, Any], second: dict[str, Any]) -> tuple[ComparedFigure, ...]:
     others = dict(_figures("", second))
-    return tuple(
-        ComparedFigure(name=name, first=value, second=others[name])
-        for name, value in _figures("", first)
-        if name in others
-    )
+    return tuple(_compared(name, value, others[name]) for name, value in _figures("", first) if name in others)
 
 
-def _figures(name: str, value: object) -> Iterator[tuple[str, float]]:
-    """Every number in a document, by the keys that lead to it; an estimate by its value."""
+def _compared(name: str, first: Estimate, second: Estimate) -> ComparedFigure:
+    is_positive = min(first.low, second.low) > 0
+    over: Estimate | Unknown = ratio(second, first) if is_positive else Unknown("one of them is not positive")
+    if isinstance(over, Unknown) or over.is_exact:
+        changed = abs(second.value - first.value) > _NOTICEABLE * abs(first.value)
+    else:
+        changed = not over.low <= 1 <= over.high
+    return ComparedFigure(name=name, first=first, second=second, ratio=over, changed=changed)
+
+
+def _figures(name: str, value: object) -> Iterator[tuple[str, Estimate]]:
+    """Every number in a document with its interval, by the keys that lead to it."""
     if isinstance(value, dict) and value.get("is") == "estimate":
-        yield from _figures(name, value["value"])
+        yield name, convert(value, Estimate)
     elif isinstance(value, dict):
         for key, inner in value.items():
             if key not in _ASIDE and not (key in _NAMES and not isinstance(inner, dict | list)):
@@ -133,13 +151,9 @@ def _figures(name: str, value: object) -> Iterator[tuple[str, float]]:
         for index, inner in enumerate(value):
             yield from _figures(f"{name} {_label(inner, index)}".strip(), inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name, float(value)
+        yield name, exactly(float(value))
 
 
 def _label(value: object, index: int) -> str:
     names = [str(value[key]) for key in _NAMES if value.get(key) is not None] if isinstance(value, dict) else []
     return names[0] if names else str(index)
-
-
-def _differs(figure: ComparedFigure) -> bool:
-    return abs(figure.second - figure.first) > _NOTICEABLE * abs(figure.first)

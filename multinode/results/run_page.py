@@ -1,51 +1,32 @@
-"""run_page: runs as one self-contained page, or as Markdown: verdict and key figures, curves, then every table."""
+"""run_page: the answer of runs in each of its forms: a page with charts, Markdown, CSV, JSON, a terminal's text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Literal, cast
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePath
 
 import msgspec
 
-from multinode.bench.measure import load_bench
-from multinode.bench.screen import bench_lines, bench_sheets
-from multinode.contrast.screen import contrast_blocks
+from multinode.contrast.figures import Contrast
 from multinode.contrast.side import load_contrast
-from multinode.contrast.unfinished import load_unfinished, unfinished_blocks
 from multinode.errors import UsageError
-from multinode.launch.ending import failure_notes, hang_words
-from multinode.network.measure import load_scan
-from multinode.network.screen import scan_lines
+from multinode.launch.outcome import key_figures
 from multinode.profile.export import csv_files
-from multinode.profile.observed import Observed
-from multinode.profile.summary import Summary
-from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
-from multinode.records.files import choose_form, write_text
-from multinode.records.run import Attempt, Run
-from multinode.render.sheet import Block, Chart, Column, Prose, Sheet, Tiles, blocks_markdown, figure, percent
+from multinode.records.files import document_text, write_text
+from multinode.records.run import Run
+from multinode.render.csv_text import blocks_csv
+from multinode.render.sheet import Block, Column, Prose, Sheet, blocks_markdown, percent
+from multinode.render.table import WIDE, screen_text
+from multinode.render.terminal import block_parts
+from multinode.results.forms import AnswerForm, answer_path
+from multinode.results.result_files import results_of, show_run
 from multinode.runs.stored_run import StoredRun, load_run
-from multinode.stats.estimate import value_of
-from multinode.stats.unknown import or_none
-from multinode.sweep.cell_sheet import cell_blocks, cell_csv, combined
+from multinode.sweep.cell_sheet import cell_csv, combined
+from multinode.sweep.cell_sheet import show as show_table
 from multinode.sweep.cells import CellTable
 from multinode.sweep.sweep import load_table
 from multinode.units import UNKNOWN, format_duration, format_sig
-
-# What a verb may have left beside figures and samples.
-_READERS = (load_contrast, load_unfinished, load_scan, load_table, load_bench)
-
-
-def _has_result(run: StoredRun) -> bool:
-    """Whether there is something to show beside samples, or a word on why there is not."""
-    return any(run.result(load_contrast)) or any(run.result(read) is not None for read in _READERS[1:])
-
-
-_CLOCKS = (
-    "Times are in seconds since the end of the run's first step, by each node's own clock; the measured steps are "
-    "shaded. Long curves show the minimum and maximum of each stretch."
-)
 
 
 def run_page(runs: Sequence[StoredRun]) -> str:
@@ -55,7 +36,7 @@ def run_page(runs: Sequence[StoredRun]) -> str:
 
     title = " and ".join(run.run.run_id for run in runs)
     names = [f"run-{number}" for number in range(1, len(runs) + 1)]
-    sections = (section(name, _blocks(run, name)) for run, name in zip(runs, names, strict=True))
+    sections = (section(name, _blocks(run)) for run, name in zip(runs, names, strict=True))
     return page(f"multinode: {title}", [blocks_html([_overview(runs)] if len(runs) > 1 else []), *sections])
 
 
@@ -76,129 +57,31 @@ def _overview(runs: Sequence[StoredRun]) -> Sheet:
     return Sheet(title="runs", columns=(*columns, Column("job", words=True)), rows=tuple(rows))
 
 
-def _blocks(run: StoredRun, name: str | None = None) -> Iterator[Block]:
-    """Everything known of a run; with charts if it has a `name` on a page."""
+def _blocks(run: StoredRun, width: int = WIDE) -> Iterator[Block]:
+    """Everything known of a run, below its name."""
     yield from _head(run.run)
-    charts = _charts(run, name) if name is not None else {}
-    scan, (_, unread) = run.result(load_scan), run.result(load_contrast)
-    # A scan has no training, so figures of one do not apply.
-    summary = run.summary if scan is None else None
-    if unread:
-        yield Prose(unread, "strong")
-    yield from _contrast_blocks(run, charts.get("contrast", ()))
-    if (cells := run.result(load_table)) is not None:
-        yield from cell_blocks(cells, charts.get("cells", ()))
-    if (bench := run.result(load_bench)) is not None:
-        yield Prose("\n".join(bench_lines(bench)), "verbatim", "verdict")
-        yield from bench_sheets(bench)
-        yield Prose("\n".join(bench.notes), "verbatim")
-    if summary is not None:
-        yield Tiles(tuple(_key_figures(summary)))
-        yield verdict_sheet(summary)
-    if scan is not None:
-        yield from charts.get("scan", ())
-        yield Prose("\n".join(scan_lines(scan)), "verbatim")
-    if run.sampled is not None and any(node.samples for node in run.sampled.observed.nodes):
-        yield from charts.get("steps", ())
-    elif not _has_result(run):
-        yield Prose("This run has no recorded samples.")
-    if summary is not None:
-        yield from (sheet for sheet in summary_sheets(summary) if sheet.title != "verdict")
-
-
-def _contrast_blocks(run: StoredRun, charts: Iterable[Block]) -> Iterator[Block]:
-    contrast, unread = run.result(load_contrast)
-    if contrast is not None:
-        yield from contrast_blocks(contrast, charts)
-    elif not unread and (unfinished := run.result(load_unfinished)) is not None:
-        yield from unfinished_blocks(unfinished)
-
-
-def _charts(run: StoredRun, name: str) -> dict[str, Iterable[Block]]:
-    from multinode.contrast.charts import contrast_charts
-    from multinode.network.charts import scan_chart
-    from multinode.sweep.cell_page import cell_charts
-
-    charts: dict[str, Iterable[Block]] = {}
-    if (contrast := run.result(load_contrast)[0]) is not None:
-        charts["contrast"] = contrast_charts(contrast, name)
-    if (cells := run.result(load_table)) is not None:
-        charts["cells"] = cell_charts(cells, name)
-    if (scan := run.result(load_scan)) is not None:
-        charts["scan"] = [scan_chart(scan, f"{name}-sweep")]
-    if run.sampled is not None:
-        charts["steps"] = _step_charts(run.sampled.observed, run.summary, name)
-    return charts
-
-
-def _step_charts(observed: Observed, summary: Summary | None, name: str) -> Iterator[Chart]:
-    from multinode.profile.charts import loss_chart, split_chart, step_time_chart, timeline
-
-    steps = step_time_chart(observed)
-    if steps is not None:
-        yield Chart(title="step time", figure=steps, name=f"{name}-steps", note=observed.rule)
-    split = split_chart(summary.split) if summary is not None else None
-    if split is not None and summary is not None:
-        bars = -(-len(summary.split.workers) // 8)
-        yield Chart(title="where each worker's step goes", figure=split, name=f"{name}-split", rows=bars)
-    lanes = timeline(observed)
-    if lanes is not None:
-        yield Chart(title="machines over time", figure=lanes[0], name=f"{name}-time", rows=lanes[1], note=_CLOCKS)
-    loss = loss_chart(observed)
-    if loss is not None:
-        yield Chart(title="loss", figure=loss, name=f"{name}-loss")
+    yield from show_run(run, PurePath(run.run_id), width)
 
 
 def _head(run: Run) -> Iterator[Block]:
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_s))
     took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
     names = ", ".join(node.name for node in run.nodes)
-    yield Prose(run.job, "heading")
+    yield Prose(run.job, "heading", detail="page")
     where = f"; {run.extent}: {names}" if names else ""
-    yield Prose(f"run {run.run_id}, {run.outcome}{where}; began {started}{took}", "note")
-    if run.first_failure is not None:
-        yield Prose(f"{run.first_failure.node}: {run.first_failure.message}", "strong")
-        yield Prose("\n".join(f"{name}: {text}" for name, text in failure_notes(run.first_failure)), "items")
-    if run.hang is not None:
-        yield Prose(hang_words(run, run.hang), "strong")
-        notes = (("hang", run.hang.message), ("fix", run.hang.hint))
-        yield Prose("\n".join(f"{name}: {text}" for name, text in notes if text), "items")
-    if run.attempts:
-        yield attempt_sheet(run.attempts)
+    yield Prose(f"run {run.run_id}, {run.outcome}{where}; began {started}{took}", "note", detail="page")
 
 
 def _tiles(run: StoredRun) -> dict[str, str]:
-    if (contrast := run.result(load_contrast)[0]) is not None:
+    contrast = run.result(load_contrast)
+    if isinstance(contrast, Contrast):
         return {
             "speed-up": format_sig(contrast.speedup.value),
             "efficiency": percent(contrast.efficiency, ".0f"),
         }
-    return dict(_key_figures(run.summary)) if run.summary is not None else {}
+    return dict(key_figures(run.summary)) if run.summary is not None else {}
 
 
-def _exposed(summary: Summary) -> str:
-    share, known = percent(summary.comm.exposed_share), summary.split.steps.words
-    return f"{share} ({known})" if known and share != UNKNOWN else share
-
-
-def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
-    used, times = or_none(summary.utilisation), or_none(summary.step_time_ms)
-    shares = [share for node in summary.nodes for nic in node.nics if (share := or_none(nic.share)) is not None]
-    figures = (
-        ("step time (ms)", figure(times.median.value if times else None)),
-        ("samples/s", format_sig(value_of(summary.samples_per_s))),
-        ("TGS (tokens/s per worker)", figure(value_of(summary.tgs), ",.1f")),
-        ("exposed communication", _exposed(summary)),
-        ("of the busiest link", percent(max(shares, default=None))),
-        ("MFU", percent(used.mfu if used else None)),
-        ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
-    )
-    yield from ((name, value) for name, value in figures if value != UNKNOWN)
-
-
-ReportForm = Literal["html", "markdown", "csv"]
-_ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown"}
-_SUFFIXES = {"html": "html", "markdown": "md"}
 _CELLS = "cells.csv"
 
 
@@ -223,60 +106,94 @@ def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = l
     """Read runs by id, beginning of an id, or `last`. Duplicates are read once; `say` is told of long reading."""
     runs = {(stored := load_run(root, name, say)).run_id: stored for name in names}
     for stored in runs.values():
-        _ = stored.summary, stored.sampled and stored.sampled.observed
-        for read in _READERS:
-            stored.result(read)
+        _ = stored.summary, stored.sampled and stored.sampled.observed, [*results_of(stored)]
     return Report(runs=tuple(runs.values()))
 
 
-def report_blocks(report: Report) -> Iterator[Block]:
-    """Everything known of the runs, without charts."""
+def report_blocks(report: Report, width: int = WIDE) -> Iterator[Block]:
+    """Everything known of the runs; `width` is that of a terminal, in characters."""
     if report.cells is not None:
-        yield from cell_blocks(report.cells)
+        yield from show_table(report.cells, width)
         return
     if len(report.runs) > 1:
         yield _overview(report.runs)
     for run in report.runs:
-        yield from _blocks(run)
+        yield from _blocks(run, width)
 
 
 def report_markdown(report: Report) -> str:
     """The report as Markdown for an issue or a wiki, without charts."""
-    return blocks_markdown(cell_blocks(report.cells)) if report.cells is not None else run_markdown(report.runs)
+    return answer_text(report, "markdown")
 
 
-def choose_report_form(form: ReportForm | None, output: Path | None) -> ReportForm:
-    """The form that is asked for, else that of the ending of `output`, before anything is read.
+def answer_text(report: Report, form: AnswerForm) -> str:
+    """The answer in a form, as a file has it.
 
     Raises:
-        UsageError: the ending is unknown, or CSV has no directory.
+        UsageError: JSON of several runs that are no tables.
     """
-    into = output is not None and (output.is_dir() or form == "csv")
-    chosen = cast("ReportForm", choose_form(form, None if into else output, _ENDINGS))
-    if chosen == "csv" and not into:
-        raise UsageError("CSV needs an output directory", hint="use --format csv --output DIR")
-    return chosen
+    table = report.cells
+    if table is None and form in {"csv", "json"} and len(report.runs) == 1:
+        table = report.runs[0].result(load_table)
+    if table is not None:
+        return table_text(table, form)
+    texts: dict[AnswerForm, Callable[[], str]] = {
+        "html": lambda: run_page(report.runs),
+        "markdown": lambda: run_markdown(report.runs),
+        "json": lambda: document_text(answer_document(report)),
+        "csv": lambda: blocks_csv((run.run_id, _blocks(run)) for run in report.runs),
+        "table": lambda: screen_text(block_parts(report_blocks(report), details=True)),
+    }
+    return texts[form]()
 
 
-def write_report(report: Report, form: ReportForm, output: Path) -> tuple[Path, ...]:
+def table_text(table: CellTable, form: AnswerForm) -> str:
+    """A table in a form, as a file has it."""
+    if form == "html":
+        return _table_page(table)
+    if form == "json":
+        return document_text(table)
+    if form == "csv":
+        return cell_csv(table)
+    blocks = show_table(table)
+    return blocks_markdown(blocks) if form == "markdown" else screen_text(block_parts(blocks, details=True))
+
+
+def answer_document(report: Report) -> object:
+    """The document of a run, or the tables of several as one.
+
+    Raises:
+        UsageError: there are several runs, and they have no tables.
+    """
+    if report.cells is not None:
+        return report.cells
+    if len(report.runs) > 1:
+        raise UsageError("JSON has one run, or the tables of several", hint="multinode show RUN --json, for each")
+    run = report.runs[0]
+    table = run.result(load_table)
+    return table if table is not None else run.document()
+
+
+def _table_page(table: CellTable) -> str:
+    """The page of one table, or of several in one."""
+    from multinode.render.page import page, section
+
+    head = (
+        Prose(table.job, "heading"),
+        Prose(f"{len(table.cells)} cells of {table.run_id.replace(',', ' and ')}", "note"),
+    )
+    return page(f"multinode: {table.run_id}", [section("run-1", (*head, *show_table(table)))])
+
+
+def write_answer(report: Report, form: AnswerForm, output: Path) -> tuple[Path, ...]:
     """Write it to a file, or into a directory under the name of its first run, replacing an earlier one.
 
-    CSV is several files in a directory, created if missing.
+    CSV in a directory, which is created if missing, has the samples of the runs too, in several files.
     """
-    if form == "csv":
+    if form == "csv" and (output.is_dir() or not output.suffix):
         return _write_csv(report, output)
-    names = [run.run.run_id for run in report.runs]
-    name = "-".join((names[0], *(["and-others"] if names[1:] else [])))
-    path = output / f"{name}.{_SUFFIXES[form]}" if output.is_dir() else output
-    if form == "markdown":
-        text = report_markdown(report)
-    elif report.cells is not None:
-        from multinode.sweep.cell_page import cell_page
-
-        text = cell_page(report.cells)
-    else:
-        text = run_page(report.runs)
-    write_text(path, text)
+    path = answer_path(output, [run.run_id for run in report.runs], form)
+    write_text(path, answer_text(report, form))
     return (path,)
 
 
@@ -297,28 +214,3 @@ def _csv_files(runs: Sequence[StoredRun]) -> dict[str, str]:
     if len(tables) == len(runs):
         return files
     return csv_files(run.sampled.observed for run in runs if run.sampled is not None) | files
-
-
-def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:
-    """One row per attempt: its steps, its workers, and the cost of its failure."""
-    words, figures = ("run", "from", "ended"), ("workers", "global batch", "steps", "steps lost", "time lost")
-    rows = [
-        (
-            attempt.run_id,
-            attempt.checkpoint or "the beginning",
-            _ending(attempt),
-            figure(attempt.world_size or None, "d"),
-            figure(attempt.global_batch, "d"),
-            f"{attempt.first_step} to {attempt.last_step}",
-            figure(attempt.lost_steps, "d"),
-            format_duration(attempt.lost_s) if attempt.lost_s is not None else UNKNOWN,
-        )
-        for attempt in attempts
-    ]
-    columns = (*(Column(name, words=True) for name in words), *map(Column, figures))
-    return Sheet(title="attempts", columns=columns, rows=tuple(rows))
-
-
-def _ending(attempt: Attempt) -> str:
-    failure = attempt.first_failure
-    return attempt.status if failure is None else f"{attempt.status}: {failure.node}: {failure.message}"

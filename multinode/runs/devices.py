@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from multinode.cluster.facts import NodeFacts
 from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.stats.unknown import or_empty, or_none
 
 _CPU = "CPU"
 _LONGEST = 80
@@ -28,8 +29,8 @@ def _names(node: NodePlan, facts: NodeFacts | None) -> list[str] | None:
     if facts is None:
         return None
     if not node.gpus:
-        return [_one_line(facts.processor or "") or _CPU] * len(node.place.ranks)
-    listed = {gpu.index: _one_line(gpu.name) for gpu in facts.gpus}
+        return [_one_line(or_none(facts.processor) or "") or _CPU] * len(node.place.ranks)
+    listed = {gpu.index: _one_line(gpu.name) for gpu in or_empty(facts.gpus)}
     names = [listed[index] for index in node.gpus if listed.get(index)]
     return names if len(names) == len(node.gpus) else None
 

@@ -15,7 +15,6 @@ from multinode.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError, UsageError
 from multinode.levers.levers import NONE, Levers
 from multinode.model.workload import Workload
-from multinode.profile.measured import hostfile_price
 from multinode.profile.observed import Observed, observe_run
 from multinode.profile.summary import Summary
 from multinode.records.invocation import Invocation
@@ -24,6 +23,7 @@ from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 from multinode.runs.devices import devices_of
 from multinode.runs.document import RunDocument
+from multinode.stats.unknown import or_none
 
 T = TypeVar("T")
 
@@ -165,7 +165,9 @@ class StoredRun:
     def cores(self) -> tuple[int | None, ...]:
         """Processors of each node; None if unknown, or shared with other nodes, as those of a lab are."""
         own = {node.name for node in self.cluster.nodes if not node.is_virtual} if self.cluster is not None else set()
-        return tuple(self.facts[name].cores if name in own & set(self.facts) else None for name in self.node_names)
+        return tuple(
+            or_none(self.facts[name].cores) if name in own & set(self.facts) else None for name in self.node_names
+        )
 
     @cached_property
     def price_per_hour(self) -> float | None:
@@ -179,7 +181,11 @@ class StoredRun:
 
     def _price(self, kind: Literal["hourly", "purchase"]) -> float | None:
         plan, cluster = self.plan, self.cluster
-        return hostfile_price(plan, cluster, kind) if plan is not None and cluster is not None else None
+        if plan is None or cluster is None:
+            return None
+        from multinode.profile.measured import hostfile_price
+
+        return hostfile_price(plan, cluster, kind)
 
     @cached_property
     def link_gbit_per_s(self) -> float | None:
@@ -189,7 +195,7 @@ class StoredRun:
     @cached_property
     def model(self) -> dict[str, Any] | None:
         """The config.json of its model, as node 0 has it."""
-        return next((facts.model for facts in self.facts.values()), None)
+        return next((facts.model_config for facts in self.facts.values()), None)
 
     @property
     def command(self) -> Invocation | None:

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from multinode.check.gpus import check_gpus_free
-from multinode.check.probe import Questions, probe
+from multinode.check.probe import probe
 from multinode.check.rule import CheckFinding, Inspection
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.engines.engine import choose_engine
 from multinode.launch.attach import find_recorded, nodes_of, stop
-from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.launch import create_parent
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.profile.summary import summarise_run
@@ -51,7 +51,7 @@ from multinode.series.grid import (
     without_runs,
 )
 from multinode.stats.estimate import value_of
-from multinode.stats.unknown import reason_of
+from multinode.stats.unknown import or_empty, reason_of
 from multinode.units import format_duration
 
 GRID_FILE = "grid.json"
@@ -115,7 +115,7 @@ def take_up(
         context.say(f"resuming {noun} {directory.run_id} ({state_line(stored)}); use --fresh to start over")
         return directory
     directory = create_parent(context.runs, launch)
-    engine = None if isinstance(launch.job, Benchmark) else launch.options.engine or choose_engine(launch.job)
+    engine = None if isinstance(launch.job, Benchmark) else launch.engine or choose_engine(launch.job)
     run = Run(
         run_id=directory.run_id,
         job=record.command,
@@ -125,7 +125,7 @@ def take_up(
         world_size=workers,
         nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(launch.cluster.nodes)),
         kind=launch.execute.kind,
-        command=launch.options.command,
+        command=launch.command,
         has_parts=True,
     )
     directory.write("run.json", run)
@@ -427,21 +427,26 @@ _EVERY_S = 2.0
 
 
 def wait_for_gpus(
-    prepared: Prepared, context: RunContext, *, patience_s: float = PATIENCE_S, every_s: float = _EVERY_S
+    prepared: StoredRun,
+    cluster: Cluster,
+    context: RunContext,
+    *,
+    patience_s: float = PATIENCE_S,
+    every_s: float = _EVERY_S,
 ) -> CheckFinding | None:
     """Wait until the GPUs are free, or the user asks to stop; returns the process that still holds one.
 
     The facts of the launch are used first, so that free GPUs, and nodes without any, need no further probe.
     """
-    cluster = prepared.launch.cluster
-    held = find_holder(cluster, prepared.plan, prepared.facts)
+    plan = prepared.require_plan()
+    held = find_holder(cluster, plan, prepared.facts)
     if held is not None:
         context.say(f"waiting up to {patience_s:.0f} s: {held.node}: {held.message}")
     end = time.monotonic() + patience_s
     while held is not None and time.monotonic() < end and not context.stop.count:
         time.sleep(every_s)
-        facts = probe(context.agent, cluster, Questions(packages=False)).require()
-        held = find_holder(cluster, prepared.plan, facts)
+        facts = probe(context.agent, cluster, packages=False).require()
+        held = find_holder(cluster, plan, facts)
     return held
 
 
@@ -452,7 +457,7 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
         msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
     )
     strangers = {
-        name: msgspec.structs.replace(node_facts, gpus=tuple(map(_of_strangers, node_facts.gpus)))
+        name: msgspec.structs.replace(node_facts, gpus=tuple(map(_of_strangers, or_empty(node_facts.gpus))))
         for name, node_facts in facts.items()
     }
     cluster = msgspec.structs.replace(cluster, nodes=nodes)
@@ -461,6 +466,5 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
 
 
 def _of_strangers(gpu: Gpu) -> Gpu:
-    return msgspec.structs.replace(
-        gpu, processes=tuple(msgspec.structs.replace(process, run_id=None) for process in gpu.processes)
-    )
+    processes = tuple(msgspec.structs.replace(process, run_id=None) for process in or_empty(gpu.processes))
+    return msgspec.structs.replace(gpu, processes=processes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -14,6 +14,12 @@ class Unknown(msgspec.Struct, frozen=True, tag_field="is", tag="unknown"):
     """A figure that is unknown, in its place: `{"is": "unknown", "reason": "..."}` in documents."""
 
     reason: str  # for people, without a full stop
+
+
+class Entries(msgspec.Struct, Generic[_T], frozen=True, tag_field="is", tag="entries"):
+    """A dictionary that may be unknown: in JSON it would look like an Unknown."""
+
+    values: dict[str, _T]
 
 
 UNMEASURED = Unknown("it was not measured")
@@ -51,6 +57,16 @@ def or_none(figure: _T | Unknown) -> _T | None:
 def or_unknown(figure: _T | None, reason: str = UNMEASURED.reason) -> _T | Unknown:
     """The figure, or why there is none."""
     return Unknown(reason) if figure is None else figure
+
+
+def or_empty(items: tuple[_T, ...] | Unknown) -> tuple[_T, ...]:
+    """The items; none where unknown ones count as absent."""
+    return () if isinstance(items, Unknown) else items
+
+
+def entries(items: Entries[_T] | Unknown) -> dict[str, _T]:
+    """The dictionary; empty where unknown entries count as absent."""
+    return {} if isinstance(items, Unknown) else items.values
 
 
 def unknown_fields(figures: msgspec.Struct) -> dict[str, Unknown]:

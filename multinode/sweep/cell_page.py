@@ -13,20 +13,33 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from multinode.render.charts import GREY, PALETTE, Bar, Figure, Scatter, error_bars, line_style, with_axes
-from multinode.render.page import page, section
-from multinode.render.sheet import Chart, Prose, html_text, sanitize
+from multinode.figures.figure import Figure
+from multinode.model.workload import GLOBAL_BATCH, METHOD, PER_DEVICE_BATCH, SEQUENCE_LENGTH
+from multinode.profile.measured import NODES, TOKENS_PER_S
+from multinode.render.charts import GREY, PALETTE, Bar, Scatter, error_bars, line_style, with_axes
+from multinode.render.charts import Figure as Plot
+from multinode.render.sheet import Chart, html_text, sanitize
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown, or_none
-from multinode.sweep.cell_sheet import (
-    cell_blocks,
-    cell_columns,
-    money_unit,
+from multinode.sweep.cell_sheet import money_unit, shown_frame
+from multinode.sweep.cells import (
+    BOUGHT_WITH,
+    DEVICE,
+    LABEL,
+    NETWORK_SHARE,
+    PEAK_MEMORY,
+    RELATIVE,
+    SAMPLES_PER_MONEY,
+    SOURCE,
+    SPEED,
+    SPEED_PER_PURCHASE,
+    CellRow,
+    CellTable,
+    cell_row,
+    has_figures,
     state_word,
-    tell,
+    value_of,
 )
-from multinode.sweep.cells import CellRow, CellTable, has_figures, value_of
-from multinode.sweep.columns import BOUGHT_WITH, MONEY
 from multinode.units import UNKNOWN
 
 MOST_BARS = 60
@@ -34,10 +47,9 @@ _LINE_CHARS, _LEGEND_CHARS, _MOST_LINES = 24, 26, 3
 # Of a bar, of each further line of its name, and of what `chart_html` counts as one plot.
 _BAR_PX, _LINE_PX, _PLOT_PX = 26, 13, 190
 # What bars are told apart by, the first of which there are several and not too many.
-_COLOURED_BY = ("nodes", "device", "method")
+_COLOURED_BY: tuple[Figure[Any], ...] = (NODES, DEVICE, METHOD)
 # What a line of a chart over the batch, or over the length, is not told apart by.
-_NOT_A_SERIES = frozenset({"label", "source", "per_device_batch", "global_batch", "sequence_length"})
-_BATCH = "per_device_batch"
+_NOT_A_SERIES = frozenset({LABEL.name, SOURCE.name, PER_DEVICE_BATCH.name, GLOBAL_BATCH.name, SEQUENCE_LENGTH.name})
 _OOM_ABOVE = 1.08
 _MOST_SERIES = 24
 # So many names of lines take the height of a plot where the page is narrow.
@@ -61,26 +73,28 @@ class _Bar(NamedTuple):
 
 
 def bar_chart(
-    table: CellTable, name: str, axis: str, *, scale: float = 1.0, level: float | None = None
+    table: CellTable, figure: Figure[Any], axis: str, *, scale: float = 1.0, level: float | None = None
 ) -> CellChart | None:
     """A bar a cell, in the table's order; a cell without figures says what became of it. None where no cell has it.
 
     Args:
         table: the table; of many cells the first ones are drawn.
-        name: of the row's value.
+        figure: of the cells.
         axis: what it is.
         scale: what a value is multiplied with.
         level: a value to hold the bars against.
     """
     rows = table.cells[:MOST_BARS]
-    values: list[Estimate | float | None] = [or_none(getattr(row, name)) if has_figures(row) else None for row in rows]
+    values: list[Estimate | float | None] = [
+        or_none(cell_row(row)[figure]) if has_figures(row) else None for row in rows
+    ]
     if scale != 1:
         values = [scale * value if isinstance(value, float) else value for value in values]
     if all(value is None for value in values):
         return None
-    groups, legend = _grouped(rows)
+    groups, legend = _grouped(table, rows)
     bars = [_Bar(*place) for place in zip(range(len(rows)), rows, values, groups, strict=True)]
-    chart = Figure(list(_bar_of_each(bars)))
+    chart = Plot(list(_bar_of_each(bars)))
     lacking = [bar for bar in bars if bar.value is None]
     if lacking:
         chart.add_trace(_words(lacking))
@@ -104,17 +118,17 @@ def memory_chart(table: CellTable) -> CellChart | None:
     rows = [row for row in table.cells if row.settings.per_device_batch is not None]
     out = [row for row in rows if row.state == "out_of_memory"]
     sized = [row for row in rows if not isinstance(row.peak_memory_gib, Unknown)]
-    batches = {value_of(row, _BATCH) for row in (*out, *sized)}
+    batches = {value_of(row, PER_DEVICE_BATCH) for row in (*out, *sized)}
     if not sized or len(batches) < 2:  # noqa: PLR2004 - a line has two ends
         return None
-    series = _series(rows, table, besides="sequence_length")
-    chart = Figure(list(_lines(series, _BATCH, "peak_memory_gib")))
+    series = _series(rows, table, besides=SEQUENCE_LENGTH)
+    chart = Plot(list(_lines(series, PER_DEVICE_BATCH, PEAK_MEMORY)))
     if out:
         colours = {id(row): line_style(number)["color"] for number, mine in enumerate(series.values()) for row in mine}
-        top = max(value_of(row, "peak_memory_gib") for row in sized) * _OOM_ABOVE
+        top = max(value_of(row, PEAK_MEMORY) for row in sized) * _OOM_ABOVE
         chart.add_trace(
             Scatter(
-                x=[value_of(row, _BATCH) for row in out],
+                x=[value_of(row, PER_DEVICE_BATCH) for row in out],
                 y=[top] * len(out),
                 customdata=[[html_text(row.label), state_word(row)] for row in out],
                 hovertemplate="%{customdata[0]}: %{customdata[1]}<extra></extra>",
@@ -133,15 +147,15 @@ def tokens_chart(table: CellTable) -> CellChart | None:
         for row in table.cells
         if row.settings.sequence_length is not None and not isinstance(row.tokens_per_s, Unknown)
     ]
-    lengths = {value_of(row, "sequence_length") for row in rows}
+    lengths = {value_of(row, SEQUENCE_LENGTH) for row in rows}
     if len(lengths) < 2:  # noqa: PLR2004 - a line has two ends
         return None
-    series = _series(rows, table, besides=_BATCH)
-    chart = Figure(list(_lines(series, "sequence_length", "tokens_per_s")))
+    series = _series(rows, table, besides=PER_DEVICE_BATCH)
+    chart = Plot(list(_lines(series, SEQUENCE_LENGTH, TOKENS_PER_S)))
     return _finished(chart, lengths, "sequence length (tokens)", "tokens/s")
 
 
-def _finished(chart: Figure, points: Collection[int], across: str, up: str) -> CellChart:
+def _finished(chart: Plot, points: Collection[int], across: str, up: str) -> CellChart:
     xs = sorted(points)
     # Both are doubled from one to the next.
     with_axes(chart, across, up, type="log", tickvals=xs, ticktext=[f"{x:,}" for x in xs])
@@ -188,30 +202,29 @@ def _errors(values: Sequence[Estimate | float | None]) -> dict[str, Any] | None:
     return error_bars(ranges, color=GREY, thickness=1.2, width=3)
 
 
-def _grouped(rows: Sequence[CellRow]) -> tuple[list[str], str]:
-    columns = {column.name: column for column in cell_columns(rows)}
-    for name in _COLOURED_BY:
-        if name in columns:
-            texts = [tell(columns[name], row) for row in rows]
-            if 1 < len(set(texts)) <= len(PALETTE):
-                return texts, f"{columns[name].title} {columns[name].unit}".rstrip()
+def _grouped(table: CellTable, rows: Sequence[CellRow]) -> tuple[list[str], str]:
+    shown = {figure.name: figure for figure in shown_frame(msgspec.structs.replace(table, cells=tuple(rows))).figures}
+    for figure in (shown[wanted.name] for wanted in _COLOURED_BY if wanted.name in shown):
+        texts = [figure.tell(cell_row(row)) for row in rows]
+        if 1 < len(set(texts)) <= len(PALETTE):
+            return texts, f"{figure.title} {figure.unit}".rstrip()
     return ["all"] * len(rows), ""
 
 
-def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dict[str, list[CellRow]]:
-    columns = [
-        column
-        for column in cell_columns(table.cells)
-        if not column.is_figure and (column.name not in _NOT_A_SERIES or column.name == besides)
+def _series(rows: Sequence[CellRow], table: CellTable, besides: Figure[Any]) -> dict[str, list[CellRow]]:
+    figures = [
+        figure
+        for figure in shown_frame(table).figures
+        if not figure.is_measured and (figure.name not in _NOT_A_SERIES or figure.name == besides.name)
         # That full training has no LoRA rank tells no two lines apart.
-        if len({tell(column, row) for row in rows} - {UNKNOWN}) > 1
+        if len({figure.tell(cell_row(row)) for row in rows} - {UNKNOWN}) > 1
     ]
     series: dict[str, list[CellRow]] = {}
     for row in rows:
         words = [
-            text if column.is_words or column.name == "nodes" else f"{column.title} {text}"
-            for column in columns
-            if (text := tell(column, row)) != UNKNOWN
+            text if figure.is_words or figure.name == NODES.name else f"{figure.title} {text}"
+            for figure in figures
+            if (text := figure.tell(cell_row(row))) != UNKNOWN
         ]
         series.setdefault(", ".join(words) or "all", []).append(row)
     # Series of several points come before single points.
@@ -219,7 +232,7 @@ def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dic
     return {name: mine for name, mine in series.items() if name in longest}
 
 
-def _lines(series: Mapping[str, Sequence[CellRow]], across: str, up: str) -> Iterator[Scatter]:
+def _lines(series: Mapping[str, Sequence[CellRow]], across: Figure[Any], up: Figure[Any]) -> Iterator[Scatter]:
     for number, (name, mine) in enumerate(series.items()):
         drawn = [row for row in mine if value_of(row, up) is not None]
         if drawn:
@@ -250,49 +263,36 @@ class _Bars(NamedTuple):
     title: str
     ending: str
     axis: str
-    value: str
+    figure: Figure[Any]
     scale: float = 1.0
 
 
-def cell_page(table: CellTable) -> str:
-    """The whole page of one table."""
-    head = (
-        Prose(table.job, "heading"),
-        Prose(f"{len(table.cells)} cells of {table.run_id.replace(',', ' and ')}", "note"),
-    )
-    return page(
-        f"multinode: {table.run_id}", [section("run-1", [*head, *cell_blocks(table, cell_charts(table, "run-1"))])]
-    )
-
-
-def cell_charts(table: CellTable, name: str) -> Iterator[Chart]:
-    """Its charts; `name` is unique on the page."""
+def cell_charts(table: CellTable) -> Iterator[Chart]:
+    """Its charts."""
     note = f"The first {MOST_BARS} cells are drawn; the table has all of them." if len(table.cells) > MOST_BARS else ""
     for wanted in _wanted(table):
         level = 1.0 if wanted.ending == "relative" else None
-        chart = bar_chart(table, wanted.value, _axis(wanted.axis), scale=wanted.scale, level=level)
+        chart = bar_chart(table, wanted.figure, _axis(wanted.axis), scale=wanted.scale, level=level)
         if chart is not None and not (wanted.ending == "network" and _is_alone(table)):
-            yield Chart(
-                title=wanted.title, figure=chart.figure, name=f"{name}-{wanted.ending}", rows=chart.rows, note=note
-            )
+            yield Chart(title=wanted.title, figure=chart.figure, name=wanted.ending, rows=chart.rows, note=note)
     for title, ending, chart in (
         ("memory over the batch", "memory", memory_chart(table)),
         ("tokens/s over the sequence length", "tokens", tokens_chart(table)),
     ):
         if chart is not None:
-            yield Chart(title=title, figure=chart.figure, name=f"{name}-{ending}", rows=chart.rows)
+            yield Chart(title=title, figure=chart.figure, name=ending, rows=chart.rows)
 
 
 def _wanted(table: CellTable) -> Iterator[_Bars]:
-    hourly = money_unit(f"samples for 1 {MONEY}", table.cells)
-    bought = money_unit(f"samples/s for {BOUGHT_WITH:,} {MONEY}", table.cells)
+    hourly = money_unit(f"samples {SAMPLES_PER_MONEY.unit}", table.cells)
+    bought = money_unit(f"samples/s {SPEED_PER_PURCHASE.unit}", table.cells)
     relative = f"relative to {table.baseline}"
-    yield _Bars("samples/s by cell", "speed", "samples/s", "samples_per_s")
-    yield _Bars(relative, "relative", "times the baseline's samples/s", "relative")
-    yield _Bars("samples per hourly cost", "hourly", hourly, "samples_per_money")
-    yield _Bars("speed per purchase price", "purchase", bought, "samples_per_s_per_purchase", BOUGHT_WITH)
+    yield _Bars("samples/s by cell", "speed", SPEED.title, SPEED)
+    yield _Bars(relative, "relative", "times the baseline's samples/s", RELATIVE)
+    yield _Bars("samples per hourly cost", "hourly", hourly, SAMPLES_PER_MONEY)
+    yield _Bars("speed per purchase price", "purchase", bought, SPEED_PER_PURCHASE, BOUGHT_WITH)
     # On one node it does not pass the network: it is what two workers cost there.
-    yield _Bars("exposed communication", "network", "exposed, % of a step", "network_share", 100)
+    yield _Bars("exposed communication", "network", "exposed, % of a step", NETWORK_SHARE, 100)
 
 
 def _axis(text: str) -> str:

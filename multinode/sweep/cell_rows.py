@@ -20,14 +20,13 @@ from multinode.contrast.side import make_side
 from multinode.errors import UsageError
 from multinode.findings.finding import Finding
 from multinode.levers.levers import NONE
-from multinode.model.workload import FullRun, JobSettings, global_batch
+from multinode.model.workload import FullRun, JobSettings, Setting, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
 from multinode.profile.summary import Summary
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
-from multinode.sweep.cells import MEASURED, CellRow, has_speed
-from multinode.sweep.columns import COLUMNS
+from multinode.sweep.cells import BY_NAME, MEASURED, CellRow, has_speed
 from multinode.sweep.table_notes import FULL_RUN_OF_EPOCHS, FULL_RUN_OF_STEPS
 
 _UNEQUAL = Unknown("the nodes have unequal numbers of workers")
@@ -156,15 +155,17 @@ def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
 
 
 def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
-    column = COLUMNS[name]
-    keys = [key for key in column.keys if key in row.varied]
+    setting = BY_NAME[name]
+    if not isinstance(setting, Setting):
+        return None
+    keys = [key for key in setting.keys if key in row.varied]
     alike = [other for other in measured if all(other.varied.get(key) == row.varied[key] for key in keys)]
     if alike:
         return _agreed(getattr(other.settings, name) for other in alike)
-    if keys != [column.key]:
+    if keys != [setting.key]:
         return None
-    value = row.varied[column.key]
-    is_fit = type(value) is int and value > 0 if column.kind == "count" else isinstance(value, str)
+    value = row.varied[setting.key]
+    is_fit = type(value) is int and value > 0 if setting.form == "number" else isinstance(value, str)
     return value if is_fit else None
 
 

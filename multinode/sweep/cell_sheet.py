@@ -5,34 +5,87 @@ No figure is made here.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
 
-from multinode.cluster.accelerators import short_device_name
 from multinode.cluster.prices import Prices
+from multinode.figures.figure import MONEY, Figure, Row, plain
+from multinode.figures.frame import Frame
 from multinode.findings.finding import Finding, distinct
+from multinode.model.workload import (
+    ACCUMULATION,
+    DATASET,
+    GLOBAL_BATCH,
+    LEVERS,
+    LORA_RANK,
+    METHOD,
+    MODEL,
+    PACKING,
+    PER_DEVICE_BATCH,
+    PRECISION,
+    RECOMPUTE,
+    SEQUENCE_LENGTH,
+    STAGE,
+    STRATEGY,
+)
 from multinode.predict.shortfall import shortfall_words
-from multinode.profile.export import harmless
-from multinode.render.sheet import RANGES, Block, Column, Prose, Sheet, Tiles, percent, sanitize
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.profile.measured import (
+    COST_PER_MILLION_TOKENS,
+    ENERGY,
+    NODES,
+    PRICE_PER_HOUR,
+    STEP_TIME,
+    STEP_TIME_P95,
+    TGS,
+    TOKENS_PER_S,
+    WHOLE_COST,
+    WHOLE_TIME,
+)
+from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
+from multinode.render.sheet import (
+    RANGES,
+    Block,
+    Chart,
+    Charts,
+    Column,
+    Command,
+    Labels,
+    Later,
+    Prose,
+    Sheet,
+    Tiles,
+    in_detail,
+)
+from multinode.render.table import WIDE
 from multinode.stats.estimate import ratio
 from multinode.stats.unknown import Unknown, known, or_none, reason_of, unknown_fields
 from multinode.sweep import table_notes
 from multinode.sweep.cell_table import combine, lack_currency, unpriced_devices
 from multinode.sweep.cells import (
+    CELL_FIGURES,
+    DEVICE,
+    LABEL,
     MEASURED,
-    RANGED,
-    VALUES,
+    NETWORK,
+    NETWORK_SHARE,
+    PARAMETERS,
+    PEAK_MEMORY,
+    PRICE_PURCHASE,
+    RELATIVE,
+    SAMPLES_PER_MONEY,
+    SOURCE,
+    SPEED,
+    SPEED_PER_PURCHASE,
+    SPEED_RANGE,
+    STATES,
+    TRAINABLE_PARAMETERS,
     CellRow,
     CellTable,
+    cell_frame,
+    cell_row,
     currencies,
     differing,
     differing_labels,
@@ -40,65 +93,41 @@ from multinode.sweep.cells import (
     has_speed,
     other_job,
     other_work,
+    state_word,
     untold,
     value_of,
 )
-from multinode.sweep.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
-from multinode.units import (
-    UNKNOWN,
-    format_count,
-    format_duration,
-    format_figure,
-    format_list,
-    format_placement,
-    format_rate,
-    format_sig,
-)
+from multinode.units import UNKNOWN, format_count, format_figure, format_list
 
-_STATES = ("out_of_memory", "skipped", "failed", "waiting")
-# Keys of a job whose value another column has.
-_SHOWN_KEYS = {column.keys[0] for column in COLUMNS.values() if column.keys}
 _UNTOLD = ("unit", "units")
-_LABEL = COLUMNS["label"]
 
 
-def tell(column: CellColumn, row: CellRow) -> str:
-    """What stands in a column of a row."""
-    special = _SPECIAL.get(column.name) if column.name not in row.varied else None
-    return special(row) if special is not None else _FORMS[column.form](value_of(row, column.name))
+def shown_frame(table: CellTable) -> Frame:
+    """The cells under the figures that a table has room for: without what is the same in every row or in none.
 
-
-def state_word(row: CellRow) -> str:
-    """What stands in the place of the figures of a row that has none; whose memory it was is told apart."""
-    if row.state == "out_of_memory":
-        return "OOM (node)" if row.out_of == "node" else "OOM"
-    return row.state if row.state in _STATES else UNKNOWN
-
-
-def cell_columns(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
-    """All columns that say something of these rows, in the order in which they stand.
-
-    What is the same on every row is no column; `constants` has it. What no row has is left out.
+    What is the same in every row is in `constants`.
     """
-    fixed = {column.name for column, _ in constants(rows)}
-    figures = (column for column in COLUMNS.values() if column.title and column.is_figure)
-    titled = (
-        msgspec.structs.replace(column, unit=money_unit(column.unit, rows))
-        for column in (*_identities(rows), *figures)
-        if column.name not in fixed and any(tell(column, row) != UNKNOWN for row in rows)
-    )
-    return (_LABEL, *titled)
+    rows = table.cells
+    whole = cell_frame(rows, table.job, table.notes)
+    figures = [
+        msgspec.structs.replace(figure, unit=money_unit(figure.unit, rows)) for figure in whole.figures if figure.title
+    ]
+    told = whole.only(figures).varying([figure for figure, _ in constants(rows)])
+    return whole.only([LABEL, *(figure for figure in told.figures if figure.name != LABEL.name)])
 
 
-def constants(rows: Sequence[CellRow]) -> tuple[tuple[CellColumn, str], ...]:
-    """What is the same on every row, and its text; of a row without figures what is not known differs in nothing."""
-    same: list[tuple[CellColumn, str]] = []
-    for column in _identities(rows):
-        texts = {text for row in rows if (text := tell(column, row)) != UNKNOWN or row.state == MEASURED}
+def constants(cells: Sequence[CellRow]) -> tuple[tuple[Figure[Any], str], ...]:
+    """What is the same in every row, and its text; of a row without figures what is not known differs in nothing."""
+    same: list[tuple[Figure[Any], str]] = []
+    frame = cell_frame(cells)
+    for figure in frame.figures:
+        if not figure.title or figure.is_measured or figure.name == LABEL.name:
+            continue
+        texts = {text for row in frame.rows if (text := figure.tell(row)) != UNKNOWN or row.item.state == MEASURED}
         # Of a method without adapters the rank is not unknown: there is none.
-        is_of_all = column.name != "lora_rank" or any(shown.name == "method" for shown, _ in same)
+        is_of_all = figure.name != LORA_RANK.name or any(shown.name == METHOD.name for shown, _ in same)
         if len(texts) == 1 and texts != {UNKNOWN} and is_of_all:
-            same.append((column, texts.pop()))
+            same.append((figure, texts.pop()))
     return tuple(same)
 
 
@@ -108,100 +137,6 @@ def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
     unit_name, many = (paid[0], paid[0]) if len(paid) == 1 and paid[0] is not None else _UNTOLD
     return unit.replace(f"for 1 {MONEY}", f"for 1 {unit_name}").replace(MONEY, many)
 
-
-def _identities(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
-    ours = [column for column in COLUMNS.values() if column.title and not column.is_figure and column is not _LABEL]
-    keys = dict.fromkeys(
-        key for row in rows for key in row.varied if row.source == "imported" or key not in _SHOWN_KEYS
-    )
-    return (*ours, *(CellColumn(key, key, rank=18) for key in keys))
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _money(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,.2f}" if value >= 1 or value == 0 else format_sig(value)
-
-
-def _duration(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else format_duration(seconds)
-
-
-def _model(row: CellRow) -> str:
-    """A model as people call it: of a path its last part; a hub's `owner/name` stays."""
-    model = _text(row.settings.model)
-    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
-    return model.rstrip("/").rpartition("/")[2] or model if is_path else model
-
-
-def _device(row: CellRow) -> str:
-    return UNKNOWN if isinstance(row.device, Unknown) else short_device_name(row.device)
-
-
-def _places(row: CellRow) -> str:
-    nodes, workers = or_none(row.nodes), or_none(row.world_size)
-    if nodes is None:
-        return UNKNOWN if workers is None else format_count(workers, "worker")
-    return format_placement(nodes, or_none(row.workers_per_node), workers)
-
-
-def _link(row: CellRow) -> str:
-    """As people write it, and as an import reads it: `8x400 Gbit/s over RDMA`."""
-    if row.network_gbit_per_s is None:
-        return UNKNOWN
-    nics = row.nics or 1
-    times = f"{nics}x" if nics > 1 else ""
-    return f"{times}{format_rate(row.network_gbit_per_s / nics)}{' over RDMA' if row.rdma else ''}"
-
-
-def _in_billions(parameters: float | None) -> str:
-    if parameters is None:
-        return UNKNOWN
-    size, letter = (parameters / 1e9, "B") if parameters >= 1e9 else (parameters / 1e6, "M")  # noqa: PLR2004 - a billion
-    return f"{format_sig(size)}{letter}"
-
-
-def _speed(row: CellRow) -> str:
-    return state_word(row) if isinstance(row.samples_per_s, Unknown) else format_sig(row.samples_per_s.value)
-
-
-def _speed_range(row: CellRow) -> str:
-    speed = or_none(row.samples_per_s)
-    if speed is None or speed.repeats < 2:  # noqa: PLR2004 - of one run it is no range of repeats
-        return UNKNOWN
-    return f"{format_sig(speed.low)}-{format_sig(speed.high)}"
-
-
-def _speed_bought(row: CellRow) -> str:
-    speed = or_none(row.samples_per_s_per_purchase)
-    return format_sig(speed * BOUGHT_WITH if speed is not None else None)
-
-
-_FORMS: dict[str, Callable[[Any], str]] = {
-    "words": _text,
-    "number": _text,
-    "figure": format_sig,
-    "share": percent,
-    "money": _money,
-    "duration": _duration,
-}
-_SPECIAL: dict[str, Callable[[CellRow], str]] = {
-    "model": _model,
-    "device": _device,
-    "nodes": _places,
-    "parameters": lambda row: _in_billions(row.parameters),
-    "trainable_parameters": lambda row: _in_billions(row.trainable_parameters),
-    "network_gbit_per_s": _link,
-    "samples_per_s": _speed,
-    "samples_per_s_range": _speed_range,
-    "samples_per_s_per_purchase": _speed_bought,
-}
 
 _MOST_LABELS = 6
 _MOST_RIVALS = 3
@@ -213,7 +148,7 @@ def lead(table: CellTable) -> str:
         return "No rows."
     measured = [row for row in table.cells if has_figures(row)]
     states = Counter(row.state for row in table.cells)
-    others = "".join(f", {states[state]} {state.replace('_', ' ')}" for state in _STATES if states[state])
+    others = "".join(f", {states[state]} {state.replace('_', ' ')}" for state in STATES if states[state])
     counted = f"{len(measured)} of {len(table.cells)} cells measured{others}."
     best = _best(table, measured)
     return f"{best}; {counted}" if best else counted
@@ -224,16 +159,17 @@ def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
     timed = [row for row in fast or measured if not isinstance(row.tokens_per_s, Unknown)]
     of_length = differing(fast) == ("sequence_length",) and not untold(fast) and len(timed) == len(fast)
     if fast and not of_length:
-        best = max(fast, key=lambda row: value_of(row, "samples_per_s"))
+        best = max(fast, key=lambda row: value_of(row, SPEED))
         work = other_work(fast) or _other_labels(fast)
         though = f", though cells {work}" if work else _as_fast(best, fast)
-        return f"The fastest is {best.label} with {_speed(best)} samples/s{_times(table, best, fast)}{though}"
+        speed = f"{SPEED.tell(cell_row(best))} {SPEED.title}"
+        return f"The fastest is {best.label} with {speed}{_times(table, best, fast)}{though}"
     if not timed:
         return ""
-    best = max(timed, key=lambda row: value_of(row, "tokens_per_s"))
+    best = max(timed, key=lambda row: value_of(row, TOKENS_PER_S))
     work = other_work(timed)
     though = ", among cells with different sequence lengths" if of_length else f", though cells {work}" if work else ""
-    return f"The fastest is {best.label} with {tell(COLUMNS['tokens_per_s'], best)} tokens/s{though}"
+    return f"The fastest is {best.label} with {TOKENS_PER_S.tell(cell_row(best))} {TOKENS_PER_S.title}{though}"
 
 
 def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
@@ -266,41 +202,32 @@ def constants_line(table: CellTable) -> str:
     """What is the same on every row, and therefore no column; empty where nothing is."""
     remarks = []
     for column, text in constants(table.cells):
-        if column.name == "source":
+        if column.name == SOURCE.name:
             remarks += [text] if text == "imported" else []
-        elif column.name in {"packing", "recompute"}:
+        elif column.name in {PACKING.name, RECOMPUTE.name}:
             remarks += [column.words] if text == "yes" else []
         else:
-            remarks.append(text if column.name == "nodes" and " x " not in text else f"{column.words} {text}")
+            remarks.append(text if column.name == NODES.name and " x " not in text else f"{column.words} {text}")
     return f"The same in every row: {', '.join(remarks)}." if remarks else ""
 
 
-def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -> Sheet:
+def cells_sheet(table: CellTable, frame: Frame | None = None) -> Sheet:
     """A row a cell; a row without figures says so in place of its speed.
 
     Args:
         table: the table.
-        columns: some of `cell_columns`; None takes all.
+        frame: `shown_frame` with some of its figures; None has all of them.
     """
-    shown = cell_columns(table.cells) if columns is None else columns
-    relative = any(column.name == "relative" for column in shown) and table.baseline is not None
+    shown = shown_frame(table) if frame is None else frame
+    names = {figure.name for figure in shown.figures}
     notes = (
         constants_line(table),
-        f"Relative: samples/s relative to {table.baseline}." if relative else "",
-        RANGES if any(column.name == "samples_per_s_range" for column in shown) else "",
+        f"Relative: samples/s relative to {table.baseline}." if RELATIVE.name in names and table.baseline else "",
+        RANGES if SPEED_RANGE.name in names else "",
         table.rule,
         *(note.message for note in table.notes),
     )
-    return Sheet(
-        title=table.job,
-        columns=tuple(_heading(column) for column in shown),
-        rows=tuple(tuple(tell(column, row) for column in shown) for row in table.cells),
-        notes=tuple(note for note in notes if note),
-    )
-
-
-def _heading(column: CellColumn) -> Column:
-    return Column(sanitize(column.title), sanitize(column.unit), words=column.is_words)
+    return msgspec.structs.replace(shown.sheet(), notes=tuple(note for note in notes if note))
 
 
 def unmeasured_sheet(table: CellTable) -> Sheet:
@@ -329,7 +256,7 @@ def marks_sheet(table: CellTable) -> Sheet:
 def _marks(row: CellRow) -> tuple[str, ...]:
     failed = (row.reason,) if row.reason and has_figures(row) else ()
     short = (shortfall_words(row.shortfall),) if row.shortfall is not None else ()
-    return (*failed, *short, *row.contradictions, *row.disturbances)
+    return (*failed, *short, *(found.message for found in (*row.contradictions, *row.disturbances)))
 
 
 def missing_sheet(table: CellTable) -> Sheet:
@@ -358,57 +285,63 @@ def _listed(labels: Sequence[str]) -> str:
     return ("; " if any("," in name for name in shown) else ", ").join(shown)
 
 
-_LISTS = ("run_ids", "node_names", "filed_prices", "disturbances", "contradictions")
+_LISTS = ("run_ids", "node_names", "filed_prices")
+_FOUND = ("disturbances", "contradictions")
 
 
 def cell_csv(table: CellTable) -> str:
     """The file's text; what the sweep set stands under `set.` and the key's name."""
     keys = tuple(dict.fromkeys(key for row in table.cells for key in row.varied))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for number, row in enumerate(table.cells):
-        cells = list(_cells(row, keys))
-        if not number:
-            writer.writerow([harmless(name) for name, _ in cells])
-        writer.writerow([harmless(_written(value)) for _, value in cells])
-    if not table.cells:
-        writer.writerow(map(_name, VALUES))
-    return text.getvalue()
+
+    def more(row: Row) -> Iterator[tuple[str, Any]]:
+        cell: CellRow = row.item
+        yield "shortfall", shortfall_words(cell.shortfall) if cell.shortfall is not None else None
+        yield "repeats", getattr(cell.samples_per_s, "repeats", None)
+        for name in _LISTS:
+            yield name, "; ".join(getattr(cell, name))
+        for name in _FOUND:
+            yield name, "; ".join(finding.message for finding in getattr(cell, name))
+        for key in keys:
+            yield f"set.{key}", cell.varied.get(key)
+
+    return cell_frame(table.cells).only([figure for figure in CELL_FIGURES if figure is not SPEED_RANGE]).csv(more)
 
 
-def _cells(row: CellRow, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    for name in VALUES:
-        yield _name(name), value_of(row, name)
-        if name in RANGED:
-            measured = getattr(row, name)
-            for end in ("low", "high"):
-                yield f"{_name(name)}_{end}", getattr(measured, end, None)
-    yield "shortfall", shortfall_words(row.shortfall) if row.shortfall is not None else None
-    yield "repeats", getattr(row.samples_per_s, "repeats", None)
-    for name in _LISTS:
-        yield name, "; ".join(getattr(row, name))
-    for key in keys:
-        yield f"set.{key}", row.varied.get(key)
+def show(table: CellTable, width: int = WIDE, first: str | None = None) -> Iterator[Block]:
+    """The sentence and key figures, the table, what is not in it; in detail every column that fits, rules, reasons.
 
-
-def _name(value: str) -> str:
-    return COLUMNS[value].csv or value
-
-
-def _written(value: Any) -> object:
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    return msgspec.json.encode(value).decode()
-
-
-def cell_blocks(table: CellTable, charts: Iterable[Block] = ()) -> Iterator[Block]:
-    """A page or Markdown: the sentence and key figures, charts, the table with all its columns, what is not in it."""
+    Args:
+        table: the table.
+        width: of the terminal, in characters; a page has all columns.
+        first: name of a value that a reader wants to see above all others.
+    """
     yield Prose(lead(table), "lead")
     if table.cheapest is not None:
-        yield Prose(table.cheapest.sentence, "lead")
+        yield Prose(table.cheapest.message, "lead")
     yield Tiles(tuple(_key_figures(table)))
-    yield from charts
-    yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))
+    yield Charts(lambda: _charts(table))
+    short = _fitting(_with_interval(shown_frame(table)), min(width, _SHORT_WIDTH), first, _MOST_SHORT_COLUMNS)
+    main = _main(table, short, _MOST_SHORT_ROWS, min(width, _SHORT_WIDTH))
+    yield msgspec.structs.replace(main, detail="brief")
+    yield Labels(tuple(_remarks(table, short)), detail="brief")
+    yield Later(lambda: _fitted(table, width, first), detail="screen")
+    yield Later(lambda: (cells_sheet(table),), detail="page")
+    yield from in_detail((unmeasured_sheet(table), marks_sheet(table), missing_sheet(table)))
+    yield Command("Details", f"multinode show {' '.join(table.run_id.split(','))} --details", detail="brief")
+
+
+def _fitted(table: CellTable, width: int, first: str | None) -> Iterator[Block]:
+    whole = shown_frame(table)
+    frame = _fitting(whole, width, first)
+    yield _main(table, frame, _MOST_ROWS, width)
+    notes = (*cells_sheet(table, frame).notes, *_left_out(whole, frame))
+    yield from (Prose(note, "note") for note in notes)
+
+
+def _charts(table: CellTable) -> Iterable[Chart]:
+    from multinode.sweep.cell_page import cell_charts  # noqa: PLC0415 - plotly is an extra
+
+    return cell_charts(table)
 
 
 def with_notes(table: CellTable) -> CellTable:
@@ -477,32 +410,52 @@ def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None)
     return msgspec.structs.replace(shown, notes=distinct(notes))
 
 
-# What one looks at first: its name, the value of a row, and whether the most or the least is the best.
-_KEY_FIGURES = (
-    ("most samples/s", "samples_per_s", 1),
-    ("highest tokens/s per worker (TGS)", "tgs", 1),
-    ("highest MFU", "mfu", 1),
-    ("lowest memory per worker (GiB)", "peak_memory_gib", -1),
-    ("most samples per unit of money", "samples_per_money", 1),
-    ("cheapest full run", "whole_cost", -1),
+# What one looks at first: its name, the figure, and whether the most or the least is the best.
+_KEY_FIGURES: tuple[tuple[str, Figure[Any], int], ...] = (
+    ("most samples/s", SPEED, 1),
+    ("highest tokens/s per worker (TGS)", TGS, 1),
+    ("highest MFU", MFU, 1),
+    ("lowest memory per worker (GiB)", PEAK_MEMORY, -1),
+    ("most samples per unit of money", SAMPLES_PER_MONEY, 1),
+    ("cheapest full run", WHOLE_COST, -1),
 )
 
 
 def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
-    rows = [row for row in table.cells if has_figures(row)]
+    cells = [cell for cell in table.cells if has_figures(cell)]
     # What is paid in two currencies, or for two jobs, has no cheapest.
-    unlike = set()
-    if len(currencies(rows)) > 1:
-        unlike = {"samples_per_money", "whole_cost"}
-    elif other_job([row for row in rows if not isinstance(row.whole_cost, Unknown)]):
-        unlike = {"whole_cost"}
-    for title, name, sign in _KEY_FIGURES:
-        valued = [(value, row) for row in rows if name not in unlike and (value := value_of(row, name)) is not None]
+    unlike: set[str] = set()
+    if len(currencies(cells)) > 1:
+        unlike = {SAMPLES_PER_MONEY.name, WHOLE_COST.name}
+    elif other_job([cell for cell in cells if not isinstance(cell.whole_cost, Unknown)]):
+        unlike = {WHOLE_COST.name}
+    frame = cell_frame(cells)
+    for title, figure, sign in _KEY_FIGURES:
+        valued = [
+            (value, row)
+            for row in frame.rows
+            if figure.name not in unlike and (value := plain(row[figure])) is not None
+        ]
         if valued:
-            _, row = max(valued, key=lambda pair: sign * pair[0])
-            yield f"{title}: {row.label}", tell(COLUMNS[name], row)
+            _, best = max(valued, key=lambda pair: sign * pair[0])
+            yield f"{title}: {best.item.label}", figure.tell(best)
 
 
+# Those that come first are kept longest in narrow tables; keys of the job that have no figure come between the two.
+_FIRST: tuple[Figure[Any], ...] = (
+    *(LABEL, SPEED, RELATIVE, PEAK_MEMORY, NETWORK_SHARE, STEP_TIME, WHOLE_TIME, WHOLE_COST, SAMPLES_PER_MONEY),
+    *(TOKENS_PER_S, SPEED_PER_PURCHASE, MFU, METHOD, PER_DEVICE_BATCH, NODES, DEVICE, MODEL, SEQUENCE_LENGTH),
+    STRATEGY,
+)
+_LAST: tuple[Figure[Any], ...] = (
+    *(ACCUMULATION, TGS, GLOBAL_BATCH, ENERGY, MODEL_TFLOPS, HFU, PRICE_PER_HOUR, COST_PER_MILLION_TOKENS),
+    *(SPEED_RANGE, STEP_TIME_P95, PRICE_PURCHASE, HARDWARE_TFLOPS, SOURCE, *LEVERS, DATASET, PRECISION, PARAMETERS),
+    *(TRAINABLE_PARAMETERS, NETWORK, STAGE, PACKING, RECOMPUTE, LORA_RANK),
+)
+_RANK_OF_KEYS = len(_FIRST)
+_RANKS = {figure.name: rank for rank, figure in enumerate(_FIRST)} | {
+    figure.name: rank for rank, figure in enumerate(_LAST, start=_RANK_OF_KEYS)
+}
 _SHORT_WIDTH = 100
 _MOST_SHORT_COLUMNS = 8
 _MOST_SHORT_ROWS = 40
@@ -515,48 +468,19 @@ _WIDEST_WORDS = 24
 # More nobody reads in a terminal; laying them out takes seconds.
 _MOST_ROWS = 500
 
-_Text = Callable[[CellColumn, CellRow], str]
 
-
-def cell_parts(
-    table: CellTable, width: int, first: str | None = None, *, details: bool = False, more: str = ""
-) -> Iterator[Part]:
-    """The screen.
-
-    Args:
-        table: the table.
-        width: of the terminal, in characters.
-        first: name of a value that a reader wants to see above all others.
-        details: with every column that fits, every rule, and why figures are missing.
-        more: the command that shows the details; empty where they are shown, or are not kept.
-    """
-    yield paragraph(lead(table), style="bold")
-    if table.cheapest is not None:
-        yield paragraph(table.cheapest.sentence)
-    if details:
-        yield from _details(table, width, first)
-        return
-    shown = _fitting(table.cells, min(width, _SHORT_WIDTH), first, _short, _MOST_SHORT_COLUMNS)
-    if table.cells:
-        yield ""
-        yield _main(table, shown, _MOST_SHORT_ROWS, _short, min(width, _SHORT_WIDTH))
-    yield ""
+def _remarks(table: CellTable, shown: Frame) -> Iterator[tuple[str, str]]:
+    yield from _few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows])
+    yield from _few("Remarks", [f"{label}, {remark}" for label, remark in marks_sheet(table).rows])
     left = len(table.cells) - _MOST_SHORT_ROWS
-    relative = table.baseline is not None and any(column.name == "relative" for column in shown)
-    yield labelled(
-        [
-            *_few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows]),
-            *_few("Remarks", [f"{label}, {remark}" for label, remark in marks_sheet(table).rows]),
-            *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
-            *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
-            *_few("Network", list(_unjudged(table.cells))),
-            *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
-            # Of rows that are shown they are in the details.
-            *(() if table.cells else _few("Notes", [note.message for note in table.notes])),
-        ]
-    )
-    if more:
-        yield footer("Details", more)
+    if left > 0:
+        yield "Left out", f"{left:,} more rows: --where, --details or --format csv"
+    if table.baseline is not None and any(figure.name == RELATIVE.name for figure in shown.figures):
+        yield "Relative", f"samples/s relative to {table.baseline}"
+    yield from _few("Network", list(_unjudged(table.cells)))
+    yield from (("Cells", meaning) for meaning in _meaning_of_labels(table.cells))
+    # Of rows that are shown they are in the details.
+    yield from () if table.cells else _few("Notes", [note.message for note in table.notes])
 
 
 def _meaning_of_labels(rows: Sequence[CellRow]) -> Iterator[str]:
@@ -586,69 +510,45 @@ def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield from (("" if number else label, text) for number, text in enumerate(shown))
 
 
-def _details(table: CellTable, width: int, first: str | None) -> Iterator[Part]:
-    columns = _fitting(table.cells, width, first, tell)
-    sheet = cells_sheet(table, columns)
-    if table.cells:
-        yield ""
-        yield _main(table, columns, _MOST_ROWS, tell, width)
-    yield ""
-    yield from (paragraph(note) for note in (*sheet.notes, *_left_out(table.cells, columns)))
-    for below in (unmeasured_sheet(table), marks_sheet(table), missing_sheet(table)):
-        if below.rows:
-            yield ""
-            yield sheet_table(below)
+def _main(table: CellTable, frame: Frame, most: int, width: int) -> Sheet:
+    shown = msgspec.structs.replace(frame, rows=frame.rows[:most]).sheet()
+    heads = (
+        msgspec.structs.replace(head, widest=_most(figure, width) if figure.is_words else 0)
+        for head, figure in zip(shown.columns, frame.figures, strict=True)
+    )
+    return Sheet(title=table.job, columns=tuple(heads), rows=shown.rows)
 
 
-def _main(table: CellTable, columns: Sequence[CellColumn], most: int, text: _Text, width: int) -> Table:
-    whole = cells_sheet(table, columns)
-    rows = tuple(tuple(text(column, row) for column in columns) for row in table.cells[:most])
-    drawn = sheet_table(Sheet(title=whole.title, columns=whole.columns, rows=rows))
-    for title, column in zip(drawn.columns, columns, strict=True):
-        title.max_width = _most(column, width) if column.is_words else None
-        # A key of the job is no markup.
-        title.header = Text(str(title.header))
-    return drawn
+def _with_interval(frame: Frame) -> Frame:
+    """The frame with the interval of repeated runs beside their samples/s, and no column for it."""
+    return frame.only(
+        [
+            msgspec.structs.replace(figure, cell=_speed_interval) if figure.name == SPEED.name else figure
+            for figure in frame.figures
+            if figure.name != SPEED_RANGE.name
+        ]
+    )
 
 
-def _short(column: CellColumn, row: CellRow) -> str:
-    """The text of `tell`; samples/s of repeated runs has its interval."""
-    speed = or_none(row.samples_per_s)
-    if column.name == "samples_per_s" and speed is not None and speed.repeats > 1:
-        return speed.text()
-    return tell(column, row)
+def _speed_interval(row: Row) -> str:
+    speed = or_none(row[SPEED])
+    return speed.text() if speed is not None and speed.repeats > 1 else SPEED.tell(row)
 
 
-def _fitting(
-    rows: Sequence[CellRow], width: int, first: str | None, text: _Text, most: int | None = None
-) -> tuple[CellColumn, ...]:
-    # Without the details an interval stands beside its figure.
-    columns = [column for column in cell_columns(rows) if most is None or column.name != "samples_per_s_range"]
-    left = width - _width(_LABEL, rows, width, text)
-    kept = {_LABEL.name}
-    for column in sorted(columns[1:], key=lambda column: (column.name != first, column.rank)):
-        needed = _width(column, rows, width, text) + _GAP
-        if needed <= left and (most is None or len(kept) < most):
-            kept.add(column.name)
-            left -= needed
-    return tuple(column for column in columns if column.name in kept)
+def _fitting(frame: Frame, width: int, first: str | None, most: int = 99) -> Frame:
+    ranks = dict.fromkeys((figure.name for figure in frame.figures), _RANK_OF_KEYS) | _RANKS
+    return frame.fit(width, ranks | ({first: -1} if first else {}), lambda figure: _most(figure, width), most)
 
 
-def _width(column: CellColumn, rows: Sequence[CellRow], width: int, text: _Text) -> int:
-    head = max(len(column.title), len(column.unit) + 2 if column.unit else 0)
-    cells = max((cell_len(sanitize(text(column, row))) for row in rows), default=0)
-    return max(head, min(cells, _most(column, width)) if column.is_words else cells)
+def _most(figure: Figure[Any], width: int) -> int:
+    return max(_LEAST_LABEL, int(_LABEL_SHARE * width)) if figure.name == LABEL.name else _WIDEST_WORDS
 
 
-def _most(column: CellColumn, width: int) -> int:
-    return max(_LEAST_LABEL, int(_LABEL_SHARE * width)) if column is _LABEL else _WIDEST_WORDS
-
-
-def _left_out(rows: Sequence[CellRow], shown: Sequence[CellColumn]) -> Iterator[str]:
-    if len(rows) > _MOST_ROWS:
-        yield f"The first {_MOST_ROWS} of {len(rows):,} rows: use --where for others, --format csv for all."
-    names = {column.name for column in shown}
-    missing = [column for column in cell_columns(rows) if column.name not in names]
+def _left_out(whole: Frame, shown: Frame) -> Iterator[str]:
+    if len(whole.rows) > _MOST_ROWS:
+        yield f"The first {_MOST_ROWS} of {len(whole.rows):,} rows: use --where for others, --format csv for all."
+    names = {figure.name for figure in shown.figures}
+    missing = [figure for figure in whole.figures if figure.name not in names]
     if missing:
-        titles = (f"{column.title} ({column.unit})" if column.unit else column.title for column in missing)
+        titles = (f"{figure.title} ({figure.unit})" if figure.unit else figure.title for figure in missing)
         yield f"columns hidden (terminal too narrow): {'; '.join(titles)}"

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import math
-import operator
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from multinode.cluster.accelerators import device_key, short_device_name
+from multinode.cluster.accelerators import short_device_name
 from multinode.cluster.prices import Price, Prices
 from multinode.errors import UsageError
 from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.model.workload import FullRun
-from multinode.profile.measured import with_costs
+from multinode.profile.measured import SAMPLES_PER_S, with_costs
 from multinode.profile.summary import Summary
-from multinode.stats.estimate import Estimate, ratio
-from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, unknown_fields
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, or_none, unknown_fields
 from multinode.sweep.cell_rows import MeasuredCell, fill_rows, make_row, with_full_run
 from multinode.sweep.cells import (
     MEASURED,
+    RELATIVE,
     CellRow,
     CellTable,
     Cheapest,
     Offer,
+    cell_frame,
     differing,
     has_speed,
     other_job,
-    require_name,
     untold,
-    value_of,
 )
 from multinode.sweep.table_notes import NO_ROW
 from multinode.units import format_duration, format_figure
@@ -145,6 +143,38 @@ def lack_currency(rows: Sequence[CellRow]) -> bool:
     return any(row.currency is None and _known_prices(row) for row in rows)
 
 
+CHEAPEST = RuleGroup("The cheapest cell of a table by a deadline")
+_FOUND = CHEAPEST.rule(
+    "found", about="the cell, when it ends and what it costs", message="{label} is the cheapest {offer}"
+)
+_OTHER_JOBS = CHEAPEST.rule(
+    "other_jobs",
+    about="none, as the full runs of the cells are different jobs",
+    message="Cells {other}, so their full runs differ and none is the cheapest. To select one value: --where "
+    "{column}=...",
+)
+_UNTIMED = CHEAPEST.rule(
+    "untimed",
+    about="none, as it is unknown how long the full run takes",
+    message="The duration of the full run is unknown for every cell: {reason}.",
+)
+_TOO_LATE = CHEAPEST.rule(
+    "too_late",
+    about="none, as no cell ends in time",
+    message="No cell finishes within {within}: the fastest, {label}, takes {takes}.",
+)
+_NO_PRICE = CHEAPEST.rule(
+    "no_price",
+    about="none, as no cell that ends in time has a price",
+    message="No cell that finishes in time has a price. Set price= in the hostfile, or use a prices file.",
+)
+_CURRENCIES = CHEAPEST.rule(
+    "currencies",
+    about="none, as prices are in several currencies",
+    message="Prices are in {currencies}, so the cheapest cell is unknown.",
+)
+
+
 def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     """The cheapest cell whose full run ends by the deadline; of equal ones the one that ends first.
 
@@ -154,18 +184,19 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
         table: with prices.
         deadline_s: how long the full run may take.
     """
+
+    def judged(rule: Rule, words: Mapping[str, object], **data: Any) -> Cheapest:
+        return Cheapest(**rule.fields(None, words), deadline_s=deadline_s, **data)
+
     measured = [row for row in table.cells if row.state == MEASURED]
     timed = [(row, row.whole_s) for row in measured if not isinstance(row.whole_s, Unknown)]
     rows = [row for row, _ in timed]
     if other := other_job(rows):
         column = next(iter((*differing(rows), *untold(rows))), "label")
-        words = f"Cells {other}, so their full runs differ and none is the cheapest"
-        sentence = f"{words}. To select one value: --where {column}=..."
-        return Cheapest(deadline_s=deadline_s, outcome="other_jobs", reason=other, column=column, sentence=sentence)
+        return judged(_OTHER_JOBS, {"other": other, "column": column}, reason=other, column=column)
     if not timed:
         reason = next((unknown.reason for row in measured if (unknown := unknown_fields(row).get("whole_s"))), "")
-        sentence = f"The duration of the full run is unknown for every cell: {reason or 'none was measured'}."
-        return Cheapest(deadline_s=deadline_s, outcome="untimed", reason=reason, sentence=sentence)
+        return judged(_UNTIMED, {"reason": reason or "none was measured"}, reason=reason)
     all_offers = [
         Offer(label=row.label, time_s=time_s, cost=or_none(row.whole_cost), currency=row.currency)
         for row, time_s in timed
@@ -174,49 +205,55 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     if not early:
         fastest = min(all_offers, key=lambda offer: offer.time_s.value)
         takes, within = format_duration(fastest.time_s.value), format_duration(deadline_s)
-        sentence = f"No cell finishes within {within}: the fastest, {fastest.label}, takes {takes}."
-        return Cheapest(deadline_s=deadline_s, outcome="too_late", best=fastest, sentence=sentence)
+        return judged(_TOO_LATE, {"within": within, "label": fastest.label, "takes": takes}, best=fastest)
     priced = [(offer.cost, offer) for offer in early if offer.cost is not None]
     if not priced:
-        sentence = "No cell that finishes in time has a price. Set price= in the hostfile, or use a prices file."
-        return Cheapest(deadline_s=deadline_s, outcome="no_price", unpriced=len(early), sentence=sentence)
+        return judged(_NO_PRICE, {}, unpriced=len(early))
     paid = tuple(dict.fromkeys(offer.currency for _, offer in priced))
     if len(paid) > 1:
         named = " and ".join(sorted(currency or "an unknown currency" for currency in paid))
-        sentence = f"Prices are in {named}, so the cheapest cell is unknown."
-        return Cheapest(deadline_s=deadline_s, outcome="currencies", currencies=paid, sentence=sentence)
+        return judged(_CURRENCIES, {"currencies": named}, currencies=paid)
     priced.sort(key=lambda offer: (offer[0], offer[1].time_s.value))
     (least, best), *others = priced
-    offered = Cheapest(
+    offers = _Offers(
         deadline_s=deadline_s,
-        label=best.label,
-        outcome="found",
         best=best,
         equal=tuple(offer.label for cost, offer in others if math.isclose(cost, least, rel_tol=_EQUAL)),
         safe=next((offer for _, offer in priced if offer.time_s.high <= deadline_s), None),
         in_time=len(priced),
         unpriced=len(early) - len(priced),
     )
-    return msgspec.structs.replace(offered, sentence=" ".join(_found(offered, best)))
+    words = {"label": best.label, "offer": " ".join(_offer_words(offers))}
+    return Cheapest(**_FOUND.fields(None, words), label=best.label, **msgspec.structs.asdict(offers))
 
 
-def _found(cheapest: Cheapest, best: Offer) -> Iterator[str]:
-    takes, limit = format_duration(best.time_s.value), format_duration(cheapest.deadline_s)
-    if cheapest.equal:
-        also = f"{best.label} is the cheapest within the deadline of {limit}, with {', '.join(cheapest.equal)}"
+class _Offers(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields as in Cheapest."""
+
+    deadline_s: float
+    best: Offer
+    equal: tuple[str, ...]
+    safe: Offer | None
+    in_time: int
+    unpriced: int
+
+
+def _offer_words(offers: _Offers) -> Iterator[str]:
+    best, takes, limit = offers.best, format_duration(offers.best.time_s.value), format_duration(offers.deadline_s)
+    if offers.equal:
+        also = f"within the deadline of {limit}, with {', '.join(offers.equal)}"
         yield f"{also}: each costs {_amount(best)}; it is the fastest of them, {takes}."
     else:
-        costs = f"the full run costs {_amount(best)} and takes {takes}"
-        yield f"{best.label} is the cheapest within the deadline of {limit}: {costs}."
-    if best.time_s.high > cheapest.deadline_s:
+        yield f"within the deadline of {limit}: the full run costs {_amount(best)} and takes {takes}."
+    if best.time_s.high > offers.deadline_s:
         late = f"By its 95% confidence interval it may take {format_duration(best.time_s.high)} and miss the deadline"
-        if cheapest.safe is not None:
-            yield f"{late}; the cheapest cell that will not is {cheapest.safe.label}, for {_amount(cheapest.safe)}."
+        if offers.safe is not None:
+            yield f"{late}; the cheapest cell that will not is {offers.safe.label}, for {_amount(offers.safe)}."
         else:
-            yield f"{late}, like every other cell." if cheapest.in_time > 1 else f"{late}."
-    if cheapest.unpriced:
-        is_one = cheapest.unpriced == 1
-        count = "1 cell that finishes" if is_one else f"{cheapest.unpriced} cells that finish"
+            yield f"{late}, like every other cell." if offers.in_time > 1 else f"{late}."
+    if offers.unpriced:
+        is_one = offers.unpriced == 1
+        count = "1 cell that finishes" if is_one else f"{offers.unpriced} cells that finish"
         yield f"{count} in time {'has' if is_one else 'have'} no price."
 
 
@@ -280,7 +317,10 @@ def relative_to(table: CellTable, label: str | None = None) -> CellTable:
         label: of the baseline; None takes the first row that has a speed.
     """
     baseline = _find(table.cells, label) if label is not None else next(filter(has_speed, table.cells), None)
-    rows = tuple(msgspec.structs.replace(row, relative=_relative(row, baseline)) for row in table.cells)
+    frame = cell_frame([row for row in table.cells if has_speed(row)])
+    base = next((row for row in frame.rows if row.item is baseline), None)
+    relative = {id(row.item): or_none(row[RELATIVE]) for row in frame.over(base, SAMPLES_PER_S, RELATIVE).rows}
+    rows = tuple(msgspec.structs.replace(row, relative=relative.get(id(row))) for row in table.cells)
     return msgspec.structs.replace(table, baseline=baseline.label if baseline is not None else None, cells=rows)
 
 
@@ -294,16 +334,6 @@ def _find(rows: Sequence[CellRow], label: str) -> CellRow:
         fast = ", ".join(row.label for row in rows if has_speed(row)) or "none of its rows"
         raise UsageError(f"row {label!r} has no samples/s for comparison: {row.state}", hint=f"these have: {fast}")
     return row
-
-
-def _relative(row: CellRow, baseline: CellRow | None) -> Estimate | None:
-    if baseline is None or not has_speed(row):
-        return None
-    speed = known(row.samples_per_s)
-    if row is baseline:
-        # Over itself it is 1, however much its repeats scatter.
-        return Estimate(value=1.0, low=1.0, high=1.0, repeats=speed.repeats)
-    return ratio(speed, known(baseline.samples_per_s))
 
 
 def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[Finding]:
@@ -329,19 +359,6 @@ def _span(counts: Iterable[int]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-_Condition = Callable[[CellRow], bool]
-
-_CONDITION = re.compile(r"(?P<name>[^=!<>]+)(?P<sign>!=|<=|>=|=|<|>)(?P<value>.*)", re.DOTALL)
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    ">": operator.gt,
-    "<=": operator.le,
-    ">=": operator.ge,
-}
-_TRUTHS = {"yes": True, "true": True, "no": False, "false": False}
-_EXAMPLES = "for example method=lora, nodes>=2, state!=failed"
-
-
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """How a table is asked for."""
 
@@ -365,63 +382,14 @@ def look_at(table: CellTable, look: Look) -> CellTable:
 def _chosen(table: CellTable, look: Look) -> CellTable:
     if look.baseline is not None:
         table = relative_to(table, look.baseline)
-    conditions = [_condition(table.cells, text) for text in look.where]
-    rows = [row for row in table.cells if all(meets(row) for meets in conditions)]
+    frame = cell_frame(table.cells).where(*look.where)
     if look.sort is not None:
-        require_name(table.cells, look.sort.removeprefix("-"))
-        rows = _sorted(rows, look.sort.removeprefix("-"), descending=look.sort.startswith("-"))
-    if not rows and table.cells and conditions:
+        frame = frame.sort(look.sort)
+    rows = [row.item for row in frame.rows]
+    if not rows and table.cells and look.where:
         none = NO_ROW.found(None, rows=len(table.cells), conditions=" and ".join(look.where))
         return msgspec.structs.replace(table, cells=(), baseline=None, rule="", notes=(none,))
     shown = msgspec.structs.replace(table, cells=tuple(rows))
     if look.baseline is not None or any(row.label == table.baseline for row in rows):
         return shown
     return relative_to(shown)
-
-
-def _sorted(rows: Sequence[CellRow], name: str, *, descending: bool) -> list[CellRow]:
-    valued = [(value, row) for row in rows if (value := value_of(row, name)) is not None]
-    if any(not isinstance(value, (int, float)) for value, _ in valued):
-        valued = [(str(value).casefold(), row) for value, row in valued]
-    valued.sort(key=lambda pair: pair[0], reverse=descending)
-    return [row for _, row in valued] + [row for row in rows if value_of(row, name) is None]
-
-
-def _condition(all_rows: Sequence[CellRow], text: str) -> _Condition:
-    match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is not a condition", hint=_EXAMPLES)
-    name, sign, wanted = match["name"].strip(), match["sign"], match["value"].strip()
-    require_name(all_rows, name)
-    if not wanted:
-        raise UsageError(f"{text!r} has no value to compare with", hint=_EXAMPLES)
-    if sign in {"=", "!="}:
-        return lambda row: _is(value_of(row, name), wanted) == (sign == "=")
-    bound = _number(wanted)
-    if bound is None:
-        raise UsageError(f"{text!r}: {wanted!r} is not a number, but {sign} compares numbers", hint=_EXAMPLES)
-    return lambda row: isinstance(value := value_of(row, name), (int, float)) and _ORDER[sign](value, bound)
-
-
-def _is(value: object, wanted: str) -> bool:
-    """Whether it is what a person wrote: numbers as numbers, words in either case, devices by any of their names.
-
-    What a row does not have is nothing in particular, and equals nothing.
-    """
-    if value is None:
-        return False
-    if isinstance(value, bool):
-        return value is _TRUTHS.get(wanted.casefold())
-    if isinstance(value, (int, float)):
-        number = _number(wanted)
-        return number is not None and math.isclose(value, number, rel_tol=1e-9)
-    text = str(value)
-    return text.casefold() == wanted.casefold() or device_key(text) == device_key(wanted)
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

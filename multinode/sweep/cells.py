@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from multinode.errors import UsageError
+from multinode.cluster.accelerators import device_key, short_device_name
+from multinode.figures.figure import MONEY, Figure, Row, plain
+from multinode.figures.frame import Frame
 from multinode.findings.finding import Finding
-from multinode.model.workload import BATCH_NAMES, SETTINGS, JobSettings
+from multinode.findings.rule import RuleGroup
+from multinode.model.workload import (
+    ACCUMULATION,
+    COMMAND,
+    DATASET,
+    GLOBAL_BATCH,
+    JOB_SETTINGS,
+    LEVERS,
+    LORA_RANK,
+    METHOD,
+    MODEL,
+    OVERLAP,
+    PACKING,
+    PER_DEVICE_BATCH,
+    PRECISION,
+    RECOMPUTE,
+    SEQUENCE_LENGTH,
+    STAGE,
+    STRATEGY,
+    JobSettings,
+)
 from multinode.predict.rounded import product
-from multinode.profile.measured import Measured
+from multinode.profile.measured import (
+    COST_PER_MILLION_TOKENS,
+    DATASET_SAMPLES,
+    ENERGY,
+    NODES,
+    PRICE_PER_HOUR,
+    SAMPLES_PER_S,
+    STEP_TIME,
+    STEP_TIME_CV,
+    STEP_TIME_P95,
+    TGS,
+    TOKENS_PER_S,
+    WHOLE_COST,
+    WHOLE_TIME,
+    WORKERS_PER_NODE,
+    WORLD_SIZE,
+    Measured,
+    measured_values,
+)
 from multinode.profile.step_split import KnownSteps
+from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
 from multinode.stats.estimate import Estimate, exactly
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none
-from multinode.sweep.columns import COLUMNS, column_name
-from multinode.units import format_figure, format_list
+from multinode.units import UNKNOWN, format_figure, format_list, format_rate, format_sig
 
 # Tolerance between two ways to one figure, beyond the rounding of published digits.
 _TOLERANCE = 0.02
@@ -26,13 +65,26 @@ _TOLERANCE = 0.02
 Figures = Mapping[str, Estimate]
 
 
-class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
+class Contradiction(Finding, frozen=True, kw_only=True):
     """Figures of one row that contradict each other."""
 
-    # two ways to one figure, as formulas of the names of `sweep.columns`: `samples_per_s*whole_s`,
+    # two ways to one figure, as formulas of the names of figures: `samples_per_s*whole_s`,
     # `dataset_samples*epochs`; or `out_of_memory` and the names of figures that such a row has
     sides: tuple[str, ...]
     values: tuple[float, ...] = ()  # of both ways; empty for a row out of memory
+
+
+CONTRADICTIONS = RuleGroup("Contradictions of an imported row")
+_TWO_WAYS = CONTRADICTIONS.rule(
+    "two-ways",
+    about="a figure that follows from others of the row, which give another value",
+    message="{first} is {value}, {other} is {other_value}: {size}",
+)
+OUT_OF_MEMORY_WITH_FIGURES = CONTRADICTIONS.rule(
+    "out-of-memory-with-figures",
+    about="a row that ran out of memory and has a speed or a runtime",
+    message="it ran out of memory but has {figures}",
+)
 
 
 class _Way(NamedTuple):
@@ -56,16 +108,16 @@ class _Way(NamedTuple):
         return product((figures[name] for name in self.names), (figures[name] for name in self.under))
 
 
-def find_contradictions(figures: Figures) -> dict[str, Contradiction]:
-    """Contradictions beyond the tolerance, by their sentence.
+def find_contradictions(figures: Figures) -> tuple[Contradiction, ...]:
+    """Contradictions beyond the tolerance.
 
     Args:
-        figures: of one row as published, by the names of `sweep.columns`.
+        figures: of one row as published, by the names of figures.
     """
-    return dict(_breaches(figures))
+    return tuple(_breaches(figures))
 
 
-def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
+def _breaches(figures: Figures) -> Iterator[Contradiction]:
     for first, other in _SAME:
         needed = {*first.names, *first.under, *other.names, *other.under}
         # Samples/s predict the runtime better than tokens/s.
@@ -75,8 +127,18 @@ def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
         if max(left.low / right.high, right.low / left.high) > 1 + _TOLERANCE:
             apart = left.value / right.value - 1 if right.value else math.inf
             size = f"{100 * abs(apart):.1f}% {'more' if apart > 0 else 'less'}"
-            text = f"{first.words} is {_number(left.value)}, {other.words} is {_number(right.value)}: {size}"
-            yield text, Contradiction(sides=(first.formula, other.formula), values=(left.value, right.value))
+            words = {
+                "first": first.words,
+                "value": _number(left.value),
+                "other": other.words,
+                "other_value": _number(right.value),
+                "size": size,
+            }
+            yield Contradiction(
+                **_TWO_WAYS.fields(None, words),
+                sides=(first.formula, other.formula),
+                values=(left.value, right.value),
+            )
 
 
 def _number(value: float) -> str:
@@ -211,9 +273,7 @@ class CellRow(Measured, frozen=True, kw_only=True):
         UNMEASURED  # samples per second for a unit of money that the devices cost
     )
     relative: Estimate | None = None  # samples_per_s over the table's baseline's
-    # what of an imported row does not fit together; `contradictions` likewise
-    contradicted: tuple[Contradiction, ...] = ()
-    contradictions: tuple[str, ...] = ()
+    contradictions: tuple[Contradiction, ...] = ()  # what of an imported row does not fit together
     # of an imported row: its several nodes were slower than their link allows; None if they were not
     shortfall: Finding | None = None
     unjudged: Unknown | None = None  # why that cannot be judged; None if it was, or was not asked
@@ -228,23 +288,19 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     currency: str | None = None
 
 
-class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
-    """The cheapest cell that ends the full run in time."""
+class Cheapest(Finding, frozen=True, kw_only=True):
+    """The cheapest cell that ends the full run in time: which, when it ends and what it costs; or why none."""
 
     deadline_s: float
     label: str | None = None  # the cell's; None where none ends in time or none has a price
-    # `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`: how long
-    # they take is known of none; `too_late`; `currencies`, which are several
-    outcome: str = ""
-    best: Offer | None = None  # that cell; of `too_late` the fastest one
+    best: Offer | None = None  # that cell; if all are too late, the fastest one
     equal: tuple[str, ...] = ()  # labels of those that cost the same
     safe: Offer | None = None  # the cheapest whose interval does not reach beyond the deadline
     in_time: int = 0  # how many cells with a price are in time; `unpriced` without one
     unpriced: int = 0
     reason: str = ""  # why it is not known how long they take, or in what their jobs differ
     column: str = ""  # by which cells of one job can be chosen
-    currencies: tuple[str | None, ...] = ()  # of `currencies`; None is unknown
-    sentence: str = ""  # which, when it ends and what it costs; or why none
+    currencies: tuple[str | None, ...] = ()  # if they are several; None is unknown
 
 
 class CellTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,96 +316,192 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[Finding, ...] = ()  # as in `table_notes`
 
 
-_SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
-_FIELDS = CellRow.__struct_fields__
-_MOST_SUGGESTED = 3
+def cell_row(cell: CellRow, keys: Iterable[str] = ()) -> Row:
+    """The values of a cell, by the names of `CELL_FIGURES` and of what its sweep set."""
+    return Row(cell, dict.fromkeys(keys) | cell.varied | measured_values(cell) | {SPEED_RANGE.name: cell.samples_per_s})
 
 
-RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
-"""Values with a spread over repeats."""
+def state_word(cell: CellRow) -> str:
+    """What stands in the place of the figures of a cell that has none; whose memory it was is told apart."""
+    if cell.state == "out_of_memory":
+        return "OOM (node)" if cell.out_of == "node" else "OOM"
+    return cell.state if cell.state in STATES else UNKNOWN
 
-VALUES = tuple(name for name in COLUMNS if name in {*_FIELDS, *SETTINGS, *_SPREAD})
-"""Named values of every row, in the order of its table."""
 
+STATES = ("out_of_memory", "skipped", "failed", "waiting")
+"""Of cells without figures."""
+
+
+def _speed(row: Row) -> str:
+    speed = row[SAMPLES_PER_S]
+    return state_word(row.item) if isinstance(speed, Unknown) else format_sig(speed.value)
+
+
+def _speed_range(row: Row) -> str:
+    speed = or_none(row[SAMPLES_PER_S])
+    if speed is None or speed.repeats < 2:  # noqa: PLR2004 - of one run it is no range of repeats
+        return UNKNOWN
+    return f"{format_sig(speed.low)}-{format_sig(speed.high)}"
+
+
+def _speed_bought(row: Row) -> str:
+    speed = or_none(row[SPEED_PER_PURCHASE])
+    return format_sig(speed * BOUGHT_WITH if speed is not None else None)
+
+
+def _device(row: Row) -> str:
+    device = row[DEVICE]
+    return UNKNOWN if isinstance(device, Unknown) else short_device_name(device)
+
+
+def _link(row: Row) -> str:
+    """As people write it, and as an import reads it: `8x400 Gbit/s over RDMA`."""
+    rate, nics, rdma = row[NETWORK], or_none(row[NICS]) or 1, or_none(row[RDMA])
+    if isinstance(rate, Unknown):
+        return UNKNOWN
+    times = f"{nics}x" if nics > 1 else ""
+    return f"{times}{format_rate(rate / nics)}{' over RDMA' if rdma else ''}"
+
+
+def _in_billions(figure: Figure[float]) -> Callable[[Row], str]:
+    def tell(row: Row) -> str:
+        parameters = row[figure]
+        if isinstance(parameters, Unknown):
+            return UNKNOWN
+        size, letter = (parameters / 1e9, "B") if parameters >= 1e9 else (parameters / 1e6, "M")  # noqa: PLR2004 - a billion
+        return f"{format_sig(size)}{letter}"
+
+    return tell
+
+
+BOUGHT_WITH = 10_000
+"""Units of money: the speed per single unit would be too small to read."""
+
+LABEL = Figure[str](
+    "label",
+    "cell",
+    about="name of the cell, unique in its table",
+    aliases=("name", "cell", "config", "configuration", "setup", "experiment"),
+)
+SOURCE = Figure[str]("source", "source", about="`measured` here, or `imported`")
+STATE = Figure[str]("state", about="`measured`, `out_of_memory`, `skipped`, `failed` or `waiting`")
+OUT_OF = Figure[str]("out_of", about="whose memory did not suffice, `gpu` or `node`")
+REASON = Figure[str]("reason", about="why there are no figures")
+PARAMETERS = Figure[float](
+    "parameters",
+    "parameters",
+    form="number",
+    about="parameters of the model",
+    aliases=(
+        *("params", "num_params", "n_params", "num_parameters", "number_of_parameters", "total_params"),
+        *("total_parameters", "model_params", "model_parameters", "model_size", "param_count", "parameter_count"),
+    ),
+)
+TRAINABLE_PARAMETERS = Figure[float](
+    "trainable_parameters",
+    "trainable",
+    form="number",
+    about="parameters with gradients",
+    phrase="trainable parameters",
+    aliases=("trainable_params", "num_trainable_params", "num_trainable_parameters"),
+)
+PARAMETERS, TRAINABLE_PARAMETERS = (
+    msgspec.structs.replace(figure, cell=_in_billions(figure)) for figure in (PARAMETERS, TRAINABLE_PARAMETERS)
+)
+DEVICE = Figure[str](
+    "device",
+    "device",
+    about="what a worker computes on",
+    aliases=("gpu", "gpu_name", "device_name", "gpu_type", "gpu_model", "accelerator"),
+    cell=_device,
+    alike=device_key,
+)
+NETWORK = Figure[float](
+    "network_gbit_per_s",
+    "link",
+    form="number",
+    about="rate of all NICs of a node together",
+    aliases=("link_gbit_per_s",),
+    cell=_link,
+)
+NICS = Figure[int]("nics", form="number", about="NICs of a node")
+RDMA = Figure[bool]("rdma", about="whether collectives use RDMA", aliases=("use_rdma",))
+TOKENS_PER_SAMPLE = Figure[float]("tokens_per_sample", form="number", about="tokens of a sample, padded, on average")
+SPEED = msgspec.structs.replace(SAMPLES_PER_S, cell=_speed)
+SPEED_RANGE = Figure[Estimate](
+    "samples_per_s_range", "from, to", form="range", about="interval of samples/s over repeats", cell=_speed_range
+)
+RELATIVE = Figure[Estimate](
+    "relative",
+    "relative",
+    form="figure",
+    about="samples/s over those of the table's baseline",
+    aliases=("speedup", "relative_speed"),
+    has_range=True,
+)
+NETWORK_SHARE = Figure[float](
+    "network_share", "network", "of step", form="share", about="exposed communication over step time"
+)
+PEAK_MEMORY = Figure[float](
+    "peak_memory_gib",
+    "memory",
+    "GiB",
+    form="figure",
+    about="peak memory of the worker that needed most",
+    aliases=("memory_gib", "gpu_memory_gib"),
+)
+SAMPLES_PER_MONEY = Figure[float](
+    "samples_per_money", "samples", f"for 1 {MONEY}", form="figure", about="samples for a unit of money by the hour"
+)
+PRICE_PURCHASE = Figure[float](
+    "price_purchase", "price", f"{MONEY} to buy", form="money", about="what the nodes, or their GPUs, cost to buy"
+)
+SPEED_PER_PURCHASE = Figure[float](
+    "samples_per_s_per_purchase",
+    "samples/s",
+    f"for {BOUGHT_WITH:,} {MONEY}",
+    form="figure",
+    about="samples per second for a unit of money that the devices cost",
+    cell=_speed_bought,
+)
+CURRENCY = Figure[str]("currency", about="currency of the prices")
+
+CELL_FIGURES: tuple[Figure[Any], ...] = (
+    *(LABEL, SOURCE, STATE, OUT_OF, REASON, MODEL, PARAMETERS, TRAINABLE_PARAMETERS, DATASET, DEVICE, WORLD_SIZE),
+    *(NODES, WORKERS_PER_NODE, NETWORK, NICS, RDMA, METHOD, LORA_RANK, STAGE, STRATEGY, PRECISION, SEQUENCE_LENGTH),
+    *(PACKING, RECOMPUTE, OVERLAP, *LEVERS, COMMAND, PER_DEVICE_BATCH, ACCUMULATION, GLOBAL_BATCH, DATASET_SAMPLES),
+    *(TOKENS_PER_SAMPLE, SPEED, SPEED_RANGE, RELATIVE, TOKENS_PER_S, TGS, MODEL_TFLOPS, MFU, HARDWARE_TFLOPS, HFU),
+    *(STEP_TIME, STEP_TIME_P95, STEP_TIME_CV, NETWORK_SHARE, PEAK_MEMORY, WHOLE_TIME, ENERGY, PRICE_PER_HOUR),
+    *(WHOLE_COST, SAMPLES_PER_MONEY, COST_PER_MILLION_TOKENS, PRICE_PURCHASE, SPEED_PER_PURCHASE, CURRENCY),
+)
+"""In the order of a table's columns."""
+BY_NAME = {figure.name: figure for figure in CELL_FIGURES}
 # Beside samples/s.
-_MEASURED = {column.name for column in COLUMNS.values() if column.is_measured}.intersection(_FIELDS) - {"samples_per_s"}
+_MEASURED = (
+    *(TOKENS_PER_S, TGS, MODEL_TFLOPS, MFU, HARDWARE_TFLOPS, HFU, STEP_TIME, NETWORK_SHARE, PEAK_MEMORY, WHOLE_TIME),
+    ENERGY,
+)
 
 
-def _other_names() -> dict[str, str]:
-    """Names of values by the titles of tables, and by those of jobs and foreign tables in our unit.
-
-    A title that fits two values, such as `samples` and `price`, names neither.
-    """
-    called: dict[str, set[str]] = {}
-    for column in COLUMNS.values():
-        names = {column_name(column.title), column.key, column.written, *column.names}
-        for name in names | {name for name, scale in column.units.items() if scale == 1}:
-            called.setdefault(name, set()).add(column.name)
-    ours = {name: names.pop() for name, names in called.items() if len(names) == 1 and name not in VALUES}
-    return {name: value for name, value in (ours | BATCH_NAMES).items() if value in VALUES}
+def cell_frame(cells: Sequence[CellRow], title: str = "", notes: tuple[Finding, ...] = ()) -> Frame:
+    """The cells as a frame, with a figure for each key that the sweep set; without a title if one of ours tells it."""
+    shown = {setting.keys[0] for setting in JOB_SETTINGS if setting.keys}
+    titles = {key: "" if key in shown and cell.source != "imported" else key for cell in cells for key in cell.varied}
+    varied = [Figure[Any](key, title) for key, title in titles.items() if key not in BY_NAME]
+    identities = [figure for figure in CELL_FIGURES if not figure.is_measured]
+    measured = [figure for figure in CELL_FIGURES if figure.is_measured]
+    rows = [cell_row(cell, titles) for cell in cells]
+    return Frame(rows=tuple(rows), figures=(*identities, *varied, *measured), title=title, notes=notes)
 
 
-_NAMES = _other_names()
-_BY_TITLE = {column_name(name): value for name, value in (dict(zip(VALUES, VALUES, strict=True)) | _NAMES).items()}
-
-
-def value_of(row: CellRow, name: str) -> Any:
-    """One of `VALUES`, or a key that the sweep set; None if the row has none.
-
-    Titles of tables and names of foreign columns are accepted.
-    """
-    name = name if name in row.varied else our_name(name)
-    if name in SETTINGS:
-        return row.settings.by_name[name]
-    if name in _SPREAD:
-        return getattr(or_none(row.step_spread), _SPREAD[name], None)
-    if name not in VALUES:
-        return row.varied.get(name)
-    value = or_none(getattr(row, name))
-    return value.value if isinstance(value, Estimate) else value
-
-
-def our_name(name: str) -> str:
-    """Our name of a value, from that of a job, framework, foreign table or column title."""
-    title = column_name(name) if name[:1].isalnum() else name
-    return _NAMES.get(name) or _BY_TITLE.get(title, name)
-
-
-def value_names(rows: Sequence[CellRow]) -> tuple[str, ...]:
-    """All accepted names of values of these rows."""
-    return tuple(dict.fromkeys((*VALUES, *_NAMES, *(key for row in rows for key in row.varied))))
-
-
-def require_name(rows: Sequence[CellRow], name: str) -> None:
-    """Refuse an unknown name of a value.
-
-    Raises:
-        UsageError: it is unknown.
-    """
-    names = value_names(rows)
-    if name in names or our_name(name) in VALUES:
-        return
-    near = " or ".join(_nearest(name, names))
-    columns = dict.fromkeys((*VALUES, *(key for row in rows for key in row.varied)))
-    raise UsageError(
-        f"the table has no column {name!r}" + (f": did you mean {near}?" if near else ""),
-        hint=f"its columns are: {', '.join(columns)}",
-    )
-
-
-def _nearest(name: str, names: Sequence[str]) -> list[str]:
-    title = column_name(name)
-    called = {column_name(name): name for name in names}
-    begun = [name for name in VALUES if title and column_name(name).startswith(title)]
-    near = (
-        our_name(called[near_title]) for near_title in difflib.get_close_matches(title, called, n=2 * _MOST_SUGGESTED)
-    )
-    return list(dict.fromkeys((*begun, *near)))[:_MOST_SUGGESTED]
+def value_of(cell: CellRow, figure: Figure[Any]) -> Any:
+    """A figure of a cell without its interval; None if it has none."""
+    return plain(cell_row(cell)[figure])
 
 
 def has_figures(row: CellRow) -> bool:
     """Whether anything was measured: a published table may have tokens/s or memory without samples/s."""
-    return has_speed(row) or (row.state == MEASURED and any(value_of(row, name) is not None for name in _MEASURED))
+    return has_speed(row) or (row.state == MEASURED and any(value_of(row, figure) is not None for figure in _MEASURED))
 
 
 def has_speed(row: CellRow) -> bool:
@@ -382,7 +534,7 @@ def differing_labels(rows: Sequence[CellRow]) -> tuple[str, ...]:
 
 def other_work(rows: Sequence[CellRow]) -> str:
     """How the samples of the rows differ: `differ in model and stage`; empty if they do not."""
-    differ, unknown = ([COLUMNS[name].words for name in names] for names in (differing(rows), untold(rows)))
+    differ, unknown = ([BY_NAME[name].words for name in names] for names in (differing(rows), untold(rows)))
     parts = [f"differ in {format_list(differ)}"] if differ else []
     return " and ".join([*parts, f"do not all have {format_list(unknown)}"] if unknown else parts)
 
@@ -408,7 +560,7 @@ def other_job(rows: Sequence[CellRow]) -> str:
 def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
     """The distinct currencies of the rows' prices; None is an unknown one."""
     priced = (
-        row for row in rows if any(value_of(row, name) is not None for name in ("price_per_hour", "price_purchase"))
+        row for row in rows if value_of(row, PRICE_PER_HOUR) is not None or value_of(row, PRICE_PURCHASE) is not None
     )
     return tuple(dict.fromkeys(row.currency for row in priced))
 

@@ -13,7 +13,6 @@ from multinode.errors import UsageError
 from multinode.job.deepspeed import parse_deepspeed_edits
 from multinode.job.job import Job, ScriptJob, override_text
 from multinode.job.job_files import load_job, load_script
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions
 from multinode.launch.inputs import Note, OnHang, Seconds, TrainingInput, YamlAxes, read_training
 from multinode.series.grid import Grid, GridCell
@@ -84,7 +83,7 @@ class SweepInput(TrainingInput, frozen=True, kw_only=True):
         cells = plan_grid(grid, cluster)
         execute = ExecuteOptions(kind="sweep", stall_s=self.hang_timeout or None, on_stall=self.on_hang)
         return GridRequest(
-            launch=training.make_launch(plain, LaunchOptions(), execute, check=self.check),
+            launch=training.make_launch(plain, execute, check=self.check),
             job=plain,
             grid=grid,
             cells=cells,

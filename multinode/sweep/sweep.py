@@ -20,7 +20,7 @@ from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps
 from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
-from multinode.launch.context import Launch, Launched, Prepared, RunContext, StopRequest
+from multinode.launch.context import Launch, Launched, RunContext, StopRequest
 from multinode.launch.launch import (
     benchmark_mode,
     prepare,
@@ -109,8 +109,8 @@ def cell_launch(request: GridRequest, cell: GridCell, workers: Sequence[int]) ->
         job = fit_batch(job, sum(workers))
     if request.training.synthetic:
         job = with_synthetic(job)
-    cluster, options = with_workers(launch.cluster.first(cell.nodes), launch.options, workers)
-    return benchmark_mode(msgspec.structs.replace(launch, cluster=cluster, job=job, options=options))
+    cluster, launch = with_workers(launch.cluster.first(cell.nodes), launch, workers)
+    return benchmark_mode(msgspec.structs.replace(launch, cluster=cluster, job=job))
 
 
 def measure_cell(
@@ -129,14 +129,14 @@ def measure_cell(
         Interrupted: the user stopped it before it started.
     """
     prepared = prepare(launch, context)
-    held = wait_for_gpus(prepared, context, patience_s=patience_s)
+    held = wait_for_gpus(prepared, launch.cluster, context, patience_s=patience_s)
     if context.stop.count:
         raise Interrupted("interrupted")
     if held is not None:
-        return CellRun(launched=_refuse(prepared, held, context.part_of))
+        return CellRun(launched=_refuse(prepared, held, launch.execute.kind, context.part_of))
     limited, timed = (context, None) if minutes is None else with_time_limit(context, minutes * _S_PER_MINUTE)
     with context.stop.heard():
-        launched = run_prepared(prepared, limited)
+        launched = run_prepared(launch, prepared, limited)
     cleanup_nodes(launched, launch.cluster, context)
     return CellRun(launched=launched, in_time=timed is not None and timed.is_over)
 
@@ -148,8 +148,8 @@ def _cut(job: Job, training: CellTraining) -> Job:
     return limit_steps(job, STEPS_WITHOUT_END) if isinstance(job, LlamaFactoryJob) else job
 
 
-def _refuse(prepared: Prepared, held: CheckFinding, part_of: str | None) -> Launched:
-    plan, now_s = prepared.plan, time.time()
+def _refuse(prepared: StoredRun, held: CheckFinding, kind: str, part_of: str | None) -> Launched:
+    plan, now_s = prepared.require_plan(), time.time()
     run = new_run(plan, now_s, part_of)
     not_started = Status(cause="not_started")
     nodes = tuple(msgspec.structs.replace(node, state="ended", status=not_started) for node in run.nodes)
@@ -162,7 +162,7 @@ def _refuse(prepared: Prepared, held: CheckFinding, part_of: str | None) -> Laun
         first_failure=Failure(
             node=where.name, node_rank=where.node_rank, message=held.message, hint=held.hint, kind="gpu_held"
         ),
-        kind=prepared.launch.execute.kind,
+        kind=kind,
     )
     prepared.directory.write("run.json", run)
     nothing = Summary(run_id=plan.run_id, steps=0, steady_steps=0, rule="")
@@ -535,7 +535,7 @@ def new_record(request: GridRequest) -> GridRecord:
         fingerprint=fingerprint(
             request.jobs,
             nodes,
-            request.launch.options,
+            request.launch,
             {"grid": request.grid, "training": training},
         ),
         command=describe_job(request.job),

@@ -20,7 +20,8 @@ from multinode.predict.published import (
 )
 from multinode.predict.rounded import parse_count
 from multinode.stats.estimate import Estimate, exactly
-from multinode.sweep.columns import COLUMNS, CellColumn, ColumnKind, column_name
+from multinode.sweep.cells import CELL_FIGURES
+from multinode.tables.columns import COLUMNS, ColumnKind, TableColumn, column_name
 from multinode.units import parse_clock
 
 OF_DEVICE = {"tokens_per_s": "tgs", "samples_per_s": "samples_per_s_per_gpu"}
@@ -120,7 +121,7 @@ def unit_of_device(unit: Unit) -> Unit | None:
     return Unit(OF_DEVICE[unit.measures], unit.scale) if unit.measures in OF_DEVICE else None
 
 
-def find_unit(text: str, column: CellColumn) -> Unit | None:
+def find_unit(text: str, column: TableColumn) -> Unit | None:
     """A unit of a column, with the factor to the column's unit; None if it measures something else."""
     if column.kind == "link":
         return link_unit(text)
@@ -153,7 +154,7 @@ _POWER = re.compile(r"[x\u00d7*]?\s*(?:10\^|1e\+?|10\*\*)(?P<exponent>[1-9])|[x\
 _COUNTED_IN_THOUSANDS = frozenset({"tokens", "dataset_samples", "steps", "sequence_length"})
 
 
-def find_scale(text: str, column: CellColumn) -> float | None:
+def find_scale(text: str, column: TableColumn) -> float | None:
     """The factor of a title: 1000 for `k` or `x1000`, a million for `M`; None for another word or column.
 
     A B behind a batch, or an N behind GPUs, is the letter of a formula.
@@ -167,12 +168,12 @@ def find_scale(text: str, column: CellColumn) -> float | None:
     return float(_kilo(column)) if word == "k" else WORDS.thousands.get(word)
 
 
-def _kilo(column: CellColumn) -> int:
+def _kilo(column: TableColumn) -> int:
     # A context of 4k tokens is 4096 long.
     return 1024 if column.name == "sequence_length" else 1000
 
 
-def fits(unit: Unit, column: CellColumn) -> bool:
+def fits(unit: Unit, column: TableColumn) -> bool:
     """Whether the column uses this unit."""
     return _NOUNS.get(column.name) == unit.measures
 
@@ -242,7 +243,7 @@ _MOST_SAMPLES = 100_000
 class ImportedColumn(NamedTuple):
     """A column of a foreign table, under one of its names."""
 
-    column: CellColumn
+    column: TableColumn
     scale: float | None = 1.0  # factor from its unit to ours; None if each cell has its own unit
     times: float = 1.0  # factor of numbers without a scale or a unit of their own: 1000 of `samples (k)`
 
@@ -261,7 +262,7 @@ class ImportedColumn(NamedTuple):
         """What a cell may hold, for messages."""
         if self.scale is None and self.column.kind != "link":
             return "a positive number with its unit, as the title has none"
-        return _EXPECTED[self.column.kind or "text"]
+        return _EXPECTED[self.column.kind]
 
     def value(self, cell: str) -> Value:
         """The value of a non-empty cell.
@@ -281,7 +282,7 @@ class ImportedColumn(NamedTuple):
             return None
         if self.is_measured and (out_of := _out_of_memory(text)) is not None:
             return out_of
-        value = _PARSERS[self.column.kind or "measured"](text, self)
+        value = _PARSERS[self.column.kind](text, self)
         if isinstance(value, Estimate):
             if self.times != 1 and _is_bare(text):
                 value *= exactly(self.times)
@@ -301,7 +302,7 @@ def _is_bare(text: str) -> bool:
     return parse_published(text).unit == "" and _SCALED_NUMBER.search(text) is None
 
 
-def _words(text: str, column: CellColumn) -> str:
+def _words(text: str, column: TableColumn) -> str:
     if len(text) > _LONGEST_WORDS or (column.name == "device" and text.isdecimal()):
         raise ValueError(text)
     return text
@@ -432,10 +433,9 @@ _PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Estimate | PublishedL
 def _imported() -> dict[str, ImportedColumn]:
     columns: dict[str, ImportedColumn] = {}
     for column in COLUMNS.values():
-        if column.kind is not None:
-            plain = ImportedColumn(column)
-            names = (*column.names, *WORDS.names.get(column.name, ()))
-            columns |= dict.fromkeys((plain.written, column.name, *names), plain)
+        plain = ImportedColumn(column)
+        names = (*column.figure.aliases, *WORDS.names.get(column.name, ()))
+        columns |= dict.fromkeys((plain.written, column.name, *names), plain)
         for name, scale in column.units.items():
             columns[name] = ImportedColumn(column, scale)
         columns |= dict.fromkeys((*column.bare, *WORDS.bare.get(column.name, ())), ImportedColumn(column, None))
@@ -448,15 +448,17 @@ SPEEDS = WORDS.bare["speed"]
 """Names of a speed, which is what its unit counts."""
 DERIVED = tuple(
     name
-    for column in COLUMNS.values()
-    if column.title and column.kind is None
-    for name in (column.name, column.title, *column.names, *WORDS.names.get(column.name, ()))
+    for figure in CELL_FIGURES
+    if figure.title and figure.name not in COLUMNS
+    for name in (figure.name, figure.title, *figure.aliases, *WORDS.names.get(figure.name, ()))
 )
 """Names of what an import works out itself, and therefore leaves out."""
 # Our own tables use these names too.
 _BY_NAME = {
-    **{column_name(f"{c.title} ({c.unit})"): ImportedColumn(c) for c in COLUMNS.values() if c.unit and c.kind},
-    **{column_name(c.csv): ImportedColumn(c) for c in COLUMNS.values() if c.csv and c.kind},
+    **{
+        column_name(f"{c.figure.title} ({c.figure.unit})"): ImportedColumn(c) for c in COLUMNS.values() if c.figure.unit
+    },
+    **{column_name(c.figure.csv): ImportedColumn(c) for c in COLUMNS.values() if c.figure.csv},
     **{column_name(name): column for name, column in IMPORTED.items()},
 }
 

@@ -29,10 +29,18 @@ from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown
 from multinode.sweep.cell_sheet import with_notes, with_price_notes
 from multinode.sweep.cell_table import relative_to, with_prices
-from multinode.sweep.cells import MEASURED, RANGED, CellRow, CellTable, Contradiction, find_contradictions
-from multinode.sweep.columns import COLUMNS
+from multinode.sweep.cells import (
+    MEASURED,
+    NICS,
+    OUT_OF_MEMORY_WITH_FIGURES,
+    CellRow,
+    CellTable,
+    Contradiction,
+    find_contradictions,
+)
 from multinode.sweep.sweep import TABLE_FILE
 from multinode.sweep.table_notes import IGNORED_COLUMNS, LABEL_COLUMNS
+from multinode.tables.columns import COLUMNS
 from multinode.tables.imported_columns import IMPORTED
 from multinode.tables.imported_forms import FORMS, HINT
 from multinode.tables.imported_table import Extras, ImportedRow, ImportedTable, parse_table
@@ -75,7 +83,6 @@ def _row(row: ImportedRow, label: str) -> CellRow:
     narrow = next((name for name in ("fp16", "bf16") if row.words.get(name) == "yes"), None)
     settings = {"precision": narrow} | {name: values[name] for name in JobSettings.__struct_fields__ if name in values}
     unknown = [name for name in CellRow.__struct_fields__ if name in _TOLD and fields.get(name) is None]
-    contradictions = _contradictions(row)
     return CellRow(
         **fields
         | {
@@ -85,8 +92,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "reason": reason,
             "settings": JobSettings(**settings),
             "varied": dict(row.labels),
-            "contradicted": tuple(contradictions.values()),
-            "contradictions": tuple(contradictions),
+            "contradictions": _contradictions(row),
             **(dict.fromkeys(unknown, Unknown("not in the table")) if state == MEASURED else {}),
         }
     )
@@ -98,21 +104,25 @@ def _state(row: ImportedRow, figures: Mapping[str, Estimate]) -> tuple[str, str]
     return ("skipped", "the table has no figures for it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
 
 
-def _contradictions(row: ImportedRow) -> dict[str, Contradiction]:
+def _contradictions(row: ImportedRow) -> tuple[Contradiction, ...]:
     contradictions = find_contradictions(row.figures)
     speeds = ("samples_per_s", "tokens_per_s", "steps_per_s", "whole_s")
     published = [name for name in speeds if name in row.figures]
     if row.out_of is not None and published:
-        figures = " and ".join(COLUMNS[name].words for name in published)
-        sentence = f"it ran out of memory but has {figures}"
-        return {sentence: Contradiction(sides=("out_of_memory", *published)), **contradictions}
+        figures = " and ".join(COLUMNS[name].figure.words for name in published)
+        fields = OUT_OF_MEMORY_WITH_FIGURES.fields(None, {"figures": figures})
+        return (Contradiction(**fields, sides=("out_of_memory", *published)), *contradictions)
     return contradictions
 
 
 def _value(name: str, figure: Estimate) -> Any:
-    if COLUMNS[name].kind == "count" or name == "nics":
+    if name == NICS.name or COLUMNS[name].kind == "count":
         return plausible_count(round(figure.value))
-    return Estimate(value=figure.value, low=figure.low, high=figure.high) if name in RANGED else figure.value
+    return (
+        Estimate(value=figure.value, low=figure.low, high=figure.high)
+        if COLUMNS[name].figure.has_range
+        else figure.value
+    )
 
 
 _NO_LABEL = re.compile(r"[^a-z0-9.]+")
@@ -256,7 +266,7 @@ def with_derived(figures: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """The figures with all that follow from them, with the bounds that rounding leaves.
 
     Args:
-        figures: by the names of `sweep.columns`.
+        figures: by the names of the figures.
     """
     all_figures = dict(figures)
     # Rules may depend on each other in any order.

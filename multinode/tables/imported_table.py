@@ -16,7 +16,7 @@ from multinode.errors import UsageError
 from multinode.predict.published import PublishedLink
 from multinode.stats.estimate import Estimate, exactly
 from multinode.strict_yaml import YamlError
-from multinode.sweep.columns import COLUMNS, column_name
+from multinode.tables.columns import COLUMNS, column_name
 from multinode.tables.imported_columns import (
     IMPORTED,
     ImplausibleError,

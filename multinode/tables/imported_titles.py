@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from multinode.predict.published import parse_published, plain_text
-from multinode.sweep.columns import COLUMNS, column_name
+from multinode.tables.columns import COLUMNS, column_name
 from multinode.tables.imported_columns import (
     DERIVED,
     IMPORTED,

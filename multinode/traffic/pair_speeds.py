@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.records.samples import StreamResult
 from multinode.units import BITS_PER_BYTE, format_rate
 
@@ -104,6 +106,25 @@ class NetworkFinding(Finding, frozen=True, kw_only=True):
         }[self.code]
 
 
+class NetworkRule(Rule, frozen=True, kw_only=True):
+    """One kind of `NetworkFinding`. The values `at` (its nodes) and `by_node` (a figure of each) are of all."""
+
+    def found(self, on: str | None, /, **values: object) -> NetworkFinding:
+        """As of any rule, with its nodes."""
+        nodes: Any = values.get("at", ())
+        by_node: Any = values.get("by_node", {})
+        fields = self.fields(on, values)
+        return NetworkFinding(**fields | {"figures": fields["figures"] | by_node}, nodes=nodes)
+
+
+class NetworkRules(RuleGroup):
+    """Rules of what slows a network."""
+
+    def cause(self, code: str, **words: Any) -> NetworkRule:
+        """Declare one with the words of a rule."""
+        return self.add(NetworkRule(code=code, **words))
+
+
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Slow pairs with one explanation."""
 
@@ -190,6 +211,63 @@ def fastest_of(*tries: Iterable[PairSpeed]) -> tuple[PairSpeed, ...]:
     return tuple(best.values())
 
 
+ODD = NetworkRules("Odd streams between nodes")
+
+
+def _odd(kind: str, *, about: str, message: str, hint: str) -> NetworkRule:
+    figures = ("best_gbit_per_s", "usual_gbit_per_s", "due_gbit_per_s")
+    return ODD.cause(f"odd_{kind}", about=about, message=message, hint=hint, figures=figures)
+
+
+_ODD = {
+    "node": _odd(
+        "node",
+        about="a node that is slow both ways with every peer",
+        message="{node} sends and receives at most {best} with any peer, {measure}",
+        hint="check the cable, switch port and other traffic of {node!s}; on {node!s}: ip -s link; tc -s qdisc",
+    ),
+    "sends": _odd(
+        "sends",
+        about="a node that sends slowly to every peer",
+        message="{node} sends at most {best} to any peer, {measure}, but receives at full speed",
+        hint="look for a traffic shaper or other traffic on {node!s}: tc -s qdisc; ip -s link",
+    ),
+    "receives": _odd(
+        "receives",
+        about="a node that receives slowly from every peer",
+        message="{node} receives at most {best} from any peer, {measure}, but sends at full speed",
+        hint="look for lost packets, a policer, or other traffic to {node!s}: ip -s link there; "
+        f"{_LOST} on its peers",
+    ),
+    "cable": _odd(
+        "cable",
+        about="two nodes that are slow both ways",
+        message="a stream between {node} and {peer} reaches at most {best} in both directions, {measure}",
+        hint="check the cable, NIC and switch port of {node!s} and {peer!s}, and the path between; on both: ip -s "
+        "link; replace one cable",
+    ),
+    "one_way": _odd(
+        "one_way",
+        about="two nodes that are slow one way",
+        message="a stream from {node} to {peer} reaches {best}, {measure}",
+        hint="the traffic of {node!s} is shaped, or lost on the path to {peer!s}; on {node!s}: tc -s qdisc; on "
+        "{peer!s}: ip -s link",
+    ),
+    "all": _odd(
+        "all",
+        about="all streams",
+        message="no stream between the nodes exceeds {best}, {measure}",
+        hint="check the shared switch, other traffic and busy CPUs; measure again on an idle network",
+    ),
+}
+_FAILED = ODD.cause(
+    "odd_failed",
+    about="streams that did not run",
+    message="{streams}: {reason}",
+    hint="look for a firewall or a node that is down: multinode check",
+)
+
+
 class _Field:
     """The streams that ran, with what their links carry, if known, and the usual speed."""
 
@@ -222,11 +300,18 @@ class _Field:
         usual = statistics.median(well) if well else self._dues.get(best, self._usual)
         due = self._dues[best] if self._speeds[best] < self._least_of_due(best) else None
         measure = f"{format_rate(due)} expected" if due is not None else f"{format_rate(usual)} is usual"
-        figures: dict[str, float | str] = {"best_gbit_per_s": self._speeds[best], "usual_gbit_per_s": usual}
-        if due is not None:
-            figures["due_gbit_per_s"] = due
-        message, hint = _told(blame, format_rate(self._speeds[best]), measure)
-        return NetworkFinding(code=f"odd_{blame.kind}", nodes=blame.nodes, figures=figures, message=message, hint=hint)
+        node, peer = (blame.nodes[0], blame.nodes[-1]) if blame.nodes else (None, "")
+        return _ODD[blame.kind].found(
+            node if len(blame.nodes) == 1 else None,
+            at=blame.nodes,
+            node=node,
+            peer=peer,
+            best=format_rate(self._speeds[best]),
+            measure=measure,
+            best_gbit_per_s=self._speeds[best],
+            usual_gbit_per_s=usual,
+            due_gbit_per_s=due,
+        )
 
     def _least_of_usual(self, pair: Pair) -> float:
         usual_gbit_per_s = self._usual * self._dues.get(pair, 1.0)
@@ -237,42 +322,6 @@ class _Field:
         if due is None:
             return 0.0
         return least_of_due(due, _CPU_BOUND_GBIT if due >= _CPU_BOUND_GOODPUT_GBIT else due)
-
-
-def _told(blame: Blame, best: str, measure: str) -> tuple[str, str]:
-    node, peer = (blame.nodes[0], blame.nodes[-1]) if blame.nodes else ("", "")
-    return {
-        "node": (
-            f"{node} sends and receives at most {best} with any peer, {measure}",
-            f"check the cable, switch port and other traffic of {node}; on {node}: ip -s link; tc -s qdisc",
-        ),
-        "sends": (
-            f"{node} sends at most {best} to any peer, {measure}, but receives at full speed",
-            f"look for a traffic shaper or other traffic on {node}: tc -s qdisc; ip -s link",
-        ),
-        "receives": (
-            f"{node} receives at most {best} from any peer, {measure}, but sends at full speed",
-            f"look for lost packets, a policer, or other traffic to {node}: ip -s link there; {_LOST} on its peers",
-        ),
-        "cable": (
-            f"a stream between {node} and {peer} reaches at most {best} in both directions, {measure}",
-            (
-                f"check the cable, NIC and switch port of {node} and {peer}, and the path between; on both: ip -s "
-                "link; replace one cable"
-            ),
-        ),
-        "one_way": (
-            f"a stream from {node} to {peer} reaches {best}, {measure}",
-            (
-                f"the traffic of {node} is shaped, or lost on the path to {peer}; on {node}: tc -s qdisc; on {peer}: "
-                "ip -s link"
-            ),
-        ),
-        "all": (
-            f"no stream between the nodes exceeds {best}, {measure}",
-            "check the shared switch, other traffic and busy CPUs; measure again on an idle network",
-        ),
-    }[blame.kind]
 
 
 def _find_odd(
@@ -353,9 +402,4 @@ def _failed(tried: Sequence[PairSpeed]) -> Iterator[NetworkFinding]:
 
 
 def _not_run(text: str, nodes: tuple[str, ...], error: str | None) -> NetworkFinding:
-    return NetworkFinding(
-        code="odd_failed",
-        nodes=nodes,
-        message=f"{text}: {error or 'the reason is unknown'}",
-        hint="look for a firewall or a node that is down: multinode check",
-    )
+    return _FAILED.found(None, at=nodes, streams=text, reason=error or "the reason is unknown")

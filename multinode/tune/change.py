@@ -25,9 +25,9 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
     nodes = change.nodes or today.nodes
     if nodes > len(cluster.nodes):
         raise UsageError(f"{nodes} nodes are requested; the hostfile has {len(cluster.nodes)}")
-    workers_per_node = change.workers_per_node or launch.options.workers_per_node
+    workers_per_node = change.workers_per_node or launch.workers_per_node
     workers = (workers_per_node,) * nodes if workers_per_node else today.on(nodes).counts
-    cluster, options = with_workers(cluster.first(nodes), launch.options, workers)
+    cluster, launch = with_workers(cluster.first(nodes), launch, workers)
     if isinstance(job, LlamaFactoryJob):
         job = _whole_rounds(fit_batch(changed_job(job, change), sum(workers)), change)
     elif change.overrides or change.deepspeed:
@@ -36,9 +36,8 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
             hint="give it: multinode tune --judge speed --from RUN train.yaml",
         )
     # On one node the gradients pass no network.
-    kept = options.levers.beside(change.levers) if nodes != 1 else NONE
-    options = msgspec.structs.replace(options, levers=kept.joined(change.levers))
-    return msgspec.structs.replace(launch, cluster=cluster, job=job, options=options)
+    kept = launch.levers.beside(change.levers) if nodes != 1 else NONE
+    return msgspec.structs.replace(launch, cluster=cluster, job=job, levers=kept.joined(change.levers))
 
 
 def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:

@@ -13,7 +13,6 @@ from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.job.job import Job
 from multinode.job.job_files import Change, changed_job
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import Count, Note, OnHang, Seconds, Training, TrainingInput, read_training
 from multinode.model.workload import JobSettings, read_settings
@@ -93,9 +92,8 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
             levers = today.settings.levers.joined(training.levers)
             training = msgspec.structs.replace(training, levers=levers)
         job = self._job(training, sources, today)
-        options = LaunchOptions(workers_per_node=training.workers_per_node)
         execute = ExecuteOptions(kind="tuning", stall_s=self.hang_timeout or None, on_stall=self.on_hang)
-        launch = training.make_launch(job, options, execute, check=self.check)
+        launch = training.make_launch(job, execute, check=self.check, workers_per_node=training.workers_per_node)
         if today is not None:
             _require_measured(launch, today)
         return TuningRequest(
@@ -127,14 +125,14 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
 def _require_measured(launch: Launch, today: TrainingState) -> None:
     if isinstance(launch.job, Benchmark):
         return
-    settings, measured, options = read_settings(launch.job), today.settings, launch.options
+    settings, measured = read_settings(launch.job), today.settings
     names = [name for name in JobSettings.__struct_fields__ if name != "levers"]
     pairs = {name.replace("_", " "): (getattr(settings, name), getattr(measured, name)) for name in names}
     layout = today.scenario.layout
-    pairs["workers per node"] = options.workers_per_node, None if layout.unequal else layout.workers_per_node
+    pairs["workers per node"] = launch.workers_per_node, None if layout.unequal else layout.workers_per_node
     pairs = {name: both for name, both in pairs.items() if None not in both}
     # A lever that is not used is known.
-    pairs |= options.levers.compared(measured.levers)
+    pairs |= launch.levers.compared(measured.levers)
     differing = [
         f"{name} is {ours!r}, but {theirs!r} was measured" for name, (ours, theirs) in pairs.items() if ours != theirs
     ]

@@ -251,7 +251,7 @@ class _Tuner:
         job = changed.job
         if not isinstance(job, LlamaFactoryJob):
             raise UsageError("only a LLaMA-Factory YAML can be judged by its loss")
-        workers = sum(workers_of_nodes(changed.cluster, {}, changed.options.workers_per_node))
+        workers = sum(workers_of_nodes(changed.cluster, {}, changed.workers_per_node))
         batch = global_batch(read_settings(job), workers)
         training = TrialTraining(
             steps=max(1, round((self._tuning.samples or 0) / (batch or 1))),

@@ -170,9 +170,14 @@ def require_tunable(request: TuningRequest) -> None:
     samples_of(request, Layout(nodes=1))
 
 
+def read_tuning(directory: RunDirectory) -> Tuning | None:
+    """The stored tuning of a run; None for any other."""
+    return directory.read(TUNING_FILE, Tuning)
+
+
 def load_tuning(directory: RunDirectory, record: GridRecord) -> Tuning | None:
     """The tuning of a grid; None where it lacks candidates of it, as after a crash between two files."""
-    tuning = directory.read(TUNING_FILE, Tuning)
+    tuning = read_tuning(directory)
     if tuning is None or len(tuning.rows) < len(record.cells):
         return None
     return msgspec.structs.replace(tuning, rows=tuning.rows[: len(record.cells)])
@@ -285,8 +290,8 @@ def fingerprint_of(request: TuningRequest) -> str:
         measured["held_out"] = request.evaluation_samples
     if request.learning_rates:
         measured["learning_rates"] = request.learning_rates
-    measured["workers"] = request.launch.options.workers_per_node or 0
-    return fingerprint({BASELINE: job_of(request)}, request.launch.cluster.nodes, request.launch.options, measured)
+    measured["workers"] = request.launch.workers_per_node or 0
+    return fingerprint({BASELINE: job_of(request)}, request.launch.cluster.nodes, request.launch, measured)
 
 
 def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
@@ -298,7 +303,7 @@ def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
     require_tunable(request)
     plan_offline(request.launch)
     cluster = request.launch.cluster
-    layout = request.layout or Layout.of(workers_of_nodes(cluster, {}, request.launch.options.workers_per_node))
+    layout = request.layout or Layout.of(workers_of_nodes(cluster, {}, request.launch.workers_per_node))
     series = None if resume.anew else find_series(runs, fingerprint_of(request))
     if series is not None:
         directory, record = series

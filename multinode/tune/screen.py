@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from multinode.render.sheet import Column, Sheet
-from multinode.render.table import DOUBTFUL, GOOD, CommandLine, Part, labelled_parts, paragraph, sheet_table
+from multinode.render.sheet import Block, Chart, Charts, Column, Labels, Prose, Sheet, Tiles, Tone
+from multinode.render.table import Part, labelled_parts, sheet_table
 from multinode.series.grid import about
 from multinode.stats.estimate import PLUS_MINUS, text_of
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
@@ -45,25 +45,35 @@ def loss_words(tuning: Tuning) -> str:
     return "not recorded in every run"
 
 
-_STYLES = {"change": GOOD, "one_node": GOOD, "inconclusive": DOUBTFUL}
+_TONES: dict[str, Tone] = {"change": "good", "one_node": "good", "inconclusive": "doubtful"}
 _MARKS = {"worse": "worse", "diverged": "diverged"}
 _STATES = {"out_of_memory": "out of memory", "failed": "failed", "skipped": "skipped", "waiting": "not run"}
 
 
-def tuning_parts(tuning: Tuning, *, details: bool = False, next_command: str = "") -> Iterator[Part]:
-    """The screen of `tune`.
+def show(tuning: Tuning) -> Iterator[Block]:
+    """The verdict, speed, loss and time to the loss of each change, why, and what was not tried."""
+    yield Prose(tuning.verdict, "lead", tone=_TONES.get(tuning.outcome, ""))
+    yield Tiles(tuple(_key_figures(tuning)))
+    yield _speed_sheet(tuning) if tuning.judged_by == "speed" else _loss_sheet(tuning)
+    yield Labels(tuple(_rows(tuning)))
+    yield Charts(lambda: _charts(tuning))
 
-    Args:
-        tuning: with its verdict.
-        details: with what the columns mean.
-        next_command: launches the winner; empty where there is none.
-    """
-    yield paragraph(tuning.verdict, _STYLES.get(tuning.outcome, "bold"))
-    yield ""
-    by_speed = tuning.judged_by == "speed"
-    yield sheet_table(_speed_sheet(tuning) if by_speed else _loss_sheet(tuning), legend=details)
-    yield ""
-    yield from labelled_parts(_rows(tuning, next_command))
+
+def _charts(tuning: Tuning) -> Iterable[Chart]:
+    from multinode.tune.charts import tuning_charts  # noqa: PLC0415 - plotly is an extra
+
+    return tuning_charts(tuning)
+
+
+def _key_figures(tuning: Tuning) -> Iterator[tuple[str, str]]:
+    winner = tuning.row(tuning.recommended)
+    if winner is None or not winner.run_ids:
+        return
+    yield f"samples/s, {winner.candidate.name}", text_of(winner.samples_per_s)
+    if winner.time_to_loss_s is not None:
+        yield "time to the loss (s)", text_of(winner.time_to_loss_s)
+    if winner.sooner is not None and winner.candidate.nodes > 1:
+        yield "against 1 node", winner.sooner.text("times")
 
 
 def plan_parts(tuning: Tuning) -> Iterator[Part]:
@@ -224,10 +234,8 @@ def _legend(tuning: Tuning) -> Iterator[str]:
         )
 
 
-def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:
+def _rows(tuning: Tuning) -> Iterator[tuple[str, str]]:
     winner = tuning.row(tuning.recommended)
-    if next_command:
-        yield "Launch it", CommandLine(next_command)
     if winner is not None and winner.candidate.meaning not in {"", "nothing"}:
         yield "Note", f"{winner.candidate.name}: {winner.candidate.meaning}"
     why = _why(tuning)

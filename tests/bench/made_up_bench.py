@@ -113,3 +113,13 @@ def part(node_rank: int, samples: Sequence[Sample], phase: str = "alone", **more
 def report(*parts: BenchPart) -> BenchReport:
     """The report of these parts."""
     return summarise_bench("r", parts, DeviceTest())
+
+
+def verdict(found: BenchReport) -> tuple[str, ...]:
+    """The sentences of its plain text, without further causes and fixes."""
+    last = [found.outcome.message] if found.outcome is not None else []
+    return (
+        *(part.message for part in found.unmeasured),
+        *(anomaly.text for anomaly in found.anomalies),
+        *last,
+    )

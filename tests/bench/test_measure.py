@@ -15,7 +15,6 @@ import pytest
 from multinode.bench.measure import bench, load_bench
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, Interrupted, RunFailed
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.records.benchmark import DeviceTest
 from multinode.records.progress import RunProgress
@@ -27,6 +26,8 @@ from multinode.transport.base import Completed
 from multinode.transport.local import LocalStream, LocalTransport
 from tests.torch_stand_in import put_torch
 from tests.warm import free_port
+
+from .made_up_bench import verdict
 
 pytestmark = [pytest.mark.torch]
 
@@ -71,7 +72,8 @@ def launch_of(*names: str, torch: Path | None) -> Launch:
         cluster=Cluster(nodes=nodes, source="hosts"),
         hostfile="",
         job=TINY,
-        options=LaunchOptions(agent=load_archive().path, master_port=free_port()),
+        agent=load_archive().path,
+        master_port=free_port(),
         execute=ExecuteOptions(kind="bench", lease_s=30.0),
         check=False,
         run_id="b",
@@ -113,7 +115,7 @@ def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
     assert worker.threads == 1
     # It was not asked for a second time.
     assert missing.failures == {"alone": "it refuses connections"}
-    assert "gone could not be measured alone: it refuses connections" in found.verdict
+    assert "gone could not be measured alone: it refuses connections" in verdict(found)
     kept = json.loads((tmp_path / "runs" / "b" / "bench.json").read_text())
     assert kept["schema"] == "multinode.bench/2"
     run = RunDirectory(tmp_path / "runs" / "b").read("run.json", Run)
@@ -185,7 +187,7 @@ def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, context: RunConte
     assert json.loads((tmp_path / "runs" / "b" / "run.json").read_text())["status"] == "stopped"
     stopped = load_bench(RunDirectory(tmp_path / "runs" / "b"))
     assert stopped is not None
-    assert stopped.verdict[0] == "interrupted while measuring two alone; not yet measured: one, two together"
+    assert verdict(stopped)[0] == "interrupted while measuring two alone; not yet measured: one, two together"
 
 
 def test_it_is_listed_from_its_beginning_and_tells_where_it_is(
@@ -197,7 +199,7 @@ def test_it_is_listed_from_its_beginning_and_tells_where_it_is(
         stored = load_run(tmp_path / "runs", "b")
         found = load_bench(stored.directory)
         assert found is not None
-        seen[progress.run_id] = (stored.run.status, found.verdict[0])
+        seen[progress.run_id] = (stored.run.status, verdict(found)[0])
 
     context.observe = look
     found = bench(launch_of("one", "two", torch=torch), ("alone", "together"), context)
@@ -245,7 +247,7 @@ def test_a_controller_that_is_killed_loses_nothing_that_was_measured_and_resumes
     assert [node.state for node in stored.run.nodes] == states
     found = load_bench(stored.directory)
     assert found is not None
-    assert found.verdict[0] == f"interrupted while measuring {broken_off}"
+    assert verdict(found)[0] == f"interrupted while measuring {broken_off}"
     measured = [test.alone for node in found.nodes for worker in node.workers for test in worker.tests]
     assert [speed is not None and speed.value.value > 0 for speed in measured] == [True] * states.count("ended")
     before = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("b-*/run.json")}

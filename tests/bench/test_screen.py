@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from io import StringIO
 from typing import Any
 
@@ -8,9 +9,10 @@ from rich.console import Console
 
 from multinode.bench.figures import BenchReport
 from multinode.bench.nodes import BenchPart
-from multinode.bench.screen import bench_lines, bench_parts, bench_sheets, next_step
-from multinode.render.sheet import Sheet
-from multinode.render.table import sheet_table
+from multinode.bench.screen import bench_sheets, next_step, show
+from multinode.render.sheet import Block, Labels, Sheet
+from multinode.render.table import screen_text, sheet_table
+from multinode.render.terminal import block_parts
 from tests.bench.made_up_bench import gpu, limited, on_cpu, on_gpu, part, processors, report, speed, speeds
 from tests.golden import Golden
 
@@ -29,11 +31,21 @@ def test_the_verdict_comes_with_its_fix_and_what_else_differs() -> None:
         part(0, on_gpu(speeds(), gpu())),
         part(1, on_gpu(speeds(0.5), gpu(sm_clock_mhz=700, throttle=("sw_power_cap",)), torch="2.1.0")),
     )
-    lines = bench_lines(slow)
-    assert lines[0].startswith("node1 is slow: ")
-    assert lines[1].startswith("  hint: compare the power limits: ssh node1 ")
-    assert lines[2].startswith("  also: GPU 0 of node1 ran at 700 of 1410 MHz")
-    assert any(line.startswith("  also: node1 has torch 2.1.0") for line in lines)
+    rows = labelled_rows(show(slow), details=True)
+    assert rows[:2] == [
+        ("Cause", rows[0][1]),
+        ("Fix", "compare the power limits: ssh node1 nvidia-smi -q -d POWER,PERFORMANCE"),
+    ]
+    also = [text for label, text in rows if label == "Also likely"]
+    assert also[0].startswith("GPU 0 of node1 ran at 700 of 1410 MHz")
+    assert any(text.startswith("node1 has torch 2.1.0") for text in also)
+    assert not any(label == "Also likely" for label, _ in labelled_rows(show(slow), details=False))
+
+
+def labelled_rows(blocks: Iterable[Block], *, details: bool) -> list[tuple[str, str]]:
+    hidden = "brief" if details else "full"
+    shown = (block for block in blocks if isinstance(block, Labels) and block.detail != hidden)
+    return [row for block in shown for row in block.rows]
 
 
 GPUS = (
@@ -54,7 +66,7 @@ GPUS = (
     ],
 )
 def test_the_screen(golden: Golden, name: str, found: BenchReport, *, details: bool) -> None:
-    golden.check_screen(name, bench_parts(found, details=details))
+    golden.check_answer(name, show(found), details=details)
 
 
 def test_the_next_command_is_the_same_bench_after_a_fix_or_the_network() -> None:
@@ -139,4 +151,6 @@ def test_what_could_not_be_measured_says_why_and_on_how_many() -> None:
 def test_nothing_measured_is_no_table() -> None:
     found = report(part(0, (), error="no route"))
     assert bench_sheets(found) == ()
-    assert bench_lines(found) == ["node0 could not be measured alone: no route", "no device was measured"]
+    text = screen_text(block_parts(show(found)))
+    assert text.splitlines()[0] == "node0 could not be measured alone: no route"
+    assert "no device was measured" in text

@@ -37,14 +37,14 @@ _SWEEP = ScanReport(
     nodes=("box1", "box2"),
     test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
     rows=(row(100.0), row(90.0, "all_gather")),
-    verdict=Verdict(text="this is what the link carries"),
+    verdict=Verdict(message="this is what the link carries"),
     directory="/r",
 )
 _HOSTILE = "<b>x</b><script>console.error(1)</script><img src=http://127.0.0.1:9/y><a href='http://z'>" + "w" * 90
 _PAGES = {
     "contrast": [
-        made_run(CONTRAST_RUN, {load_contrast: (CONTRAST, "")}),
-        made_run(msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), {load_contrast: (CURVE, "")}),
+        made_run(CONTRAST_RUN, {load_contrast: CONTRAST}),
+        made_run(msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), {load_contrast: CURVE}),
     ],
     "run": [made_run(RUN, summary=SUMMARY, observed=observed())],
     "sweep": [made_run(RUN, {load_scan: _SWEEP})],

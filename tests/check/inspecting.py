@@ -13,6 +13,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface, NodeFacts
 from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.stats.unknown import Entries
 
 PACKAGES = {"torch": "2.8.0", "llamafactory": "0.9.5"}
 SCRIPT = ScriptJob(argv=("train.py",))
@@ -24,7 +25,7 @@ def facts(name: str, number: int = 1) -> NodeFacts:
     return NodeFacts(
         node=name,
         python="/env/bin/python",
-        packages=PACKAGES,
+        packages=Entries(PACKAGES),
         cwd="/work",
         gpus=(Gpu(index=0, name="NVIDIA GeForce RTX 4090"),),
         port_range=(32768, 60999),

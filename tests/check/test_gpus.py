@@ -17,10 +17,11 @@ from multinode.check.gpus import (
 )
 from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.facts import Gpu
+from multinode.cluster.facts import UNASKED, Gpu
 from multinode.job.job import LlamaFactoryJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.stats.unknown import Entries, Unknown
 
 from .inspecting import SFT, but, expect, inspection, only, silent
 
@@ -65,7 +66,7 @@ def test_accelerators_of_two_vendors_cannot_speak_with_each_other() -> None:
 
 
 def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
-    bare = but(inspection(), "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
+    bare = but(inspection(), "b", gpus=Unknown("nvidia-smi not found"))
     test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
     finding = only(check_presence(replace(bare, job=test)))
     assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)
@@ -74,7 +75,7 @@ def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
 
 
 def test_a_node_without_gpus_beside_one_that_has_them_is_an_error_with_the_reason() -> None:
-    broken = but(well(), "b", gpus=(), missing={"gpus": "nvidia-smi ended with code 18: driver/library mismatch"})
+    broken = but(well(), "b", gpus=Unknown("nvidia-smi ended with code 18: driver/library mismatch"))
     expect(check_presence(broken), "error", "b", "driver/library mismatch", "a has 2")
     silent(check_counts(broken))
 
@@ -87,7 +88,7 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are() -> None:
 
 def test_gpus_of_the_hostfile_on_nodes_that_have_none_are_told_with_the_reason() -> None:
     named = Cluster(nodes=(Node(name="a", gpus=(0,)), Node(name="b", gpus=(0,))), source="hosts")
-    bare = but(but(inspection(cluster=named), "a", gpus=()), "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
+    bare = but(but(inspection(cluster=named), "a", gpus=()), "b", gpus=Unknown("nvidia-smi not found"))
     findings = list(check_counts(bare))
     assert [finding.node for finding in findings] == ["a", "b"]
     assert "nvidia-smi not found" in findings[1].message
@@ -216,7 +217,7 @@ def test_different_nccl_is_an_error_with_the_way_to_the_same() -> None:
         check="versions",
         hint="/env/bin/python -m pip install nvidia-nccl-cu12==2.27.5",
     )
-    other_torch = but(known, "b", packages={"torch": "2.7.1"})
+    other_torch = but(known, "b", packages=Entries({"torch": "2.7.1"}))
     assert "pip install torch==2.8.0" in str(only(check_torch_builds(other_torch)).hint)
 
 
@@ -226,8 +227,8 @@ def test_different_cuda_is_a_warning_and_on_nodes_without_gpus_nothing() -> None
     silent(check_torch_builds(but(known, "ab", gpus=())))
 
 
-@pytest.mark.parametrize(("waited_s", "found"), [(None, False), (4.0, False), (11.0, True)])
-def test_an_nvidia_smi_that_loads_the_driver_each_time(waited_s: float | None, *, found: bool) -> None:
+@pytest.mark.parametrize(("waited_s", "found"), [(UNASKED, False), (4.0, False), (11.0, True)])
+def test_an_nvidia_smi_that_loads_the_driver_each_time(waited_s: float | Unknown, *, found: bool) -> None:
     findings = list(check_drivers(but(well(), "a", gpu_query_s=waited_s)))
     assert [finding.severity for finding in findings] == ["note"] * found
     assert all("nvidia-smi took 11.0 s" in finding.message for finding in findings)

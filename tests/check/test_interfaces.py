@@ -17,7 +17,8 @@ from multinode.check.interfaces import (
 from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.facts import Interface, Route
+from multinode.cluster.facts import UNASKED, Interface, Route
+from multinode.stats.unknown import Unknown, or_empty
 
 from .inspecting import but, expect, inspection, only, silent
 
@@ -35,7 +36,7 @@ def two(*nics: Interface, routes: tuple[Route, ...] = (), **facts: Any) -> Inspe
     """Nodes a and b with addr= in the hostfile; a has these NICs beside its data plane, 10.0.0.1 on eth0."""
     nodes = tuple(Node(name=name, addr=f"10.0.0.{number}") for number, name in enumerate("ab", 1))
     well = inspection(cluster=Cluster(nodes=nodes, source="hosts"))
-    mine = well.facts["a"].interfaces
+    mine = or_empty(well.facts["a"].interfaces)
     return but(well, "a", interfaces=(LOOPBACK, *nics, *mine), routes=routes, **facts)
 
 
@@ -75,7 +76,7 @@ def test_the_only_node_that_answers_is_not_judged_by_its_loopback() -> None:
 
 def test_no_route_to_a_peer_comes_with_the_command_that_makes_one() -> None:
     expect(
-        check_routes(two(routes=(Route(peer="10.0.0.2", error="Network is unreachable"),))),
+        check_routes(two(routes=(Route(peer="10.0.0.2", source=Unknown("Network is unreachable")),))),
         "error",
         "a",
         "no route to b (10.0.0.2: Network is unreachable)",
@@ -86,7 +87,7 @@ def test_no_route_to_a_peer_comes_with_the_command_that_makes_one() -> None:
 
 def test_what_is_no_address_is_no_missing_route() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="b.example"))
-    routes = (Route(peer="b.example", error="not an IPv4 address"),)
+    routes = (Route(peer="b.example", source=Unknown("not an IPv4 address")),)
     silent(check_routes(but(inspection(cluster=Cluster(nodes=nodes, source="h")), "a", routes=routes)))
 
 
@@ -106,7 +107,7 @@ def test_a_route_from_a_network_that_the_peer_is_not_in_is_an_error() -> None:
 def test_a_route_over_another_network_that_both_share_or_that_works_is_a_warning() -> None:
     astray = two(nic("eth1", "192.0.2.7/24"), routes=ASTRAY)
     assert only(check_routes(met(astray))).severity == "warning"
-    theirs = astray.facts["b"].interfaces
+    theirs = or_empty(astray.facts["b"].interfaces)
     shared = but(astray, "b", interfaces=(*theirs, nic("eth1", "192.0.2.8/24")))
     finding = only(check_routes(shared))
     assert finding.severity == "warning"
@@ -124,7 +125,9 @@ def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="10.0.7.2"))
     far = but(two(), "b", interfaces=(nic("eth0", "10.0.7.2/24"),))
     far = replace(far, cluster=Cluster(nodes=nodes, source="hosts"))
-    finding = only(check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", error="Network is unreachable"),))))
+    finding = only(
+        check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", source=Unknown("Network is unreachable")),)))
+    )
     assert "on a (ROUTER: the gateway in the network of eth0):\nsudo ip route replace 10.0.7.0/24 via ROUTER" in str(
         finding.hint
     )
@@ -132,7 +135,7 @@ def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
 
 def test_peers_that_are_sent_to_in_the_same_wrong_way_are_one_finding() -> None:
     nodes = tuple(Node(name=name, addr=f"10.0.0.{number}") for number, name in enumerate("abc", 1))
-    routes = tuple(Route(peer=f"10.0.0.{number}", error="Network is unreachable") for number in (2, 3))
+    routes = tuple(Route(peer=f"10.0.0.{number}", source=Unknown("Network is unreachable")) for number in (2, 3))
     many = inspection("abc", cluster=Cluster(nodes=nodes, source="hosts"))
     assert "no route to b and c" in only(check_routes(but(many, "a", routes=routes))).message
 
@@ -235,7 +238,7 @@ def test_and_a_warning_where_it_is_not() -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"missing": {"hostname_address": "Name or service not known"}}, "no address (Name or service not known)"),
+        ({"hostname_address": Unknown("Name or service not known")}, "no address (Name or service not known)"),
         ({"hostname_address": "203.0.113.5"}, "203.0.113.5, which is no address of the node"),
         ({"hostname_address": "172.17.0.1"}, "172.17.0.1, which is on docker0"),
         ({"hostname_address": "nonsense"}, "nonsense"),
@@ -245,8 +248,8 @@ def test_names_that_lead_elsewhere(facts: dict[str, Any], words: str) -> None:
     assert words in only(check_hostnames(two(DOCKER, **facts))).message
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "192.0.2.7", None])
-def test_a_name_that_resolves_to_a_nic_of_the_node_or_was_not_asked_for_is_well(address: str | None) -> None:
+@pytest.mark.parametrize("address", ["10.0.0.1", "192.0.2.7", UNASKED])
+def test_a_name_that_resolves_to_a_nic_of_the_node_or_was_not_asked_for_is_well(address: str | Unknown) -> None:
     silent(check_hostnames(two(nic("eth1", "192.0.2.7/24"), hostname_address=address)))
 
 

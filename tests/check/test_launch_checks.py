@@ -5,6 +5,7 @@ import pytest
 from multinode.check.check import check_all, check_launch
 from multinode.check.rule import Inspection
 from multinode.errors import NodeFailed
+from multinode.stats.unknown import Entries, Unknown
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
 
@@ -27,12 +28,12 @@ def refused(broken: Inspection) -> NodeFailed:
 
 
 def test_the_first_error_stops_a_launch_and_names_the_others() -> None:
-    error = refused(but(inspection(), "b", python=None, missing={"workdir": "/work does not exist"}))
+    error = refused(but(inspection(), "b", python=Unknown("none was found"), cwd=Unknown("/work does not exist")))
     assert (error.node, error.message) == ("b", "no interpreter for the job: none was found")
     assert error.detail == "also b: workdir= of the job: /work does not exist"
 
 
 def test_commands_of_a_fix_are_in_one_line() -> None:
-    error = refused(but(inspection(), "b", packages={}))
+    error = refused(but(inspection(), "b", packages=Entries({})))
     fix = "correct python= in the hostfile, or on the node: /env/bin/python -m pip install torch llamafactory"
     assert (error.node, error.hint) == ("b", fix)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from multinode.check.link import check_link_up, check_links
 from multinode.check.rule import Inspection
 from multinode.cluster.dataplane import Endpoint
+from multinode.stats.unknown import or_empty
 
 from .inspecting import but, expect, inspection, only, silent
 
@@ -15,7 +16,7 @@ CHECKS = (check_link_up, check_links, check_links, check_links)
 
 def linked(known: Inspection, name: str, /, **changes: Any) -> Inspection:
     """The same with another NIC in one node."""
-    (nic,) = known.facts[name].interfaces
+    (nic,) = or_empty(known.facts[name].interfaces)
     return but(known, name, interfaces=(replace(nic, **changes),))
 
 
@@ -87,13 +88,13 @@ def test_every_nic_that_the_hostfile_names_is_compared_with_those_of_its_rank() 
     places = {name: replace(place, ifnames=("eth0", "eth1")) for name, place in known.endpoints.items()}
     known = replace(known, endpoints=places)
     for name in "abc":
-        (first,) = known.facts[name].interfaces
+        (first,) = or_empty(known.facts[name].interfaces)
         second = replace(first, name="eth1", addresses=(), mtu=9000, speed_gbit_per_s=10.0)
         known = but(known, name, interfaces=(first, second))
     silent(check_links(known), check_link_up(known))
 
     def second_of_b(**changes: Any) -> Inspection:
-        first, second = known.facts["b"].interfaces
+        first, second = or_empty(known.facts["b"].interfaces)
         return but(known, "b", interfaces=(first, replace(second, **changes)))
 
     expect(
@@ -111,7 +112,7 @@ def test_every_nic_that_the_hostfile_names_is_compared_with_those_of_its_rank() 
 
 def test_the_first_nic_of_the_hostfile_is_looked_at_also_where_the_address_is_on_the_second() -> None:
     known = inspection()
-    (first,) = known.facts["a"].interfaces
+    (first,) = or_empty(known.facts["a"].interfaces)
     place = replace(known.endpoints["a"], ifname="eth1", ifnames=("eth0", "eth1"))
     known = replace(known, endpoints=known.endpoints | {"a": place})
     known = but(known, "a", interfaces=(replace(first, mtu=9000), replace(first, name="eth1", mtu=4000)))

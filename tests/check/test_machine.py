@@ -9,14 +9,15 @@ from multinode.check.machine import check_clocks, check_container_network, check
 from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.facts import Interface
+from multinode.cluster.facts import UNASKED, Interface
+from multinode.stats.unknown import Unknown, or_unknown
 
 from .inspecting import but, expect, inspection, only, silent
 
 
 def booted(known: Inspection, **boots: Any) -> Inspection:
     for name, (boot_id, hostname, machine_id) in boots.items():
-        known = but(known, name, boot_id=boot_id, hostname=hostname, machine_id=machine_id)
+        known = but(known, name, boot_id=boot_id, hostname=hostname, machine_id=or_unknown(machine_id))
     return known
 
 
@@ -24,7 +25,7 @@ def test_machines_of_their_own_have_no_finding() -> None:
     # Two copies of one image have one machine id, as the nodes of a lab do.
     known = booted(inspection(), a=("1", "gpu1", "m"), b=("2", "gpu2", "m"))
     silent(check_same_machine(known))
-    unknown = booted(inspection(), a=(None, None, None), b=(None, None, None))
+    unknown = booted(inspection(), a=(UNASKED,) * 3, b=(UNASKED,) * 3)
     silent(check_same_machine(unknown))
 
 
@@ -64,7 +65,7 @@ def test_a_container_on_dockers_bridge_is_a_warning() -> None:
     "known",
     [
         inspection(),
-        bridged(container=None),
+        bridged(container=UNASKED),
         bridged("10.0.0.2"),
         bridged(interfaces=(Interface(name="eth0", addresses=("172.17.0.3/16",), up=True, driver="mlx5_core"),)),
     ],
@@ -82,15 +83,15 @@ def test_a_container_that_was_reached_is_reachable() -> None:
     silent(check_container_network(reached))
 
 
-def clocks(*offsets: float | None) -> Inspection:
+def clocks(*offsets: float | Unknown) -> Inspection:
     known = inspection("abc"[: len(offsets)])
     for name, offset in zip("abc", offsets, strict=False):
         known = but(known, name, clock_offset_s=offset)
     return known
 
 
-@pytest.mark.parametrize("offsets", [(0.0, 0.0), (1.2, 0.0, -0.7), (None, None), (None, 1.9)])
-def test_clocks_that_agree_have_no_finding(offsets: tuple[float | None, ...]) -> None:
+@pytest.mark.parametrize("offsets", [(0.0, 0.0), (1.2, 0.0, -0.7), (UNASKED, UNASKED), (UNASKED, 1.9)])
+def test_clocks_that_agree_have_no_finding(offsets: tuple[float | Unknown, ...]) -> None:
     silent(check_clocks(clocks(*offsets)))
 
 

@@ -18,10 +18,11 @@ from multinode.check.paths import (
     check_workdir,
 )
 from multinode.check.rule import Inspection
-from multinode.cluster.facts import ContentFact, HungPath, PathFact
+from multinode.cluster.facts import NO_ANSWER, ContentFact, HungPath, PathFact
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import JobEnvironment, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
+from multinode.stats.unknown import Entries, Unknown
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
 
@@ -34,7 +35,7 @@ def place(path: str, kind: str = "directory", **more: Any) -> PathFact:
     return PathFact(path=path, kind=kind, **{"writable": True, **more})
 
 
-def content(path: str, digest: str | None = "0123456789abcdef", **more: Any) -> ContentFact:
+def content(path: str, digest: str | Unknown = "0123456789abcdef", **more: Any) -> ContentFact:
     return ContentFact(path=path, digest=digest, **{"size_bytes": 100, **more})
 
 
@@ -80,7 +81,7 @@ def test_a_file_that_only_a_node_has_comes_from_there() -> None:
 
 
 def test_without_the_jobs_directory_nothing_is_looked_for_in_it() -> None:
-    lacking = but(WELL, "b", cwd=None, paths=(place("models/tiny", "missing"), place("/data", "missing")))
+    lacking = but(WELL, "b", cwd=NO_ANSWER, paths=(place("models/tiny", "missing"), place("/data", "missing")))
     assert "/data is missing" in only(check_paths(lacking)).message
 
 
@@ -95,11 +96,11 @@ def test_a_path_that_hangs_names_its_file_system() -> None:
 
 def test_a_place_where_nothing_compiled_can_be_loaded_is_moved() -> None:
     noexec = {"TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp", "$(evil)": "/"}
-    finding = only(check_noexec(but(WELL, "b", noexec=noexec)))
+    finding = only(check_noexec(but(WELL, "b", noexec=Entries(noexec))))
     assert "/tmp of b are mounted noexec" in finding.message
     assert finding.hint == "use other directories:\n--env TMPDIR=/var/tmp --env TRITON_CACHE_DIR=/var/tmp/triton"
     moved = JobEnvironment(env={"TMPDIR": "/data", "TRITON_CACHE_DIR": "/data"})
-    silent(check_noexec(but(replace(WELL, options=LaunchOptions(environment=moved)), "b", noexec=noexec)))
+    silent(check_noexec(but(replace(WELL, options=LaunchOptions(environment=moved)), "b", noexec=Entries(noexec))))
 
 
 def test_what_is_copied_and_what_may_be_a_name_of_a_hub_need_not_be_there() -> None:
@@ -159,7 +160,8 @@ def test_an_output_directory_that_is_there_or_can_be_made_is_well() -> None:
 
 
 def test_a_directory_of_the_job_that_is_not_there_is_told() -> None:
-    lacking = but(WELL, "b", missing={"workdir": "/nowhere is not a directory"})
+    lacking = but(WELL, "b", cwd=Unknown("/nowhere is not a directory"))
+    silent(check_workdir(but(WELL, "b", cwd=NO_ANSWER)))
     assert "/nowhere is not a directory" in only(check_workdir(lacking)).message
 
 
@@ -198,14 +200,14 @@ def test_a_file_that_one_node_lacks_is_told_and_a_directory_that_lacks_is_anothe
 
 def test_what_was_not_read_is_a_note_and_taken_for_neither_equal_nor_absent() -> None:
     expected = (content("data/dataset_info.json"), content("data/mine.json"))
-    slow = contents(content("data", None, reason="not read within 5 s"), expected=expected)
+    slow = contents(content("data", Unknown("not read within 5 s")), expected=expected)
     expect(check_contents(slow), "note", "b", "data could not be compared with the other nodes: not read within 5 s")
 
 
 def test_equal_content_is_well_and_one_node_has_nothing_to_compare_with() -> None:
     same = (content("data/mine.json"), content(".git", "a" * 40))
     silent(check_contents(contents(*same, expected=same)), check_revisions(contents(*same, expected=same)))
-    alone = but(inspection("a", job=WELL.job), "a", contents=(content("data", None, reason="slow"),))
+    alone = but(inspection("a", job=WELL.job), "a", contents=(content("data", Unknown("slow")),))
     assert list(check_contents(alone)) == list(check_revisions(alone)) == []
 
 
@@ -277,7 +279,7 @@ def test_a_program_that_is_not_on_the_path_is_refused() -> None:
     program = inspection(job=ScriptJob(argv=("bash", "run.sh"), form="executable"))
     there = but(program, "ab", tools={"bash": "/bin/bash"})
     silent(check_program(there))
-    finding = expect(check_program(but(there, "b", tools={}, interactive={"bash": "/x/bash"})), "error", "b")
+    finding = expect(check_program(but(there, "b", tools={}, interactive=Entries({"bash": "/x/bash"}))), "error", "b")
     assert "bash is not on the PATH of a non-interactive shell; an interactive shell finds /x/bash" in finding.message
     silent(check_program(inspection(job=ScriptJob(argv=("./run.sh",), form="executable"))))
 

@@ -6,7 +6,8 @@ import pytest
 from multinode.check.connectivity import Attempted, ConnectivityResult, Listening
 from multinode.check.ports import check_master_port, check_ports
 from multinode.check.rule import CheckFinding, Inspection
-from multinode.cluster.facts import Interface
+from multinode.cluster.facts import Interface, PortFact
+from multinode.stats.unknown import Unknown
 
 from .inspecting import but, expect, inspection, only, silent
 
@@ -102,15 +103,17 @@ def test_a_nic_that_is_down_is_left_to_the_check_of_the_link() -> None:
 
 def test_a_taken_master_port_is_node_0s_and_names_its_user() -> None:
     user = "python3 (pid 7, user eve)"
-    finding = only(check_master_port(but(inspection(), "a", port_users={"29500": user})))
+    taken = (PortFact(port=29500, taken=True, user=user), PortFact(port=29501, taken=False))
+    finding = only(check_master_port(but(inspection(), "a", ports=taken)))
     assert (finding.node, finding.message) == (
         "a",
         f"port 29500, the rendezvous port, is in use by {user}: the workers would be unable to connect",
     )
     assert "--master-port 29501" in str(finding.hint)
     silent(
-        check_master_port(but(inspection(), "b", port_users={"29500": user})),
-        check_master_port(but(inspection(master_port=1), "a", port_users={"29500": user})),
+        check_master_port(but(inspection(), "b", ports=taken)),
+        check_master_port(but(inspection(master_port=1), "a", ports=taken)),
+        check_master_port(but(inspection(), "a", ports=(PortFact(port=29500, taken=Unknown("denied")),))),
     )
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from multinode.check.probe import Questions, peer_addresses, probe
+from multinode.check.probe import peer_addresses, probe
 from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.facts import UNASKED
 from multinode.errors import AuthError, NodeFailed
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
@@ -25,8 +26,8 @@ def ask(*answers: Any) -> tuple[FakeTransport, Any]:
         return [json.dumps({"kind": "facts", **answer}).encode()]
 
     fake = FakeTransport(handle)
-    questions = Questions(controller_cwd="/here", peers=("10.0.0.1",), ports=(29500,), packages=False)
-    return fake, probe(AgentTransport(fake, AgentArchive(b"")), CLUSTER, questions)
+    agent = AgentTransport(fake, AgentArchive(b""))
+    return fake, probe(agent, CLUSTER, controller_cwd="/here", peers=("10.0.0.1",), ports=(29500,), packages=False)
 
 
 def test_each_node_is_asked_with_its_own_line_and_answers_under_its_own_name() -> None:
@@ -47,7 +48,7 @@ def test_a_clock_is_compared_with_ours_when_the_answer_comes() -> None:
     ahead, behind = (facts.clock_offset_s for facts in found.require().values())
     assert ahead == pytest.approx(100, abs=5)
     assert behind == pytest.approx(-3600, abs=5)
-    assert [facts.clock_offset_s for facts in ask({}, {})[1].require().values()] == [None, None]
+    assert [facts.clock_offset_s for facts in ask({}, {})[1].require().values()] == [UNASKED, UNASKED]
 
 
 def test_a_clock_that_may_be_right_is_not_said_to_be_off() -> None:
@@ -58,7 +59,7 @@ def test_a_clock_that_may_be_right_is_not_said_to_be_off() -> None:
         return [told]
 
     agent = AgentTransport(FakeTransport(answer_late), AgentArchive(b""))
-    assert [facts.clock_offset_s for facts in probe(agent, CLUSTER, Questions()).require().values()] == [0.0, 0.0]
+    assert [facts.clock_offset_s for facts in probe(agent, CLUSTER).require().values()] == [0.0, 0.0]
 
 
 def test_a_node_that_does_not_answer_hides_no_other() -> None:
@@ -78,7 +79,7 @@ def test_a_node_that_does_not_answer_hides_no_other() -> None:
         {"gpus": [{"index": 0}]},
         {"run_processes": [{"pid": -1, "run_id": "r.0"}]},
         # What is told of one node stands in commands for another.
-        {"packages": {"torch": "2;touch /tmp/x"}},
+        {"packages": {"is": "entries", "values": {"torch": "2;touch /tmp/x"}}},
         {"nccl_version": "2.27\n"},
         {"cuda_version": "$(id)"},
         {"interfaces": [{"name": "eth0;id"}]},
@@ -89,7 +90,8 @@ def test_a_node_that_does_not_answer_hides_no_other() -> None:
         {"hostname_address": "$(id)"},
         {"routes": [{"peer": "10.0.0.1", "source": "fe80::1%;id"}]},
         {"interfaces": [{"name": "-eth0"}]},
-        {"unknown_arguments": {"lr": "a b"}},
+        {"unknown_arguments": {"is": "entries", "values": {"lr": "a b"}}},
+        {"cores": {"is": "unknown", "reason": 7}},
         {"contents": [{"path": ".git", "digest": "--force"}]},
     ],
 )

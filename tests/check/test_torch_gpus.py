@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from multinode.check.gpus import check_torch_gpus
 from multinode.check.probe import torch_environment
 from multinode.check.rule import CheckFinding
-from multinode.cluster.facts import WITHOUT_CUDA, Gpu, TorchDevices, TorchGpu
+from multinode.cluster.facts import UNASKED, WITHOUT_CUDA, Gpu, TorchDevices, TorchGpu
 from multinode.job.job import JobEnvironment
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.stats.unknown import Entries, Unknown
 
 from .inspecting import SFT, but, expect, inspection, silent
 
@@ -25,14 +26,14 @@ def found(
     *,
     gpu: str = "NVIDIA GB10",
     driver: str = "580.95.05",
-    devices: TorchDevices | None = None,
+    devices: TorchDevices | Unknown = UNASKED,
     job: Any = SFT,
     env: dict[str, str] | None = None,
     **facts: Any,
 ) -> list[CheckFinding]:
     """What is found on two boxes that were set up alike."""
     gpus = (Gpu(index=0, name=gpu, driver=driver, uuid="GPU-6f"),)
-    packages = {"torch": facts.pop("torch", "2.11.0+cpu")}
+    packages = Entries({"torch": facts.pop("torch", "2.11.0+cpu")})
     boxes = but(
         inspection(job=job, options=LaunchOptions(environment=JobEnvironment(env=env or {}))),
         "ab",
@@ -45,13 +46,16 @@ def found(
     return list(check_torch_gpus(boxes))
 
 
+LATE = Unknown("python3 did not answer within 20 s")
+
+
 def listed(gpu: str, capability: tuple[int, int], kernels: tuple[str, ...]) -> TorchDevices:
     return TorchDevices(available=True, kernels=kernels, gpus=(TorchGpu(name=gpu, capability=capability),))
 
 
 def test_a_torch_without_cuda_on_nodes_with_gpus_is_an_error_that_names_the_index() -> None:
     finding = expect(
-        found(missing={"cuda_version": WITHOUT_CUDA}, architecture="aarch64"),
+        found(cuda_version=WITHOUT_CUDA, architecture="aarch64"),
         "error",
         None,
         "a and b: torch 2.11.0+cpu was built without CUDA, as `pip install torch` installs it on aarch64",
@@ -60,17 +64,16 @@ def test_a_torch_without_cuda_on_nodes_with_gpus_is_an_error_that_names_the_inde
         hint="torch==2.11.0 --index-url https://download.pytorch.org/whl/cu130",
     )
     assert "--env CUDA_VISIBLE_DEVICES=" in str(finding.hint)
-    (finding,) = found(missing={"cuda_version": WITHOUT_CUDA}, architecture="x86_64", driver="535.129.03")
+    (finding,) = found(cuda_version=WITHOUT_CUDA, architecture="x86_64", driver="535.129.03")
     assert "aarch64" not in finding.message
     assert "whl/cu126" in str(finding.hint)
 
 
 def test_who_trains_on_cpus_on_purpose_or_whose_torch_is_unknown_is_left_alone() -> None:
-    without = {"cuda_version": WITHOUT_CUDA}
     gloo = CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo")
-    assert found(missing=without, env={"CUDA_VISIBLE_DEVICES": ""}) == []
-    assert found(missing=without, job=gloo) == []
-    assert found(missing={"cuda_version": "the interpreter did not answer within 15 s"}) == []
+    assert found(cuda_version=WITHOUT_CUDA, env={"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert found(cuda_version=WITHOUT_CUDA, job=gloo) == []
+    assert found(cuda_version=Unknown("the interpreter did not answer within 15 s")) == []
     silent(check_torch_gpus(inspection()))
 
 
@@ -80,16 +83,13 @@ def test_who_trains_on_cpus_on_purpose_or_whose_torch_is_unknown_is_left_alone()
         (TorchDevices(available=False, reason=TOO_OLD), "error", "needs NVIDIA driver 580 or later, and the driver is"),
         # Forward-compatibility libraries run it.
         (listed("NVIDIA H100", (9, 0), CU130), None, ""),
-        (None, "warning", "torch may find no GPU (python3 did not answer within 20 s)"),
+        (LATE, "warning", "torch may find no GPU (python3 did not answer within 20 s)"),
     ],
 )
 def test_a_cuda_that_is_newer_than_the_driver_is_judged_by_what_torch_finds(
-    devices: TorchDevices | None, severity: str | None, message: str
+    devices: TorchDevices | Unknown, severity: str | None, message: str
 ) -> None:
-    missing = {} if devices is not None else {"torch_devices": "python3 did not answer within 20 s"}
-    findings = found(
-        gpu="NVIDIA H100", driver="570.86.15", cuda_version="13.0", torch="2.11.0", devices=devices, missing=missing
-    )
+    findings = found(gpu="NVIDIA H100", driver="570.86.15", cuda_version="13.0", torch="2.11.0", devices=devices)
     assert [finding.severity for finding in findings] == ([severity] if severity else [])
     for finding in findings:
         assert message in finding.message

@@ -20,6 +20,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
 from multinode.job.launch_options import LaunchOptions
+from multinode.stats.unknown import Entries
 
 from .inspecting import PACKAGES, SCRIPT, but, expect, inspection, only, silent
 
@@ -39,9 +40,8 @@ def test_a_space_in_a_path_that_llama_factory_splits_is_named() -> None:
 
 
 def test_a_key_that_llamafactory_has_no_argument_for_is_named_with_the_nearest() -> None:
-    asked = but(
-        job(cutof_len=128, zzz=1), "b", unknown_arguments={"cutof_len": "cutoff_len", "zzz": None, "other": "x"}
-    )
+    unknown = Entries({"cutof_len": "cutoff_len", "zzz": None, "other": "x"})
+    asked = but(job(cutof_len=128, zzz=1), "b", unknown_arguments=unknown)
     near, far = check_arguments(asked)
     assert (near.severity, near.node) == ("error", "b")
     assert near.message == "LLaMA-Factory 0.9.5 has no argument 'cutof_len' (sft.yaml): it refuses to start"
@@ -52,7 +52,7 @@ def test_a_key_that_llamafactory_has_no_argument_for_is_named_with_the_nearest()
 
 
 def test_a_key_of_set_is_mended_there() -> None:
-    asked = but(job(cutof_len=128), "b", unknown_arguments={"cutof_len": "cutoff_len"})
+    asked = but(job(cutof_len=128), "b", unknown_arguments=Entries({"cutof_len": "cutoff_len"}))
     assert isinstance(asked.job, LlamaFactoryJob)
     by_set = replace(asked.job, overridden=("cutof_len",))
     finding = only(check_arguments(replace(asked, job=by_set)))
@@ -135,7 +135,7 @@ def test_a_batch_size_for_another_number_of_workers_is_told_with_the_sum() -> No
 
 
 def test_zero_3_without_a_gpu_needs_a_json_without_the_batch_size() -> None:
-    processors = {"packages": PACKAGES | {"torch": "2.13.0+cpu"}}
+    processors = {"packages": Entries(PACKAGES | {"torch": "2.13.0+cpu"})}
     three = {"train_batch_size": "auto", "zero_optimization": {"stage": 3}}
     expect(check_deepspeed_on_cpu(but(job(three), "b", **processors)), "error", "b", hint="remove train_batch_size")
     silent(check_deepspeed_on_cpu(job(three)))
@@ -168,7 +168,7 @@ def test_devices_that_deepspeed_cannot_read(
     session: str | None, given: dict[str, str], shown: str | None, way: str
 ) -> None:
     found = {
-        "packages": PACKAGES | {"deepspeed": "0.19.8"},
+        "packages": Entries(PACKAGES | {"deepspeed": "0.19.8"}),
         "gpus": (Gpu(index=0, name="NVIDIA H100", uuid="GPU-00aa"),),
         "env": {"CUDA_VISIBLE_DEVICES": session} if session else {},
     }
@@ -182,6 +182,6 @@ def test_devices_that_deepspeed_cannot_read(
         expect(check_deepspeed_devices(asked), "warning", "b", shown, hint=way)
     silent(
         check_deepspeed_devices(replace(asked, job=job({"zero_optimization": {"stage": 3}}).job)),
-        check_deepspeed_devices(but(asked, "b", packages=PACKAGES | {"deepspeed": "0.18.4"})),
+        check_deepspeed_devices(but(asked, "b", packages=Entries(PACKAGES | {"deepspeed": "0.18.4"}))),
         check_deepspeed_devices(but(asked, "b", accelerator="rocm")),
     )

@@ -16,6 +16,7 @@ from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
 from multinode.records.run_directory import RunDirectory
+from multinode.stats.estimate import Estimate
 from tests.network.test_scan_changes import row
 from tests.sweep.cells import SWEEP_RUN
 
@@ -42,19 +43,23 @@ def compare(*options: str) -> str:
 
 
 def test_two_records_of_another_kind_are_compared_figure_by_figure(root: Path) -> None:
-    for run_id, speed in ((FIRST, 2.0), (SECOND, 3.0)):
+    for run_id, speed, other in ((FIRST, 2.0, 5.0), (SECOND, 3.0, 5.5)):
         tests = [
-            {"label": "matmul bf16", "alone": {"value": speed, "cv": speed}},
-            {"label": "copy", "alone": {"value": 5}},
+            {"label": "matmul bf16", "alone": Estimate(value=speed, low=0.95 * speed, high=1.05 * speed)},
+            {"label": "copy", "alone": Estimate(value=other, low=0.9 * other, high=1.1 * other)},
+            {"label": "bytes", "alone": {"value": 7}},
         ]
         keep(root, run_id, "bench", "bench.json", {"nodes": [{"node": "a", "workers": [{"rank": 0, "tests": tests}]}]})
-    document = json.loads(compare(FIRST, SECOND, "--json"))
-    assert document["figures"] == [
-        {"name": "nodes a workers 0 tests matmul bf16 alone", "first": 2.0, "second": 3.0},
-        {"name": "nodes a workers 0 tests copy alone", "first": 5.0, "second": 5.0},
-    ]
+    matmul, copy, size = json.loads(compare(FIRST, SECOND, "--json"))["figures"]
+    assert matmul["name"] == "nodes a workers 0 tests matmul bf16 alone"
+    assert (matmul["first"]["value"], matmul["second"]["value"], matmul["changed"]) == (2.0, 3.0, True)
+    assert matmul["ratio"]["value"] == pytest.approx(1.5)
+    assert matmul["ratio"]["low"] > 1.3
+    # 10% more, and within what scatters.
+    assert (copy["second"]["value"], copy["changed"]) == (5.5, False)
+    assert (size["ratio"]["value"], size["changed"]) == (1.0, False)
     shown = compare(FIRST, SECOND)
-    assert "1.5x" in shown
+    assert "1.50x (" in shown
     assert "copy" not in shown
     assert "copy" in compare(FIRST, SECOND, "--details")
 
@@ -69,7 +74,7 @@ def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
             nodes=("a", "b"),
             test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
             rows=(row(time_us),),
-            verdict=Verdict(text="this is what the link carries"),
+            verdict=Verdict(message="this is what the link carries"),
             directory=f"/r/{run_id}",
         )
         keep(root, run_id, "nccl-test", "nccl-test.json", scan)

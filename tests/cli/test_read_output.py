@@ -38,7 +38,7 @@ def test_a_pipe_is_read_and_the_document_has_every_figure() -> None:
     document = json.loads(done.stdout)
     assert document["schema"] == "multinode.nccl-test-read/2"
     (scan,) = document["scans"]
-    assert (scan["link_gbit_per_s"], scan["verdict"]["status"], len(scan["rows"])) == (800, "ok", 4)
+    assert (scan["link_gbit_per_s"], scan["verdict"]["code"], len(scan["rows"])) == (800, "ok", 4)
     assert scan["layout"]["nodes"] == 3
 
 

@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 from multinode.cli.main import build_app
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.engines.engine import choose_engine
-from multinode.job.launch_options import LaunchOptions
 from multinode.tune.measure import Tuned
 from multinode.tune.request import TuningRequest
 from tests.tune.tuning import HOSTS, YAML, Elsewhere, tuning_request
@@ -38,8 +37,8 @@ def run(*arguments: str, verb: str = "tune") -> Result:
 def typed(**fields: Any) -> TuningRequest:
     """What the command line asks for."""
     asked = tuning_request(**fields)
-    options = LaunchOptions(engine=choose_engine(asked.launch.job))  # type: ignore[arg-type]
-    return msgspec.structs.replace(asked, launch=msgspec.structs.replace(asked.launch, options=options))
+    engine = choose_engine(asked.launch.job)  # type: ignore[arg-type]
+    return msgspec.structs.replace(asked, launch=msgspec.structs.replace(asked.launch, engine=engine))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.cluster.facts import Interface, NodeFacts, RdmaPort, Route
 from multinode.errors import UsageError
+from multinode.stats.unknown import Unknown, or_unknown
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback")
 DOCKER = Interface(name="docker0", addresses=("172.17.0.1/16",), up=True, kind="bridge")
@@ -17,7 +18,8 @@ def nic(name: str, address: str, *, gbit: float | None = None, up: bool = True) 
 
 
 def facts(name: str, *interfaces: Interface, ssh: str | None = None, routes: tuple[Route, ...] = ()) -> NodeFacts:
-    return NodeFacts(node=name, interfaces=(LOOPBACK, DOCKER, *interfaces), ssh_address=ssh, routes=routes)
+    address = or_unknown(ssh, "SSH_CONNECTION is not set")
+    return NodeFacts(node=name, interfaces=(LOOPBACK, DOCKER, *interfaces), ssh_address=address, routes=routes)
 
 
 def choose(nodes: list[Node], *found: NodeFacts) -> list[tuple[str | None, str | None]]:
@@ -186,7 +188,7 @@ def test_a_route_that_leaves_by_another_nic_than_the_one_listened_on_is_told() -
     routes = (
         Route(peer="10.0.0.1", source="10.0.0.1", ifname="lo"),
         Route(peer="10.0.0.2", source="192.168.1.5", ifname="wlan0"),
-        Route(peer="10.0.0.3", error="Network is unreachable"),
+        Route(peer="10.0.0.3", source=Unknown("Network is unreachable")),
         Route(peer="10.0.0.4", source="10.0.0.1", ifname="eno1"),
     )
     cluster = Cluster(nodes=(A, B), source="hosts")

@@ -35,10 +35,8 @@ _LINK_GBIT_PER_S = 0.1
 _LINKS = (0.1, 0.3, 1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
 _SAMPLES_A_WORKER = 2
 _TOKENS_A_SAMPLE = 128
-_NETWORK = Bottleneck(
-    kind="network", share=0.876, sentence="exposed communication takes 1176 of 1342 ms per step (88%)"
-)
-_COMPUTE = Bottleneck(kind="compute", share=0.9, sentence="compute-bound")
+_NETWORK = Bottleneck(kind="network", share=0.876, message="exposed communication takes 1176 of 1342 ms per step (88%)")
+_COMPUTE = Bottleneck(kind="compute", share=0.9, message="compute-bound")
 _SETTINGS = JobSettings(
     model="models/tiny",
     method="full",
@@ -124,7 +122,7 @@ def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumu
             beyond_ms=exposed_ms, exposed_ms=exposed_ms,
         ),
         bottleneck=_NETWORK if exposed_ms > _COMPUTE_MS else _COMPUTE,
-        doubts=(UncertaintySource(part="network", relative=doubt, why="the link is faster than measured"),),
+        doubts=(UncertaintySource(part="network", relative=doubt, message="the link is faster than measured"),),
         measured=link == _LINK_GBIT_PER_S and accumulation == 1,
     )  # fmt: skip
 
@@ -143,14 +141,14 @@ _FORECAST = Forecast(
     break_even=BreakEven(
         target=0.9,
         one_node_workers=1,
-        nothing_exposed=Needed(reason="overhead", why=_OVERHEAD),
-        efficient=Needed(value=6.376, low=3.9, reason="from", why="from this link rate up"),
-        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, reason="from", why="from this link rate up"),
+        nothing_exposed=Needed(code="overhead", message=_OVERHEAD),
+        efficient=Needed(value=6.376, low=3.9, code="from", message="from this link rate up"),
+        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, code="from", message="from this link rate up"),
         accumulation=Needed(
             value=64,
-            reason="global_batch",
-            ratio=64,
-            why="the global batch becomes 64 times as large",
+            code="global_batch",
+            figures={"ratio": 64},
+            message="the global batch becomes 64 times as large",
         ),
         next_node=NodeGain(
             nodes=3,
@@ -226,14 +224,14 @@ CONTRAST = Contrast(
     candidate=msgspec.structs.replace(
         with_speeds((_ONE, _MANY))[1],
         versions=_VERSIONS | {"torch": "2.13.1+cpu"},
-        disturbances=("box2: other processes used 31% of the CPUs",),
+        disturbances=(Finding(message="box2: other processes used 31% of the CPUs"),),
         stragglers=("box2",),
     ),
     scaling="same workers",
     others=with_speeds((_ONE, *_ALONE))[1:],
     loss=SlowdownAttribution(
         ideal_ms=166.0, node_ms=2.5, network_ms=1173.5, other_ms=0.0, cause="network",
-        sentence="exposed communication is 1174 ms of each step of 1342 ms",
+        message="exposed communication is 1174 ms of each step of 1342 ms",
     ),
     verdict="2 nodes are 8.1x slower (8.0x to 8.2x) than 1 node with the same 2 workers: the network is the "
     "bottleneck.",
@@ -270,7 +268,7 @@ def _curve() -> Contrast:
         forecast=None,
         forecast_reason="no nccl-test of these nodes is stored",
         advice=(),
-        loss=msgspec.structs.replace(CONTRAST.loss, sentence=sentence),
+        loss=msgspec.structs.replace(CONTRAST.loss, message=sentence),
         verdict="Do not use 4 nodes for this job: they are 2.9x slower (2.8x to 3.0x) than 1 node; the network is the "
         "bottleneck.",
         reasons=(

@@ -68,7 +68,7 @@ def side_of(role: str, samples_per_s: float, nodes: int = 1, workers_per_node: i
         "steady_steps": 30,
         "global_batch": batch,
         "settings": settings,
-        "bottleneck": Bottleneck(kind="compute"),
+        "bottleneck": Bottleneck(kind="compute", message=""),
         "exposed_ms": Unknown("it was not timed"),
         "late_ms": 0.0 if known.get("split") is not None else None,
     }
@@ -100,7 +100,8 @@ def split_summary(exposed_ms: float, late: dict[str, float] | None = None, **kno
     """A run whose steps were split, with nodes that are late by so many ms."""
     mean = split_of(known.get("step_ms", 166.0), exposed_ms)
     stragglers = tuple(
-        Straggler(node=node, ranks=(0,), late_ms=late_ms, share=0.5) for node, late_ms in (late or {}).items()
+        Straggler(node=node, ranks=(0,), late_ms=late_ms, share=0.5, message="")
+        for node, late_ms in (late or {}).items()
     )
     split = StepSplit(source="ddp", mean=mean)
     return summary_of(split=split, comm=Comm(exposed_ms=measured(exposed_ms)), stragglers=stragglers, **known)

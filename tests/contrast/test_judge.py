@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
-from multinode.contrast.screen import contrast_parts
+from multinode.contrast.screen import show
 from multinode.contrast.side import make_side
 from multinode.errors import UsageError
 from multinode.model.workload import FullRun, JobSettings, Workload
@@ -19,10 +19,10 @@ from multinode.profile.figures import Straggler
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm, StepTimes
-from multinode.render.table import screen_text
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.unknown import Unknown, known, or_none
 from tests.contrast.made_up_sides import SETTINGS, measured, node_use, run_of, side_of, split_of, summary_of
+from tests.golden import screen_of
 
 MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
 
@@ -77,7 +77,7 @@ def test_two_runs_on_one_node_are_not_told_apart_by_a_network() -> None:
     compared = compare([before, after], **terms("compare"))
     assert "is 2.0x slower" in compared.verdict
     assert compared.verdict.endswith(": communication inside the node is the bottleneck.")
-    text = " ".join(screen_text(contrast_parts(compared, details=True), 160).split())
+    text = " ".join(screen_of(show(compared), 160, details=True).split())
     assert "Exposed communication takes 40 ms more than on run run-baseline" in text
     assert "etwork" not in text
 
@@ -161,9 +161,9 @@ def runs(draw: st.DrawFn, nodes: int) -> StoredRun:
         steady_steps=draw(st.integers(min_value=0, max_value=1 << 40)),
         tokens_per_s=draw(UNKNOWN | st.builds(measured, POSITIVE)),
         split=StepSplit(mean=mean),
-        stragglers=tuple(Straggler(node="n1", ranks=(0,), late_ms=late_ms, share=0.1) for late_ms in late),
+        stragglers=tuple(Straggler(node="n1", ranks=(0,), late_ms=late_ms, share=0.1, message="") for late_ms in late),
         comm=Comm(bytes_per_step=BytesPerStep(nic=draw(UNKNOWN | POSITIVE))),
-        bottleneck=draw(st.none() | st.just(Bottleneck(kind="network"))),
+        bottleneck=draw(st.none() | st.just(Bottleneck(kind="network", message=""))),
         dataset_samples=draw(UNKNOWN | st.integers(min_value=0, max_value=1 << 60)),
         nodes=(node_use(cpu_busy_percent=draw(ANYTHING), job_cores=draw(ANYTHING), throttled_share=draw(ANYTHING)),),
     )
@@ -197,7 +197,7 @@ def test_any_figures_make_a_contrast_that_can_be_kept(data: st.DataObject, mode:
         assert figure.low <= figure.value * (1 + 1e-12)
         assert figure.value <= figure.high * (1 + 1e-12)
     assert contrast.verdict.endswith(".")
-    assert screen_text(contrast_parts(contrast))
+    assert screen_of(show(contrast))
     assert len(contrast.reasons) <= 3
     assert all(map(math.isfinite, numbers(msgspec.to_builtins(contrast))))
     assert msgspec.json.decode(msgspec.json.encode(contrast), type=Contrast) == contrast

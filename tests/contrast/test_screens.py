@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
-from multinode.contrast.screen import contrast_parts
+from multinode.contrast.screen import following, show
 from multinode.findings.finding import Finding
 from multinode.predict.advice import Recommendations
 from multinode.predict.advice_screen import advice_parts
@@ -17,6 +18,7 @@ from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.request import forecast_benchmarks
 from multinode.predict.screen import forecast_parts
 from multinode.render.table import Part, screen_text
+from multinode.render.terminal import block_parts
 from multinode.stats.estimate import exactly, of_bounds
 from multinode.stats.unknown import UNMEASURED
 from tests.contrast.contrasts import CONTRAST, CURVE, outlook
@@ -92,19 +94,23 @@ def advised(recommendations: Recommendations, count: int = 3, *, details: bool =
     return advice_parts(recommendations, advice, details=details, more="" if details else MORE, next_command=NEXT)
 
 
+def contrasted(contrast: Contrast, more: str = "", next_command: str = "", *, details: bool = False) -> list[Part]:
+    return list(block_parts((*show(contrast), *following(more, next_command)), details=details))
+
+
 SCREENS = {
-    "contrast": contrast_parts(CONTRAST, more=MORE, next_command=NEXT),
-    "contrast-curve": contrast_parts(CURVE, more=MORE, next_command="multinode report 20260104-cc"),
-    "contrast-details": contrast_parts(CONTRAST, details=True),
-    "contrast-noise": contrast_parts(CASES["same workers, noise"]),
-    "contrast-slow-node": contrast_parts(CASES["slow node, by its waits"]),
-    "contrast-shortfall": contrast_parts(
+    "contrast": contrasted(CONTRAST, MORE, NEXT),
+    "contrast-curve": contrasted(CURVE, MORE, "multinode report 20260104-cc"),
+    "contrast-details": contrasted(CONTRAST, details=True),
+    "contrast-noise": contrasted(CASES["same workers, noise"]),
+    "contrast-slow-node": contrasted(CASES["slow node, by its waits"]),
+    "contrast-shortfall": contrasted(
         msgspec.structs.replace(
             CONTRAST, forecast=msgspec.structs.replace(CONTRAST.forecast, shortfall=BADLY_USED.shortfall)
         )
     ),
-    "contrast-unknown": contrast_parts(UNKNOWN, more=MORE),
-    "compare": contrast_parts(COMPARED, more="multinode compare 20260104 20260105 --details"),
+    "contrast-unknown": contrasted(UNKNOWN, MORE),
+    "compare": contrasted(COMPARED, "multinode compare 20260104 20260105 --details"),
     "advise": advised(RECOMMENDATIONS),
     "advise-details": advised(RECOMMENDATIONS, details=True),
     "advise-nothing": advised(USELESS),
@@ -127,14 +133,14 @@ def test_a_screen_is_the_golden_one(name: str, golden: Golden) -> None:
 def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
     one_node, accumulation, half = CONTRAST.advice
     asked = (msgspec.structs.replace(accumulation, measured=True), msgspec.structs.replace(half, fits=False), one_node)
-    text = screen_text(contrast_parts(msgspec.structs.replace(CONTRAST, advice=asked)))
+    text = screen_text(contrasted(msgspec.structs.replace(CONTRAST, advice=asked)))
     assert not any(one.name in text for one in asked), "one node is the baseline, which was measured"
 
 
 @pytest.mark.parametrize(
     "parts",
     [
-        contrast_parts(
+        contrasted(
             msgspec.structs.replace(
                 CONTRAST,
                 verdict=HOSTILE,

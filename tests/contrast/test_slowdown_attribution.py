@@ -109,7 +109,7 @@ def test_of_a_node_with_fewer_workers_than_alone_the_wait_counts() -> None:
     candidate = side("candidate", 145.0, 2, split=split_of(145.0, 5.0, wait_ms=20.0), **known)
     loss = loss_of(baseline, candidate, baseline, alone(200.0, "n2"), mode="same-workers")
     assert figures(loss) == pytest.approx((100.0, 40.0, 5.0, 0.0))
-    assert loss.cause == "node"
+    assert (loss.cause, loss.node) == ("node", "n2")
     assert loss.relative == pytest.approx(0.5)
 
 

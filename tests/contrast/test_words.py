@@ -11,7 +11,7 @@ from multinode.profile.step_bytes import BytesPerStep
 from tests.contrast.made_up_sides import side_of, split_of
 from tests.golden import Golden
 
-ALONE = Bottleneck(kind="no_communication")
+ALONE = Bottleneck(kind="no_communication", message="")
 COUNTED: dict[str, Any] = {"bytes_per_step": BytesPerStep(nic=14.7e6), "link_gbit_per_s": 0.1, "step_ms": 1342.0}
 LATE: dict[str, Any] = {"stragglers": ("n2",), "late_ms": 60.0}
 
@@ -88,7 +88,7 @@ CASES = {
 def test_the_words_of_every_case_are_the_golden_ones(golden: Golden) -> None:
     told = []
     for name, found in CASES.items():
-        lines = [found.verdict, *(f"  {reason.message}" for reason in found.reasons), f"  ({found.loss.sentence})"]
+        lines = [found.verdict, *(f"  {reason.message}" for reason in found.reasons), f"  ({found.loss.message})"]
         told.append("\n".join((f"# {name}", *lines)))
     golden.check("contrast-words.txt", "\n\n".join(told) + "\n")
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from multinode.job.job import ScriptJob
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import Launched, RunContext
 from multinode.launch.launch import launch
 from multinode.transport.local import LocalTransport
@@ -30,6 +29,6 @@ def train(context: RunContext) -> Callable[..., Launched]:
 
     def run(*arguments: str, **options: Any) -> Launched:
         job = ScriptJob(argv=(str(TRAIN), *arguments))
-        return launch(launch_of(job, options=LaunchOptions(**options)), context)
+        return launch(launch_of(job, **options), context)
 
     return run

@@ -11,13 +11,18 @@ import socket
 import sys
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from multinode.cluster.cluster import Cluster, Node
 from multinode.job.job import Job
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch
+from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
+from multinode.records.plan import Observation, TraceWindow
 from multinode.transport.agent import load_archive
 
+# A trace of five steps.
+TRACED = Observation(trace=TraceWindow(steps=5))
 TRAIN = Path(__file__).with_name("train.py")
 # Over sockets, whatever else the machine has; few channels, as two ranks share the GPU's multiprocessors.
 NCCL = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_MAX_NCHANNELS": "2"}
@@ -46,21 +51,18 @@ def launch_of(
     nodes: int = 2,
     execute: ExecuteOptions | None = None,
     run_id: str | None = None,
-    options: LaunchOptions | None = None,
+    observation: Observation | None = None,
+    levers: Levers = NONE,
 ) -> Launch:
     """A launch of a job on the nodes. Checks are left out: two nodes on one machine are what they are there to find."""
-    asked = options or LaunchOptions()
     return Launch(
         cluster=cluster(nodes),
         hostfile="",
         job=job,
-        options=LaunchOptions(
-            agent=load_archive().path,
-            master_port=_free_port(),
-            sample_interval_s=0.5,
-            trace_steps=asked.trace_steps,
-            levers=asked.levers,
-        ),
+        agent=load_archive().path,
+        master_port=_free_port(),
+        observation=replace(observation or Observation(), sample_interval_s=0.5),
+        levers=levers,
         execute=execute or ExecuteOptions(lease_s=60.0),
         check=False,
         run_id=run_id,

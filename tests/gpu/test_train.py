@@ -15,7 +15,7 @@ from multinode.records.run import StallRecord
 from multinode.stats.unknown import known
 from tests.levers.compressed import compressed
 
-from .one_gpu import TRAIN, launch_of
+from .one_gpu import TRACED, TRAIN, launch_of
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ def test_calls_formula_and_interface_agree_on_the_bytes(train: Callable[..., Lau
 def test_exposed_communication_is_what_a_trace_shows(train: Callable[..., Launched], strategy: str) -> None:
     arguments = ("--strategy", strategy, "--steps", "40", "--width", "2048")
     counted = train(*arguments).summary
-    trace = train(*arguments, trace_steps=5).summary.trace
+    trace = train(*arguments, observation=TRACED).summary.trace
     assert trace is not None
     assert trace.exposed_ms is not None, trace.notes
     assert counted.comm.exposed_share is not None, counted.comm.exposed_ms

@@ -8,6 +8,8 @@ import pytest
 
 from multinode.launch.context import Launched
 
+from .one_gpu import TRACED
+
 pytestmark = pytest.mark.gpu
 
 
@@ -18,7 +20,7 @@ def test_exposed_communication_of_overlapped_zero_is_what_a_trace_shows(
     arguments = ("--strategy", strategy, "--steps", "40", "--width", "2048")
     plain = train(*arguments)
     assert plain.run.status == "succeeded", plain.run.first_failure
-    trace = train(*arguments, trace_steps=5).summary.trace
+    trace = train(*arguments, observation=TRACED).summary.trace
     assert trace is not None
     assert trace.exposed_ms is not None, trace.notes
     counted = plain.summary.comm

@@ -20,6 +20,7 @@ from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
+from multinode.stats.unknown import Entries
 from tests.warm import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +119,7 @@ def test_what_has_no_number_is_left_to_cuda_and_told_before_the_launch() -> None
     assert value == "MIG-1c2"
     found, told, _ = read(value)[value]
     assert (found, "invalid literal for int()" in told) == (["MIG-1c2"], True)
-    facts = NodeFacts(node="a", gpus=case[2], env=case[1], packages={"deepspeed": "0.19.8"})
+    facts = NodeFacts(node="a", gpus=case[2], env=case[1], packages=Entries({"deepspeed": "0.19.8"}))
     cluster = Cluster(nodes=(case[0],), source="h")
     inspection = Inspection(cluster=cluster, facts={"a": facts}, master_port=1, job=seed)
     (finding,) = check_deepspeed_devices(inspection)

@@ -8,20 +8,21 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort, Route
+from multinode.cluster.facts import UNASKED, Gpu, Interface, NodeFacts, PortFact, RdmaPort, Route
 from multinode.errors import UsageError
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.engines import ENGINES
 from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
-from multinode.job.planning import candidate_ports, plan_launch, with_workers, workers_of_nodes
+from multinode.job.planning import candidate_ports, choose_master_port, plan_launch, with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
 from multinode.levers.averaging import Averaging
 from multinode.levers.balance import Balance
 from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
-from multinode.records.plan import LaunchPlan, NodePlan, Rendezvous, TraceWindow
+from multinode.records.plan import LaunchPlan, NodePlan, Observation, Rendezvous, TraceWindow
+from multinode.stats.unknown import Entries, Unknown, or_empty
 from tests.golden import Golden
 from tests.levers.compressed import compressed
 
@@ -57,12 +58,17 @@ TWO_4090 = Cluster(
 )
 
 
+def traced(steps: int, *ranks: int) -> Observation:
+    """A trace of these ranks; without any, as it is asked for."""
+    return Observation(trace=TraceWindow(steps=steps, ranks=ranks))
+
+
 def probed(name: str, address: str, llamafactory: str = "0.9.5") -> NodeFacts:
     return NodeFacts(
         node=name,
         home=f"/home/{name}",
         python=f"/home/{name}/env/bin/python",
-        packages={"torch": "2.8.0", "llamafactory": llamafactory},
+        packages=Entries({"torch": "2.8.0", "llamafactory": llamafactory}),
         cwd=f"/home/{name}/work",
         interfaces=(
             Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback"),
@@ -127,11 +133,16 @@ def test_planning_twice_gives_the_same_plan() -> None:
 
 def port_of(run_id: str, node: str = "", taken: tuple[int, ...] = (), asked: int | None = None) -> int:
     """The port of a run, where these of a node are taken."""
-    users = dict.fromkeys(map(str, taken), "somebody")
-    facts = {
-        name: msgspec.structs.replace(found, port_users=users if name == node else {}) for name, found in FACTS.items()
-    }
+    ports = tuple(PortFact(port=port, taken=True, user="somebody") for port in taken)
+    facts = {name: msgspec.structs.replace(found, ports=ports if name == node else ()) for name, found in FACTS.items()}
     return plan_launch(TWO_4090, SCRIPT, facts, run_id, LaunchOptions(master_port=asked)).rendezvous.port
+
+
+def test_a_port_of_which_it_is_unknown_whether_it_is_taken_is_tried() -> None:
+    port = choose_master_port("r", None, None)
+    unsure = NodeFacts(ports=(PortFact(port=port, taken=Unknown("Permission denied")),))
+    taken = NodeFacts(ports=(PortFact(port=port, taken=True),))
+    assert choose_master_port("r", None, unsure) == port != choose_master_port("r", None, taken)
 
 
 def test_each_run_meets_at_a_port_of_its_own() -> None:
@@ -243,11 +254,10 @@ UNEQUAL = Cluster(
 
 @pytest.mark.parametrize("engine", ["torchrun", "deepspeed", "accelerate", "exec"])
 def test_unequal_nodes_have_as_many_workers_as_they_have_slots(engine: str) -> None:
-    plan = plan_launch(UNEQUAL, SCRIPT, {}, "r", LaunchOptions(engine=Engine(name=engine), trace_steps=3))
+    plan = plan_launch(UNEQUAL, SCRIPT, {}, "r", LaunchOptions(engine=Engine(name=engine), observation=traced(3)))
     assert [node.place.ranks for node in plan.nodes] == [(0, 1, 2, 3), (4, 5), (6, 7, 8)]
     assert (plan.world_size, plan.workers) == (9, (4, 2, 3))
-    assert plan.trace is not None
-    assert plan.trace.ranks == (0, 4, 6)
+    assert plan.observation == traced(3, 0, 4, 6)
     second = plan.nodes[1].command
     if engine == "torchrun":
         assert {"--nnodes=3", "--node-rank=1", "--nproc-per-node=2"} <= set(second.argv)
@@ -306,7 +316,7 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
             {},
             "works with DDP only; this job uses FSDP, which may communicate in every micro-batch",
         ),
-        ({}, {"profile": False}, "needs the instrumentation"),
+        ({}, {"observation": Observation(profile=False)}, "needs the instrumentation"),
         (
             {},
             {"levers": Levers(averaging=Averaging(every=4))},
@@ -423,17 +433,17 @@ def test_workers_are_what_was_asked_else_the_slots_else_the_gpus_else_one(
 
 
 def test_a_window_of_the_profiler_is_on_the_first_worker_of_each_node_or_where_it_was_asked_for() -> None:
-    asked = LaunchOptions(trace_steps=5)
-    assert plan_launch(TWO_4090, SCRIPT, {}, "r", asked).trace == TraceWindow(steps=5, ranks=(0, 2))
-    chosen = plan_launch(TWO_4090, SCRIPT, {}, "r", LaunchOptions(trace_steps=5, trace_ranks=(3,)))
-    assert chosen.trace == TraceWindow(steps=5, ranks=(3,))
+    asked = LaunchOptions(observation=traced(5))
+    assert plan_launch(TWO_4090, SCRIPT, {}, "r", asked).observation == traced(5, 0, 2)
+    chosen = plan_launch(TWO_4090, SCRIPT, {}, "r", LaunchOptions(observation=traced(5, 3)))
+    assert chosen.observation == traced(5, 3)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (LaunchOptions(trace_steps=5, trace_ranks=(4,)), "cannot trace rank 4"),
-        (LaunchOptions(trace_steps=5, profile=False), "--no-profile"),
+        (LaunchOptions(observation=traced(5, 4)), "cannot trace rank 4"),
+        (LaunchOptions(observation=msgspec.structs.replace(traced(5), profile=False)), "--no-profile"),
     ],
 )
 def test_a_window_that_cannot_be_is_said_before_anything_starts(options: LaunchOptions, words: str) -> None:
@@ -566,11 +576,11 @@ def test_collectives_are_tested_over_the_backend_of_the_nodes(kinds: tuple[str |
 PLUGIN = "/opt/nccl/lib/libnccl-profiler-inspector.so"
 
 
-def inspect(node: Node | None = None, options: dict[str, Any] | None = None, **found: Any) -> NodePlan:
+def inspect(node: Node | None = None, observed: dict[str, Any] | None = None, **found: Any) -> NodePlan:
     node = node or Node(name="a", slots=1, addr="10.0.0.1")
     told = {"gpus": MIXED, "nccl_version": "2.28.9", "nccl_inspector": PLUGIN} | found
     facts = {"a": msgspec.structs.replace(FACTS["box1"], node="a", **told)}
-    asked = LaunchOptions(**{"nccl_inspector": True} | (options or {}))
+    asked = LaunchOptions(observation=Observation(**{"nccl_inspector": True} | (observed or {})))
     return plan_launch(Cluster(nodes=(node,), source="h"), SCRIPT, facts, "r", asked).nodes[0]
 
 
@@ -584,12 +594,12 @@ def test_nccls_inspector_is_loaded_and_writes_below_the_runs_directory() -> None
     }
     # The user's own choice wins, also where none was found.
     named = Node(name="a", slots=1, addr="10.0.0.1", env={"NCCL_PROFILER_PLUGIN": "/my/inspector.so"})
-    assert inspect(named, nccl_inspector=None).command.env["NCCL_PROFILER_PLUGIN"] == "/my/inspector.so"
-    assert "NCCL_INSPECTOR_ENABLE" not in inspect(options={"nccl_inspector": False}).command.env
+    assert inspect(named, nccl_inspector=UNASKED).command.env["NCCL_PROFILER_PLUGIN"] == "/my/inspector.so"
+    assert "NCCL_INSPECTOR_ENABLE" not in inspect(observed={"nccl_inspector": False}).command.env
 
 
 @pytest.mark.parametrize(
-    ("found", "options", "words"),
+    ("found", "observed", "words"),
     [
         ({"nccl_inspector": None}, {}, "NCCL's Inspector plugin"),
         ({"nccl_version": "2.27.5"}, {}, "NCCL 2.27.5 has no Inspector plugin"),
@@ -599,10 +609,10 @@ def test_nccls_inspector_is_loaded_and_writes_below_the_runs_directory() -> None
     ],
 )
 def test_nccls_inspector_where_it_cannot_be_is_refused(
-    found: dict[str, Any], options: dict[str, Any], words: str
+    found: dict[str, Any], observed: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        inspect(options=options, **found)
+        inspect(observed=observed, **found)
 
 
 def test_a_program_of_the_users_own_gets_all_gpus_that_the_node_shows() -> None:
@@ -656,7 +666,7 @@ def test_nobody_is_told_what_was_not_asked_for() -> None:
         ),
         (BARE_SCRIPT, {"levers": compressed("int8")}, "unknown compression"),
         (BARE_SCRIPT, {"levers": compressed("")}, "unknown compression"),
-        (BARE_SCRIPT, {"levers": compressed("fp16"), "profile": False}, "--no-profile"),
+        (BARE_SCRIPT, {"levers": compressed("fp16"), "observation": Observation(profile=False)}, "--no-profile"),
         (sft(deepspeed="configs/ds_z2.json"), {"levers": compressed("fp16")}, "this job uses DeepSpeed"),
         (sft(deepspeed={"zero_optimization": {"stage": 2}}), {"levers": compressed("bf16")}, "this job uses DeepSpeed"),
         (sft(fsdp="full_shard auto_wrap"), {"levers": compressed("fp16")}, "this job uses FSDP"),
@@ -687,7 +697,7 @@ def test_a_plan_carries_what_the_hostfile_names_and_only_nccl_has_hcas() -> None
     rails = (Interface(name="ens1f1", addresses=("10.1.0.1/24",), up=True),)
     found = msgspec.structs.replace(
         FACTS["box1"],
-        interfaces=FACTS["box1"].interfaces + rails,
+        interfaces=or_empty(FACTS["box1"].interfaces) + rails,
         rdma=(RdmaPort(device="mlx5_0", port=1, state="ACTIVE"),),
     )
     named = msgspec.structs.replace(TWO_4090.nodes[0], ifname="ens1f0,ens1f1", hca="mlx5_0")

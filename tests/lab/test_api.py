@@ -69,7 +69,7 @@ def test_the_page_on_python_runs_as_it_stands(
         assert "Next" not in f"{session[name]}{session[name]._repr_html_()}"
     assert contrasted.value.contrast.verdict in contrasted._repr_html_()
     said = capsys.readouterr()
-    assert scan.value.verdict.text in said.out
+    assert scan.value.verdict.message in said.out
     assert "probing 2 nodes" in said.out
     assert said.err == ""
     assert_no_agents()

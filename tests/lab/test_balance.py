@@ -47,11 +47,11 @@ def disagreement(command: Command) -> str:
     """What of the advice the run that follows it does not confirm; empty where it confirms all."""
     before = figures(command)
     found = [one for one in command.document("advise", "last", "--json")["advice"] if one["kind"] == "balance"]
-    late = [one for one in before["stragglers"] if one["node"] == "node1" and one["cost"]]
+    late = [one for one in before["stragglers"] if one["node"] == "node1" and one["code"] == "slower"]
     if not found or not late:
         return f"node1 was not seen to be slow: {before['stragglers']}, {before['balance']}"
-    assert late[0]["cost"].startswith("node1 is ")
-    assert "of the time waiting" in late[0]["cost"]
+    assert late[0]["message"].startswith("node1 is ")
+    assert "of the time waiting" in late[0]["message"]
     (advice,) = found
     after = figures(command, *advice["command"].split())
     fast, slow = after["balance"]["nodes"]

@@ -84,10 +84,12 @@ def test_a_node_held_to_thirty_percent_is_named_with_its_quota(command: Command,
     shown = command.run("bench", "--hosts", "lab", *QUICK, "--alone", "--seconds", "2")
     (report,) = command.runs.glob("*/bench.json")
     document = json.loads(report.read_text())
-    assert [(slow["node"], slow["cause"]) for slow in document["slow"]] == [("node1", "cpu")], report.read_text()
+    assert [(slow["node"], slow["causes"][0]["cause"]) for slow in document["slow"]] == [("node1", "cpu")], (
+        report.read_text()
+    )
     slow = document["slow"][0]
     assert slow["ratios"]["alone"]["matmul"] < 0.6
-    assert "CPU throttled (cgroup) on node1 (0.30 cores)" in document["verdict"][0]
+    assert "CPU throttled (cgroup) on node1 (0.30 cores)" in slow["causes"][0]["message"]
     assert shown.stdout.startswith("node1 is slow: ")
     assert "raise the CPU limit of the job on node1" in " ".join(shown.stdout.split())
 

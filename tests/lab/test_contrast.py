@@ -197,8 +197,8 @@ def test_a_slow_node_is_told_from_a_slow_network_and_its_limit_is_named(
     (run_id,) = document["candidate"]["run_ids"]
     found = command.document("show", run_id, "--json")["summary"]
     (straggler,) = found["stragglers"]
-    assert (straggler["node"], straggler["cause"]) == ("node1", "cpu")
-    assert "0.25" in " ".join(straggler["evidence"])
+    assert (straggler["node"], straggler["causes"][0]["cause"]) == ("node1", "cpu")
+    assert "0.25" in " ".join(cause["message"] for cause in straggler["causes"])
     assert found["bottleneck"]["kind"] == "straggler"
     assert found["comm"]["exposed_ms"]["value"] < straggler["late_ms"]
 

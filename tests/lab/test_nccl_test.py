@@ -59,8 +59,8 @@ def test_a_sweep_over_two_nodes(healthy: dict[str, Any]) -> None:
 def test_a_healthy_network_is_called_so_with_all_that_was_measured_beside(healthy: dict[str, Any]) -> None:
     assert healthy["verdict"]["causes"] == []
     assert healthy["verdict"]["nodes"] == []
-    assert healthy["verdict"]["status"] == "ok"
-    assert healthy["verdict"]["text"].startswith("network OK for a link of ")
+    assert healthy["verdict"]["code"] == "ok"
+    assert healthy["verdict"]["message"].startswith("network OK for a link of ")
     tcp = healthy["tcp"]
     assert [(one["source"], one["target"]) for one in tcp["one"]] == [("node0", "node1"), ("node1", "node0")]
     # A machine that is busy with other things falls short; none gets more through than the link carries.

@@ -218,7 +218,7 @@ def test_a_slow_loader_on_all_nodes_is_neither(command: Command) -> None:
 def test_a_slow_loader_on_one_node_is_named_as_such(command: Command) -> None:
     found = train(command, *TWO_NODES, **SLOW_LOADER, batch_ms_rank=1)
     (straggler,) = found["stragglers"]
-    assert (straggler["node"], straggler["cause"]) == ("node1", "data")
+    assert (straggler["node"], straggler["causes"][0]["cause"]) == ("node1", "data")
 
 
 def test_profiling_issues_no_collective(over_slow_link: tuple[Command, dict[str, Any]], command: Command) -> None:

@@ -19,11 +19,12 @@ from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
 from multinode.errors import ContactLost
 from multinode.launch import execute
-from multinode.launch.context import ExecuteOptions, StopRequest
+from multinode.launch.context import ExecuteOptions, RunContext, StopRequest
 from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import MAX_ANSWER_BYTES, Completed, Transport
 from multinode.transport.fake import GREETING
@@ -203,15 +204,10 @@ class Execution:
         nodes = ScriptedNodes(play)
         cluster = Cluster(nodes=tuple(Node(name=node.place.node) for node in self._plan.nodes), source="hosts")
         try:
-            run = execute.Execution(
-                plan=self._plan,
-                cluster=cluster,
-                agent=AgentTransport(nodes, AgentArchive(b"")),
-                directory=self.directory,
-                options=self._options,
-                stop=self.stop,
-                observe=self.observe,
-            ).run()
+            agent = AgentTransport(nodes, AgentArchive(b""))
+            context = RunContext(agent, self.directory.path.parent, stop=self.stop, observe=self.observe)
+            stored = StoredRun(self.directory).having(plan=self._plan)
+            run = execute.Execution(stored, cluster, context, self._options).run()
         finally:
             nodes.check()
         # A node that was given up is let go of by its own thread, a moment later.

@@ -10,14 +10,13 @@ import pytest
 from rich.console import Console
 
 from multinode.launch.ending import MOST_LINES, hang_words
-from multinode.launch.outcome import next_step, run_parts
+from multinode.launch.outcome import next_step, show
 from multinode.launch.progress_table import ProgressTable
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run, Stall
-from multinode.render.table import screen_text
 from multinode.stats.estimate import exactly
-from tests.golden import Golden
+from tests.golden import Golden, screen_of
 from tests.launch.test_progress_table import PROFILED, progress
 
 DIRECTORY = PurePath("runs", "20260102-030405-abcd")
@@ -39,7 +38,7 @@ SUMMARY = Summary(
     rule="the first 4 of 6 steps are warm-up, excluded",
     step_time_ms=StepTimes(median=exactly(300.4), p95=320.0, cv=0.05),
     samples_per_s=exactly(26.66),
-    bottleneck=Bottleneck(kind="network", share=0.54, sentence="x"),
+    bottleneck=Bottleneck(kind="network", share=0.54, message="x"),
 )
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/lab/train.py", line 41, in <module>
@@ -121,9 +120,9 @@ def test_the_screen_has_what_happened_in_a_dozen_lines(golden: Golden, name: str
     step = next_step(run, SUMMARY)
     # Of a hang the details have the stacks, and the logs only what its stop made torchrun print.
     assert (step is None) == (run.hang is not None)
-    golden.check_screen(
+    golden.check_answer(
         name,
-        lambda width: [*run_parts(run, SUMMARY, DIRECTORY, width=width), *filter(None, [step])],
+        [*show(run, SUMMARY, DIRECTORY), *filter(None, [step])],
         most_lines=MOST_LINES,
         widths=(80, 120),
     )
@@ -136,9 +135,9 @@ def test_the_live_table(golden: Golden) -> None:
 
 
 def test_figures_come_with_details_and_not_before_what_happened() -> None:
-    text = screen_text(run_parts(failed(KEY_ERROR), SUMMARY, DIRECTORY, details=True), 80)
+    text = screen_of(show(failed(KEY_ERROR), SUMMARY, DIRECTORY), 80, details=True)
     assert text.index("error: node0: rank 1 raised KeyError") < text.index("network-bound: 54%")
-    assert "network-bound" not in screen_text(run_parts(failed(KEY_ERROR), SUMMARY, DIRECTORY, width=80), 80)
+    assert "network-bound" not in screen_of(show(failed(KEY_ERROR), SUMMARY, DIRECTORY), 80)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 from msgspec import inspect
 from rich.console import Console
 
-from multinode.launch.outcome import run_parts
+from multinode.launch.outcome import show as show_outcome
 from multinode.launch.progress_lines import ProgressLines
 from multinode.launch.progress_table import ProgressTable
 from multinode.launch.session import Ended, Gone, Hello, StatusReport
 from multinode.profile.summary import summarise_run
-from multinode.render.table import screen_text
 from tests.escapes import ESCAPES, RECORDS, fill, lines_of, unprintable
+from tests.golden import screen_of
 
 from .scripted import RUNNING, Execution, Talk, make_plan
 
@@ -48,7 +48,7 @@ def test_what_a_node_says_of_a_run_leaves_terminal_json_and_records_printable(
     for progress in lone.seen:
         console.print(ProgressTable(progress))
         show(progress)
-    shown.write(screen_text(run_parts(run, summary, lone.directory.path, details=True)))
+    shown.write(screen_of(show_outcome(run, summary, lone.directory.path), details=True))
     assert unprintable([shown.getvalue(), lines, run, summary]) == []
     kept = [path for path in lone.directory.path.rglob("*.json") if path.is_file()]
     assert kept

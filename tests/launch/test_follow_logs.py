@@ -22,7 +22,7 @@ from multinode.errors import (
 )
 from multinode.launch.attach import attach, follow_logs
 from multinode.launch.context import ExecuteOptions, RunContext, StopRequest
-from multinode.records.plan import TraceWindow
+from multinode.records.plan import Observation, TraceWindow
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
@@ -154,8 +154,8 @@ def test_a_node_that_knows_no_such_run_is_the_error(known: StoredRun) -> None:
 
 def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_time(known: StoredRun) -> None:
     """The record says it before the thread that follows is done: here it waits for a trace."""
-    window = TraceWindow(steps=2, ranks=(0,))
-    known.directory.write("plan.json", msgspec.structs.replace(known.require_plan(), trace=window))
+    traced_steps = Observation(trace=TraceWindow(steps=2, ranks=(0,)))
+    known.directory.write("plan.json", msgspec.structs.replace(known.require_plan(), observation=traced_steps))
     traced = StoredRun(known.directory)
     told = threading.Event()
 

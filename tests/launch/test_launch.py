@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,6 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import NodeFailed, UsageError
 from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import prepare, probe_nodes
 from multinode.transport.fake import FakeTransport
@@ -47,8 +47,8 @@ def test_keys_are_looked_for_in_the_llamafactory_that_will_run(
 ) -> None:
     fake = FakeTransport(lambda *_: [b'{"kind": "facts"}\n'])
     job = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "sft.yaml")
-    options = LaunchOptions(environment=environment)
-    what = Launch(cluster=parse_hostfile(hosts, "hosts"), hostfile="", job=job, options=options, check=checked)
+    cluster = parse_hostfile(hosts, "hosts")
+    what = Launch(cluster=cluster, hostfile="", job=job, environment=environment, check=checked)
     probe_nodes(what, RunContext(fake, tmp_path).agent)
     (stdin,) = [stdin for _, _, stdin in fake.ran if stdin]
     assert json.loads(stdin)["arguments"] == asked
@@ -58,7 +58,7 @@ FACTS = {
     "kind": "facts",
     "home": "/home/me",
     "python": "/env/bin/python",
-    "packages": {"torch": "2.8.0", "llamafactory": "0.9.5"},
+    "packages": {"is": "entries", "values": {"torch": "2.8.0", "llamafactory": "0.9.5"}},
     "cwd": "/work",
 }
 SFT = parse_llamafactory(
@@ -71,18 +71,18 @@ PROGRAM = ScriptJob(argv=("train",), form="executable")
 @pytest.mark.parametrize(
     ("job", "options", "checked", "missing", "said"),
     [
-        (SFT, LaunchOptions(), True, "/models/m", "/models/m is missing on a and on this machine"),
-        (SFT, LaunchOptions(), True, "data/dataset_info.json", "data/dataset_info.json is missing"),
-        (SCRIPT, LaunchOptions(), True, "train.py", "train.py is missing"),
-        (SFT, LaunchOptions(), True, None, None),
-        (SFT, LaunchOptions(), False, "/models/m", None),
+        (SFT, {}, True, "/models/m", "/models/m is missing on a and on this machine"),
+        (SFT, {}, True, "data/dataset_info.json", "data/dataset_info.json is missing"),
+        (SCRIPT, {}, True, "train.py", "train.py is missing"),
+        (SFT, {}, True, None, None),
+        (SFT, {}, False, "/models/m", None),
         # The setup may bring the files, and a program is looked for along PATH.
-        (SFT, LaunchOptions(environment=JobEnvironment(prelude="mount /models")), True, "/models/m", None),
-        (PROGRAM, LaunchOptions(engine=Engine(name="exec")), True, "train", None),
+        (SFT, {"environment": JobEnvironment(prelude="mount /models")}, True, "/models/m", None),
+        (PROGRAM, {"engine": Engine(name="exec")}, True, "train", None),
     ],
 )
 def test_a_job_whose_files_are_missing_is_not_started(
-    tmp_path: Path, job: Job, options: LaunchOptions, missing: str | None, said: str | None, *, checked: bool
+    tmp_path: Path, job: Job, options: dict[str, Any], missing: str | None, said: str | None, *, checked: bool
 ) -> None:
     def answer(_node: Node, _command: str, stdin: bytes) -> list[bytes]:
         paths = [
@@ -92,9 +92,9 @@ def test_a_job_whose_files_are_missing_is_not_started(
         return [json.dumps({**FACTS, "paths": paths, "tools": tools}).encode() + b"\n"]
 
     context = RunContext(FakeTransport(answer), tmp_path / "runs")
-    what = Launch(cluster=CLUSTER, hostfile="", job=job, options=options, check=checked)
+    what = Launch(cluster=CLUSTER, hostfile="", job=job, check=checked, **options)
     if said is None:
-        assert prepare(what, context).findings == ()
+        assert prepare(what, context).directory.read("findings.json", list[Any]) == []
         return
     with pytest.raises(NodeFailed, match=said) as caught:
         prepare(what, context)
@@ -110,14 +110,14 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
 
     def answer(_node: Node, _command: str, stdin: bytes) -> list[bytes]:
         ports.extend(json.loads(stdin)["ports"])
-        users = dict.fromkeys(map(str, ports[:busy]), "python3 (pid 7, user eve)")
+        users = [{"port": port, "taken": True, "user": "python3 (pid 7, user eve)"} for port in ports[:busy]]
         paths = [{"path": path, "kind": "file"} for path in json.loads(stdin)["paths"]]
-        return [json.dumps({**FACTS, "port_users": users, "paths": paths}).encode() + b"\n"]
+        return [json.dumps({**FACTS, "ports": users, "paths": paths}).encode() + b"\n"]
 
     context = RunContext(FakeTransport(answer), tmp_path / "runs")
-    what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=LaunchOptions(master_port=asked), check=True)
+    what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, master_port=asked, check=True)
     if asked is None:
-        assert prepare(what, context).plan.rendezvous.port == ports[busy]
+        assert prepare(what, context).require_plan().rendezvous.port == ports[busy]
         return
     with pytest.raises(NodeFailed, match="port 29500, the rendezvous port, is in use by python3"):
         prepare(what, context)
@@ -139,10 +139,9 @@ def test_no_secret_goes_to_a_node_whose_host_key_nobody_compares(
     transport = Unverified(lambda *_: [json.dumps(FACTS).encode() + b"\n"])
     context = RunContext(transport, tmp_path / "runs")
     environment = JobEnvironment(env=dict.fromkeys(forwarded, "value"), forwarded=forwarded)
-    options = LaunchOptions(environment=environment, workers_per_node=1)
-    what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=options, check=False)
+    what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, environment=environment, workers_per_node=1, check=False)
     if not refused:
-        assert prepare(what, context).plan.nodes
+        assert prepare(what, context).require_plan().nodes
         return
     with pytest.raises(UsageError, match="StrictHostKeyChecking no") as caught:
         prepare(what, context)

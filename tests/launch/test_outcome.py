@@ -1,23 +1,22 @@
 from __future__ import annotations
 
-import io
+import time
 from pathlib import PurePath
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from multinode.launch.ending import run_table
-from multinode.launch.outcome import next_step, run_parts, run_verdict, step_sheet
+from multinode.launch.ending import run_labels
+from multinode.launch.outcome import next_step, run_verdict, show, step_sheet
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.figures import Straggler
+from multinode.profile.figures import LikelyCause, Straggler
 from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
 from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run
-from multinode.render.table import screen_text
+from multinode.render.sheet import Command
 from multinode.stats.estimate import Estimate, exactly
 from multinode.stats.unknown import Unknown
-from tests.golden import Golden
+from tests.golden import Golden, screen_of
 from tests.profile.observing import RUN as TRAINING
 from tests.profile.observing import SUMMARY as TRAINING_SUMMARY
 
@@ -49,17 +48,17 @@ SLOW_NODE = Straggler(
     ranks=(1,),
     late_ms=80.0,
     share=0.27,
-    cause="cpu",
-    evidence=("b had used up its cgroup's CPU limit",),
+    message="b\x1b[2J: the others wait 80.0 ms per step (27.0%)",
+    causes=(LikelyCause(cause="cpu", message="b had used up its cgroup's CPU limit"),),
     hint="raise the CPU limit of its cgroup",
 )
 HELD_UP = msgspec.structs.replace(
     SUMMARY,
-    bottleneck=Bottleneck(kind="straggler", share=0.27, sentence="80 of 300 ms per step (27%) are waiting for b"),
+    bottleneck=Bottleneck(kind="straggler", share=0.27, message="80 of 300 ms per step (27%) are waiting for b"),
     stragglers=(SLOW_NODE,),
 )
 NO_SYNCHRONISATION = msgspec.structs.replace(
-    SUMMARY, bottleneck=Bottleneck(kind="no_communication", sentence="no gradient synchronization")
+    SUMMARY, bottleneck=Bottleneck(kind="no_communication", message="no gradient synchronization")
 )
 STOPPED = msgspec.structs.replace(RUN, status="stopped", stop_reason="slower_than_one_node")
 FAILED = msgspec.structs.replace(
@@ -147,13 +146,13 @@ MEASURED = msgspec.structs.replace(
 def test_the_screen(golden: Golden, name: str, run: Run, summary: Summary | None) -> None:
     step = next_step(run, summary, hosts="lab", contrast=CONTRAST if len(run.nodes) > 1 else "")
     following = [step] if step is not None else []
-    golden.check_screen(name, lambda width: [*run_parts(run, summary, PLACE, width=width), *following])
+    golden.check_answer(name, (*show(run, summary, PLACE), *following))
 
 
 def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
     assert run_verdict(RUN, SUMMARY) == "succeeded after 1 min 05 s: 26.7 samples/s, 4 workers on 2 nodes"
     assert run_verdict(FAILED, NOTHING) == "failed after 1 min 05 s, 4 workers on 2 nodes"
-    network = Bottleneck(kind="network", share=0.4, sentence="119 of 300 ms per step are exposed communication")
+    network = Bottleneck(kind="network", share=0.4, message="119 of 300 ms per step are exposed communication")
     assert run_verdict(RUN, msgspec.structs.replace(SUMMARY, bottleneck=network)).endswith(
         "; network-bound: 40% of a step is exposed communication"
     )
@@ -161,12 +160,12 @@ def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
     few = msgspec.structs.replace(SUMMARY, bottleneck=network, split=early)
     assert run_verdict(RUN, few).endswith(" is exposed communication (from 4 of 25 measured steps)")
     assert "exposed communication: from 4 of 25 measured steps" in step_sheet(few).notes
-    unknown = msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", sentence="x"))
+    unknown = msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", message="x"))
     assert run_verdict(RUN, unknown) == run_verdict(RUN, SUMMARY)
 
 
 def test_a_loss_of_zero_is_a_loss() -> None:
-    text = screen_text(run_parts(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0), PLACE))
+    text = screen_of(show(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0), PLACE))
     assert "0, 0" in text
 
 
@@ -189,7 +188,7 @@ def test_the_next_command_follows_from_how_it_went_and_whether_one_node_was_meas
     found = tuple(
         next_step(run, summary, hosts="my nodes", contrast=contrast, one_node=one_node) for contrast in ("", CONTRAST)
     )
-    assert found == tuple(None if one is None else f"Next        {one}" for one in expected)
+    assert found == tuple(None if one is None else Command("Next", one) for one in expected)
 
 
 def test_why_a_run_was_stopped_stands_in_its_verdict() -> None:
@@ -197,19 +196,19 @@ def test_why_a_run_was_stopped_stands_in_its_verdict() -> None:
 
 
 def shown(run: Run) -> str:
-    output = io.StringIO()
-    Console(file=output, width=80, color_system=None).print(run_table(run))
-    return output.getvalue()
+    return screen_of([run_labels(run)], 80, details=True)
 
 
 def test_it_says_how_the_run_ended_on_each_node() -> None:
     lines = [" ".join(line.split()) for line in shown(TRAINING).splitlines()]
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(TRAINING.started_s))
     assert lines == [
-        "run 20260102-aa",
-        "job sft.yaml (LLaMA-Factory sft)",
-        "state succeeded",
-        "node 0 box1: exit code 0",
-        "node 1 box2: exit code 0",
+        "Run 20260102-aa",
+        "Job sft.yaml (LLaMA-Factory sft)",
+        "State succeeded",
+        f"Began {began}, took 50.0 s",
+        "Node 0 box1: exit code 0",
+        "Node 1 box2: exit code 0",
     ]
 
 
@@ -229,18 +228,18 @@ def test_when_a_node_vanished_and_what_came_of_it_is_told() -> None:
         consequences=("box1: Connection reset",),
     )
     lines = shown(msgspec.structs.replace(TRAINING, status="lost", first_failure=failure)).splitlines()
-    (at,) = (line for line in lines if line.strip().startswith("failed at"))
+    (at,) = (line for line in lines if line.strip().startswith("Failed at"))
     assert at.strip().endswith(", 41.0 s after the start")
-    assert ["consequence", "box1: Connection reset"] in [line.split(maxsplit=1) for line in map(str.strip, lines)]
+    assert ["Consequence", "box1: Connection reset"] in [line.split(maxsplit=1) for line in map(str.strip, lines)]
 
 
 def test_the_cause_of_a_known_error_and_its_fix_are_shown_and_no_file_that_an_installation_lacks() -> None:
     failure = Failure(node="box2", node_rank=1, message="it broke", error_id="bus-error", cause="no room", hint="more")
     lines = [line.strip().split(maxsplit=1) for line in shown_lines(failure)]
-    assert ["cause", "no room"] in lines
-    assert ["hint", "more"] in lines
+    assert ["Cause", "no room"] in lines
+    assert ["Fix", "more"] in lines
     assert "docs/" not in " ".join(shown_lines(failure))
-    assert not {"cause", "hint"} & {line[0] for line in map(str.split, shown_lines(NO_MORE))}
+    assert not {"Cause", "Fix"} & {line[0] for line in map(str.split, shown_lines(NO_MORE))}
 
 
 def test_a_failure_is_shown_as_text_and_moves_no_cursor() -> None:

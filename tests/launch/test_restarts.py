@@ -18,7 +18,6 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import ConnectError
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import ScriptJob
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.attach import find_recorded, stop
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext
 from multinode.launch.restart import RestartOptions
@@ -51,7 +50,7 @@ def launch(execute: ExecuteOptions, code: CodeTree | None = None) -> Launch:
         cluster=CLUSTER,
         hostfile=HOSTS,
         job=ScriptJob(argv=("train.py",)),
-        options=LaunchOptions(code=code),
+        code=code,
         execute=execute,
         check=False,
         run_id="r",

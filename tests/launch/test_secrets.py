@@ -12,7 +12,6 @@ import pytest
 from multinode.cluster.cluster import local_cluster
 from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
 from multinode.transport.local import LocalTransport
@@ -70,9 +69,8 @@ def test_the_job_has_it_and_no_file_on_controller_or_node(
         cluster=cluster,
         hostfile=f"localhost slots=1 env.WANDB_API_KEY={SECRET} 'env.HF_TOKEN=a {SECRET}' # env.OLD_TOKEN={SECRET}\n",
         job=job,
-        options=LaunchOptions(
-            engine=Engine(name=engine), environment=JobEnvironment(env={} if prelude else env, prelude=prelude)
-        ),
+        engine=Engine(name=engine),
+        environment=JobEnvironment(env={} if prelude else env, prelude=prelude),
         execute=ExecuteOptions(grace_s=2.0, lease_s=30.0),
         check=False,
     )

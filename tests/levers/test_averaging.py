@@ -16,7 +16,7 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.levers.averaging import Averaging, read_averaging
 from multinode.levers.levers import NONE, Levers
-from multinode.records.plan import LaunchPlan
+from multinode.records.plan import LaunchPlan, Observation
 from tests.levers.compressed import compressed
 
 VARIABLE = "MULTINODE_SYNC"
@@ -92,7 +92,7 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
 @pytest.mark.parametrize(
     ("job", "options", "words"),
     [
-        (SCRIPT, {"profile": False}, "--no-profile"),
+        (SCRIPT, {"observation": Observation(profile=False)}, "--no-profile"),
         (SCRIPT, {"levers": compressed("fp16")}, "--grad-compress fp16 would compress them"),
         (sft(deepspeed="configs/ds_z2.json"), {}, "this job uses DeepSpeed"),
         (sft(fsdp="full_shard auto_wrap"), {}, "this job uses FSDP"),

@@ -19,7 +19,7 @@ def test_the_chart_has_a_line_for_each_collective_and_each_bound() -> None:
 
 
 def test_the_page_needs_nothing_from_outside_and_runs_nothing_that_a_node_said() -> None:
-    verdict = msgspec.structs.replace(WELL.verdict, text="node <script>alert(1)</script> is slow")
+    verdict = msgspec.structs.replace(WELL.verdict, message="node <script>alert(1)</script> is slow")
     page = scan_page(msgspec.structs.replace(WELL, backend="<b>run</b>", verdict=verdict))
     assert "<script>alert(1)" not in page
     assert "&lt;script&gt;alert(1)" in page

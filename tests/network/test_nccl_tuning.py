@@ -11,12 +11,13 @@ from multinode.network.nccl_tuning import (
     candidates,
     choose,
     measured_us,
-    tune_parts,
+    show,
     tuned,
     with_mtu,
 )
 from multinode.records.benchmark import CollectiveTest
 from multinode.render.table import screen_text
+from multinode.render.terminal import block_parts
 from multinode.stats.estimate import of_repeats, ratio
 from tests.network.test_size_scan import measured, plan, report
 
@@ -87,6 +88,6 @@ def test_messages_that_came_out_wrong_are_no_time() -> None:
 @pytest.mark.parametrize(("mtu", "said"), [(1500, True), (9000, False)])
 def test_larger_frames_are_a_hint_where_they_are_not_in_use(mtu: int, *, said: bool) -> None:
     scan = report(plan(), measured(plan()), mtu=mtu)
-    text = " ".join(screen_text(tune_parts(with_mtu(REPORT, scan))).split())
+    text = " ".join(screen_text(block_parts(show(with_mtu(REPORT, scan)))).split())
     # 8948 of 9038 bytes against 1448 of 1538.
     assert ("MTU now 1500: at 1 Gbit/s, frames of 9000 bytes carry 5.2% more payload" in text) is said

@@ -7,7 +7,8 @@ from itertools import permutations
 import pytest
 from rich.console import Console
 
-from multinode.network.screen import pair_table
+from multinode.network.screen import pair_sheet
+from multinode.render.table import sheet_table
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, find_odd
 
 
@@ -19,7 +20,7 @@ def rendered(
     pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *, nodes: Sequence[str] = (), width: int = 80
 ) -> str:
     output = io.StringIO()
-    Console(file=output, width=width, color_system=None).print(pair_table(pairs, odd, nodes=nodes))
+    Console(file=output, width=width, color_system=None).print(sheet_table(pair_sheet(pairs, odd, nodes=nodes)))
     return output.getvalue()
 
 

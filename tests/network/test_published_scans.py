@@ -163,8 +163,8 @@ def several_nics(count: int, rate: float) -> dict[str, Any]:
 def test_published_figures_are_judged_as_those_who_met_them_found(
     verdict: Verdict, status: str, cause: list[str]
 ) -> None:
-    assert (verdict.status, codes(verdict)) == (status, cause)
-    assert verdict.text.startswith({"ok": "network OK"}.get(status, status))
+    assert (verdict.code, codes(verdict)) == (status, cause)
+    assert verdict.message.startswith({"ok": "network OK"}.get(status, status))
     # The first hint is there, and none stands twice.
     hints = [one.hint for one in verdict.causes if one.hint]
     assert len(set(hints)) == len(hints)
@@ -173,21 +173,21 @@ def test_published_figures_are_judged_as_those_who_met_them_found(
 
 def test_raw_rdma_is_told_beside_the_busbw_and_what_it_rules_out() -> None:
     slow = judged(9.84, 200, **raw_rdma(180))
-    assert "39% of the line rate of a link of 200 Gbit/s and 44% of raw RDMA" in slow.text
+    assert "39% of the line rate of a link of 200 Gbit/s and 44% of raw RDMA" in slow.message
     assert slow.causes[0].message.startswith("ib_write_bw reaches 22.5 GB/s between the same ports, which rules out")
     degraded = judged(1.6, 200, layout=TWO, **halves(13.23))
     assert degraded.causes[0].message.startswith(
         "ib_write_bw also reaches only 1.65 of 25 GB/s: the network or the NIC's"
     )
     # Where the collective went over sockets, it says nothing.
-    assert "RDMA" not in judged(1.1, 10, one=9.4, rdma=streams(180)).text
+    assert "RDMA" not in judged(1.1, 10, one=9.4, rdma=streams(180)).message
 
 
 def test_sockets_that_are_too_many_are_told_where_large_messages_fall_behind() -> None:
     """nccl#450: 100 Gbit/s, GB/s at 8 MiB and from there on doubled."""
     sizes = dict(zip((8, 16, 32, 64, 128), (4.52, 5.21, 1.48, 1.12, 1.40), strict=True))
     verdict = judged({size * MIB: speed for size, speed in sizes.items()}, 100, one=70)
-    assert (verdict.status, codes(verdict)) == ("slow", ["many_sockets"])
+    assert (verdict.code, codes(verdict)) == ("slow", ["many_sockets"])
     assert "NCCL reaches 5.21 GB/s at 16 MiB and 1.12 above" in verdict.causes[0].message
     assert "unset NCCL_SOCKET_NTHREADS" in (verdict.causes[0].hint or "")
     # One size that is slow by chance, or a sweep that only stops growing, is not that.
@@ -214,25 +214,25 @@ def test_large_messages_that_fall_over_roce_need_a_lossless_network() -> None:
 
 def test_the_rate_of_several_nics_is_their_sum_and_said() -> None:
     eight, four = judged(216.5, 400, **several_nics(8, 400)), judged(86, 200, **several_nics(4, 200))
-    assert "reaches 54% of the line rate of a link of 3,200 Gbit/s, 8 NICs together" in eight.text
-    assert four.text.startswith("network OK for a link of 800 Gbit/s (4 NICs together): ")
-    assert "86% of the line rate" in four.text
+    assert "reaches 54% of the line rate of a link of 3,200 Gbit/s, 8 NICs together" in eight.message
+    assert four.message.startswith("network OK for a link of 800 Gbit/s (4 NICs together): ")
+    assert "86% of the line rate" in four.message
     # Of two nodes the slower counts.
     uneven = judged(86, 200, **{**RDMA, "nics_gbit_per_s": {"a": (200.0,) * 4, "b": (200.0,) * 3}})
-    assert uneven.status == "inconclusive"
+    assert uneven.code == "inconclusive"
     # A NIC that is not known is not left out.
     one = judged(86, 200, **{**RDMA, "nics_gbit_per_s": {"a": (200.0,) * 4}})
-    assert (one.status, codes(one)) == ("inconclusive", ["more_nics"])
+    assert (one.code, codes(one)) == ("inconclusive", ["more_nics"])
 
 
 @pytest.mark.parametrize("busbw", [26.3, 30, 100, 1000])
 @pytest.mark.parametrize("over_rdma", [False, True])
 def test_more_than_a_link_carries_is_never_ok(busbw: float, *, over_rdma: bool) -> None:
     verdict = judged(busbw, 200, layout=Layout(nodes=4), over_rdma=over_rdma)
-    assert verdict.status == "inconclusive"
-    assert "more than this link can carry" in verdict.text
+    assert verdict.code == "inconclusive"
+    assert "more than this link can carry" in verdict.message
     assert "the data used more NICs, or a NIC reports too low a rate" in verdict.causes[0].message
-    assert judged(25, 200, layout=Layout(nodes=4), over_rdma=True).status == "ok"
+    assert judged(25, 200, layout=Layout(nodes=4), over_rdma=True).code == "ok"
 
 
 def test_what_counters_say_of_the_algorithm_is_what_passed_the_nic() -> None:
@@ -248,7 +248,7 @@ def test_what_counters_say_of_the_algorithm_is_what_passed_the_nic() -> None:
     assert ring.worst is not None
     assert tree.worst is not None
     assert tree.worst.nic_gb_per_s == pytest.approx(ring.worst.nic_gb_per_s * 8 / 15)
-    assert (ring.status, tree.status) == ("ok", "slow")
+    assert (ring.code, tree.code) == ("ok", "slow")
     certain = judged(125 / 8, 100, path=path, **RDMA)
     assert certain.worst is not None
     assert certain.worst.share_of_ceiling == pytest.approx(2 / 3)
@@ -268,7 +268,7 @@ def test_a_flow_that_a_cloud_caps_is_not_a_core() -> None:
 
 def test_where_nodes_have_unlike_many_nics_the_rate_is_told_with_those_that_it_is_of() -> None:
     nics = {"a": (100.0,) * 8, "b": (100.0,) * 4}
-    assert "400 Gbit/s (4 NICs together)" in judged(45, 100, **{**RDMA, "nics_gbit_per_s": nics}).text
+    assert "400 Gbit/s (4 NICs together)" in judged(45, 100, **{**RDMA, "nics_gbit_per_s": nics}).message
 
 
 def test_one_nic_of_a_bond_is_named_beside_a_clouds_cap() -> None:

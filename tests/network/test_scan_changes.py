@@ -44,7 +44,7 @@ def record(*rows: CollectiveRow, nodes: tuple[NodeState, ...] = (OTHER, BOX), **
         nodes=tuple(node.name for node in nodes),
         world_size=2,
         test=CollectiveTest(messages=(Message(size_bytes=MIB),)),
-        verdict=Verdict(),
+        verdict=Verdict(message=""),
         directory="",
         **everything,
     )

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.facts import Interface
+from multinode.findings.finding import Finding
 from multinode.network.nic_path import NicPathCheck
 from multinode.network.scan_evidence import CollectiveRow, ScanEvidence
 from multinode.network.scan_verdict import Verdict, judge_scan
@@ -106,7 +107,7 @@ def at_ten(gb_per_s: float, raw: float = 0.95 * TEN, **changes: Any) -> Verdict:
 
 def test_a_network_that_is_used_in_full_needs_no_action() -> None:
     verdict = judged()
-    assert verdict.text == (
+    assert verdict.message == (
         "network OK for a link of 1 Gbit/s: all_reduce of 16 MiB reaches 99% of the TCP line rate and 99% of raw TCP"
     )
     assert (verdict.nodes, verdict.causes) == ((), ())
@@ -123,33 +124,33 @@ def test_a_sweep_of_small_sizes_alone_is_not_called_slow_for_its_latency() -> No
     verdict = judged(rows=rows(0.99 * GIGABIT, most=4096 * 8))
     assert [share.size_bytes for share in verdict.shares] == [32768]
     assert verdict.shares[0].share_of_ceiling == pytest.approx(0.64, abs=0.03)
-    assert verdict.status == "ok"
+    assert verdict.code == "ok"
 
 
 def test_wrong_values_come_before_everything() -> None:
     verdict = judged(rows=rows(SLOW, num_wrong=2), path=NicPathCheck(ok=False, sentences=("a sent over eth0.",)))
-    assert (verdict.status, verdict.causes[0].code) == ("wrong_values", "wrong_values")
+    assert (verdict.code, verdict.causes[0].code) == ("wrong_values", "wrong_values")
     assert verdict.causes[0].message.startswith("16 values were wrong (all_reduce of float): speeds are invalid")
-    assert "wrong" not in judged(SLOW).text
+    assert "wrong" not in judged(SLOW).message
 
 
 def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judgement() -> None:
-    assert judged(rows=()).text == "no result: no size was measured by all workers"
+    assert judged(rows=()).message == "no result: no size was measured by all workers"
     verdict = judge_scan(ScanEvidence(rows=rows(5.0)))
-    assert "neither the link rate nor raw TCP is known" in verdict.text
+    assert "neither the link rate nor raw TCP is known" in verdict.message
     assert verdict.causes == ()
 
 
 def test_raw_tcp_alone_is_enough_to_judge_by() -> None:
     unknown = nics(speed_gbit_per_s=None)
-    assert judged(nics=unknown).text.endswith(": all_reduce of 16 MiB reaches 99% of raw TCP")
+    assert judged(nics=unknown).message.endswith(": all_reduce of 16 MiB reaches 99% of raw TCP")
     slow = judged(SLOW, nics=unknown)
-    assert (slow.status, len(slow.causes)) == ("slow", 1)
+    assert (slow.code, len(slow.causes)) == ("slow", 1)
 
 
 def test_the_worst_of_several_collectives_is_what_is_told() -> None:
     several = rows(0.99 * GIGABIT) + rows(0.4 * GIGABIT, collective="all_gather")
-    assert judged(rows=several, backend="nccl").text.startswith("slow: all_gather of 16 MiB, the slowest, ")
+    assert judged(rows=several, backend="nccl").message.startswith("slow: all_gather of 16 MiB, the slowest, ")
 
 
 def test_what_the_backend_really_sends_is_what_fills_the_nic() -> None:
@@ -194,7 +195,7 @@ CAUSES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
 def test_a_slow_sweep_is_explained_by_what_was_seen(seen: dict[str, Any], words: str, nodes: tuple[str, ...]) -> None:
     verdict = judged(SLOW, **seen)
     assert words in verdict.causes[0].message
-    assert "\n" not in verdict.text
+    assert "\n" not in verdict.message
     assert verdict.nodes == nodes
     assert all(cause.hint for cause in verdict.causes)
     # Without it nothing of the kind is said.
@@ -203,7 +204,7 @@ def test_a_slow_sweep_is_explained_by_what_was_seen(seen: dict[str, Any], words:
 
 @pytest.mark.parametrize("seen", [CAUSES[index][0] for index in (1, 2, 6, 7, 8)])
 def test_what_may_explain_slowness_is_not_told_of_a_sweep_that_is_well(seen: dict[str, Any]) -> None:
-    assert judged(**seen).text.startswith("network OK for a link of ")
+    assert judged(**seen).message.startswith("network OK for a link of ")
 
 
 def test_a_constant_wait_is_no_excuse_for_a_large_message() -> None:
@@ -227,7 +228,7 @@ def test_what_is_wrong_in_itself_is_told_of_any_sweep(seen: dict[str, Any]) -> N
 
 def test_when_raw_tcp_is_as_slow_it_is_the_network() -> None:
     verdict = judged(0.74 * GIGABIT, tcp=both_ways(0.75 * GIGABIT))
-    assert verdict.text.endswith("reaches 74% of the TCP line rate of a link of 1 Gbit/s and 99% of raw TCP")
+    assert verdict.message.endswith("reaches 74% of the TCP line rate of a link of 1 Gbit/s and 99% of raw TCP")
     assert "the network is the cause, not the collective" in verdict.causes[0].message
     assert "raw TCP is OK" in judged(SLOW).causes[0].message
     assert "raw TCP was not measured" in judged(SLOW, tcp=RawTcp()).causes[0].message
@@ -289,7 +290,7 @@ def test_small_messages_that_wait_for_no_wire_are_told() -> None:
 
 def test_the_verdict_is_a_json_document() -> None:
     document = msgspec.json.decode(msgspec.json.encode(judged(SLOW)))
-    assert set(document) == {"status", "text", "over_rdma", "worst", "nics", "nodes", "causes", "shares"}
+    assert set(document) == {*Finding.__struct_fields__, "over_rdma", "worst", "nics", "nodes", "causes", "shares"}
     assert set(document["causes"][0]) == {"code", "figures", "message", "hint", "node", "nodes"}
     assert msgspec.json.decode(msgspec.json.encode(judged(SLOW)), type=Verdict) == judged(SLOW)
 
@@ -299,8 +300,10 @@ def test_half_of_the_link_is_normal_where_the_backend_takes_turns() -> None:
     assert judged(rows=half, backend="nccl").causes
     verdict = judged(rows=half, backend="gloo")
     assert verdict.causes == ()
-    assert verdict.status == "ok"
-    assert verdict.text.endswith("; gloo alternates between sending and receiving large messages: 50% is its maximum")
+    assert verdict.code == "ok"
+    assert verdict.message.endswith(
+        "; gloo alternates between sending and receiving large messages: 50% is its maximum"
+    )
 
 
 def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None:
@@ -310,5 +313,5 @@ def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None
 
 def test_what_is_odd_beside_a_sweep_that_is_well_is_told_as_such() -> None:
     verdict = judged(tcp=tcp(pairs=ALL_BUT_B))
-    assert verdict.text.startswith("network OK for a link of ")
+    assert verdict.message.startswith("network OK for a link of ")
     assert verdict.causes[0].message.startswith("b sends")

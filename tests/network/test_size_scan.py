@@ -28,6 +28,7 @@ from multinode.records.samples import (
     StreamResult,
     StreamSample,
 )
+from multinode.stats.unknown import Entries, or_empty
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.traffic.step_calls import Call
 from multinode.units import goodput_gb_per_s
@@ -53,7 +54,7 @@ def facts(**changes: Any) -> dict[str, NodeFacts]:
         name: NodeFacts(
             node=name,
             home=f"/home/{name}",
-            packages={"torch": "2.8.0"},
+            packages=Entries({"torch": "2.8.0"}),
             interfaces=(Interface(name="ens1f0", addresses=(f"10.0.0.{rank}/24",), **nic),),
         )
         for rank, name in enumerate(NODES, 1)
@@ -136,7 +137,7 @@ def test_the_document_comes_back_from_its_file_as_it_was() -> None:
     said = report(plan(), measured(plan()))
     assert msgspec.json.decode(msgspec.json.encode(said), type=ScanReport) == said
     document = msgspec.json.decode(msgspec.json.encode(said))
-    assert {"text", "nodes", "causes"} <= set(document["verdict"])
+    assert {"message", "nodes", "causes"} <= set(document["verdict"])
 
 
 def test_what_went_over_another_nic_has_no_share_of_this_link() -> None:
@@ -144,7 +145,7 @@ def test_what_went_over_another_nic_has_no_share_of_this_link() -> None:
     assert said.path is not None
     assert said.path.ok is False
     assert all(row.share_of_ceiling is None and row.share_of_tcp is None for row in said.rows)
-    assert "the traffic did not use the data plane's NICs" in said.verdict.text
+    assert "the traffic did not use the data plane's NICs" in said.verdict.message
     assert "eth0" in said.verdict.causes[0].message
 
 
@@ -162,8 +163,8 @@ def test_two_collectives_have_two_curves() -> None:
 def test_without_a_known_rate_or_raw_tcp_there_is_nothing_to_hold_it_against() -> None:
     said = report(plan(), measured(plan()), tcp=RawTcp(), speed_gbit_per_s=None)
     assert (said.link_gbit_per_s, said.ceiling_gb_per_s, said.tcp_gb_per_s, said.levels) == (None, None, None, {})
-    assert said.verdict.status == "inconclusive"
-    assert "neither the link rate nor raw TCP is known" in said.verdict.text
+    assert said.verdict.code == "inconclusive"
+    assert "neither the link rate nor raw TCP is known" in said.verdict.message
 
 
 def test_pairs_that_are_odd_are_told_and_lead_the_verdict() -> None:
@@ -190,7 +191,7 @@ def test_the_log_of_nccl_is_told() -> None:
 def test_samples_that_say_nothing_end_in_no_rows_and_a_plain_verdict() -> None:
     said = report(plan(), {0: [LossSample(rank=0, step=1, loss=1.0)], 1: []})
     assert (said.rows, said.curves, said.backend) == ((), {}, "unknown")
-    assert said.verdict.text == "no result: no size was measured by all workers"
+    assert said.verdict.message == "no result: no size was measured by all workers"
 
 
 def test_a_plan_of_another_job_is_none_of_ours() -> None:
@@ -225,7 +226,7 @@ def test_rdma_is_not_held_against_tcp() -> None:
     slow_tcp = RawTcp(one=tuple(msgspec.structs.replace(one, gbit_per_s=0.3) for one in TCP.one))
     said = report(plan(), measured(plan(), nic="mlx5_0/1", backend="nccl"), tcp=slow_tcp)
     assert all(row.share_of_tcp is None for row in said.rows)
-    assert "line rate" in said.verdict.text
+    assert "line rate" in said.verdict.message
     assert not any("TCP" in cause.message for cause in said.verdict.causes)
 
 
@@ -236,7 +237,7 @@ def test_a_single_node_uses_no_network() -> None:
     both = measured(plan())
     said = report(local, {0: [*both[0], *both[1]]}, tcp=RawTcp())
     assert len(said.rows) == len(SIZES)
-    assert "no network used" in said.verdict.text
+    assert "no network used" in said.verdict.message
 
 
 def test_what_a_node_makes_up_is_no_row() -> None:
@@ -300,7 +301,7 @@ def over_two_ports(
     )
     known = {
         name: msgspec.structs.replace(
-            each, rdma=ports, interfaces=(*each.interfaces, Interface(name="bond0", driver="bond"))
+            each, rdma=ports, interfaces=(*or_empty(each.interfaces), Interface(name="bond0", driver="bond"))
         )
         for name, each in facts().items()
     }
@@ -310,11 +311,11 @@ def over_two_ports(
 def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used() -> None:
     said = over_two_ports(log=True)
     assert said.link_gbit_per_s == 1.0
-    assert (said.verdict.over_rdma, said.verdict.nics, said.verdict.status) == (True, 2, "ok")
-    assert said.verdict.text.startswith("network OK for a link of 1 Gbit/s (2 NICs together): ")
+    assert (said.verdict.over_rdma, said.verdict.nics, said.verdict.code) == (True, 2, "ok")
+    assert said.verdict.message.startswith("network OK for a link of 1 Gbit/s (2 NICs together): ")
     # The counters alone saw one port.
     seen = over_two_ports(log=False)
-    assert (seen.link_gbit_per_s, seen.verdict.status) == (0.5, "inconclusive")
+    assert (seen.link_gbit_per_s, seen.verdict.code) == (0.5, "inconclusive")
     assert "the data used more NICs, or a NIC reports too low a rate" in seen.verdict.causes[0].message
 
 
@@ -322,7 +323,7 @@ def test_two_halves_of_one_port_carry_no_more_than_the_port() -> None:
     """As on NVIDIA's GB10: each half reports the rate of the whole, and its slot carries more than half of it."""
     halves: dict[str, Any] = {"rate_gbit_per_s": 1.0, "pcie_gbit_per_s": 0.63, "board": "NVD0000000087"}
     said = over_two_ports(log=True, **halves)
-    assert (said.link_gbit_per_s, said.verdict.nics, said.verdict.status) == (1.0, 2, "ok")
+    assert (said.link_gbit_per_s, said.verdict.nics, said.verdict.code) == (1.0, 2, "ok")
     assert over_two_ports(log=True, **halves | {"board": None}).link_gbit_per_s == pytest.approx(1.26)
 
 
@@ -341,7 +342,7 @@ def test_raw_rdma_stands_beside_what_went_over_rdma() -> None:
     # Half of the line: not all is well, however much of that the collective reaches.
     assert [cause.code for cause in raw.verdict.causes] == ["slow_raw_rdma"]
     failed = over_two_ports(log=True, raw_error="ib_write_bw did not answer within 20 s")
-    assert (failed.rdma_gb_per_s, failed.verdict.status) == (None, "ok")
+    assert (failed.rdma_gb_per_s, failed.verdict.code) == (None, "ok")
     assert "raw rdma: from a to b: ib_write_bw did not answer within 20 s" in scan_lines(failed)
 
 
@@ -358,7 +359,8 @@ def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() 
         ]
     second = Interface(name="ens2f0", addresses=("10.0.1.1/24",), up=True, speed_gbit_per_s=1.0, mtu=1500)
     known = {
-        name: msgspec.structs.replace(each, interfaces=(*each.interfaces, second)) for name, each in facts().items()
+        name: msgspec.structs.replace(each, interfaces=(*or_empty(each.interfaces), second))
+        for name, each in facts().items()
     }
     said = summarise_scan(of, known, TCP, samples, "/runs/r")
     assert said.path is not None

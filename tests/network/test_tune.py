@@ -11,10 +11,9 @@ import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, RunFailed
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import Launch, RunContext, StopRequest
 from multinode.network.measure import Extent, scan_messages
-from multinode.network.nccl_tuning import TuneReport, env_keys, tune_parts
+from multinode.network.nccl_tuning import TuneReport, env_keys, show
 from multinode.network.nic_path import NcclPath
 from multinode.network.size_scan import ScanReport
 from multinode.network.tune import nccl_tune
@@ -22,6 +21,7 @@ from multinode.records.benchmark import CollectiveTest
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.render.table import screen_text
+from multinode.render.terminal import block_parts
 from multinode.transport.fake import FakeTransport
 from tests.network.test_size_scan import measured, plan, report
 
@@ -48,15 +48,13 @@ class StandIn:
         self.context = RunContext(transport, runs, stop=self.stop, say=self.said.append)
 
     def tune(self, repeats: int = 3, test: CollectiveTest = TEST) -> TuneReport:
-        what = Launch(
-            cluster=parse_hostfile(HOSTS, "hosts"), hostfile=HOSTS, job=test, options=LaunchOptions(agent="agent.pyz")
-        )
+        what = Launch(cluster=parse_hostfile(HOSTS, "hosts"), hostfile=HOSTS, job=test, agent="agent.pyz")
         return nccl_tune(what, Extent(), repeats, self.context, self._measure)
 
     def _measure(self, what: Launch, extent: Extent, context: RunContext) -> ScanReport:
         assert not extent.tcp
         assert (what.execute.kind, what.execute.on_stall) == ("tune", "stop")
-        env = dict(what.options.environment.env)
+        env = dict(what.environment.env)
         self.asked.append(env)
         factor = self._speed(env, len(self.asked))
         if self._keeps:
@@ -79,7 +77,7 @@ def more_sockets(env: dict[str, str], number: int) -> float:
 
 def said(report: TuneReport, *, details: bool = False) -> str:
     """What is printed, without line breaks."""
-    return " ".join(screen_text(tune_parts(report, details=details)).split())
+    return " ".join(screen_text(block_parts(show(report), details=details)).split())
 
 
 def test_the_best_of_each_axis_is_measured_anew_and_said_with_its_interval(tmp_path: Path) -> None:

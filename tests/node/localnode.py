@@ -204,10 +204,12 @@ class LocalNode:
     def request(argv: list[str], run_id: str = "r", ifnames: Sequence[str] = (), **changes: Any) -> Record:
         """A supervise request with the defaults of a small job.
 
-        `changes` are of the request, or of its command.
+        `changes` are of the request, of its command, or of what is recorded.
         """
         command: Record = {"argv": argv, "env": {}, "unset": [], "cwd": None, "path_first": None, "prelude": None}
         command |= {name: changes.pop(name) for name in [*changes] if name in command}
+        observation: Record = {"profile": False, "trace": None, "sample_interval_s": 1.0}
+        observation |= {name: changes.pop(name) for name in [*changes] if name in observation}
         return {
             "run_id": run_id,
             "place": {"endpoint": {"ifname": next(iter(ifnames), None), "ifnames": list(ifnames)}},
@@ -216,8 +218,7 @@ class LocalNode:
             "files": [],
             "lease_s": 60.0,
             "grace_s": 5.0,
-            "sample_interval_s": 1.0,
-            "instrument": False,
+            "observation": observation,
             "detach": False,
             "offsets": {},
             **changes,

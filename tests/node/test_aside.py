@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from multinode.cluster.facts import NodeFacts
+from multinode.cluster.facts import NO_ANSWER, NodeFacts
 from multinode.decoding import convert
 from multinode.node.facts.aside import Aside, LateError, Readings
+from multinode.stats.unknown import entries, or_empty, or_none, reason_of
 
 from .localnode import LocalNode
 
@@ -95,8 +96,8 @@ def test_a_file_system_that_hangs_costs_its_own_facts_only(node: LocalNode, tmp_
     facts = probe_beside_hung(node, place, workdir=str(node.home), paths=paths, contents=paths)
     assert [(one.path, one.place, one.device) for one in facts.hung_paths] == [(hung, str(place), "store:/data")]
     assert [(one.path, one.kind) for one in facts.paths] == [("train.py", "file")]
-    assert {one.path: one.reason for one in facts.contents if one.digest is None}[hung] == "not read within 5 s"
-    assert (facts.cwd, bool(facts.python), bool(facts.interfaces)) == (str(node.home), True, True)
+    assert {one.path: reason_of(one.digest) for one in facts.contents}[hung] == "not read within 5 s"
+    assert (facts.cwd, bool(or_none(facts.python)), bool(or_empty(facts.interfaces))) == (str(node.home), True, True)
 
 
 def test_a_directory_of_the_job_and_an_interpreter_that_hang_are_named(node: LocalNode, tmp_path: Path) -> None:
@@ -104,8 +105,8 @@ def test_a_directory_of_the_job_and_an_interpreter_that_hang_are_named(node: Loc
     python = str(place / "env/bin/python")
     facts = probe_beside_hung(node, place, workdir=str(place / "job"), python=python)
     assert {one.path for one in facts.hung_paths} == {str(place / "job"), python}
-    assert (facts.cwd, facts.python) == (None, None)
-    assert "was not found within 5 s" in facts.missing["python"]
+    assert facts.cwd == NO_ANSWER
+    assert "was not found within 5 s" in reason_of(facts.python)
 
 
 def test_places_mounted_noexec_are_found(node: LocalNode, tmp_path: Path) -> None:
@@ -118,4 +119,4 @@ def test_places_mounted_noexec_are_found(node: LocalNode, tmp_path: Path) -> Non
     line = json.dumps({"schema": 1, "packages": False}) + "\n"
     done = subprocess.run(command, input=line.encode(), capture_output=True, env=env, timeout=60, check=True)
     facts = _facts(done.stdout)
-    assert facts.noexec == {"TMPDIR": str(place), "TRITON_CACHE_DIR": str(place / "not/there/yet")}
+    assert entries(facts.noexec) == {"TMPDIR": str(place), "TRITON_CACHE_DIR": str(place / "not/there/yet")}

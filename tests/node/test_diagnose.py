@@ -40,14 +40,14 @@ load_batch()
 
 
 @contextmanager
-def running(node: LocalNode, worker: str, *, count: int = 1, instrument: bool = True) -> Iterator[None]:
+def running(node: LocalNode, worker: str, *, count: int = 1, profile: bool = True) -> Iterator[None]:
     """A run whose workers have all said `asleep`."""
     script = node.home / "train.py"
     script.write_text(worker)
     launcher = node.home / "launch.py"
     launcher.write_text(LAUNCHER)
     argv = [sys.executable, str(launcher), str(script), str(count)]
-    request = node.request(argv, RUN, instrument=instrument, detach=True)
+    request = node.request(argv, RUN, profile=profile, detach=True)
     assert node.call("supervise", request)[0] == 0
     try:
         log = node.run_dir(RUN) / "log"
@@ -107,7 +107,7 @@ def test_a_stopped_worker_is_told_by_its_state_and_gets_no_signal(node: LocalNod
 
 
 def test_a_worker_without_instrumentation_is_never_signalled(node: LocalNode) -> None:
-    with running(node, SLEEPER, instrument=False):
+    with running(node, SLEEPER, profile=False):
         process = of_rank(diagnose(node), 0)
         assert is_alive(process["pid"])
     assert (process["stack"], process["stack_source"]) == (None, None)
@@ -127,7 +127,7 @@ def test_without_instrumentation_py_spy_is_asked_where_it_is_on_path(node: Local
     folder.mkdir()
     (folder / "py-spy").write_text('#!/bin/sh\necho "Thread 1 (idle): \\"MainThread\\""\necho "    asked $*"\n')
     (folder / "py-spy").chmod(0o700)
-    with running(node, SLEEPER, instrument=False):
+    with running(node, SLEEPER, profile=False):
         process = of_rank(diagnose(node, env={"PATH": f"{folder}:{os.environ['PATH']}"}), 0)
     assert process["stack_source"] == "py-spy"
     assert f"asked dump --pid {process['pid']}" in process["stack"]
@@ -135,8 +135,8 @@ def test_without_instrumentation_py_spy_is_asked_where_it_is_on_path(node: Local
 
 def test_the_launcher_is_shown_and_what_a_worker_starts_is_not(node: LocalNode) -> None:
     worker = "import os, time\nif os.fork(): print('asleep', flush=True)\ntime.sleep(600)\n"
-    for instrument in (True, False):
-        with running(node, worker, instrument=instrument):
+    for profile in (True, False):
+        with running(node, worker, profile=profile):
             record = diagnose(node)
         assert [(process["role"], process["rank"]) for process in record["processes"]] == [
             ("launcher", None),

@@ -22,6 +22,7 @@ from multinode.node.facts.files import (
     read_revision,
 )
 from multinode.node.files import Mount, read_mounts
+from multinode.stats.unknown import Unknown
 
 from .localnode import LocalNode
 
@@ -123,29 +124,29 @@ def test_of_a_dataset_directory_the_files_of_the_jobs_datasets_are_compared(tmp_
 
 
 def test_entries_that_the_job_does_not_use_may_differ(tmp_path: Path) -> None:
-    def digest(info: Any) -> str | None:
+    def digest(info: Any) -> str | Unknown:
         put(tmp_path, "data/dataset_info.json", json.dumps(info))
         return read(tmp_path, "data", datasets=("mine",))["data/dataset_info.json"].digest
 
     before = digest({"mine": {"file_name": "mine.json"}})
     assert digest({"other": {}, "mine": {"file_name": "mine.json"}}) == before
     assert digest({"mine": {"file_name": "mine.json", "ranking": True}}) != before
-    assert digest(["no", "dataset"]) is not None
+    assert not isinstance(digest(["no", "dataset"]), Unknown)
 
 
 def test_what_is_too_much_or_too_slow_has_a_reason(tmp_path: Path) -> None:
     for number in range(300):
         put(tmp_path, f"model/{number:03}.safetensors")
     facts = read(tmp_path, "model")
-    assert facts["model"] == ContentFact(path="model", reason="more than 200 files")
+    assert facts["model"] == ContentFact(path="model", digest=Unknown("more than 200 files"))
     assert len(facts) == 201
     put(tmp_path, "late.py")
-    assert read(tmp_path, "late.py", deadline_s=-1)["late.py"].reason == "not read within -1 s"
+    assert read(tmp_path, "late.py", deadline_s=-1)["late.py"].digest == Unknown("not read within -1 s")
 
 
 def test_a_file_that_may_not_be_read_has_a_reason(tmp_path: Path) -> None:
     # A file of the kernel that is there and says no, to root as well.
-    assert read(tmp_path, "/proc/self/mem")["/proc/self/mem"].reason == "Input/output error"
+    assert read(tmp_path, "/proc/self/mem")["/proc/self/mem"].digest == Unknown("Input/output error")
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -210,13 +211,12 @@ def test_a_probe_compares_what_it_is_asked_to(node: LocalNode) -> None:
         "data/mine.json",
     ]
     assert facts.contents[2].digest == hashlib.sha256(b"[]").hexdigest()
-    assert facts.model == {"model_type": "llama", "vocab_size": 7}
+    assert facts.model_config == {"model_type": "llama", "vocab_size": 7}
     assert all(path.filesystem for path in facts.paths)
     code, records = node.call("probe", {"packages": False})
-    assert (records[0]["contents"], records[0]["model"]) == ([], None)
-    assert records[0]["missing"]["model"] == "not asked for"
+    assert (records[0]["contents"], records[0]["model"]["reason"]) == ([], "not asked for")
     code, records = node.call("probe", {"packages": False, "model": "/nowhere"})
-    assert "No such file" in records[0]["missing"]["model"]
+    assert "No such file" in records[0]["model"]["reason"]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from multinode.node.facts.software import find_container, read_machine, read_processor_name
+from multinode.node.facts.unknown import Unknown
 
 GIB = 1 << 30
 
@@ -20,9 +21,10 @@ def tree(root: Path, files: dict[str, str]) -> str:
 
 
 def test_every_fact_is_there_or_has_a_reason() -> None:
-    facts, missing = read_machine()
-    assert {name for name, value in facts.items() if value is None} == set(missing)
-    assert all(missing.values())
+    facts = read_machine()
+    assert None not in facts.values()
+    unknown = [value for value in facts.values() if isinstance(value, Unknown)]
+    assert all(value["reason"] for value in unknown)
     assert facts["memory_total_gib"] > facts["memory_available_gib"] > 0
     shm = os.statvfs("/dev/shm")
     assert facts["shm_total_gib"] == pytest.approx(shm.f_blocks * shm.f_frsize / GIB)
@@ -30,7 +32,7 @@ def test_every_fact_is_there_or_has_a_reason() -> None:
 
 
 def test_limits_are_soft_limits_and_none_is_unlimited() -> None:
-    limits = read_machine()[0]["limits"]
+    limits = read_machine()["limits"]
     assert limits["open_files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert set(limits) == {"open_files", "processes", "locked_memory_bytes"}
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -61,9 +63,8 @@ def test_processors_are_called_what_the_kernel_calls_them(tmp_path: Path, text: 
 
 
 def test_the_processors_of_this_machine_are_a_fact_or_missed() -> None:
-    facts, missing = read_machine()
-    assert facts["processor"] == read_processor_name()
-    assert ("processor" in missing) == (facts["processor"] is None)
+    name = read_processor_name()
+    assert read_machine()["processor"] == (name or Unknown("the kernel does not report it"))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_the_job_has_what_the_prelude_made_and_what_was_asked_for_wins(node: Loc
         unset=["RANK", "PET_*"],
         cwd="~/work",
         path_first="~/bin",
-        instrument=True,
+        profile=True,
         ifnames=["lo", "eth0"],
         trace={"steps": 2},
         prelude="export OTHER=prelude THEIRS=prelude PATH=/theirs:$PATH PYTHONPATH=/theirs WAS=$OTHER; unset MINE",

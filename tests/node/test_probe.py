@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from multinode.cluster.facts import NodeFacts
+from multinode.cluster.facts import WITHOUT_CUDA, NodeFacts
+from multinode.stats.unknown import known, or_empty, reason_of, unknown_fields
 
 from .localnode import LocalNode
 from .test_accelerators import NPU
@@ -37,23 +38,21 @@ def test_the_facts_are_what_the_controller_reads(node: LocalNode) -> None:
     assert facts.home == str(node.home)
     assert facts.cores == len(os.sched_getaffinity(0))
     assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert facts.memory_total_gib is not None
-    assert facts.memory_total_gib > 0.1
-    assert facts.disk_free_gib is not None
+    assert known(facts.memory_total_gib) > 0.1
+    assert known(facts.disk_free_gib) > 0
     assert facts.agent_python == sys.version.split()[0]
-    lists = {"interfaces", "routes", "packages", "paths", "port_users", "env", "missing", "gpus"}
-    nothing = {name for name in NodeFacts.__struct_fields__ if getattr(facts, name) is None} - {"clock_offset_s"}
-    assert nothing - lists <= set(facts.missing)
+    assert {name for name in NodeFacts.__struct_fields__ if getattr(facts, name) is None} <= {"accelerator"}
+    assert all(each.reason for each in unknown_fields(facts).values())
 
 
 def test_the_loopback_interface_and_the_route_through_it_are_found(node: LocalNode) -> None:
     facts = msgspec.convert(probe(node, peers=["127.0.0.1", "no-address"]), NodeFacts)
-    loopback = next(link for link in facts.interfaces if link.name == "lo")
+    loopback = next(link for link in or_empty(facts.interfaces) if link.name == "lo")
     assert "127.0.0.1/8" in loopback.addresses
     assert (loopback.kind, loopback.up, loopback.mtu) == ("loopback", True, 65536)
     route, unknown = facts.routes
-    assert (route.source, route.ifname, route.error) == ("127.0.0.1", "lo", None)
-    assert (unknown.source, unknown.error) == (None, "not an IP address")
+    assert (route.source, route.ifname) == ("127.0.0.1", "lo")
+    assert reason_of(unknown.source) == "not an IP address"
 
 
 def test_the_holder_of_a_port_is_named(node: LocalNode) -> None:
@@ -61,16 +60,16 @@ def test_the_holder_of_a_port_is_named(node: LocalNode) -> None:
         free.bind(("127.0.0.1", 0))
         ports = [taken.getsockname()[1], free.getsockname()[1]]
         free.close()
-        users = probe(node, ports=ports)["port_users"]
-    assert list(users) == [str(ports[0])]
-    assert f"pid {os.getpid()}" in users[str(ports[0])]
-    assert "user " in users[str(ports[0])]
+        held, other = probe(node, ports=ports)["ports"]
+    assert (held["port"], held["taken"], other) == (ports[0], True, {"port": ports[1], "taken": False, "user": None})
+    assert f"pid {os.getpid()}" in held["user"]
+    assert "user " in held["user"]
 
 
 def test_a_port_that_is_held_on_ipv6_for_both_is_taken_as_well(node: LocalNode) -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         port = taken.getsockname()[1]
-        assert f"pid {os.getpid()}" in probe(node, ports=[port])["port_users"][str(port)]
+        assert f"pid {os.getpid()}" in probe(node, ports=[port])["ports"][0]["user"]
 
 
 def test_packages_come_from_the_jobs_interpreter(node: LocalNode) -> None:
@@ -79,31 +78,29 @@ def test_packages_come_from_the_jobs_interpreter(node: LocalNode) -> None:
     facts = probe(node, python="~/bin/python3", packages=True)
     assert facts["python"] == wrapper
     assert facts["python_version"] == sys.version.split()[0]
-    assert "packages" not in facts["missing"]
     names = {"torch", "llamafactory", "transformers", "accelerate", "deepspeed", "peft", "trl"}
-    assert set(facts["packages"]) <= names | {"datasets", "bitsandbytes", "flash-attn"}
+    assert set(facts["packages"]["values"]) <= names | {"datasets", "bitsandbytes", "flash-attn"}
 
 
 def test_why_there_is_no_interpreter(node: LocalNode) -> None:
     facts = probe(node, python="~/venv/bin/python", packages=True)
-    assert facts["python"] is None
-    assert "~/venv/bin/python" in facts["missing"]["python"]
-    assert facts["missing"]["packages"] == facts["missing"]["python"]
+    assert "~/venv/bin/python" in facts["python"]["reason"]
+    assert facts["packages"] == facts["python_version"] == facts["python"]
 
 
 def test_a_directory_that_is_named_for_an_interpreter_tells_where_that_is(node: LocalNode) -> None:
     (node.home / "env").mkdir()
     program(node.home / "env/bin", "python", "#!/bin/sh\n")
     facts = probe(node, python="~/env/", packages=True)
-    assert facts["missing"]["python"] == "~/env/ is a directory: its interpreter is ~/env/bin/python"
+    assert facts["python"]["reason"] == "~/env/ is a directory: its interpreter is ~/env/bin/python"
 
 
 def test_why_there_are_no_packages(node: LocalNode) -> None:
     broken = program(node.home, "broken", "#!/bin/sh\necho 'cannot load libpython' >&2\nexit 4\n")
     facts = probe(node, python=broken, packages=True)
     assert facts["python"] == broken
-    assert "cannot load libpython" in facts["missing"]["packages"]
-    assert "python_version" in facts["missing"]
+    assert "cannot load libpython" in facts["packages"]["reason"]
+    assert facts["python_version"] == facts["packages"]
 
 
 def test_gpus_and_what_runs_on_them_come_from_nvidia_smi(node: LocalNode) -> None:
@@ -117,7 +114,6 @@ def test_gpus_and_what_runs_on_them_come_from_nvidia_smi(node: LocalNode) -> Non
     assert facts["gpus"][1]["memory_used_mib"] is None
     assert [(one["pid"], one["memory_mib"]) for one in facts["gpus"][0]["processes"]] == [(os.getpid(), 20293)]
     assert facts["gpus"][1]["processes"] == []
-    assert not {"gpus", "gpu_processes"} & set(facts["missing"])
 
 
 def test_gpus_are_there_where_their_processes_are_not_told(node: LocalNode) -> None:
@@ -125,15 +121,15 @@ def test_gpus_are_there_where_their_processes_are_not_told(node: LocalNode) -> N
     answers = f"case $1 in --query-gpu=*) printf '{table}';; *) echo 'Insufficient Permissions'; exit 4;; esac"
     program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\n{answers}\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:{node.env['PATH']}"})
-    assert [gpu["processes"] for gpu in facts["gpus"]] == [[]]
-    assert "Insufficient Permissions" in facts["missing"]["gpu_processes"]
+    (gpu,) = facts["gpus"]
+    assert "Insufficient Permissions" in gpu["processes"]["reason"]
 
 
 def test_why_there_are_no_gpus(node: LocalNode) -> None:
     (node.home / "bin").mkdir()
-    assert probe(node, env={"PATH": "/nowhere"})["missing"]["gpus"] == "nvidia-smi not found"
+    assert probe(node, env={"PATH": "/nowhere"})["gpus"]["reason"] == "nvidia-smi not found"
     program(node.home / "bin", "nvidia-smi", "#!/bin/sh\necho 'driver/library version mismatch'\nexit 18\n")
-    reason = probe(node, env={"PATH": f"{node.home}/bin:/bin"})["missing"]["gpus"]
+    reason = probe(node, env={"PATH": f"{node.home}/bin:/bin"})["gpus"]["reason"]
     assert "driver/library version mismatch" in reason
 
 
@@ -142,14 +138,13 @@ def test_the_devices_of_another_vendor_are_listed_by_its_own_program(node: Local
     program(node.home / "bin", "npu-smi", f"#!/bin/sh\ncat {node.home}/table\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:/bin:/usr/bin"})
     assert (facts["accelerator"], [gpu["index"] for gpu in facts["gpus"]]) == ("npu", [0, 1])
-    assert "gpus" not in facts["missing"]
 
 
 def test_no_other_vendor_is_asked_where_nvidia_smi_is(node: LocalNode) -> None:
     program(node.home / "bin", "nvidia-smi", "#!/bin/sh\nexit 9\n")
     program(node.home / "bin", "npu-smi", f"#!/bin/sh\ntouch {node.home}/asked\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:/bin:/usr/bin"})
-    assert "nvidia-smi ended with code 9" in facts["missing"]["gpus"]
+    assert "nvidia-smi ended with code 9" in facts["gpus"]["reason"]
     assert not (node.home / "asked").exists()
 
 
@@ -160,8 +155,7 @@ def test_the_directory_of_the_job(node: LocalNode) -> None:
     assert probe(node, controller_cwd=here)["cwd"] == here
     assert probe(node, controller_cwd="/only/there")["cwd"] == str(node.home)
     facts = probe(node, workdir="/no/such", controller_cwd=here)
-    assert facts["cwd"] is None
-    assert "/no/such" in facts["missing"]["workdir"]
+    assert facts["cwd"]["reason"] == "/no/such is not a directory"
 
 
 def test_paths_are_looked_at_from_the_directory_of_the_job(node: LocalNode) -> None:
@@ -178,7 +172,7 @@ def test_paths_are_looked_at_from_the_directory_of_the_job(node: LocalNode) -> N
 def test_where_ssh_came_in(node: LocalNode) -> None:
     facts = probe(node, env={"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 22"})
     assert facts["ssh_address"] == "10.0.0.1"
-    assert "SSH_CONNECTION" in probe(node)["missing"]["ssh_address"]
+    assert "SSH_CONNECTION" in probe(node)["ssh_address"]["reason"]
 
 
 # A torch that finds one GPU unless it is told to find none, and leaves a mark when it is imported.
@@ -210,16 +204,14 @@ def test_torch_is_asked_for_its_gpus_once_for_each_environment(node: LocalNode) 
     (torch / "version.py").write_text("cuda: Optional[str] = '13.0'\n")
     env = {"PATH": f"{node.home}/bin:/bin:/usr/bin", "PYTHONPATH": str(torch.parent)}
 
-    def asked(torch_env: dict[str, str] | None) -> tuple[dict[str, Any] | None, int]:
+    def asked(torch_env: dict[str, str] | None) -> tuple[dict[str, Any], int]:
         facts = probe(node, python=sys.executable, packages=True, torch_env=torch_env, env=env)
         imports = node.home / "imports"
-        devices = facts["torch_devices"]
-        assert (devices is None) == ("torch_devices" in facts["missing"])
-        return devices, len(imports.read_text()) if imports.exists() else 0
+        return facts["torch_devices"], len(imports.read_text()) if imports.exists() else 0
 
-    assert asked(None) == (None, 0)
+    assert asked(None) == ({"is": "unknown", "reason": "not asked for"}, 0)
     gpu = {"name": "NVIDIA GB10", "capability": [12, 1]}
-    there = {"available": True, "reason": None, "kernels": ["sm_90", "compute_90"], "gpus": [gpu]}
+    there = {"is": "devices", "available": True, "reason": None, "kernels": ["sm_90", "compute_90"], "gpus": [gpu]}
     assert [asked({}), asked({})] == [(there, 1), (there, 1)]
     assert asked({"LD_LIBRARY_PATH": "/compat"}) == (there, 2)
     none, _ = asked({"CUDA_VISIBLE_DEVICES": ""})
@@ -231,4 +223,4 @@ def test_torch_is_asked_for_its_gpus_once_for_each_environment(node: LocalNode) 
     # What kept it from them may be gone.
     assert asked({"CUDA_VISIBLE_DEVICES": ""})[1] == 4
     (torch / "version.py").write_text("cuda: Optional[str] = None\n")
-    assert asked({}) == (None, 4)
+    assert asked({}) == ({"is": "unknown", "reason": WITHOUT_CUDA.reason}, 4)

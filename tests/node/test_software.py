@@ -16,6 +16,7 @@ from multinode.node.facts.software import (
     parse_unknown,
     query_packages,
 )
+from multinode.node.facts.unknown import Unknown
 from multinode.node.programs import QueryFailed
 
 from .localnode import LocalNode
@@ -86,23 +87,21 @@ def unknown(monkeypatch: pytest.MonkeyPatch, site: Path, *keys: str) -> dict[str
 
 
 @pytest.mark.parametrize(
-    ("torch", "wheels", "cuda", "nccl", "why"),
+    ("torch", "wheels", "cuda", "nccl"),
     [
-        (CUDA_BUILD, {"cu12": "2.27.5", "cu13": "2.29.7"}, "12.8", "2.27.5", None),
-        (OLD_BUILD, {"cu12": "2.27.5"}, "12.1", "2.27.5", None),
+        (CUDA_BUILD, {"cu12": "2.27.5", "cu13": "2.29.7"}, "12.8", "2.27.5"),
+        (OLD_BUILD, {"cu12": "2.27.5"}, "12.1", "2.27.5"),
         # A build for the CPU uses no NCCL, even where one is installed.
-        (CPU_BUILD, {"cu12": "2.27.5"}, None, None, "torch was built without CUDA"),
-        (None, {}, None, None, "torch is not installed"),
-        (CUDA_BUILD, {"cu11": "2.20.5"}, "12.8", None, "torch was installed without an NCCL wheel"),
+        (CPU_BUILD, {"cu12": "2.27.5"}, *[Unknown("torch was built without CUDA")] * 2),
+        (None, {}, *[Unknown("torch is not installed")] * 2),
+        (CUDA_BUILD, {"cu11": "2.20.5"}, "12.8", Unknown("torch was installed without an NCCL wheel")),
     ],
 )
 def test_the_cuda_of_torch_and_its_nccl_or_why_they_are_not_known(
-    torch: str | None, wheels: dict[str, str], cuda: str | None, nccl: str | None, why: str | None
+    torch: str | None, wheels: dict[str, str], cuda: str | Unknown, nccl: str | Unknown
 ) -> None:
     found = answer(torch, **wheels)
     assert (found.cuda_version, found.nccl_version) == (cuda, nccl)
-    missing = {"cuda_version": cuda, "nccl_version": nccl}
-    assert found.missing == {name: why for name, version in missing.items() if version is None}
     assert found.packages["torch"] == "2.13.0"
 
 
@@ -117,13 +116,13 @@ def test_a_probe_finds_torch_and_unknown_keys_and_imports_nothing(node: LocalNod
     env = {"PYTHONPATH": str(site)}
     request = {"python": sys.executable, "packages": True, "arguments": ["cutof_len", "stage"]}
     code, (record,) = node.call("probe", request, env=env)
-    assert (code, record["unknown_arguments"]) == (0, {"cutof_len": "cutoff_len"})
-    assert (record["packages"]["torch"], record["cuda_version"], record["nccl_version"]) == ("2.13.0", "12.8", "2.27.5")
-    assert (record["packages"]["flash-attn"], record["packages"]["bitsandbytes"]) == ("2.6.0", "0.45.0")
-    assert record["packages"].get("peft") != "0.18"
-    assert not {"cuda_version", "nccl_version", "unknown_arguments", "packages"} & set(record["missing"])
+    assert (code, record["unknown_arguments"]) == (0, {"is": "entries", "values": {"cutof_len": "cutoff_len"}})
+    packages = record["packages"]["values"]
+    assert (packages["torch"], record["cuda_version"], record["nccl_version"]) == ("2.13.0", "12.8", "2.27.5")
+    assert (packages["flash-attn"], packages["bitsandbytes"]) == ("2.6.0", "0.45.0")
+    assert packages.get("peft") != "0.18"
     _, (record,) = node.call("probe", {"python": sys.executable}, env=env)
-    assert (record["unknown_arguments"], record["missing"]["unknown_arguments"]) == ({}, "not asked for")
+    assert record["unknown_arguments"] == Unknown("not asked for")
 
 
 def test_a_module_is_found_as_python_finds_it_and_none_of_its_packages_runs(
@@ -142,7 +141,7 @@ def test_a_module_is_found_as_python_finds_it_and_none_of_its_packages_runs(
     _, (record,) = node.call("probe", request, env={"PYTHONPATH": str(site)})
     assert record["absent_modules"] == [name for name, there in asked.items() if not there]
     _, (record,) = node.call("probe", {"python": sys.executable}, env={})
-    assert record["missing"]["absent_modules"] == "not asked for"
+    assert record["absent_modules"] == Unknown("not asked for")
 
 
 def test_keys_without_an_argument_come_with_what_may_have_been_meant(
@@ -196,5 +195,5 @@ def test_without_python_the_environment_of_the_directory_comes_first(tmp_path: P
     inside = tmp_path / ".venv/bin/python"
     inside.parent.mkdir(parents=True)
     inside.symlink_to(sys.executable)
-    assert find_interpreter(None, path, str(tmp_path))[0] == str(inside)
-    assert find_interpreter("python3", path, str(tmp_path))[0] == find_interpreter("python3", path)[0]
+    assert find_interpreter(None, path, str(tmp_path)) == str(inside)
+    assert find_interpreter("python3", path, str(tmp_path)) == find_interpreter("python3", path)

@@ -51,7 +51,7 @@ def test_the_environment_is_what_was_asked_for(node: LocalNode) -> None:
         unset=["RANK", "PET_*"],
         cwd="~/work",
         path_first="~/bin",
-        instrument=True,
+        profile=True,
     )
     (node.home / "work").mkdir()
     ssh_env = {"RANK": "3", "RANKING": "kept", "PET_NNODES": "9", "PYTHONPATH": "/mine"}
@@ -86,7 +86,7 @@ def test_without_instrumentation_the_interpreter_is_left_alone(node: LocalNode) 
 
 def test_a_measurement_of_ours_records_failures_alone(node: LocalNode) -> None:
     argv = node.script("import os\nprint(os.environ['MULTINODE_FAILURES_ONLY'])\n")
-    assert node.run(argv, instrument=True, failures_only=True).data("log") == b"1\n"
+    assert node.run(argv, profile=True, failures_only=True).data("log") == b"1\n"
 
 
 def test_a_program_is_found_along_path_first(node: LocalNode) -> None:

@@ -26,7 +26,7 @@ from multinode.stats.estimate import exactly
 from multinode.stats.unknown import Unknown
 from multinode.strict_yaml import dump_yaml
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.step_calls import fit_curve
+from multinode.traffic.step_calls import Strategy, fit_curve
 from multinode.units import goodput_gb_per_s
 from tests.model.trainings import TINY
 
@@ -82,6 +82,7 @@ def training_record(
     summary = Summary(
         run_id=run_id,
         strategy="DDP",
+        recognised=Strategy.DDP,
         world_size=workers,
         steps=30,
         steady_steps=25,
@@ -119,7 +120,7 @@ def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Recor
         mtu=1500,
         rows=(),
         curves=curves,
-        verdict=Verdict(text="as it should be"),
+        verdict=Verdict(message="as it should be"),
         directory=f"/runs/{run_id}",
     )
     return made_record(run_id, plan=plan(run_id, (1,) * nodes, link, ()), results={load_scan: report})

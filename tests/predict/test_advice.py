@@ -435,7 +435,7 @@ def test_a_node_more_is_an_option_where_the_hostfile_has_it() -> None:
 def test_notes_name_what_cannot_be_predicted() -> None:
     today = state()
     costs = changed(today.calibration.costs, data_ms=500)
-    late = Straggler(node="b", ranks=(1,), late_ms=300, share=0.25, cause="cpu", hint="look at its load")
+    late = Straggler(node="b", ranks=(1,), late_ms=300, share=0.25, message="b is slower", hint="look at its load")
     loading = changed(today, calibration=changed(today.calibration, costs=costs, notes=("taken",)), stragglers=(late,))
     notes = advice_notes(loading, loading.outlook())
     assert notes[0] == "taken"

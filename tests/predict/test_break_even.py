@@ -103,32 +103,32 @@ def test_the_accumulation_is_that_of_the_closed_form() -> None:
     exposed_ms = G / goodput(0.1) * 1e3
     needed = accumulation_for(calibration(costs), scenario(0.1), target=0.9)
     assert needed.value == -(-exposed_ms // ((1 / 0.9 - 1) * 150))
-    assert (needed.reason, needed.ratio) == ("global_batch", needed.value)
-    assert needed.why == f"the global batch becomes {needed.value} times as large"
+    assert (needed.code, needed.figures["ratio"]) == ("global_batch", needed.value)
+    assert needed.message == f"the global batch becomes {needed.value} times as large"
     assert needed.value is not None
     for now, reason in ((int(needed.value), ("as_now", None)), (2 * int(needed.value), ("global_batch", 0.5))):
         asked = msgspec.structs.replace(scenario(0.1), accumulation=now)
         found = accumulation_for(calibration(costs), asked, target=0.9)
-        assert (found.value, (found.reason, found.ratio)) == (needed.value, reason)
+        assert (found.value, (found.code, found.figures.get("ratio"))) == (needed.value, reason)
 
 
 @pytest.mark.parametrize(("strategy", "left"), [(Strategy.ZERO2, 2 / 3), (Strategy.ZERO3, 1.0), (Strategy.FSDP, 2 / 3)])
 def test_no_accumulation_is_enough_where_every_micro_batch_is_sent(strategy: Strategy, left: float) -> None:
     needed = accumulation_for(calibration(COSTS), scenario(0.1, strategy=strategy), target=0.5)
-    assert (needed.value, needed.reason, needed.strategy) == (None, "micro_batches", str(strategy))
-    assert needed.ratio == pytest.approx(left, abs=0.005)
-    assert needed.why.startswith(f"{strategy} communicates in every micro-batch: accumulation cannot ")
-    assert needed.why.endswith(f" the bytes per sample below {left:.0%}")
+    assert (needed.value, needed.code, needed.figures["strategy"]) == (None, "micro_batches", str(strategy))
+    assert needed.figures["ratio"] == pytest.approx(left, abs=0.005)
+    assert needed.message.startswith(f"{strategy} communicates in every micro-batch: accumulation cannot ")
+    assert needed.message.endswith(f" the bytes per sample below {left:.0%}")
 
 
 def test_where_nothing_overlaps_or_the_nodes_are_the_limit_no_link_is_enough() -> None:
     nothing = StepCosts(compute_ms=150, overlap=0)
     told = break_even(calibration(nothing), scenario()).nothing_exposed
-    assert (told.value, told.reason) == (None, "hid_nothing")
-    assert told.why == "never: no communication is hidden, because the measured run hid none"
+    assert (told.value, told.code) == (None, "hid_nothing")
+    assert told.message == "never: no communication is hidden, because the measured run hid none"
     capped = break_even(calibration(nothing, cap=0.01), scenario(), target=0.9).efficient
-    assert (capped.value, capped.reason) == (None, "overhead")
-    assert capped.why.startswith("never, at any bandwidth: the overhead per message")
+    assert (capped.value, capped.code) == (None, "overhead")
+    assert capped.message.startswith("never, at any bandwidth: the overhead per message")
     assert link_for(calibration(nothing), scenario(), lambda *_: True).always
 
 
@@ -169,12 +169,12 @@ def test_one_node_has_all_the_workers_that_it_was_measured_with() -> None:
 def test_where_nothing_is_ever_hidden_no_message_is_blamed() -> None:
     off = msgspec.structs.replace(scenario(), overlap=False)
     never = break_even(calibration(COSTS), off).nothing_exposed
-    assert (never.reason, never.why) == ("overlap_off", "never: overlap is off, so no communication is hidden")
+    assert (never.code, never.message) == ("overlap_off", "never: overlap is off, so no communication is hidden")
     one_bucket = calibration(StepCosts(compute_ms=150))
     told = break_even(one_bucket, msgspec.structs.replace(scenario(), bucket_bytes=1e9)).nothing_exposed
-    assert (told.value, told.reason) == (None, "sent_at_once")
+    assert (told.value, told.code) == (None, "sent_at_once")
     # Where nobody knows the buckets, nobody knows what hides.
-    assert break_even(one_bucket, scenario()).nothing_exposed.reason == "uncut"
+    assert break_even(one_bucket, scenario()).nothing_exposed.code == "uncut"
     cut = msgspec.structs.replace(scenario(), bucket_bytes=MB)
     assert break_even(one_bucket, cut).nothing_exposed.value is not None
 
@@ -182,8 +182,8 @@ def test_where_nothing_is_ever_hidden_no_message_is_blamed() -> None:
 def test_where_the_nodes_are_slower_than_the_one_no_network_is_blamed() -> None:
     slow = msgspec.structs.replace(calibration(COSTS), residual=Residual(own=1.5))
     told = break_even(slow, scenario(), target=0.9).efficient
-    assert (told.value, told.reason) == (None, "slow_nodes")
-    assert told.why.startswith("never, at any bandwidth: the nodes' own work")
+    assert (told.value, told.code) == (None, "slow_nodes")
+    assert told.message.startswith("never, at any bandwidth: the nodes' own work")
     # They still beat one: two at two thirds of its speed.
     assert break_even(slow, scenario()).beats_one.value is not None
 

@@ -96,7 +96,7 @@ def test_without_one_node_its_own_work_is_what_the_others_did_not_wait_for() -> 
     assert found.calibration.costs.compute_ms == COMPUTE_MS
     assert found.calibration.layout == Layout(nodes=1)
     assert any("no run on one node was named" in note for note in found.notes)
-    assert any(doubt.why == "one node was not measured" for doubt in found.calibration.doubts)
+    assert any(doubt.message == "one node was not measured" for doubt in found.calibration.doubts)
 
 
 def test_where_the_others_do_not_tell_either_a_stored_run_on_one_node_is_taken() -> None:
@@ -148,7 +148,7 @@ def test_what_repeats_differ_by_counts_where_it_is_more_than_their_steps_scatter
         )
         widths.append(row.samples_per_s.high / row.samples_per_s.low)
     assert widths[1] > 1.5 * widths[0]
-    assert "its repeats differ by 30%" in [doubt.why for doubt in row.doubts]
+    assert "its repeats differ by 30%" in [doubt.message for doubt in row.doubts]
 
 
 def test_runs_of_different_trainings_are_refused() -> None:

@@ -35,13 +35,13 @@ def test_up_to_a_third_of_a_published_step_may_be_done_once() -> None:
     row = predicted(1)
     assert row.step_time_ms == pytest.approx(100, rel=0.01)
     assert slowest_ms(row) == pytest.approx(267 + 67, rel=0.1)
-    assert any("up to 33% of the step may be done once per step" in doubt.why for doubt in row.doubts)
+    assert any("up to 33% of the step may be done once per step" in doubt.message for doubt in row.doubts)
     # More micro-batches share it.
     more = predicted(16)
     assert more.step_time_ms * more.samples_per_s.value / more.samples_per_s.high == pytest.approx(1600 - 267, rel=0.05)
     same = predicted(8)
     assert slowest_ms(same) < 1.05 * same.step_time_ms
-    assert not any("done once per step" in doubt.why for doubt in same.doubts)
+    assert not any("done once per step" in doubt.message for doubt in same.doubts)
 
 
 def test_two_figures_of_one_machine_tell_the_part_that_is_done_once() -> None:
@@ -52,7 +52,7 @@ def test_two_figures_of_one_machine_tell_the_part_that_is_done_once() -> None:
     ]
     row = predicted(8, single_node=two)
     assert row.step_time_ms == pytest.approx(75 + 8 * 401, rel=0.001)
-    assert not any("done once per step" in doubt.why for doubt in row.doubts)
+    assert not any("done once per step" in doubt.message for doubt in row.doubts)
     assert slowest_ms(row) < 1.15 * row.step_time_ms
 
 

@@ -51,7 +51,7 @@ def summaries(draw: st.DrawFn) -> Summary:
     )
     return Summary(
         run_id="r",
-        strategy=draw(st.sampled_from(["DDP", "ZeRO-3", "FSDP hybrid shard", "unknown"])),
+        recognised=draw(st.none() | st.sampled_from([Strategy.DDP, Strategy.ZERO3, Strategy.HYBRID_SHARD])),
         steps=draw(SIZES),
         steady_steps=draw(SIZES),
         rule="",

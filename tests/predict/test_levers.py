@@ -65,7 +65,7 @@ def test_a_step_takes_the_nodes_own_work_and_a_part_of_an_average(
     assert found.interval[0] < found.samples_per_s < found.interval[1]
     # It is fully exposed, however the buckets of DDP would overlap.
     assert asked(averaging, Layout(nodes=nodes), overlap=False).parts == found.parts
-    assert "the nodes' wait for each other once per round was not measured" in {one.why for one in found.doubts}
+    assert "the nodes' wait for each other once per round was not measured" in {one.message for one in found.doubts}
 
 
 def test_accumulation_and_a_larger_batch_make_rounds_longer_and_send_as_much() -> None:
@@ -109,7 +109,7 @@ def test_power_sgd_sends_thin_matrices_and_computes_more() -> None:
     assert thin.parts.comm_ms < plain.parts.comm_ms / 39
     assert thin.parts.optimizer_ms == pytest.approx(OPTIMIZER_MS * (1 + 4.5 * (1 - VECTORS / TRAINED)))
     assert thin.parts.compute_ms == plain.parts.compute_ms == COMPUTE_MS
-    assert any("the compute of PowerSGD" in one.why for one in thin.doubts)
+    assert any("the compute of PowerSGD" in one.message for one in thin.doubts)
     eight = outlooks(ForecastRequest(links=(0.1,), levers=compressions("powersgd:8")))[0]
     assert eight.parts.comm_ms == pytest.approx(comm_ms(0.1, 4 * (2 * THIN + VECTORS)), rel=0.02)
 

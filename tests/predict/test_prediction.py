@@ -101,7 +101,7 @@ def test_an_overlap_that_nobody_measured_is_guessed_from_the_buckets_and_doubted
 
 
 def whys(found: Prediction) -> list[str]:
-    return [doubt.why for doubt in found.doubts]
+    return [doubt.message for doubt in found.doubts]
 
 
 def test_the_interval_is_as_wide_as_what_was_measured_scatters() -> None:
@@ -203,7 +203,7 @@ def test_averaging_is_not_the_faster_for_an_exchange_in_the_node_that_nobody_mea
         costs=StepCosts(compute_ms=451),
         work=Work(strategy=Strategy.DDP, load=big),
         network=changed(MEASURED, backend="nccl", local_gb_per_s=(3.0, 50.0)),
-        doubts=(UncertaintySource(part="compute", relative=0.05, why="one node was not measured"),),
+        doubts=(UncertaintySource(part="compute", relative=0.05, message="one node was not measured"),),
     )
     alone, wide = (scenario(layout=Layout(nodes=nodes, workers_per_node=4)) for nodes in (1, 2))
     averaged = changed(wide, levers=Levers(averaging=Averaging(every=1_000_000)))

@@ -38,7 +38,7 @@ def test_the_seed_case_is_explained_within_a_tenth() -> None:
     assert slow.bottleneck.kind == "network"
     assert fast.samples_per_s.value > 2 * slow.samples_per_s.value
     assert found.break_even is not None
-    assert found.break_even.accumulation.reason == "micro_batches"
+    assert found.break_even.accumulation.code == "micro_batches"
 
 
 def test_what_was_measured_on_several_nodes_is_not_used_but_held_against_the_model() -> None:
@@ -135,8 +135,10 @@ def test_a_stated_rate_alone_leaves_room_for_a_link_that_does_not_carry_it() -> 
     assert row.samples_per_s.value == pytest.approx(sharper.samples_per_s.value, rel=0.01)
     assert row.samples_per_s.low <= row.samples_per_s.value * 0.6
     assert sharper.samples_per_s.low > sharper.samples_per_s.value * 0.6
-    assert any("overlay networks, VPNs, Wi-Fi and shared uplinks may carry only 40%" in one.why for one in row.doubts)
-    assert any("only a TCP stream of 0.117 GB/s is known" in one.why for one in sharper.doubts)
+    assert any(
+        "overlay networks, VPNs, Wi-Fi and shared uplinks may carry only 40%" in one.message for one in row.doubts
+    )
+    assert any("only a TCP stream of 0.117 GB/s is known" in one.message for one in sharper.doubts)
 
 
 def test_a_stream_below_the_rate_is_what_counts_and_a_faster_card_need_not_help() -> None:
@@ -161,7 +163,7 @@ def test_a_stated_rate_over_rdma_leaves_the_same_room() -> None:
     )
     (row,) = found.scenarios
     assert row.samples_per_s.low <= row.samples_per_s.value * 0.6
-    assert any("oversubscribed fabrics may leave only 40%" in one.why for one in row.doubts)
+    assert any("oversubscribed fabrics may leave only 40%" in one.message for one in row.doubts)
 
 
 @pytest.mark.parametrize("gbit_per_s", [25, 40, 100])
@@ -178,7 +180,7 @@ def test_from_25_gbit_on_a_stated_rate_may_be_a_cloud_that_caps_a_flow_and_a_str
     # AWS's cap outside of a placement group, as transformers#3707 met it, with p3.16xlarge at 25 Gbit/s.
     capped = forecast(payload_gbit_per_s=5)
     assert stated.scenarios[0].samples_per_s.low <= capped.scenarios[0].samples_per_s.value
-    assert any("clouds may cap a flow at 5 Gbit/s" in one.why for one in stated.scenarios[0].doubts)
+    assert any("clouds may cap a flow at 5 Gbit/s" in one.message for one in stated.scenarios[0].doubts)
     assert capped.scenarios == forecast(payload_mb_per_s=625).scenarios == forecast(5.0).scenarios
     for measured in (capped, forecast(5.0, payload_mb_per_s=100), forecast(rdma=True)):
         assert measured.measure == ""
@@ -251,7 +253,7 @@ def test_states_that_are_shared_out_within_a_node_are_gathered_there() -> None:
     assert (
         untold.samples_per_s.low <= across.samples_per_s.value < within.samples_per_s.value <= untold.samples_per_s.high
     )
-    assert any("optimizer_within_node" in one.why for one in untold.doubts)
+    assert any("optimizer_within_node" in one.message for one in untold.doubts)
     bytes_ms = 3_691_776 * 2 / 117.7e3
     assert within.parts.comm_ms == pytest.approx(1.5 * bytes_ms, rel=0.01)
     assert across.parts.comm_ms == pytest.approx((1.5 + 0.75) * bytes_ms, rel=0.01)
@@ -269,8 +271,8 @@ def test_buckets_that_are_told_hide_what_their_timeline_hides() -> None:
     assert buckets.parts.exposed_ms == pytest.approx(buckets.parts.comm_ms - 166 * 2 / 3 * 3 / 4, rel=0.01)
     assert told.break_even is not None
     assert cut.break_even is not None
-    assert (told.break_even.nothing_exposed.reason, cut.break_even.nothing_exposed.reason) == ("uncut", "from")
-    assert "--bucket-mib 25 is torch's default" in told.break_even.nothing_exposed.why
+    assert (told.break_even.nothing_exposed.code, cut.break_even.nothing_exposed.code) == ("uncut", "from")
+    assert "--bucket-mib 25 is torch's default" in told.break_even.nothing_exposed.message
 
 
 def test_the_digits_of_a_figure_are_its_bounds() -> None:
@@ -280,11 +282,11 @@ def test_the_digits_of_a_figure_are_its_bounds() -> None:
     (held,) = evidence.holdouts
     assert held.samples_per_s.value == pytest.approx(8 / 0.2)
     assert held.samples_per_s.bounds == pytest.approx((8 / 0.25, 8 / 0.15))
-    assert any("it may be 6% off" in doubt.why for doubt in evidence.calibration.doubts)
+    assert any("it may be 6% off" in doubt.message for doubt in evidence.calibration.doubts)
     exact = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_s": "0.900"}))
     assert exact.calibration.doubts == ()
     spread = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_ms": "900 +- 90"}))
-    assert any("it may be 11% off" in doubt.why for doubt in spread.calibration.doubts)
+    assert any("it may be 11% off" in doubt.message for doubt in spread.calibration.doubts)
 
 
 SINGLE = {"workers_per_node": 2}
@@ -390,7 +392,7 @@ def test_several_nodes_may_be_the_base_and_have_another_link() -> None:
     assert four.samples_per_s.value == pytest.approx(wanted.samples_per_s.value, rel=0.01)
     assert four.samples_per_s.low < wanted.samples_per_s.value < four.samples_per_s.high
     assert two.parts.compute_ms == pytest.approx(166, rel=0.01)
-    assert any("nothing separates its communication" in doubt.why for doubt in two.doubts)
+    assert any("nothing separates its communication" in doubt.message for doubt in two.doubts)
     assert found.break_even is not None
     base["step_time_ms"] = 20
     with pytest.raises(UsageError, match="a step of 20 ms is too short for its communication, 188 ms at 1 Gbit/s"):

@@ -58,7 +58,7 @@ def test_two_boxes_of_two_are_slower_than_one_of_four_by_what_zero_2_sends() -> 
     low, high = found.interval
     assert low < 3.356 < high
     assert found.bottleneck.kind == "network"
-    assert accumulation_for(calibration, scenario, target=0.9).reason == "micro_batches"
+    assert accumulation_for(calibration, scenario, target=0.9).code == "micro_batches"
     # What would have made it worth while: 25 Gbit/s loses less than a tenth.
     link = link_for(calibration, scenario, lambda faster, _: faster.step_time_ms < 1.1 * found.parts.compute_ms)
     assert link.value is not None

@@ -60,6 +60,7 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
     summary = Summary(
         run_id=run_id,
         strategy="DDP",
+        recognised=Strategy.DDP,
         world_size=nodes,
         steps=20,
         steady_steps=15,
@@ -122,6 +123,9 @@ def keep_job(directory: RunDirectory, text: str = JOB) -> None:
     directory.write("facts.json", [{"node": "a", "paths": [{"path": "tiny", "kind": "directory"}]}])
 
 
+LATE = Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, message="b is slower", hint="look at b")
+
+
 def advise_on_the_command_line(root: Path, *args: str, verb: str = "advise") -> str:
     result = CliRunner(env={"MULTINODE_RUNS": str(root)}).invoke(
         build_app(), [verb, *args], catch_exceptions=False, standalone_mode=False
@@ -133,7 +137,13 @@ def advise_on_the_command_line(root: Path, *args: str, verb: str = "advise") -> 
 
 def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     keep(tmp_path, "one", 1, 0)
-    keep(tmp_path, "two", 2, 1181, Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, hint="look at b"))
+    keep(
+        tmp_path,
+        "two",
+        2,
+        1181,
+        LATE,
+    )
     recommendations = advise_runs(tmp_path, ["one", "two"])
     found = {one.name: one for one in recommendations.advice}
     assert recommendations.runs == ("one", "two")
@@ -171,7 +181,13 @@ def test_a_contrast_and_a_tuning_stand_for_the_runs_that_they_were_made_from(tmp
 
 def test_room_and_stragglers_are_those_of_today_in_whichever_order_the_runs_are_named(tmp_path: Path) -> None:
     one = keep(tmp_path, "one", 1, 0)
-    keep(tmp_path, "two", 2, 1181, Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, hint="look at b"))
+    keep(
+        tmp_path,
+        "two",
+        2,
+        1181,
+        LATE,
+    )
     # A GPU that was nearly full in another layout says nothing of this one.
     summary = one.read("summary.json", Summary)
     assert summary is not None

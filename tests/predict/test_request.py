@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.cluster.facts import UNASKED, NodeFacts
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.one_node import lacks_one_node
 from multinode.model.workload import Workload
@@ -14,6 +15,7 @@ from multinode.predict.request import evidence_of, forecast_benchmarks, forecast
 from multinode.predict.run_selection import Record
 from multinode.records.run import VERDICT_FILE, NodeRun, Run, RunSteps
 from multinode.records.run_directory import RunDirectory
+from multinode.stats.unknown import Entries
 from tests.predict.stored import comm_ms, sweep_record, training_record
 
 
@@ -21,7 +23,8 @@ def store(root: Path, record: Record) -> RunDirectory:
     """As `launch` and `nccl-test` leave it."""
     directory = RunDirectory.create(root, record.run_id)
     directory.write("plan.json", record.plan)
-    directory.write("facts.json", [{"node": "node0", "model": record.model}])
+    model = Entries(record.model) if record.model is not None else UNASKED
+    directory.write("facts.json", [NodeFacts(node="node0", model=model)])
     for name, noun in (("summary", record.summary), ("workload", record.workload), ("nccl-test", record.sweep)):
         if noun is not None:
             directory.write(f"{name}.json", noun)

@@ -65,7 +65,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     assert note.startswith("a step of run two took 540 ms, but 265 ms by the model alone: 243 ms of it is exposed")
     assert "its calls took 1.25 times as long as the network data" in note
     why = "on several nodes the model alone was off by a factor of 2.03"
-    assert [why in {doubt.why for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
+    assert [why in {doubt.message for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
     assert fast.samples_per_s.high / fast.samples_per_s.low > 4
 
 
@@ -102,7 +102,7 @@ def test_what_agrees_brings_no_note_and_no_doubt() -> None:
     # The second of two buckets takes 113.5 ms, and hides behind nothing.
     found = forecast(training_record("two", 2, exposed_ms=113.5), ForecastRequest(links=(0.1, 1.0)))
     assert found.notes == ()
-    assert not any("model alone" in doubt.why for row in found.scenarios for doubt in row.doubts)
+    assert not any("model alone" in doubt.message for row in found.scenarios for doubt in row.doubts)
 
 
 def test_one_node_and_an_nccl_test_alone_have_none() -> None:
@@ -116,7 +116,7 @@ def test_one_node_and_an_nccl_test_alone_have_none() -> None:
 def test_a_method_that_nobody_ran_is_nowhere_taken_for_measured() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
     (lora,) = forecast(two, ForecastRequest(links=(1.0,), methods=("lora:8",))).scenarios
-    assert any("the model alone was off" in doubt.why for doubt in lora.doubts)
+    assert any("the model alone was off" in doubt.message for doubt in lora.doubts)
 
 
 def test_a_rate_that_cannot_be_is_one_clear_error() -> None:

@@ -122,7 +122,7 @@ def test_an_adapter_sends_little_and_computes_less() -> None:
     assert (full.method, lora.method) == ("full", "lora:8")
     assert lora.parts.comm_ms < full.parts.comm_ms / 10
     assert lora.parts.compute_ms < full.parts.compute_ms
-    assert any("FLOPs" in doubt.why for doubt in lora.doubts)
+    assert any("FLOPs" in doubt.message for doubt in lora.doubts)
 
 
 def test_what_another_strategy_sends_is_told_and_that_its_engine_was_not_measured() -> None:
@@ -133,7 +133,7 @@ def test_what_another_strategy_sends_is_told_and_that_its_engine_was_not_measure
     # So small a model stays whole from the forward to the backward pass of ZeRO-3: G and Psi, as ZeRO-2 sends them.
     assert ddp.step_time_ms < zero2.step_time_ms == pytest.approx(zero3.step_time_ms, rel=1e-3)
     assert fsdp.parts.comm_ms > zero3.parts.comm_ms
-    assert any("the engine's own work is that of the measured DDP" in doubt.why for doubt in zero3.doubts)
+    assert any("the engine's own work is that of the measured DDP" in doubt.message for doubt in zero3.doubts)
 
 
 def test_without_overlap_all_is_exposed_and_small_buckets_hide_most() -> None:
@@ -199,7 +199,7 @@ def test_stored_runs_are_predicted_without_themselves_and_a_bad_memory_widens_ev
     assert bad.back_test.median_error is not None
     assert bad.back_test.median_error > 0.5
     assert width(bad.scenarios[0]) > 2 * width(good.scenarios[0])
-    assert any("of 1 stored run the largest error was" in doubt.why for doubt in bad.scenarios[0].doubts)
+    assert any("of 1 stored run the largest error was" in doubt.message for doubt in bad.scenarios[0].doubts)
     # What it was learnt from lies within what was learnt from it.
     low, high = bad.scenarios[0].samples_per_s.bounds
     assert low <= far.samples_per_s * (1 + 1e-9)
@@ -217,8 +217,8 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
     assert "contention" in note
     # Eight that were measured need no such words, nor does one of them alone.
     assert not any("no run had more" in note for note in eight.notes)
-    assert not any("worker per node measured" in doubt.why for row in eight.scenarios for doubt in row.doubts)
-    assert not any("workers per node measured" in doubt.why for row in eight.scenarios for doubt in row.doubts)
+    assert not any("worker per node measured" in doubt.message for row in eight.scenarios for doubt in row.doubts)
+    assert not any("workers per node measured" in doubt.message for row in eight.scenarios for doubt in row.doubts)
     assert many[1, 8] == many[1, 1] == one[1, 1]
 
 

@@ -92,7 +92,7 @@ def test_where_the_run_does_not_tell_what_they_take_it_is_the_round_trip_that_nc
 
 def test_what_an_nccl_test_did_not_measure_of_them_is_no_doubt_of_the_network() -> None:
     found = asked([trained(changed(COUNT, op="broadcast")), swept()], Averaging(every=64))
-    assert not [one.why for one in found.doubts if "derived from other" in one.why]
+    assert not [one.message for one in found.doubts if "derived from other" in one.message]
 
 
 def state(*calls: SeenCall, beside_ms: float = 30.0) -> TrainingState:

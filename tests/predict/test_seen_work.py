@@ -25,7 +25,7 @@ def summary(*calls: SeenCall, **changes: Any) -> Summary:
 
 
 def test_what_ddp_sends_does_not_grow_with_accumulation() -> None:
-    seen = summary(call("all_reduce", 4 * MIB, source="ddp"), strategy="DDP", trainable=MIB, micro_steps=4.0)
+    seen = summary(call("all_reduce", 4 * MIB, source="ddp"), recognised=Strategy.DDP, trainable=MIB, micro_steps=4.0)
     work = work_of_calls(seen, LAYOUT)
     assert work is not None
     (known,) = work.calls[Strategy.DDP]
@@ -35,7 +35,7 @@ def test_what_ddp_sends_does_not_grow_with_accumulation() -> None:
 
 @pytest.mark.parametrize("trainable", [MIB, None])
 def test_gradients_that_a_hook_sent_as_half_are_as_wide_without_it(trainable: int | None) -> None:
-    seen = summary(call("all_reduce", 2 * MIB, source="ddp"), strategy="DDP", trainable=trainable)
+    seen = summary(call("all_reduce", 2 * MIB, source="ddp"), recognised=Strategy.DDP, trainable=trainable)
     work = work_of_calls(seen, LAYOUT, compressed=True)
     assert work is not None
     (known,) = work.calls[Strategy.DDP]
@@ -44,7 +44,11 @@ def test_gradients_that_a_hook_sent_as_half_are_as_wide_without_it(trainable: in
 
 def test_what_zero_2_reduces_does_and_what_it_gathers_follows_the_optimizer() -> None:
     seen = summary(
-        call("all_reduce", 2 * MIB, count=4.0), call("all_gather"), strategy="ZeRO-2", trainable=MIB, micro_steps=4.0
+        call("all_reduce", 2 * MIB, count=4.0),
+        call("all_gather"),
+        recognised=Strategy.ZERO2,
+        trainable=MIB,
+        micro_steps=4.0,
     )
     work = work_of_calls(seen, LAYOUT)
     assert work is not None
@@ -55,9 +59,7 @@ def test_what_zero_2_reduces_does_and_what_it_gathers_follows_the_optimizer() ->
 
 
 def test_whom_a_call_joins_is_told_by_its_group() -> None:
-    seen = summary(
-        call("reduce_scatter", ranks=2, nodes=1), call("all_reduce", ranks=2, nodes=2), call("all_gather"), strategy="?"
-    )
+    seen = summary(call("reduce_scatter", ranks=2, nodes=1), call("all_reduce", ranks=2, nodes=2), call("all_gather"))
     work = work_of_calls(seen, LAYOUT)
     assert work is not None
     assert [one.reach for one in work.calls[Strategy.FSDP]] == [GroupScope.NODE, GroupScope.ACROSS, GroupScope.WORLD]
@@ -69,3 +71,10 @@ def test_whom_a_call_joins_is_told_by_its_group() -> None:
 )
 def test_what_tells_nothing_of_the_traffic_is_left_out(odd: SeenCall) -> None:
     assert work_of_calls(summary(odd), LAYOUT) is None
+
+
+def test_the_strategy_is_that_of_the_calls_and_not_of_their_words() -> None:
+    unsharded = summary(call("all_reduce", 4 * MIB), strategy="FSDP (NO_SHARD, as DDP)", recognised=Strategy.DDP)
+    work = work_of_calls(unsharded, LAYOUT)
+    assert work is not None
+    assert work.strategy is Strategy.DDP

@@ -176,6 +176,8 @@ def test_what_grows_with_accumulation_is_known_from_a_run_that_accumulates(run: 
         steady_steps=4,
         rule="",
         strategy=run.recognised.name,
+        recognised=run.recognised.strategy,
+        fsdp_version=run.recognised.fsdp_version,
         micro_steps=run.micro_steps,
         parameters=run.model["parameters"],
         trainable=run.model["trainable"],

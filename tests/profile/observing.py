@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.calls import SeenCall
-from multinode.profile.figures import Alone, InTraining, Straggler, TraceView, WorkerTrace
+from multinode.profile.figures import Alone, InTraining, LikelyCause, Straggler, TraceView, WorkerTrace
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
 from multinode.profile.observed import Observed, ObservedNode, observe
@@ -120,7 +120,7 @@ SUMMARY = Summary(
     bottleneck=Bottleneck(
         kind="network",
         share=0.3003,
-        sentence="exposed communication takes 120 of 401 ms per step (30%)",
+        message="exposed communication takes 120 of 401 ms per step (30%)",
     ),
     stragglers=(
         Straggler(
@@ -129,10 +129,11 @@ SUMMARY = Summary(
             late_ms=22.5,
             share=0.056,
             slower=1.06,
-            cost="box2 is 6% slower: box1 spent 6% of the time waiting",
-            cause="gpu_heat",
-            evidence=("GPU 1 of box2 runs at 1410 of 2520 MHz, at 88 C",),
+            message="box2 is 6% slower: box1 spent 6% of the time waiting",
             hint="check the fans of box2",
+            causes=(
+                LikelyCause(cause="gpu_heat", message="GPU 1 of box2 runs at 1410 of 2520 MHz, at 88 C"),
+            ),
         ),
     ),
     nodes=tuple(

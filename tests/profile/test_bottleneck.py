@@ -25,24 +25,24 @@ def test_a_slow_network_is_told_with_its_figures() -> None:
     found = bottleneck(MadeUp(transfer_ms=always(298.0), compute_ms=always(206.0)))
     assert found.kind == "network"
     assert found.share == 298 / 512
-    assert found.sentence == "exposed communication takes 298 ms of 512 ms per step (58%)"
+    assert found.message == "exposed communication takes 298 ms of 512 ms per step (58%)"
 
 
 def test_a_straggler_costs_what_it_is_late_and_not_what_the_workers_wait_on_average() -> None:
     found = bottleneck(MadeUp(transfer_ms=always(150.0), compute_ms=always(100.0, r1=300.0)))
     assert found.kind == "straggler"
-    assert found.sentence.startswith("waiting for node1 takes 200 ms of 458 ms per step (44%): ")
+    assert found.message.startswith("waiting for node1 takes 200 ms of 458 ms per step (44%): ")
 
 
 def test_a_slow_loader_on_every_node_is_the_data() -> None:
     found = bottleneck(MadeUp(data_ms=always(150.0)))
-    assert (found.kind, found.sentence) == ("data", "waiting for batches takes 150 ms of 266 ms per step (56%)")
+    assert (found.kind, found.message) == ("data", "waiting for batches takes 150 ms of 266 ms per step (56%)")
 
 
 def test_nodes_that_take_turns_to_be_late_are_no_straggler_and_still_cost() -> None:
     found = bottleneck(MadeUp(compute_ms=lambda rank, step: 250.0 if (rank + step) % 2 else 100.0))
-    assert found.kind == "straggler"
-    assert found.sentence == (
+    assert (found.kind, found.code) == ("straggler", "alternating-stragglers")
+    assert found.message == (
         "waiting for slower workers takes 150 ms of 268 ms per step (56%); they alternate, so no single node is "
         "the cause"
     )
@@ -50,12 +50,11 @@ def test_nodes_that_take_turns_to_be_late_are_no_straggler_and_still_cost() -> N
 
 def test_a_node_that_is_always_late_is_not_said_to_take_turns_where_it_could_not_be_named() -> None:
     few = bottleneck(MadeUp(steps=4, compute_ms=always(100.0, r1=200.0)))
-    assert (few.kind, few.share) == ("straggler", 100 / 218)
-    assert few.sentence == (
-        "waiting for other workers takes 100 ms of 218 ms per step (46%); no single node stands out"
-    )
+    assert (few.kind, few.code, few.share) == ("straggler", "no-straggler", 100 / 218)
+    assert few.figures == pytest.approx({"part_ms": 100, "step_ms": 218})
+    assert few.message == ("waiting for other workers takes 100 ms of 218 ms per step (46%); no single node stands out")
     most = bottleneck(MadeUp(nodes=((0,), (1,), (2,)), compute_ms=always(300.0, r0=100.0)))
-    assert "turns" not in most.sentence
+    assert "turns" not in most.message
 
 
 def test_what_python_does_between_the_phases_is_the_host() -> None:
@@ -65,7 +64,7 @@ def test_what_python_does_between_the_phases_is_the_host() -> None:
 def test_a_training_that_nothing_holds_up_computes() -> None:
     found = bottleneck(MadeUp(transfer_ms=always(4.0)))
     assert found.kind == "compute"
-    assert found.sentence == (
+    assert found.message == (
         "compute-bound: compute and optimizer take 105 ms of 112 ms per step (94%); no other part exceeds 5%"
     )
 
@@ -73,18 +72,16 @@ def test_a_training_that_nothing_holds_up_computes() -> None:
 def test_what_could_not_be_told_is_said_where_nothing_else_is_found() -> None:
     found = bottleneck(MadeUp(device="cuda", told_by="device", transfer_ms=always(1.0)))
     assert (found.kind, found.share) == ("compute", None)
-    assert found.sentence.startswith("no measured part exceeds 5% of ")
+    assert found.message.startswith("no measured part exceeds 5% of ")
     # As with FSDP and ZeRO-3.
-    assert found.sentence.endswith(
-        "whether it is launch-bound is unknown, because only DDP times its passes on the GPU"
-    )
-    assert "; not measured: host; whether" in found.sentence
+    assert found.message.endswith("whether it is launch-bound is unknown, because only DDP times its passes on the GPU")
+    assert "; not measured: host; whether" in found.message
 
 
 def test_without_the_exposed_communication_nothing_is_said() -> None:
     found = bottleneck(MadeUp(device="cuda", told_by="nothing", data_ms=always(400.0)))
     assert (found.kind, found.share) == ("unknown", None)
-    assert "--trace" in found.sentence
+    assert "--trace" in found.message
 
 
 def test_no_step_is_unknown() -> None:
@@ -97,8 +94,8 @@ def test_a_gpu_whose_computing_is_not_known_is_not_said_to_wait_for_batches(made
     loading = msgspec.structs.replace(made_up, device="cuda", data_ms=always(90.0), transfer_ms=always(1.0))
     found = bottleneck(loading)
     assert (found.kind, found.share) == ("compute", None)
-    assert "; not measured: host; the host waited 90 ms (" in found.sentence
-    assert "for batches, while the GPU may have computed; whether" in found.sentence
+    assert "; not measured: host; the host waited 90 ms (" in found.message
+    assert "for batches, while the GPU may have computed; whether" in found.message
     assert bottleneck(msgspec.structs.replace(loading, device="cpu", told_by="host")).kind == "data"
 
 
@@ -108,7 +105,7 @@ def test_compute_in_which_the_gpu_follows_the_host_is_launch_bound(host_ms: floa
     on_gpu = msgspec.structs.replace(split, device="cuda", passes=Passes(host_ms=host_ms, gpu_ms=50.0))
     found = find_bottleneck(on_gpu)
     assert found.kind == kind
-    assert ("the GPU waits for the host" in found.sentence) == (kind == "launch")
+    assert ("the GPU waits for the host" in found.message) == (kind == "launch")
 
 
 def test_communication_inside_a_node_is_not_the_network() -> None:
@@ -116,7 +113,7 @@ def test_communication_inside_a_node_is_not_the_network() -> None:
     inside = msgspec.structs.replace(split, mean=msgspec.structs.replace(known(split.mean), local_ms=45.0))
     found = find_bottleneck(inside)
     assert found.kind == "local"
-    assert found.sentence.startswith("exposed communication between the workers of a node takes 45 ms")
+    assert found.message.startswith("exposed communication between the workers of a node takes 45 ms")
     # On one node there is no network.
     assert find_bottleneck(split).kind == "network"
     assert find_bottleneck(split, nodes=1).kind == "local"

@@ -57,9 +57,7 @@ def test_a_rank_alone_whose_gpu_follows_the_host_is_launch_bound() -> None:
     bottleneck = summarise(observed("alone-rank-0")).bottleneck
     assert bottleneck is not None
     assert bottleneck.kind == "launch"
-    assert bottleneck.sentence.startswith(
-        "launch-bound: forward and backward take the host 2.02 ms and the GPU 1.79 ms"
-    )
+    assert bottleneck.message.startswith("launch-bound: forward and backward take the host 2.02 ms and the GPU 1.79 ms")
     # Where the network takes most of the step, that is said.
     pair = summarise(observed("pair-rank-0", "pair-rank-1")).bottleneck
     assert pair is not None

@@ -32,7 +32,8 @@ def hot(**known: Any) -> dict[str, Any]:
 )
 def test_what_disturbs_is_said_with_its_node_and_its_figure(use: dict[str, Any], said: str) -> None:
     (found,) = find_disturbances([[node_use(**use)]], CORES)
-    assert found.startswith(said)
+    assert found.node == "n1"
+    assert found.message.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -48,14 +49,14 @@ def test_what_disturbs_is_said_with_its_node_and_its_figure(use: dict[str, Any],
     ],
 )
 def test_what_is_usual_disturbs_nobody(use: dict[str, Any]) -> None:
-    assert find_disturbances([[node_use(**use)]], CORES) == {}
+    assert find_disturbances([[node_use(**use)]], CORES) == ()
 
 
 def test_other_load_is_unknown_without_the_number_of_cores() -> None:
     busy = [node_use(cpu_busy_percent=100.0, job_cores=1.0)]
-    assert find_disturbances([busy], {}) == {}
+    assert find_disturbances([busy], {}) == ()
 
 
 def test_repeats_that_saw_the_same_say_it_once_at_its_strongest() -> None:
     repeats = [[node_use(cpu_steal_percent=part)] for part in (3.0, 9.0, 4.0)]
-    assert list(find_disturbances(repeats, CORES)) == ["n1: CPU steal 9%"]
+    assert [found.message for found in find_disturbances(repeats, CORES)] == ["n1: CPU steal 9%"]

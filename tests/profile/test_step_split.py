@@ -54,7 +54,7 @@ def test_a_split_knows_from_how_many_of_the_measured_steps_it_is() -> None:
 
     split = split_of(changed(MadeUp().observed(), early))
     assert split.steps.words == "from 4 of 15 measured steps"
-    assert find_bottleneck(split).sentence.endswith("per step (8%), from 4 of 15 measured steps")
+    assert find_bottleneck(split).message.endswith("per step (8%), from 4 of 15 measured steps")
     assert split_of(MadeUp().observed()).steps.words == ""
 
 

@@ -16,7 +16,7 @@ from tests.stored import made_run
 
 
 def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
-    text = run_markdown([made_run(CONTRAST_RUN, {load_contrast: (CONTRAST, "")})])
+    text = run_markdown([made_run(CONTRAST_RUN, {load_contrast: CONTRAST})])
     order = ["## tiny\\_sft.yaml", f"**{CONTRAST.verdict}**", f"- **Why**: {CONTRAST.reasons[0].message}"]
     order += ["| samples/s | 24.1 | 2.98 |", "### changes", "| fp16 gradients | 1.78x |"]
     order += [
@@ -38,7 +38,7 @@ def test_a_run_has_its_summary_and_its_failure() -> None:
         error_id="oom",
     )
     text = run_markdown([made_run(msgspec.structs.replace(RUN, first_failure=failure), summary=SUMMARY)])
-    assert "**box\\|2: out of \\`memory\\`**\n\n- cause: a \\`batch\\`\n- hint: a smaller one\n" in text
+    assert "**error: box\\|2: out of \\`memory\\`**\n\n- **Meaning**: a \\`batch\\`\n- **Fix**: a smaller one\n" in text
     assert "- **bottleneck**: exposed communication takes 120 of 401 ms per step (30%)" in text
     assert "| compute | 210.0 | 52.3% |" in text
 

@@ -140,11 +140,13 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
         nodes=("box1", "box2"),
         test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
         rows=rows,
-        verdict=Verdict(text="this is what the link carries"),
+        verdict=Verdict(message="this is what the link carries"),
         directory="/r",
     )
     untrained = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="", samples_per_s=Unknown("no steps"))
-    read = _Read(run_page([made_run(RUN, {load_scan: sweep}, summary=untrained)]))
+    read = _Read(
+        run_page([made_run(msgspec.structs.replace(RUN, kind="nccl-test"), {load_scan: sweep}, summary=untrained)])
+    )
     assert read.charts == ["run-1-sweep"]
     assert "this is what the link carries" in read.text
     # Its run trained nothing, and nothing of a training is missing.

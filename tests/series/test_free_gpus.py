@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from multinode.check.rule import CheckFinding
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts
 from multinode.cluster.hostfile import parse_hostfile
@@ -13,11 +14,13 @@ from multinode.errors import Interrupted
 from multinode.job.job import ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
-from multinode.launch.context import Launch, Prepared, RunContext, StopRequest
+from multinode.launch.context import Launch, RunContext, StopRequest
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.runs.stored_run import StoredRun
 from multinode.series.series import find_holder, wait_for_gpus
+from multinode.stats.unknown import or_empty
 from multinode.sweep.sweep import measure_cell
 from multinode.transport.fake import FakeTransport
 
@@ -83,10 +86,10 @@ class Cards:
         self.stop = StopRequest()
         self.context = RunContext(FakeTransport(self._answer), runs, stop=self.stop, say=self.said.append)
 
-    def prepared(self) -> Prepared:
-        what = Launch(cluster=CLUSTER, hostfile="", job=JOB)
+    def wait(self, **options: float) -> CheckFinding | None:
         found = {"a": facts("a", {}), "b": facts("b", {1: OTHERS} if self.held else {})}
-        return Prepared(launch=what, facts=found, plan=plan_of(1), findings=(), directory=RunDirectory(Path()))
+        prepared = StoredRun(RunDirectory(Path())).having(plan=plan_of(1), facts=found)
+        return wait_for_gpus(prepared, CLUSTER, self.context, **options)
 
     def _answer(self, node: Node, _command: str, _stdin: bytes) -> list[bytes]:
         held: dict[int, tuple[GpuProcess, ...]] = {}
@@ -103,9 +106,9 @@ def _record(found: NodeFacts) -> bytes:
             "name": gpu.name,
             "memory_total_mib": gpu.memory_total_mib,
             "memory_used_mib": gpu.memory_used_mib,
-            "processes": [{"pid": one.pid, "memory_mib": one.memory_mib} for one in gpu.processes],
+            "processes": [{"pid": one.pid, "memory_mib": one.memory_mib} for one in or_empty(gpu.processes)],
         }
-        for gpu in found.gpus
+        for gpu in or_empty(found.gpus)
     ]
     addr = {"a": "10.0.0.1/24", "b": "10.0.0.2/24"}[found.node]
     card = {"name": "eth0", "addresses": [addr], "up": True}
@@ -114,10 +117,10 @@ def _record(found: NodeFacts) -> bytes:
 
 def test_free_gpus_cost_no_probe_and_held_ones_are_waited_for(tmp_path: Path) -> None:
     free = Cards(tmp_path, held=0)
-    assert wait_for_gpus(free.prepared(), free.context) is None
+    assert free.wait() is None
     assert (free.probes, free.said) == (0, [])
     held = Cards(tmp_path, held=3)
-    assert wait_for_gpus(held.prepared(), held.context, every_s=0.0) is None
+    assert held.wait(every_s=0.0) is None
     assert held.probes == 3
     (said,) = held.said
     assert said.startswith("waiting up to 60 s: b: GPU 1 is in use by python (pid 77")
@@ -125,7 +128,7 @@ def test_free_gpus_cost_no_probe_and_held_ones_are_waited_for(tmp_path: Path) ->
 
 def test_patience_has_an_end(tmp_path: Path) -> None:
     held = Cards(tmp_path, held=1000)
-    found = wait_for_gpus(held.prepared(), held.context, patience_s=0.0)
+    found = held.wait(patience_s=0.0)
     assert found is not None
     assert found.node == "b"
 
@@ -133,7 +136,7 @@ def test_patience_has_an_end(tmp_path: Path) -> None:
 def test_the_user_need_not_wait(tmp_path: Path) -> None:
     held = Cards(tmp_path, held=1000)
     held.stop.ask("SIGINT")
-    assert wait_for_gpus(held.prepared(), held.context) is not None
+    assert held.wait() is not None
     assert held.probes == 0
 
 

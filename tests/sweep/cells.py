@@ -26,7 +26,7 @@ from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.sweep.cell_rows import MeasuredCell
 from multinode.sweep.cell_sheet import with_notes, with_price_notes
 from multinode.sweep.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
-from multinode.sweep.cells import CellRow, CellTable
+from multinode.sweep.cells import CellRow, CellTable, Contradiction
 from tests.contrast.made_up_sides import measured
 from tests.launch.scripted import make_plan
 from tests.profile.observing import RUN
@@ -223,8 +223,8 @@ def renamed(table: CellTable, text: str) -> CellTable:
             reason=text,
             varied={text: f"{text} {number}"},
             currency=text,
-            disturbances=(text,),
-            contradictions=(text,),
+            disturbances=(Finding(message=text),),
+            contradictions=(Contradiction(message=text, sides=()),),
             tgs=Unknown(text),
             settings=msgspec.structs.replace(row.settings, model=f"{text} {number % 2}", method=f"{text} {number % 3}"),
         )

@@ -7,7 +7,7 @@ import pytest
 
 from multinode.stats.unknown import Unknown, known
 from multinode.sweep.cell_page import MOST_BARS, CellChart, bar_chart, memory_chart, tokens_chart
-from multinode.sweep.cells import CellRow, CellTable
+from multinode.sweep.cells import BY_NAME, CellRow, CellTable
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, swept
 
 
@@ -17,7 +17,7 @@ def traces(chart: CellChart | None) -> dict[str, Any]:
 
 
 def speed(table: CellTable) -> CellChart | None:
-    return bar_chart(table, "samples_per_s", "samples/s")
+    return bar_chart(table, BY_NAME["samples_per_s"], "samples/s")
 
 
 def test_every_cell_has_a_bar_in_the_table_s_order_coloured_by_nodes_and_workers() -> None:
@@ -38,13 +38,13 @@ def test_a_cell_without_figures_has_a_word_in_place_of_a_bar() -> None:
 
 
 def test_a_level_to_hold_the_bars_against_is_a_line() -> None:
-    chart = bar_chart(SWEEP, "relative", "relative", level=1.0)
+    chart = bar_chart(SWEEP, BY_NAME["relative"], "relative", level=1.0)
     assert chart is not None
     assert [shape.x0 for shape in chart.figure.layout.shapes] == [1.0]
 
 
 def test_what_no_cell_has_is_not_drawn() -> None:
-    assert bar_chart(PUBLISHED, "network_share", "network") is None
+    assert bar_chart(PUBLISHED, BY_NAME["network_share"], "network") is None
     assert memory_chart(swept(measured_cell(1, "lora", 1))) is None
     assert memory_chart(swept(measured_cell(1, "lora", 1, state="skipped"))) is None
     assert tokens_chart(SWEEP) is None

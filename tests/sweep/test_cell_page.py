@@ -4,8 +4,7 @@ import re
 
 import msgspec
 
-from multinode.results.run_page import run_markdown, run_page
-from multinode.sweep.cell_page import cell_page
+from multinode.results.run_page import run_markdown, run_page, table_text
 from multinode.sweep.cells import CellTable, Cheapest
 from multinode.sweep.sweep import load_table
 from tests.stored import made_run
@@ -19,7 +18,7 @@ def body(text: str) -> str:
 
 def charts(table: CellTable) -> list[str]:
     names = ("speed", "relative", "hourly", "purchase", "network", "memory", "tokens")
-    text = body(cell_page(table))
+    text = body(table_text(table, "html"))
     return [name for name in names if f'id="run-1-{name}"' in text]
 
 
@@ -47,15 +46,15 @@ def test_only_charts_that_say_something_are_drawn() -> None:
 
 
 def test_the_best_of_each_figure_is_named_with_its_cell() -> None:
-    text = body(cell_page(SWEEP))
+    text = body(table_text(SWEEP, "html"))
     assert "<b>108.3</b><span>most samples/s: 2x2-lora-batch8</span>" in text
     assert "<b>10.6</b><span>lowest memory per worker (GiB): 1x2-lora-batch1</span>" in text
     assert "highest MFU: 1x2-lora-batch8" in text
 
 
 def test_the_cheapest_cell_stands_on_top_where_a_deadline_was_asked_for() -> None:
-    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, sentence="the cheapest is X"))
-    assert '<p class="lead">the cheapest is X</p>' in body(cell_page(table))
+    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, message="the cheapest is X"))
+    assert '<p class="lead">the cheapest is X</p>' in body(table_text(table, "html"))
 
 
 def test_a_sweep_is_in_the_markdown_of_a_report() -> None:
@@ -66,7 +65,7 @@ def test_a_sweep_is_in_the_markdown_of_a_report() -> None:
 
 def test_nothing_that_a_table_says_is_run_by_the_page() -> None:
     attack = "</script><script>alert(1)</script><img src=http://x/y onerror=alert(2)>"
-    text = body(cell_page(renamed(SWEEP, attack)))
+    text = body(table_text(renamed(SWEEP, attack), "html"))
     assert "<script>alert" not in text
     assert "<img" not in text
 
@@ -83,4 +82,4 @@ def test_no_cell_is_the_cheapest_of_two_currencies_or_of_two_jobs() -> None:
 
 
 def tiles(table: CellTable) -> list[str]:
-    return re.findall(r"</b><span>([^:<]+):", body(cell_page(table)))
+    return re.findall(r"</b><span>([^:<]+):", body(table_text(table, "html")))

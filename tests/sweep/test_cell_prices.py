@@ -250,7 +250,7 @@ def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
 def test_the_cheapest_is_the_one_that_costs_least_of_those_in_time(cells: list[CellRow], label: str, said: str) -> None:
     found = choose(*cells)
     assert (found.label, found.deadline_s) == (label, 8 * HOUR)
-    assert said in found.sentence
+    assert said in found.message
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_the_cheapest_is_the_one_that_costs_least_of_those_in_time(cells: list[C
 def test_why_none_is_the_cheapest(cells: list[CellRow], said: str) -> None:
     found = choose(*cells)
     assert found.label is None
-    assert said in found.sentence
+    assert said in found.message
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,8 @@ def test_of_different_jobs_none_is_the_cheapest(one: JobSettings, other: JobSett
     ]
     found = choose(*cells)
     assert found.label is None
-    assert said in found.sentence
-    assert "--where " in found.sentence
+    assert said in found.message
+    assert "--where " in found.message
     assert choose(cells[0], cells[2]).label == "a"
 
 
@@ -312,5 +312,5 @@ def test_a_whole_job_of_more_samples_is_another_job() -> None:
 
     once, thrice = with_rate(cell("once", 1, 1.0), 10.0), with_rate(cell("thrice", 3, 2.0), 10.0)
     assert choose(once, thrice).label is None
-    assert "train different numbers of samples" in choose(once, thrice).sentence
+    assert "train different numbers of samples" in choose(once, thrice).message
     assert choose(once, with_rate(cell("slow", 3, 2.0), 3.35)).label == "once"

@@ -187,7 +187,7 @@ def test_a_device_is_named_as_the_nodes_name_what_their_workers_use(
 def test_workers_without_gpus_compute_on_the_processors_that_their_node_names(
     told: tuple[str | None, ...], device: str
 ) -> None:
-    facts = {f"n{rank}": NodeFacts(node=f"n{rank}", processor=name) for rank, name in enumerate(told)}
+    facts = {f"n{rank}": NodeFacts(node=f"n{rank}", processor=or_unknown(name)) for rank, name in enumerate(told)}
     assert device_of(devices_of(plan(None, None), facts)) == device
 
 

@@ -7,29 +7,29 @@ import re
 import msgspec
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.render.sheet import blocks_markdown
-from multinode.render.table import screen_text
 from multinode.stats.estimate import Estimate, value_of
 from multinode.stats.unknown import UNMEASURED, Unknown, known, or_none
 from multinode.sweep.cell_sheet import (
-    cell_blocks,
-    cell_columns,
     cell_csv,
-    cell_parts,
     cells_sheet,
     constants_line,
     lead,
     missing_sheet,
+    show,
+    shown_frame,
     unmeasured_sheet,
     with_notes,
 )
 from multinode.sweep.cell_table import Look, look_at
-from multinode.sweep.cells import VALUES, CellRow, CellTable, Cheapest, our_name
+from multinode.sweep.cells import CellRow, CellTable, Cheapest, Contradiction, cell_frame
+from tests.golden import screen_of
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 
 
 def shown(table: CellTable, width: int) -> list[str]:
-    return screen_text(cell_parts(table, width, details=True), width).splitlines()
+    return screen_of(show(table, width), width, details=True).splitlines()
 
 
 def line_of(lines: list[str], label: str) -> list[str]:
@@ -76,7 +76,7 @@ def test_of_more_rows_than_anybody_reads_the_first_are_shown_and_the_rest_is_tol
 
 def test_what_a_table_is_sorted_by_is_seen_however_narrow_it_is() -> None:
     for details in (False, True):
-        text = screen_text(cell_parts(SWEEP, 80, "energy_j_per_sample", details=details), 80)
+        text = screen_of(show(SWEEP, 80, "energy_j_per_sample"), 80, details=details)
         assert "energy" in next(line for line in text.splitlines() if line.startswith("cell "))
     assert "energy" not in next(line for line in shown(SWEEP, 80) if line.startswith("cell "))
 
@@ -122,9 +122,9 @@ def test_one_sentence_says_the_most() -> None:
 
 
 def test_the_cheapest_cell_is_told_where_a_deadline_was_asked_for() -> None:
-    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, sentence="the cheapest is X"))
+    table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, message="the cheapest is X"))
     assert "the cheapest is X" in shown(table, 80)
-    assert "**the cheapest is X**\n" in blocks_markdown(cell_blocks(table))
+    assert "**the cheapest is X**\n" in blocks_markdown(show(table))
 
 
 def test_prices_are_in_their_currency_and_what_gpus_cost_buys_speed() -> None:
@@ -136,7 +136,10 @@ def test_prices_are_in_their_currency_and_what_gpus_cost_buys_speed() -> None:
 
 def test_what_disturbed_a_row_or_contradicts_itself_is_marked() -> None:
     marked = msgspec.structs.replace(
-        SWEEP.cells[0], disturbances=("box1: hot",), contradictions=("4 x 2 is not 9",), reason="repeat 2 failed"
+        SWEEP.cells[0],
+        disturbances=(Finding(message="box1: hot"),),
+        contradictions=(Contradiction(message="4 x 2 is not 9", sides=()),),
+        reason="repeat 2 failed",
     )
     lines = shown(msgspec.structs.replace(SWEEP, cells=(marked, *SWEEP.cells[1:])), 100)
     below = lines[lines.index("marked") :]
@@ -157,7 +160,7 @@ def test_missing_figures_are_told_by_their_reason() -> None:
 def test_foreign_words_are_shown_as_text(attack: str) -> None:
     table = renamed(SWEEP, attack)
     text = "\n".join(shown(table, 600))
-    markdown = blocks_markdown(cell_blocks(table))
+    markdown = blocks_markdown(show(table))
     for found in (text, markdown):
         assert "\x1b" not in found
         assert "\x07" not in found
@@ -170,7 +173,7 @@ def test_foreign_words_are_shown_as_text(attack: str) -> None:
 
 
 def test_markdown_has_every_column_and_a_line_a_cell() -> None:
-    text = blocks_markdown(cell_blocks(SWEEP))
+    text = blocks_markdown(show(SWEEP))
     rows = [line for line in text.splitlines() if line.startswith(("| 1x2-", "| 2x2-"))]
     assert len(rows) == 16
     assert "| OOM |" in rows[6]
@@ -240,15 +243,15 @@ def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so
     assert "22.7" in line_of(lines, "1x2-lora-batch1")
     assert "2 of 2 cells" in " ".join(lines[:2])
     assert any("1x2-lora-batch1" in line and reason in line for line in lines[lines.index("marked") :])
-    assert reason in blocks_markdown(cell_blocks(table))
+    assert reason in blocks_markdown(show(table))
 
 
 @pytest.mark.parametrize("table", [SWEEP, PUBLISHED], ids=["sweep", "published"])
 def test_a_value_goes_by_the_title_that_is_shown(table: CellTable) -> None:
     ambiguous = {"samples", "price"}
-    for column in cell_columns(table.cells):
-        if column.name in VALUES and column.title not in ambiguous and "purchase" not in column.name:
-            assert our_name(column.title) == column.name
+    for figure in shown_frame(table).figures:
+        if figure.title not in ambiguous and "purchase" not in figure.name and figure.name != "samples_per_s_range":
+            assert cell_frame(table.cells).figure(figure.title).name == figure.name
 
 
 def test_workers_whose_nodes_are_not_told_are_no_nodes() -> None:

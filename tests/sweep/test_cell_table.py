@@ -13,7 +13,7 @@ from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import UNMEASURED
 from multinode.sweep.cell_sheet import combined, with_notes
 from multinode.sweep.cell_table import Look, combine, look_at, relative_to
-from multinode.sweep.cells import VALUES, CellRow, CellTable, value_names, value_of
+from multinode.sweep.cells import CELL_FIGURES, CellRow, CellTable, cell_frame
 from tests.contrast.made_up_sides import run_of
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, swept
 
@@ -260,10 +260,12 @@ def test_a_condition_s_value_may_hold_the_signs_of_conditions() -> None:
 
 
 def test_every_value_that_is_offered_can_be_had_of_every_row() -> None:
-    for name in value_names(SWEEP.cells):
-        assert [value_of(row, name) for row in SWEEP.cells]
-    assert {"samples_per_s", "per_device_batch", "step_time_p95_ms", "currency"} <= set(VALUES)
-    assert not {"settings", "varied", "unjudged"} & set(VALUES)
+    frame = cell_frame(SWEEP.cells)
+    for name in frame.names:
+        assert len(frame.sort(name).rows) == len(SWEEP.cells)
+    names = {figure.name for figure in CELL_FIGURES}
+    assert {"samples_per_s", "per_device_batch", "step_time_p95_ms", "currency"} <= names
+    assert not {"settings", "varied", "unjudged"} & names
 
 
 def test_a_filter_that_no_row_meets_says_so() -> None:
@@ -285,6 +287,6 @@ def test_notes_are_of_the_rows_that_are_shown() -> None:
 
 
 def test_names_of_imports_count_only_where_their_unit_is_ours() -> None:
-    known = value_names(SWEEP.cells)
+    known = cell_frame(SWEEP.cells).names
     assert {"memory_gib", "runtime_s", "num_gpus", "dtype"} <= set(known)
     assert not {"memory_mb", "runtime_min", "step_time_s", "tokens", "price"} & set(known)

@@ -54,9 +54,9 @@ def test_unequal_nodes_train_with_their_own_slots(tmp_path: Path) -> None:
     launch = msgspec.structs.replace(asked.launch, cluster=parse_hostfile(hosts, "hosts"), hostfile=hosts)
     nodes = Elsewhere(tmp_path)
     swept = nodes.sweep(msgspec.structs.replace(asked, launch=launch))
-    made = [workers_of_nodes(one.cluster, {}, one.options.workers_per_node) for one in nodes.launches]
+    made = [workers_of_nodes(one.cluster, {}, one.workers_per_node) for one in nodes.launches]
     assert made == [(2,), (2, 1)]
-    assert {one.options.environment.env["OMP_NUM_THREADS"] for one in nodes.launches} == {"1"}
+    assert {one.environment.env["OMP_NUM_THREADS"] for one in nodes.launches} == {"1"}
     run = RunDirectory(swept.directory).read("run.json", Run)
     assert run is not None
     assert run.world_size == 3
@@ -70,11 +70,11 @@ def test_a_cell_is_trained_for_its_figures_alone_with_what_it_sets(tmp_path: Pat
         assert not what.job.keeps_output
         assert (what.job.config["max_steps"], what.job.config["save_strategy"]) == (8, "no")
         # One thread per worker in all cells, or a lone worker would compute otherwise.
-        assert what.options.environment.env == {"OMP_NUM_THREADS": "1"}
+        assert what.environment.env == {"OMP_NUM_THREADS": "1"}
         assert what.execute.kind == "sweep"
     first, last = nodes.launches[0], nodes.launches[-1]
-    assert (len(first.cluster.nodes), first.options.workers_per_node) == (2, 1)
-    assert (len(last.cluster.nodes), last.options.workers_per_node) == (1, 2)
+    assert (len(first.cluster.nodes), first.workers_per_node) == (2, 1)
+    assert (len(last.cluster.nodes), last.workers_per_node) == (1, 2)
     assert isinstance(first.job, LlamaFactoryJob)
     assert first.job.config[BATCH] == 1
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from multinode.cluster.cluster import local_cluster
 from multinode.job.engines.engine import Engine
 from multinode.job.job import ScriptJob
-from multinode.job.launch_options import LaunchOptions
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import load_runs
@@ -45,7 +44,7 @@ class Here:
             cluster=cluster,
             hostfile=f"localhost slots=2 addr=127.0.0.1 ifname=lo python={sys.executable}\n",
             job=job,
-            options=LaunchOptions(engine=Engine(name="exec")),
+            engine=Engine(name="exec"),
             execute=ExecuteOptions(kind="sweep", grace_s=2.0, lease_s=30.0),
             check=False,
         )

@@ -9,11 +9,9 @@ import pytest
 from multinode.predict.forecast import ForecastRequest, make_forecast
 from multinode.predict.published_benchmarks import Model, Network, PublishedBenchmarks, Speed, evidence_of_benchmarks
 from multinode.predict.shortfall import shortfall_words
+from multinode.results.run_page import table_text
 from multinode.stats.unknown import reason_of
-from multinode.sweep.cell_page import cell_page
-from multinode.sweep.cell_sheet import tell
-from multinode.sweep.cells import CellRow
-from multinode.sweep.columns import COLUMNS
+from multinode.sweep.cells import BY_NAME, CellRow, cell_row
 from multinode.sweep.sweep import load_tables
 from multinode.tables.imported_rows import import_table, imported_rows
 from multinode.tables.imported_table import Extras, parse_table
@@ -161,12 +159,12 @@ def test_its_own_column_says_whether_infiniband_carries_rdma() -> None:
 
 @pytest.mark.parametrize("cell", ["8x400 Gbit/s over RDMA", "1,600 Gbit/s", "500 Mbit/s"])
 def test_a_link_is_shown_as_it_is_read(cell: str) -> None:
-    assert tell(COLUMNS["network_gbit_per_s"], rows(f"nodes;link\n2;{cell}\n")[0]) == cell
+    assert BY_NAME["network_gbit_per_s"].tell(cell_row(rows(f"nodes;link\n2;{cell}\n")[0])) == cell
 
 
 def test_a_size_is_shown_as_it_is_read() -> None:
-    assert tell(COLUMNS["parameters"], rows("nodes,params\n2,7.24B\n")[0]) == "7.24B"
-    assert tell(COLUMNS["trainable_parameters"], rows("nodes,trainable_params\n2,21.4M\n")[0]) == "21.4M"
+    assert BY_NAME["parameters"].tell(cell_row(rows("nodes,params\n2,7.24B\n")[0])) == "7.24B"
+    assert BY_NAME["trainable_parameters"].tell(cell_row(rows("nodes,trainable_params\n2,21.4M\n")[0])) == "21.4M"
 
 
 def test_the_stored_table_and_its_page_have_the_verdict(tmp_path: Path) -> None:
@@ -176,4 +174,4 @@ def test_the_stored_table_and_its_page_have_the_verdict(tmp_path: Path) -> None:
     stored = load_tables(tmp_path / "runs", ["last"])
     assert stored == imported.table
     assert words(stored.cells[2]).startswith("4.4x slower")
-    assert "4.4x slower than 3,200 Gbit/s over RDMA allow" in cell_page(stored)
+    assert "4.4x slower than 3,200 Gbit/s over RDMA allow" in table_text(stored, "html")

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from multinode.check.probe import Questions, probe
+from multinode.check.probe import probe
 from multinode.cluster.cluster import Cluster, Node, local_cluster
 from multinode.errors import ContactLost, NodeFailed
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.launch.session import Chunk, Ended, FollowedRecord
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.stats.unknown import reason_of
 from multinode.transport.agent import AgentStream, AgentTransport, load_archive
 from multinode.transport.local import LocalTransport
 from tests.node.localnode import LocalNode, wait_until
@@ -136,9 +137,8 @@ def test_a_home_directory_that_is_not_there_says_so(node: Node, tmp_path: Path) 
 
 
 def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTransport, cluster: Cluster) -> None:
-    questions = Questions(controller_cwd=str(Path.cwd()), peers=(), ports=(29500,), packages=False)
-    facts = probe(agent, cluster, questions).require()
-    assert facts["localhost"].ssh_address is None
+    facts = probe(agent, cluster, controller_cwd=str(Path.cwd()), ports=(29500,), packages=False).require()
+    assert reason_of(facts["localhost"].ssh_address)
     test = CollectiveTest(messages=(Message(collective="all_reduce", size_bytes=1024),))
     plan = plan_launch(cluster, test, facts, RUN_ID, LaunchOptions(agent=load_archive().path))
     assert (plan.rendezvous.addr, plan.world_size) == ("127.0.0.1", 2)

@@ -15,15 +15,15 @@ from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
 from multinode.predict.recommendations import stored_sources
 from multinode.profile.observed import steps_to_run
-from multinode.render.table import screen_text
 from multinode.series.series import Resume
 from multinode.stats.estimate import of_bounds
 from multinode.traffic.algorithms import Layout
 from multinode.tune.change import changed_launch
 from multinode.tune.judge import Tuning, judge
 from multinode.tune.request import TuningRequest, plan_tuning
-from multinode.tune.screen import tuning_parts
+from multinode.tune.screen import show
 from multinode.tune.trial import Candidate, CandidateTrial
+from tests.golden import screen_of
 from tests.levers.compressed import compressed
 from tests.predict.test_recommendations import keep
 from tests.tune.trials import trial
@@ -89,7 +89,7 @@ def test_the_predicted_gain_stands_beside_the_measured_one() -> None:
     assert [row and row.gain and row.gain.value for row in rows] == [pytest.approx(2.9), pytest.approx(1.5), None]
     assert [row and row.gain_error for row in rows] == [pytest.approx(3 / 2.9 - 1), pytest.approx(0.2), None]
     assert [row and row.is_covered for row in rows] == [True, False, None]
-    shown = screen_text(tuning_parts(found), 100)
+    shown = screen_of(show(found), 100)
     near = next(line for line in shown.splitlines() if line.startswith("near"))
     assert near.split() == ["near", "29.0", "2.9x", "3.0x", "(2.8-3.2)", "+3.4%", "5.8x"]
     assert "+20.0%, outside" in shown
@@ -110,7 +110,7 @@ def test_changes_of_stored_runs_are_measured_in_turns_and_the_fastest_is_written
         assert isinstance(what.job, LlamaFactoryJob)
         # No evaluation; as many steps as are measured, or as its averages need.
         assert "eval_strategy" not in what.job.config or what.job.config["eval_strategy"] == "no"
-        rounds = what.options.levers.round_steps
+        rounds = what.levers.round_steps
         assert steps_of(what) == max(steps_to_run(20), 3 * rounds if rounds > 1 else 0)
         assert (what.job.config["save_strategy"], what.job.keeps_output) == ("no", False)
         assert what.job.config["seed"] == 6 + int(name[-1])
@@ -183,7 +183,7 @@ def test_a_json_that_fixes_the_global_batch_fits_each_change() -> None:
 def test_a_change_is_made_as_its_options_would_make_it() -> None:
     alone = changed_launch(LAUNCH, Change(nodes=1, workers_per_node=2), ONE_EACH)
     assert [node.name for node in alone.cluster.nodes] == ["a"]
-    assert alone.options.workers_per_node == 2
+    assert alone.workers_per_node == 2
     stage = changed_launch(LAUNCH, Change(deepspeed=("zero_optimization.stage=2",)), ONE_EACH).job
     assert isinstance(stage, LlamaFactoryJob)
     assert json.loads(stage.deepspeed_text or "") == {"zero_optimization": {"stage": 2}}
@@ -191,7 +191,7 @@ def test_a_change_is_made_as_its_options_would_make_it() -> None:
     assert isinstance(ddp.job, LlamaFactoryJob)
     assert ddp.job.deepspeed_text is None
     assert ddp.job.config["deepspeed"] is None
-    assert ddp.options.levers == compressed("bf16")
+    assert ddp.levers == compressed("bf16")
     assert ddp.cluster == LAUNCH.cluster
     rounds = Averaging(every=16, dtype="fp16")
     assert isinstance(JOB, LlamaFactoryJob)
@@ -199,11 +199,11 @@ def test_a_change_is_made_as_its_options_would_make_it() -> None:
     for steps, job in ((48, short), (None, JOB)):
         local = changed_launch(changed(LAUNCH, job=job), Change(levers=Levers(averaging=rounds)), ONE_EACH)
         assert isinstance(local.job, LlamaFactoryJob)
-        assert local.options.levers.averaging == rounds
+        assert local.levers.averaging == rounds
         # A round that warms up and two that are measured.
         assert local.job.config.get("max_steps") == steps
     # As many workers as today, whatever the hostfile's slots are.
-    assert ddp.options.workers_per_node == 1
+    assert ddp.workers_per_node == 1
 
 
 def test_what_cannot_be_changed_is_one_clear_error() -> None:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
 
 import msgspec
 import pytest
 
 from multinode.findings.finding import Finding
 from multinode.network.measure import scan_messages
-from multinode.network.nccl_tuning import TunedSetting, TuneReport, tune_parts
+from multinode.network.nccl_tuning import TunedSetting, TuneReport, show
 from multinode.records.benchmark import CollectiveTest
-from multinode.render.table import Part, screen_text
 from multinode.stats.estimate import Estimate
-from multinode.sweep.cell_sheet import cell_parts, with_notes
+from multinode.sweep.cell_sheet import show as show_table
+from multinode.sweep.cell_sheet import with_notes
 from multinode.sweep.cells import Cheapest
-from tests.golden import Golden
+from tests.golden import Golden, screen_of
 from tests.sweep.cells import PUBLISHED, SWEEP, renamed
 
 CELLS = {
     "sweep": with_notes(
         msgspec.structs.replace(
             SWEEP,
-            cells=(msgspec.structs.replace(SWEEP.cells[0], disturbances=("box1: CPU steal 6%",)), *SWEEP.cells[1:]),
+            cells=(
+                msgspec.structs.replace(SWEEP.cells[0], disturbances=(Finding(message="box1: CPU steal 6%"),)),
+                *SWEEP.cells[1:],
+            ),
             cheapest=Cheapest(
                 deadline_s=60.0,
                 label="1x2-lora-batch8",
-                sentence=(
+                message=(
                     "1x2-lora-batch8 is the cheapest within the deadline of 1 min 00 s: the full run costs "
                     "0.012 EUR and takes 54.2 s."
                 ),
@@ -88,30 +91,27 @@ TUNINGS = {
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("details", [False, True], ids=["short", "details"])
 def test_a_table_of_cells_is_the_golden_one(name: str, *, details: bool, golden: Golden) -> None:
-    def parts(width: int) -> Iterable[Part]:
-        more = "" if details else "multinode show 20260301-ab --details"
-        return cell_parts(CELLS[name], width, details=details, more=more)
-
-    golden.check_screen(f"{name}-details" if details else name, parts)
+    shown = functools.partial(show_table, CELLS[name])
+    golden.check_answer(f"{name}-details" if details else name, shown, details=details)
 
 
 @pytest.mark.parametrize("name", TUNINGS)
 def test_a_tuning_is_the_golden_one(name: str, golden: Golden) -> None:
-    golden.check_screen(name, tune_parts(TUNINGS[name]))
+    golden.check_answer(name, show(TUNINGS[name]))
 
 
 def test_every_setting_that_was_tried_is_in_the_details(golden: Golden) -> None:
-    golden.check_screen("tune-details", tune_parts(TUNED, details=True))
+    golden.check_answer("tune-details", show(TUNED), details=True)
 
 
 def test_of_many_rows_the_first_are_shown_and_the_rest_is_told() -> None:
     rows = tuple(msgspec.structs.replace(PUBLISHED.cells[0], label=f"row{number:04}") for number in range(41))
-    text = screen_text(cell_parts(msgspec.structs.replace(PUBLISHED, cells=rows), 100), 100)
+    text = screen_of(show_table(msgspec.structs.replace(PUBLISHED, cells=rows), 100), 100)
     assert sum(line.startswith("row") for line in text.splitlines()) == 40
     assert "1 more rows: --where, --details or --format csv" in text
 
 
 def test_foreign_words_are_shown_as_text_in_the_small_table_too() -> None:
-    text = screen_text(cell_parts(renamed(SWEEP, "[red]x\x1b[2J"), 160), 160)
+    text = screen_of(show_table(renamed(SWEEP, "[red]x\x1b[2J"), 160), 160)
     assert "\x1b" not in text
     assert "[red]x?[2J" in text

@@ -33,7 +33,7 @@ def test_on_unequal_nodes_the_first_two_have_their_own_slots() -> None:
     assert [(one.nodes, one.workers_per_node) for one in (baseline, alone)] == [(2, None), (1, 1)]
     launch = msgspec.structs.replace(tuning_request().launch, cluster=parse_hostfile("a slots=1\nb slots=2\n", "hosts"))
     made = [changed_launch(launch, one.change, Layout.of((1, 2))) for one in (baseline, alone)]
-    assert [workers_of_nodes(one.cluster, {}, one.options.workers_per_node) for one in made] == [(1, 2), (1,)]
+    assert [workers_of_nodes(one.cluster, {}, one.workers_per_node) for one in made] == [(1, 2), (1,)]
 
 
 def labels(nodes: Elsewhere, number: int) -> list[str]:
@@ -79,9 +79,9 @@ def test_every_run_trains_on_as_many_samples_with_the_seed_of_its_round(tmp_path
         assert (config["save_strategy"], what.job.keeps_output) == ("no", False)
         assert what.execute.kind == "tuning"
     alone = nodes.launches[1]
-    assert (len(alone.cluster.nodes), alone.options.workers_per_node) == (1, 1)
-    assert nodes.launches[2].options.levers.averaging == Averaging(every=16, dtype="fp16")
-    assert nodes.launches[3].options.levers == compressed("fp16")
+    assert (len(alone.cluster.nodes), alone.workers_per_node) == (1, 1)
+    assert nodes.launches[2].levers.averaging == Averaging(every=16, dtype="fp16")
+    assert nodes.launches[3].levers == compressed("fp16")
 
 
 def test_the_winner_is_written_as_launch_takes_it(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import pytest
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
+from multinode.render.sheet import Command
 from multinode.stats.estimate import of_bounds
 from multinode.tune.judge import Tuning, judge
-from multinode.tune.screen import plan_parts, tuning_parts
+from multinode.tune.screen import plan_parts, show
 from multinode.tune.trial import Candidate, CandidateTrial, LeftOut, Losses
 from tests.golden import Golden
 from tests.tune.trials import curve, trial
@@ -112,7 +113,8 @@ def test_the_screen_of_a_tuning(golden: Golden, name: str) -> None:
     asked, trials = TUNINGS[name]
     tuning = judge(asked, trials)
     command = "multinode launch --with runs/20261123-120000-abcd/tuned.yaml train.yaml --hosts hosts.txt"
-    golden.check_screen(f"tuning_{name}", list(tuning_parts(tuning, next_command=command if name != "none" else "")))
+    commands = (Command("Launch it", command),) if name != "none" else ()
+    golden.check_answer(f"tuning_{name}", (*show(tuning), *commands))
 
 
 def test_the_screen_of_a_plan(golden: Golden) -> None:

@@ -105,9 +105,9 @@ class Elsewhere:
     def _keep(self, what: Launch, kind: str | None) -> Launched:
         assert isinstance(what.job, LlamaFactoryJob)
         nodes, job = len(what.cluster.nodes), what.job
-        every = what.options.levers.round_steps
+        every = what.levers.round_steps
         accumulation = job.config.get("gradient_accumulation_steps", 1)
-        sent = 0.0 if nodes == 1 else EXPOSED_MS / every * (0.5 if what.options.levers.compression else 1.0)
+        sent = 0.0 if nodes == 1 else EXPOSED_MS / every * (0.5 if what.levers.compression else 1.0)
         directory = keep(self.runs, what.run_id or "", nodes, sent)
         step_ms = COMPUTE_MS * accumulation + sent
         plan = directory.read("plan.json", LaunchPlan)
@@ -117,7 +117,7 @@ class Elsewhere:
         plan = changed(
             plan,
             nodes=(first, *plan.nodes[1:]),
-            levers=what.options.levers,
+            levers=what.levers,
         )
         directory.write("plan.json", plan)
         summary = directory.read("summary.json", Summary)

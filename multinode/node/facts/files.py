@@ -15,6 +15,7 @@ from typing import Any, Optional
 from ..channel import Record
 from ..files import Mount, list_names, read_object
 from .aside import READ_S, Aside
+from .unknown import Unknown
 
 _MOST_FILES = 200
 _WHOLE_BYTES = 16 << 20
@@ -60,7 +61,7 @@ class ContentReader:
         self._reading = Aside(self._read, deadline_s) if paths else None
 
     def facts(self) -> list[Record]:
-        """Facts that were read in time; the others have a reason."""
+        """Facts that were read in time; of the others the digest is unknown."""
         facts: list[Record] = []
         # Requested paths that have not been read completely.
         waiting = list(self._paths)
@@ -69,7 +70,7 @@ class ContentReader:
                 waiting.remove(value)
             else:
                 facts.append(value)
-        return [*facts, *({"path": path[:_MOST_CHARACTERS], "reason": self._late} for path in waiting)]
+        return [*facts, *({"path": path[:_MOST_CHARACTERS], "digest": Unknown(self._late)} for path in waiting)]
 
     def _read(self) -> Iterator[Any]:
         """Yield facts, and each path after its last fact."""
@@ -83,7 +84,7 @@ class ContentReader:
                 if time.monotonic() > self._deadline:
                     return
                 if count >= _MOST_FILES:
-                    yield {"path": path, "reason": f"more than {_MOST_FILES} files"}
+                    yield {"path": path, "digest": Unknown(f"more than {_MOST_FILES} files")}
                     break
                 count += 1
                 yield _fact(name, self._cwd, self._datasets)
@@ -200,7 +201,7 @@ def _fact(name: str, cwd: str, datasets: list[str]) -> Record:
         if datasets and os.path.basename(name) == _INFO:
             digest = _digest_entries(full, datasets) or digest
     except OSError as error:
-        return {"path": shown, "reason": error.strerror or str(error)}
+        return {"path": shown, "digest": Unknown(error.strerror or str(error))}
     return {"path": shown, "digest": digest, "size_bytes": size}
 
 

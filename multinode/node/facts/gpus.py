@@ -11,12 +11,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 
 from ..channel import Record
 from ..files import user_name
 from ..processes import command_of
 from ..programs import Query, find_program
+from .unknown import Unknown
 
 # Without the persistence daemon, each call loads the driver again, which takes seconds per GPU.
 _DEADLINE_S = 30.0
@@ -80,8 +81,12 @@ def parse_processes(text: str) -> list[Holder]:
     return [Holder(uuid, int(pid), _number(memory)) for uuid, pid, memory in rows]
 
 
-def join_processes(gpus: Iterable[Record], holders: Iterable[Holder], run_ids: Mapping[int, str]) -> list[Record]:
+def join_processes(
+    gpus: Iterable[Record], holders: Union[Iterable[Holder], Unknown], run_ids: Mapping[int, str]
+) -> list[Record]:
     """The GPUs, each with its processes; `run_ids` maps pids of our runs' processes to run ids."""
+    if isinstance(holders, Unknown):
+        return [{**gpu, "processes": holders} for gpu in gpus]
     by_uuid: dict[str, list[Holder]] = {}
     for holder in holders:
         by_uuid.setdefault(holder.uuid, []).append(holder)

@@ -22,6 +22,7 @@ from ..channel import Record
 from ..files import TABLE_CHARACTERS, read_number, read_text, try_read, user_name
 from ..processes import command_of, list_pids
 from ..programs import Query, QueryFailed, find_program
+from .unknown import Unknown
 
 _IP_DEADLINE_S = 5.0
 _SBIN = ("/usr/sbin", "/sbin")
@@ -294,7 +295,6 @@ def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
 
 
 def _find_route(peer: str, owners: dict[str, str]) -> Record:
-    route: Record = {"peer": peer, "source": None, "ifname": None, "error": None}
     family = address_family(peer)
     try:
         # The controller resolves names: a resolver may take longer than the whole probe.
@@ -303,12 +303,10 @@ def _find_route(peer: str, owners: dict[str, str]) -> Record:
             datagrams.connect((peer, _DISCARD_PORT))
             source = datagrams.getsockname()[0]
     except OSError as error:
-        route["error"] = error.strerror or "not an IP address"
-        return route
+        return {"peer": peer, "source": Unknown(error.strerror or "not an IP address")}
     # A route may set a source that is not an address of its outgoing NIC. A node needs no route to itself.
     sender = None if source == peer else sending_interface(family, packed)
-    route.update(source=source, ifname=owners.get(source) if sender is None else sender)
-    return route
+    return {"peer": peer, "source": source, "ifname": owners.get(source) if sender is None else sender}
 
 
 def sending_interface(family: int, packed: bytes) -> Optional[str]:

@@ -16,13 +16,16 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 from ..channel import Record
 from ..files import read_text, try_read
 from ..processes import boot_id
 from ..programs import Query, QueryFailed, find_program, is_program
 from .cgroups import MemoryReader, read_meminfo
+from .unknown import WITHOUT_CUDA, Unknown, found
+
+_T = TypeVar("_T")
 
 _PYTHON_S = 15.0
 _SHELL_S = 5.0
@@ -133,25 +136,27 @@ class Installed(NamedTuple):
 
     python_version: str
     packages: dict[str, str]
-    cuda_version: Optional[str]
-    nccl_version: Optional[str]
-    missing: dict[str, str]  # why there is no cuda_version or nccl_version
+    cuda_version: Union[str, Unknown]
+    nccl_version: Union[str, Unknown]
     torch_build: Optional[str]  # text of torch/version.py, which identifies the build; None without torch
 
 
-def find_interpreter(python: Optional[str], path: str, cwd: Optional[str] = None) -> tuple[Optional[str], str]:
-    """Absolute path of the job's interpreter, or None; and the reason if it is None.
+def find_interpreter(python: Optional[str], path: str, cwd: Optional[str] = None) -> str:
+    """Absolute path of the job's interpreter.
 
     Args:
         python: the requested interpreter, as a path or a name on PATH; None tries `.venv` in `cwd`, then python3, then
             python.
         path: PATH of the job.
         cwd: directory of the job.
+
+    Raises:
+        LookupError: there is none.
     """
     if python is None:
         own = find_program(os.path.join(cwd, ".venv/bin/python"), path) if cwd is not None else None
         program = own or find_program("python3", path) or find_program("python", path)
-        return program, "neither python3 nor python is on PATH"
+        return _known(program, "neither python3 nor python is on PATH")
     # Links are not resolved: the target of a virtual environment's link is an interpreter outside the environment.
     home, full = os.path.expanduser("~"), os.path.expanduser(python)
     program = find_program(full, path, home)
@@ -159,8 +164,8 @@ def find_interpreter(python: Optional[str], path: str, cwd: Optional[str] = None
         # The user named an environment instead of its interpreter.
         inside = find_program(os.path.join(full, "bin", "python"), path, home)
         way = f"its interpreter is {python.rstrip('/')}/bin/python" if inside else "it has no bin/python"
-        return None, f"{python} is a directory: {way}"
-    return program, f"{python} does not exist or is not executable"
+        raise LookupError(f"{python} is a directory: {way}")
+    return _known(program, f"{python} does not exist or is not executable")
 
 
 def query_packages(python: str, cwd: Optional[str], keys: Sequence[str] = (), modules: Sequence[str] = ()) -> Query:
@@ -248,20 +253,14 @@ def _answer(text: str) -> dict[str, Any]:
 def _read_packages(data: dict[str, Any]) -> Installed:
     packages = {str(name): str(version) for name, version in data["packages"].items()}
     wheels = {major: packages.pop(name) for major, name in _NCCL_WHEELS.items() if name in packages}
-    cuda, nccl, missing = None, None, {}
+    version = str(data["python_version"])
     built = _CUDA_VERSION.search(data["torch"] or "")
-    if built is not None:
-        cuda = "".join(filter(None, built.groups()))
-        nccl = wheels.get(built.group(1))
-    else:
-        missing["cuda_version"] = _no_cuda(data["torch"])
-    if nccl is None:
-        missing["nccl_version"] = missing.get("cuda_version", "torch was installed without an NCCL wheel")
-    return Installed(str(data["python_version"]), packages, cuda, nccl, missing, data["torch"])
-
-
-def _no_cuda(torch: Optional[str]) -> str:
-    return "torch is not installed" if torch is None else "torch was built without CUDA"
+    if built is None:
+        no_cuda = Unknown("torch is not installed" if data["torch"] is None else WITHOUT_CUDA)
+        return Installed(version, packages, no_cuda, no_cuda, data["torch"])
+    cuda = "".join(filter(None, built.groups()))
+    nccl = wheels.get(built.group(1)) or Unknown("torch was installed without an NCCL wheel")
+    return Installed(version, packages, cuda, nccl, data["torch"])
 
 
 _GIB = 1 << 30
@@ -277,8 +276,8 @@ _LONGEST_NAME = 200
 _KIND = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 
 
-def read_machine() -> tuple[Record, dict[str, str]]:
-    """Facts of the machine by the names of NodeFacts, and the reasons of those that are None."""
+def read_machine() -> Record:
+    """Facts of the machine by the names of NodeFacts."""
     readers: dict[str, Callable[[], Any]] = {
         "user": lambda: pwd.getpwuid(os.getuid()).pw_name,
         "boot_id": lambda: _known(boot_id(), "the kernel shows no boot id"),
@@ -301,9 +300,7 @@ def read_machine() -> tuple[Record, dict[str, str]]:
         "agent_python": ".".join(map(str, sys.version_info[:3])),
         "limits": {name: _soft_limit(number) for name, number in _LIMITS.items()},
     }
-    answers = {name: _ask(read) for name, read in readers.items()}
-    facts.update({name: value for name, (value, _) in answers.items()})
-    return facts, {name: reason for name, (_, reason) in answers.items() if reason is not None}
+    return {**facts, **{name: found(read) for name, read in readers.items()}}
 
 
 def read_processor_name(path: str = "/proc/cpuinfo") -> Optional[str]:
@@ -341,19 +338,12 @@ def find_container(env: dict[str, str], root: str = "/") -> str:
     raise LookupError("no sign of a container")
 
 
-def _ask(read: Callable[[], Any]) -> tuple[Any, Optional[str]]:
-    try:
-        return read(), None
-    except (OSError, ValueError, LookupError) as error:
-        return None, str(error)
-
-
 def _soft_limit(number: int) -> Optional[int]:
     soft, _ = resource.getrlimit(number)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _known(value: Any, otherwise: str) -> Any:
+def _known(value: Optional[_T], otherwise: str) -> _T:
     if not value:
         raise LookupError(otherwise)
     return value

@@ -23,7 +23,7 @@ _RUN_DIR_MARK = "{run_dir}"
 _ERROR_BYTES = 4096
 _PRELUDE_FILE = "prelude.json"
 # Fields of the request that are applied again after the prelude.
-_AFTER_PRELUDE = frozenset({"run_id", "command", "place", "instrument", "failures_only", "trace"})
+_AFTER_PRELUDE = frozenset({"run_id", "command", "place", "observation", "failures_only"})
 _NOT_FOUND = 127
 # Nothing is pasted into the script. The job's words are arguments. The prelude's text may contain secrets, so it comes
 # over the descriptor, where `ps` does not show it; the request follows it there. The descriptor is closed for the
@@ -168,14 +168,15 @@ def _environment(request: Record, run: RunDir) -> dict[str, str]:
     env.update(MULTINODE_RUN_ID=run.run_id, MULTINODE_RUN_DIR=run.path)
     path_first: Optional[str] = command.get("path_first")
     env["PATH"] = _prepend(_expand_home(path_first) if path_first else None, env.get("PATH") or os.defpath)
-    if request.get("instrument"):
+    observation = request["observation"]
+    if observation["profile"]:
         env["PYTHONPATH"] = _prepend(_instrument_path(), env.get("PYTHONPATH"))
         env["MULTINODE_SAMPLES"] = run.samples
         env["MULTINODE_IFNAMES"] = ",".join(data_nics(request))
         if request.get("failures_only"):
             env["MULTINODE_FAILURES_ONLY"] = "1"
-        if request.get("trace"):
-            env["MULTINODE_TRACE"] = json.dumps(request["trace"])
+        if observation["trace"]:
+            env["MULTINODE_TRACE"] = json.dumps(observation["trace"])
     return env
 
 

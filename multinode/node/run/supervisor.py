@@ -141,7 +141,7 @@ class Supervisor:
         self._request = request
         self._grace_s = float(request["grace_s"])
         self._gpus: Optional[list[int]] = request["gpus"]
-        self._interval_s = float(request.get("sample_interval_s", 1.0))
+        self._interval_s = float(request["observation"]["sample_interval_s"])
         self._lease = Lease(run)
         self._orders = StopOrders(run)
         self._sentinel_pid = sentinel_pid

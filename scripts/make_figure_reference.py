@@ -1,0 +1,78 @@
+"""Writes docs/reference/table-figures.md from the figures that modules below `multinode` declare.
+
+With --check, says whether the page is current. A figure that does not say what it means is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reference_pages import write_or_check
+
+import multinode
+from multinode.figures.figure import MONEY, Figure
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "table-figures.md"
+
+_HEADER = """\
+# Figures
+
+<!-- Written by scripts/make_figure_reference.py. -->
+
+What stands in tables: the title of its column, its name in CSV files, in `--where` and in `--sort`, and its meaning.
+The columns that `multinode import` reads have [a page](imported-columns.md), as have [exported figures](figures.md).
+
+| title | unit | name | meaning |
+|---|---|---|---|
+"""
+
+
+def main() -> int:
+    """Write the page if it is not current, or name it."""
+    figures = declared_figures()
+    silent = [*undescribed(figures)]
+    for words in silent:
+        print(words)
+    return 1 if silent else write_or_check({REFERENCE: render_reference(figures)}, __doc__)
+
+
+def declared_figures() -> Mapping[str, list[Figure[Any]]]:
+    """All figures with a title that modules of the package hold, by name."""
+    found: dict[str, dict[tuple[str, str], Figure[Any]]] = {}
+    for module in pkgutil.walk_packages(multinode.__path__, "multinode."):
+        if module.name.startswith(("multinode.node", "multinode.worker")) or module.name.endswith("__main__"):
+            continue
+        for value in vars(importlib.import_module(module.name)).values():
+            for figure in value if isinstance(value, tuple) else (value,):
+                if isinstance(figure, Figure) and figure.title and figure.form != "range":
+                    found.setdefault(figure.name, {}).setdefault((figure.title, figure.about), figure)
+    return {name: list(figures.values()) for name, figures in sorted(found.items())}
+
+
+def undescribed(figures: Mapping[str, Iterable[Figure[Any]]]) -> Iterator[str]:
+    """Figures that say nothing of what they mean."""
+    for name, declared in figures.items():
+        for figure in declared:
+            if not figure.about:
+                yield f"the figure {name} ({figure.title}) does not say what it means"
+
+
+def render_reference(figures: Mapping[str, Iterable[Figure[Any]]]) -> str:
+    """The whole document."""
+    rows = (_row(figure) for declared in figures.values() for figure in declared)
+    return f"{_HEADER}{''.join(rows)}"
+
+
+def _row(figure: Figure[Any]) -> str:
+    unit = figure.unit.replace(MONEY, "money")
+    name = figure.name if figure.csv in {"", figure.name} else f"{figure.name}`, in CSV `{figure.csv}"
+    return f"| {figure.title} | {unit} | `{name}` | {figure.about} |\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
