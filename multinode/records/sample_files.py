@@ -29,6 +29,8 @@ _BLOCK_BYTES = 1 << 16
 # Several records of steps fit into the end of it.
 _BLOCK_END_BYTES = 1 << 12
 _LEAST_STEPS = 100
+# That are read of a file without steps.
+_LEAST_STRETCHES = 16
 
 
 def read_lines(path: Path, begin: int = 0, end: int = _TO_THE_END) -> Iterator[tuple[int, bytes]]:
@@ -84,7 +86,8 @@ class EvenStretches:
 
     def _of_bytes(self, file: BinaryIO, size: int) -> Iterator[bytes]:
         # As long as the stretches of steps, if the records of a file are spread evenly over the steps.
-        each = size * self._length // max(1, self._last) + 1 if size > _END_BYTES else size
+        count = max(self._last // self._length, _LEAST_STRETCHES * self._every)
+        each = size // count + 1 if size > _END_BYTES else size
         for begin in [*range(0, max(0, size - each), each * self._every), max(0, size - each)]:
             yield from (line for _, line in _lines(file, begin, begin + each))
 

@@ -5,7 +5,7 @@ Trainings are compared as a contrast's sides are, nccl-tests size by size, table
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,9 @@ def compare_records(
 
 
 NAME = Figure[str]("name", "figure", about="keys that lead to it in the document", cell=lambda row: row.item.name)
-RATIO = Figure[Estimate]("ratio", "ratio", about="second record over the first", cell=lambda row: _ratio(row.item))
+RATIO = Figure[Estimate](
+    "ratio", "ratio", form="times", about="second record over the first", cell=lambda row: _ratio(row.item)
+)
 
 
 def compared_sheet(compared: ComparedRecords, *, details: bool = False) -> Sheet:
@@ -108,7 +110,7 @@ def compared_sheet(compared: ComparedRecords, *, details: bool = False) -> Sheet
         figures=(
             NAME,
             *(
-                Figure[Estimate](name, run_id, form="interval", about="figure of the record")
+                Figure[Estimate](name, run_id, form="interval", about="figure of the record", cell=_told(name))
                 for name, run_id in zip(("first", "second"), compared.run_ids, strict=True)
             ),
             RATIO,
@@ -116,6 +118,14 @@ def compared_sheet(compared: ComparedRecords, *, details: bool = False) -> Sheet
     )
     notes = (f"{format_count(left_out, 'figure')} within their intervals, or within 2%: --details",) if left_out else ()
     return msgspec.structs.replace(frame.sheet(), notes=notes)
+
+
+def _told(name: str) -> Callable[[Row], str]:
+    def tell(row: Row) -> str:
+        figure: Estimate = getattr(row.item, name)
+        return format_figure(figure.value, digits=4) if figure.is_exact else figure.text()
+
+    return tell
 
 
 def _ratio(figure: ComparedFigure) -> str:

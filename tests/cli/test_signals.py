@@ -146,7 +146,7 @@ def test_one_ends_the_reading_of_a_long_run(verb: str, tmp_path: Path) -> None:
     ) as process:
         assert process.stderr is not None
         said = ""
-        while "reading 96 MiB of" not in said:
+        while "of samples: 0%" not in said:
             more = process.stderr.readline()
             assert more, said
             said += more

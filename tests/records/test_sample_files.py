@@ -134,6 +134,14 @@ def test_of_records_that_are_as_many_as_steps_the_first_and_the_last_are_read(tm
     assert len(losses) < STEPS / 4
 
 
+def test_of_a_run_without_steps_as_much_is_read(tmp_path: Path) -> None:
+    count = 100_000
+    path = written(tmp_path / "sampler.jsonl", (b'{"kind": "nic", "at": %d}\n' % n for n in range(count)))
+    at = [one["at"] for one in read(EvenStretches([path], PART_BYTES), path)]
+    assert (at[0], at[-1]) == (0, count - 1)
+    assert len(at) / count == pytest.approx(PART_BYTES / path.stat().st_size, rel=0.2)
+
+
 def test_a_file_without_steps_is_read_all_along(tmp_path: Path) -> None:
     steps = written(tmp_path / "rank-0.jsonl", (step(n) for n in range(1, STEPS + 1)))
     count = 100_000
