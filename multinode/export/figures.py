@@ -17,7 +17,18 @@ import msgspec
 
 from multinode.profile.exposure import expose_each
 from multinode.profile.in_training import step_bandwidths
+from multinode.profile.machine_use import (
+    CPU_BUSY,
+    CPU_STEAL,
+    GPU_MEMORY,
+    GPU_POWER,
+    GPU_TEMPERATURE,
+    JOB_CORES,
+    MEMORY_AVAILABLE,
+    RETRANSMITTED,
+)
 from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SAMPLES_PER_S, TGS, TOKENS_PER_S
+from multinode.profile.nics import NIC_IN, NIC_OUT, NIC_SHARE
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import transfers_us
 from multinode.profile.summary import Summary
@@ -59,20 +70,20 @@ SUMMARY_FIGURES = {
     "utilisation.mfu": MFU.about,
     "utilisation.hfu": HFU.about,
     "stragglers.*.late_ms": "delay of a node per step relative to its peers",
-    "nodes.*.cpu_busy_percent": "CPU use of the node",
-    "nodes.*.cpu_steal_percent": "CPU steal of the node",
-    "nodes.*.job_cores": "CPU cores used by the job",
-    "nodes.*.memory_available_gib": "minimum memory available to the job",
-    "nodes.*.retransmitted_share": "TCP retransmits over sent segments",
-    "nodes.*.nics.*.in_gbit_per_s": "received by the NIC, mean",
-    "nodes.*.nics.*.out_gbit_per_s": "sent by the NIC, mean",
+    "nodes.*.cpu_busy_percent": CPU_BUSY.about,
+    "nodes.*.cpu_steal_percent": CPU_STEAL.about,
+    "nodes.*.job_cores": JOB_CORES.about,
+    "nodes.*.memory_available_gib": MEMORY_AVAILABLE.about,
+    "nodes.*.retransmitted_share": RETRANSMITTED.about,
+    "nodes.*.nics.*.in_gbit_per_s": NIC_IN.about,
+    "nodes.*.nics.*.out_gbit_per_s": NIC_OUT.about,
     "nodes.*.nics.*.peak_in_gbit_per_s": "received by the NIC, highest between two samples",
     "nodes.*.nics.*.peak_out_gbit_per_s": "sent by the NIC, highest between two samples",
-    "nodes.*.nics.*.share": "busier direction of the NIC over its line rate",
+    "nodes.*.nics.*.share": NIC_SHARE.about,
     "nodes.*.gpus.*.sm_percent": "share of the time in which a kernel ran on the GPU",
-    "nodes.*.gpus.*.peak_memory_gib": "peak memory in use on the GPU",
-    "nodes.*.gpus.*.power_w": "power draw of the GPU",
-    "nodes.*.gpus.*.temperature_c": "temperature of the GPU",
+    "nodes.*.gpus.*.peak_memory_gib": GPU_MEMORY.about,
+    "nodes.*.gpus.*.power_w": GPU_POWER.about,
+    "nodes.*.gpus.*.temperature_c": GPU_TEMPERATURE.about,
 }
 """Of a run that has ended: the content of `summary` in `show --json`."""
 

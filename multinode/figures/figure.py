@@ -33,6 +33,8 @@ Form = Literal[
     "duration",
     "megabytes",
     "whole",
+    "tenths",
+    "thousandths",
 ]
 """How a value is written. `words` and `number` identify a row; all others are measured or predicted.
 
@@ -66,6 +68,8 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
     "duration": format_duration,
     "megabytes": megabytes,
     "whole": lambda value: f"{value:,.0f}",
+    "tenths": lambda value: f"{value:.1f}",
+    "thousandths": lambda value: f"{value:.3f}",
 }
 MONEY = "{money}"
 """Stands for the currency in a unit."""

@@ -13,13 +13,15 @@ from functools import partial
 
 import msgspec
 
+from multinode.figures.figure import Figure, Form, Row
 from multinode.profile.nics import NicUse, use_of_nics
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
+from multinode.render.sheet import percent
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
 from multinode.stats.estimate import known_max, known_median
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
-from multinode.units import GIB
+from multinode.units import GIB, UNKNOWN
 
 _MOST_GPUS = 64
 # An idle GPU reduces its link to the first generation; only a busy one shows its full rate.
@@ -54,6 +56,56 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     def is_narrower(self, other: GpuUse) -> bool:
         """Whether its link is slower than the other's, which has all its lanes; each generation is twice as fast."""
         return self.pcie_reduced or 0 < _link_rate(self.pcie) < _link_rate(other.pcie)
+
+
+def _of(value: object, whole: float | None, form: Form) -> str:
+    """A value of what there is: `12.1/24.0`."""
+    figure = Figure[float]("", form=form)
+    parts = (figure.text(value), figure.text(whole))
+    return parts[0] if UNKNOWN in parts else "/".join(parts)
+
+
+GPU_INDEX = Figure[int]("index", "GPU", form="number", about="index of the GPU")
+GPU_SM = Figure[float](
+    "sm_percent", "SM", "%", form="whole", about="share of the time in which a kernel ran on the GPU, in percent"
+)
+GPU_MEMORY = Figure[float](
+    "peak_memory_gib",
+    "memory",
+    "GiB",
+    form="tenths",
+    about="peak memory in use on the GPU",
+    cell=lambda row: _of(row.item.peak_memory_gib, row.item.memory_total_gib, "tenths"),
+)
+GPU_POWER = Figure[float](
+    "power_w",
+    "power",
+    "W",
+    form="whole",
+    about="power draw of the GPU",
+    cell=lambda row: _of(row.item.power_w, row.item.power_limit_w, "whole"),
+)
+GPU_CLOCK = Figure[float](
+    "sm_clock_mhz",
+    "clock",
+    "MHz",
+    form="whole",
+    about="clock of the SMs",
+    cell=lambda row: _of(row.item.sm_clock_mhz, row.item.sm_clock_max_mhz, "whole"),
+)
+GPU_TEMPERATURE = Figure[float]("temperature_c", "temp", "C", form="whole", about="temperature of the GPU")
+GPU_PCIE = Figure[str](
+    "pcie",
+    "PCIe",
+    about="PCIe link of the GPU, the lowest under load",
+    cell=lambda row: (row.item.pcie or UNKNOWN) + (" (reduced)" if row.item.pcie_reduced else ""),
+)
+GPU_THROTTLE = Figure[str](
+    "throttle",
+    "throttled by",
+    about="reasons why the GPU lowers its clocks, with the share of the samples",
+    cell=lambda row: ", ".join(f"{name} {share:.0%}" for name, share in row.item.throttle.items()) or UNKNOWN,
+)
 
 
 def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
@@ -174,6 +226,62 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     peak_worker_memory_gib: dict[int, float] = {}  # by rank, allocated on its GPU, otherwise resident in its process
     peak_worker_reserved_gib: dict[int, float] = {}  # by rank, reserved on its GPU by torch's allocator
     notes: dict[str, str] = {}  # why GPUs were not sampled: `gpus`, or each one as `gpu 3`
+
+
+def _retransmits(row: Row) -> str:
+    # The row may be one of the node's NICs.
+    return percent(or_none(row[RETRANSMITTED]), ".2f")
+
+
+def _worker_memory(row: Row) -> str:
+    allocated, reserved = row.item.peak_worker_memory_gib, row.item.peak_worker_reserved_gib
+    most = [known_max(memory.values()) for memory in (allocated, reserved)]
+    texts = [UNKNOWN if gib is None else f"{gib:.2f}" for gib in most]
+    return texts[0] if UNKNOWN in texts else "/".join(texts)
+
+
+NODE_NAME = Figure[str]("node", "node", about="name of the node")
+CPU_BUSY = Figure[float]("cpu_busy_percent", "busy", "%", form="tenths", about="CPU use of the node")
+CPU_IOWAIT = Figure[float]("cpu_iowait_percent", "iowait", "%", form="tenths", about="CPU time that waits for disks")
+CPU_STEAL = Figure[float]("cpu_steal_percent", "steal", "%", form="tenths", about="CPU steal of the node")
+JOB_CORES = Figure[float](
+    "job_cores",
+    "job",
+    "cores",
+    form="figure",
+    about="CPU cores used by the job",
+    cell=lambda row: UNKNOWN if (cores := or_none(row.item.job_cores)) is None else f"{cores:.2f}",
+)
+QUOTA_CORES = Figure[float](
+    "quota_cores", "quota", "cores", form="number", about="CPU cores that the job's cgroup allows"
+)
+THROTTLED = Figure[float](
+    "throttled_share", "throttled", "by quota", form="share", about="share of the time in which the cgroup is throttled"
+)
+MEMORY_AVAILABLE = Figure[float](
+    "memory_available_gib", "free", "GiB", form="tenths", about="minimum memory available to the job"
+)
+WORKER_MEMORY = Figure[float](
+    "peak_worker_memory_gib",
+    "worker",
+    "GiB",
+    form="figure",
+    about="memory of the worker that needed most: allocated, and reserved by torch",
+    cell=_worker_memory,
+)
+RETRANSMITTED = Figure[float](
+    "retransmitted_share",
+    "retrans",
+    form="share",
+    about="TCP retransmits over sent segments",
+    cell=_retransmits,
+)
+
+
+def node_row(node: NodeUse, part: NicUse | GpuUse | None = None) -> Row:
+    """The values of a node, or of one of its NICs or GPUs, by the names of their figures."""
+    item = node if part is None else part
+    return Row(item, msgspec.structs.asdict(node) | msgspec.structs.asdict(item) | {NODE_NAME.name: node.node})
 
 
 def use_of(node: ObservedNode, observed: Observed) -> NodeUse:

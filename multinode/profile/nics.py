@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from multinode.figures.figure import Figure, Row
 from multinode.profile.observed import LOOPBACK, Observed, ObservedNode
 from multinode.records.progress import NicRate, nic_rate
 from multinode.records.samples import NicBytes, NicSample, StepSample, WorkerSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
-from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found
+from multinode.stats.estimate import known_max
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, or_none
 
 Counters = Sequence[tuple[int, NicBytes]]
 """Counters of one NIC by monotonic time of the node, ascending."""
@@ -85,6 +87,35 @@ class NicUse(msgspec.Struct, frozen=True, kw_only=True):
     drops: int | Unknown = UNMEASURED
     link_gbit_per_s: float | None = None  # its reported rate; `share` is the mean of the busier direction over it
     share: float | Unknown = UNMEASURED
+
+
+def _peak(row: Row) -> str:
+    nic: NicUse = row.item
+    return NIC_PEAK.text(known_max(map(or_none, (nic.peak_in_gbit_per_s, nic.peak_out_gbit_per_s))))
+
+
+def _losses(row: Row) -> str:
+    return f"{NIC_DROPS.text(row.item.errors)}/{NIC_DROPS.text(row.item.drops)}"
+
+
+NIC_NAME = Figure[str]("ifname", "NIC", about="name of the NIC, or of the RDMA port")
+NIC_IN = Figure[float]("in_gbit_per_s", "in", "Gbit/s", form="thousandths", about="received by the NIC, mean")
+NIC_OUT = Figure[float]("out_gbit_per_s", "out", "Gbit/s", form="thousandths", about="sent by the NIC, mean")
+NIC_PEAK = Figure[float](
+    "peak_in_gbit_per_s",
+    "peak",
+    "Gbit/s",
+    form="thousandths",
+    about="busier direction of the NIC, highest between two samples",
+    cell=_peak,
+)
+NIC_LINK = Figure[float](
+    "link_gbit_per_s", "link", "Gbit/s", form="number", about="line rate of the NIC, as it reports it"
+)
+NIC_SHARE = Figure[float]("share", "of link", form="share", about="busier direction of the NIC over its line rate")
+NIC_DROPS = Figure[int](
+    "drops", "errors", "/drops", form="whole", about="errors and drops of the NIC in the whole run", cell=_losses
+)
 
 
 def is_nic(name: str) -> bool:

@@ -2,124 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
 from multinode.cluster.hostfile import fold_numbers
+from multinode.figures.figure import Figure
+from multinode.figures.frame import Frame
 from multinode.profile.calls import SeenCall
-from multinode.profile.machine_use import DIVIDED, GpuUse, NodeUse
-from multinode.profile.nics import RATES
+from multinode.profile.machine_use import (
+    CPU_BUSY,
+    CPU_IOWAIT,
+    CPU_STEAL,
+    DIVIDED,
+    GPU_CLOCK,
+    GPU_INDEX,
+    GPU_MEMORY,
+    GPU_PCIE,
+    GPU_POWER,
+    GPU_SM,
+    GPU_TEMPERATURE,
+    GPU_THROTTLE,
+    JOB_CORES,
+    MEMORY_AVAILABLE,
+    NODE_NAME,
+    QUOTA_CORES,
+    RETRANSMITTED,
+    THROTTLED,
+    WORKER_MEMORY,
+    NodeUse,
+    node_row,
+)
+from multinode.profile.nics import NIC_DROPS, NIC_IN, NIC_LINK, NIC_NAME, NIC_OUT, NIC_PEAK, NIC_SHARE, RATES
 from multinode.profile.step_split import INSIDE, PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.render.sheet import Column, Sheet, figure, megabytes, percent
-from multinode.stats.estimate import Estimate, known_max, value_of
+from multinode.stats.estimate import Estimate, value_of
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none, unknown_fields
 from multinode.traffic.step_calls import SMALL_BYTES
 from multinode.units import UNKNOWN, format_figure, format_sig
 
-_NODE = Column("node", words=True)
-
-
-_Shown = tuple[str, str, Callable[[Any], str]]
-"""A column of a machine's sheet: title, unit, and the function that makes a cell."""
-
-
-def _field(name: str, form: str = ".1f") -> Callable[[object], str]:
-    return lambda row: figure(or_none(getattr(row, name)), form)
-
-
-def _of(value: float | None, whole: float | None, form: str) -> str:
-    return figure(value, form) if whole is None or value is None else f"{value:{form}}/{whole:{form}}"
-
-
-def _worker_memory(node: NodeUse) -> str:
-    allocated, reserved = node.peak_worker_memory_gib, node.peak_worker_reserved_gib
-    return _of(known_max(allocated.values()), known_max(reserved.values()), ".2f")
-
-
-# Columns of NICs, processors and GPUs; rows without figures have text.
-_NICS: tuple[_Shown, ...] = (
-    ("in", "Gbit/s", _field("in_gbit_per_s", ".3f")),
-    ("out", "Gbit/s", _field("out_gbit_per_s", ".3f")),
-    (
-        "peak",
-        "Gbit/s",
-        lambda nic: figure(known_max(map(or_none, (nic.peak_in_gbit_per_s, nic.peak_out_gbit_per_s))), ".3f"),
-    ),
-    ("link", "Gbit/s", _field("link_gbit_per_s", "g")),
-    ("of link", "", lambda nic: percent(or_none(nic.share))),
-    ("errors", "/drops", lambda nic: f"{figure(or_none(nic.errors), 'd')}/{figure(or_none(nic.drops), 'd')}"),
+_NICS: tuple[Figure[Any], ...] = (
+    *(NODE_NAME, NIC_NAME, NIC_IN, NIC_OUT, NIC_PEAK, NIC_LINK, NIC_SHARE, NIC_DROPS, RETRANSMITTED),
 )
-_PROCESSORS: tuple[_Shown, ...] = (
-    ("busy", "%", _field("cpu_busy_percent")),
-    ("iowait", "%", _field("cpu_iowait_percent")),
-    ("steal", "%", _field("cpu_steal_percent")),
-    ("job", "cores", _field("job_cores", ".2f")),
-    ("quota", "cores", _field("quota_cores", "g")),
-    ("throttled", "by quota", lambda node: percent(or_none(node.throttled_share))),
-    ("free", "GiB", _field("memory_available_gib")),
-    ("worker", "GiB", _worker_memory),
+_PROCESSORS: tuple[Figure[Any], ...] = (
+    *(CPU_BUSY, CPU_IOWAIT, CPU_STEAL, JOB_CORES, QUOTA_CORES, THROTTLED, MEMORY_AVAILABLE, WORKER_MEMORY),
 )
-_GPUS: tuple[_Shown, ...] = (
-    ("GPU", "", lambda gpu: str(gpu.index)),
-    ("SM", "%", _field("sm_percent", ".0f")),
-    ("memory", "GiB", lambda gpu: _of(or_none(gpu.peak_memory_gib), gpu.memory_total_gib, ".1f")),
-    ("power", "W", lambda gpu: _of(or_none(gpu.power_w), gpu.power_limit_w, ".0f")),
-    ("clock", "MHz", lambda gpu: _of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, ".0f")),
-    ("temp", "C", _field("temperature_c", ".0f")),
+_GPUS: tuple[Figure[Any], ...] = (
+    *(NODE_NAME, GPU_INDEX, GPU_SM, GPU_MEMORY, GPU_POWER, GPU_CLOCK, GPU_TEMPERATURE, GPU_PCIE, GPU_THROTTLE),
 )
-
-
-def _columns(shown: Sequence[_Shown]) -> list[Column]:
-    return [Column(name, unit) for name, unit, _ in shown]
-
-
-def _cells(shown: Sequence[_Shown], row: object) -> list[str]:
-    return [cell(row) for *_, cell in shown]
 
 
 def _nic_sheet(nodes: Sequence[NodeUse]) -> Sheet:
-    return Sheet(
-        title="network, per NIC",
-        columns=(_NODE, Column("NIC", words=True), *_columns(_NICS), Column("retrans")),
-        rows=tuple(
-            (node.node, nic.ifname, *_cells(_NICS, nic), percent(or_none(node.retransmitted_share), ".2f"))
-            for node in nodes
-            for nic in node.nics
-        ),
-        notes=(
-            "mean over the measured steps; peak: between two samples; retrans: retransmitted TCP segments of the node",
-        ),
-    )
+    rows = tuple(node_row(node, nic) for node in nodes for nic in node.nics)
+    note = "mean over the measured steps; peak: between two samples; retrans: retransmitted TCP segments of the node"
+    return Frame(title="network, per NIC", rows=rows, figures=_NICS).sheet(notes=(note,))
 
 
 def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
-    rows = [(node.node, *_cells(_PROCESSORS, node)) for node in nodes]
-    return Sheet(
-        title="CPU and memory",
-        columns=(_NODE, *_columns(_PROCESSORS)),
-        # A row with only the node's name is dropped.
-        rows=tuple(row for row in rows if set(row[1:]) != {UNKNOWN}),
-        notes=("free: the minimum available; worker: the maximum that one used, on its GPU if it has one",),
-    )
+    rows = [node_row(node) for node in nodes]
+    # A row with only the node's name is dropped.
+    told = tuple(row for row in rows if {figure.tell(row) for figure in _PROCESSORS} != {UNKNOWN})
+    note = "free: the minimum available; worker: the maximum that one used, on its GPU if it has one"
+    return Frame(title="CPU and memory", rows=told, figures=(NODE_NAME, *_PROCESSORS)).sheet(notes=(note,))
 
 
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     gpus = [gpu for node in nodes for gpu in node.gpus]
     silent = any(gpu.peak_memory_gib == UNMEASURED and gpu.memory_total_gib is None and not gpu.mig for gpu in gpus)
     unified = ("a GPU without memory here shares its node's (unified memory): see free above",) if silent else ()
-    return Sheet(
-        title="GPUs",
-        columns=(_NODE, *_columns(_GPUS), Column("PCIe", words=True), Column("throttled by", words=True)),
-        rows=tuple((node.node, *_cells(_GPUS, gpu), *_words_of(gpu)) for node in nodes for gpu in node.gpus),
-        notes=("medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use", *unified),
-    )
-
-
-def _words_of(gpu: GpuUse) -> tuple[str, str]:
-    held = ", ".join(f"{reason} {percent(share, '.0f')}" for reason, share in gpu.throttle.items())
-    return (gpu.pcie or UNKNOWN) + (" (reduced)" if gpu.pcie_reduced else ""), held or UNKNOWN
+    rows = tuple(node_row(node, gpu) for node in nodes for gpu in node.gpus)
+    note = "medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use"
+    return Frame(title="GPUs", rows=rows, figures=_GPUS).sheet(notes=(note, *unified))
 
 
 _OF_DIVIDED = "sm_percent, memory, power and energy"
