@@ -14,6 +14,7 @@ from multinode.contrast.sheets import (
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.screen import link_words
 from multinode.profile.step_split import PARTS
+from multinode.profile.throughput import SAMPLES_PER_S
 from multinode.render.charts import GREY, PALETTE, Figure, Scatter, error_bars, stacked_bars, with_axes
 from multinode.render.sheet import Chart
 from multinode.stats.unknown import Unknown, or_none
@@ -54,7 +55,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
             line={"color": _LINE},
         )
     )
-    return with_axes(chart, "nodes", "samples/s", tickvals=nodes)
+    return with_axes(chart, "nodes", SAMPLES_PER_S.title, tickvals=nodes)
 
 
 def bandwidth_chart(contrast: Contrast) -> Figure | None:
@@ -74,7 +75,7 @@ def bandwidth_chart(contrast: Contrast) -> Figure | None:
         chart.add_trace(_measured(contrast.candidate, measured))
     _mark_break_even(chart, contrast, drawn)
     ticks = {"tickvals": links, "ticktext": [f"{link:g}" for link in links]}
-    return with_axes(chart, "link of a node (Gbit/s)", "samples/s", type="log", **ticks)
+    return with_axes(chart, "link of a node (Gbit/s)", SAMPLES_PER_S.title, type="log", **ticks)
 
 
 def _over_links(contrast: Contrast) -> list[PredictedScenario]:

@@ -29,7 +29,8 @@ from multinode.predict.advice_screen import advice_sheet, gain_words, gains_shee
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.predict.shortfall import shortfall_words
 from multinode.predict.training_state import NOTHING
-from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SAMPLES_PER_S, SPEEDUP, STEP_TIME
+from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SPEEDUP
+from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME
 from multinode.render.sheet import (
     Block,
     Chart,

@@ -30,16 +30,12 @@ from multinode.profile.measured import (
     EXPOSED_SHARE,
     NODES,
     PRICE_PER_HOUR,
-    SAMPLES_PER_S,
     SPEEDUP,
-    STEP_TIME,
-    STEP_TIME_P95,
-    TGS,
-    TOKENS_PER_S,
     WHOLE_COST,
     WHOLE_TIME,
     WORLD_SIZE,
 )
+from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME, STEP_TIME_P95, TGS, TOKENS_PER_S
 from multinode.render.sheet import RANGES, Column, Sheet
 from multinode.stats.estimate import PLUS_MINUS
 from multinode.stats.unknown import Unknown, or_none, unknown_fields

@@ -10,6 +10,8 @@ from multinode.contrast.figures import Side
 from multinode.contrast.side import CONTRAST_FILE, make_side
 from multinode.launch.ending import RESUME
 from multinode.launch.outcome import has_ending
+from multinode.profile.measured import EXPOSED, NODES
+from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Block, Column, Labels, Prose, Sheet
 from multinode.runs.stored_run import StoredRun
@@ -93,11 +95,11 @@ def unfinished_sheet(unfinished: UnfinishedContrast) -> Sheet:
         title="sides",
         columns=(
             Column("side", words=True),
-            Column("nodes", "x workers"),
+            Column(NODES.title, NODES.unit),
             *((Column("runs"),) if several else ()),
-            Column("samples/s"),
-            Column("step", "ms"),
-            Column("exposed comm", "ms"),
+            SAMPLES_PER_S.column,
+            STEP_TIME.column,
+            Column(f"{EXPOSED.title} comm", EXPOSED.unit),
         ),
         rows=tuple(_row(state, unfinished.repeats if several else None) for state in unfinished.sides),
     )

@@ -27,12 +27,12 @@ from multinode.profile.machine_use import (
     MEMORY_AVAILABLE,
     RETRANSMITTED,
 )
-from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SAMPLES_PER_S, TGS, TOKENS_PER_S
+from multinode.profile.measured import EXPOSED, EXPOSED_SHARE
 from multinode.profile.nics import NIC_IN, NIC_OUT, NIC_SHARE
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import transfers_us
 from multinode.profile.summary import Summary
-from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
+from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS, SAMPLES_PER_S, TGS, TOKENS_PER_S
 from multinode.records.progress import NodeProgress
 from multinode.records.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
 from multinode.units import GIB

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from multinode.cluster.quoting import hosts_option
 from multinode.profile.step_split import INSIDE, PARTS
 from multinode.profile.summary import Summary, unused_gpus
+from multinode.profile.throughput import MFU, SAMPLES_PER_S, STEP_TIME, TGS
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
 from multinode.render.sheet import (
     Block,
@@ -71,12 +72,12 @@ def key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     used, step_times = or_none(summary.utilisation), or_none(summary.step_time_ms)
     shares = [share for node in summary.nodes for nic in node.nics if (share := or_none(nic.share)) is not None]
     figures = (
-        ("step time (ms)", figure(step_times.median.value if step_times else None)),
-        ("samples/s", format_sig(value_of(summary.samples_per_s))),
-        ("TGS (tokens/s per worker)", figure(value_of(summary.tgs), ",.1f")),
+        (STEP_TIME.heading, figure(step_times.median.value if step_times else None)),
+        (SAMPLES_PER_S.title, format_sig(value_of(summary.samples_per_s))),
+        (TGS.heading, figure(value_of(summary.tgs), ",.1f")),
         ("exposed communication", _exposed(summary)),
         ("of the busiest link", percent(max(shares, default=None))),
-        ("MFU", percent(used.mfu if used else None)),
+        (MFU.title, percent(used.mfu if used else None)),
         ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
@@ -105,9 +106,9 @@ def step_sheet(summary: Summary) -> Sheet:
     rows = []
     rate, times, mean = or_none(summary.samples_per_s), or_none(summary.step_time_ms), or_none(summary.split.mean)
     if rate is not None:
-        rows.append(("samples/s", rate.text(), ""))
+        rows.append((SAMPLES_PER_S.title, rate.text(), ""))
     if times is not None:
-        rows.append(("step time (ms)", times.median.text(), ""))
+        rows.append((STEP_TIME.heading, times.median.text(), ""))
         for field, name in PARTS.items():
             part_ms = or_none(getattr(mean, field, None))
             if mean is not None and part_ms is not None and mean.step_ms > 0:

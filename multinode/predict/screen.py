@@ -30,7 +30,8 @@ from multinode.predict.forecast import (
     scenario_row,
 )
 from multinode.predict.shortfall import shortfall_words
-from multinode.profile.measured import EFFICIENCY, EXPOSED, SAMPLES_PER_S, SPEEDUP, STEP_TIME, WORLD_SIZE
+from multinode.profile.measured import EFFICIENCY, EXPOSED, SPEEDUP, WORLD_SIZE
+from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME
 from multinode.render.sheet import Sheet
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
 from multinode.stats.estimate import Estimate, inverse

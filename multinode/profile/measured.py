@@ -17,6 +17,7 @@ from multinode.figures.figure import MONEY, Figure, Row
 from multinode.findings.finding import Finding
 from multinode.model.workload import SETTINGS, FullRun, JobSettings
 from multinode.profile.machine_use import NodeUse
+from multinode.profile.throughput import STEP_TIME_CV, STEP_TIME_P95
 from multinode.records.plan import LaunchPlan
 from multinode.stats.estimate import Estimate, Spread, inverse, known_sum
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
@@ -103,51 +104,6 @@ DATASET_SAMPLES = Figure[int](
     about="samples of the data set",
     aliases=("num_samples", "train_samples", "num_train_samples"),
 )
-SAMPLES_PER_S = Figure[Estimate](
-    "samples_per_s",
-    "samples/s",
-    form="figure",
-    about="samples per second of all workers",
-    aliases=("train_samples_per_second",),
-    has_range=True,
-)
-TOKENS_PER_S = Figure[Estimate](
-    "tokens_per_s",
-    "tokens/s",
-    form="figure",
-    about="tokens per second of all workers, padding counted",
-    aliases=("train_tokens_per_second",),
-    has_range=True,
-)
-TGS = Figure[Estimate](
-    "tgs",
-    "TGS",
-    "tokens/s",
-    form="figure",
-    about="tokens per second and worker, padding counted",
-    line="TGS (tokens/s per worker)",
-    csv="tgs_tokens_per_s_per_worker",
-    aliases=("tokens_per_gpu_per_s",),
-    has_range=True,
-)
-STEP_TIME = Figure[Estimate](
-    "step_time_ms",
-    "step",
-    "ms",
-    form="figure",
-    about="time of an optimizer step, median",
-    phrase="step time",
-    has_range=True,
-)
-STEP_TIME_P95 = Figure[float](
-    "step_time_p95_ms",
-    "step, p95",
-    "ms",
-    form="figure",
-    about="time of an optimizer step, 95th percentile",
-    phrase="step time, p95",
-)
-STEP_TIME_CV = Figure[float]("step_time_cv", form="figure", about="standard deviation of the step time over its mean")
 ENERGY = Figure[float](
     "energy_j_per_sample",
     "energy",

@@ -36,6 +36,7 @@ from multinode.profile.machine_use import (
 from multinode.profile.nics import NIC_DROPS, NIC_IN, NIC_LINK, NIC_NAME, NIC_OUT, NIC_PEAK, NIC_SHARE, RATES
 from multinode.profile.step_split import INSIDE, PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary, unused_gpus
+from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME, TGS, TOKENS_PER_S
 from multinode.render.sheet import Column, Sheet, figure, megabytes, percent
 from multinode.stats.estimate import Estimate, value_of
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none, unknown_fields
@@ -174,13 +175,13 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield "steps", f"{summary.steps} recorded, {summary.steady_steps} measured; {summary.rule}"
     if (times := or_none(summary.step_time_ms)) is not None:
         spread = times.spread
-        yield "step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"
+        yield STEP_TIME.words, f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"
     if (rate := value_of(summary.samples_per_s)) is not None:
-        yield "samples/s", f"{format_sig(rate)} (all workers)"
+        yield SAMPLES_PER_S.title, f"{format_sig(rate)} (all workers)"
     if tokens := _padded(summary, summary.tokens_per_s, summary.effective_tokens_per_s):
-        yield "tokens/s", f"{tokens} (all workers)"
+        yield TOKENS_PER_S.title, f"{tokens} (all workers)"
     if tokens := _padded(summary, summary.tgs, summary.effective_tgs):
-        yield "TGS", f"{tokens} (tokens/s per worker)"
+        yield TGS.title, f"{tokens} (tokens/s per worker)"
     yield from _utilisation(summary)
     first, last = or_none(summary.first_loss), or_none(summary.last_loss)
     if first is not None and last is not None:

@@ -313,6 +313,51 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
     rule: str  # how FLOPs were counted
 
 
+SAMPLES_PER_S = Figure[Estimate](
+    "samples_per_s",
+    "samples/s",
+    form="figure",
+    about="samples per second of all workers",
+    aliases=("train_samples_per_second",),
+    has_range=True,
+)
+TOKENS_PER_S = Figure[Estimate](
+    "tokens_per_s",
+    "tokens/s",
+    form="figure",
+    about="tokens per second of all workers, padding counted",
+    aliases=("train_tokens_per_second",),
+    has_range=True,
+)
+TGS = Figure[Estimate](
+    "tgs",
+    "TGS",
+    "tokens/s",
+    form="figure",
+    about="tokens per second and worker, padding counted",
+    line="TGS (tokens/s per worker)",
+    csv="tgs_tokens_per_s_per_worker",
+    aliases=("tokens_per_gpu_per_s",),
+    has_range=True,
+)
+STEP_TIME = Figure[Estimate](
+    "step_time_ms",
+    "step",
+    "ms",
+    form="figure",
+    about="time of an optimizer step, median",
+    phrase="step time",
+    has_range=True,
+)
+STEP_TIME_P95 = Figure[float](
+    "step_time_p95_ms",
+    "step, p95",
+    "ms",
+    form="figure",
+    about="time of an optimizer step, 95th percentile",
+    phrase="step time, p95",
+)
+STEP_TIME_CV = Figure[float]("step_time_cv", form="figure", about="standard deviation of the step time over its mean")
 MODEL_TFLOPS = Figure[float](
     "model_tflops",
     "TFLOP/s",

@@ -15,7 +15,8 @@ import msgspec
 
 from multinode.figures.figure import Figure
 from multinode.model.workload import GLOBAL_BATCH, METHOD, PER_DEVICE_BATCH, SEQUENCE_LENGTH
-from multinode.profile.measured import NODES, TOKENS_PER_S
+from multinode.profile.measured import NODES
+from multinode.profile.throughput import TOKENS_PER_S
 from multinode.render.charts import GREY, PALETTE, Bar, Scatter, error_bars, line_style, with_axes
 from multinode.render.charts import Figure as Plot
 from multinode.render.sheet import Chart, html_text, sanitize

@@ -32,19 +32,17 @@ from multinode.model.workload import (
     STRATEGY,
 )
 from multinode.predict.shortfall import shortfall_words
-from multinode.profile.measured import (
-    COST_PER_MILLION_TOKENS,
-    ENERGY,
-    NODES,
-    PRICE_PER_HOUR,
+from multinode.profile.measured import COST_PER_MILLION_TOKENS, ENERGY, NODES, PRICE_PER_HOUR, WHOLE_COST, WHOLE_TIME
+from multinode.profile.throughput import (
+    HARDWARE_TFLOPS,
+    HFU,
+    MFU,
+    MODEL_TFLOPS,
     STEP_TIME,
     STEP_TIME_P95,
     TGS,
     TOKENS_PER_S,
-    WHOLE_COST,
-    WHOLE_TIME,
 )
-from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
 from multinode.render.sheet import (
     RANGES,
     Block,

@@ -16,8 +16,9 @@ from multinode.errors import UsageError
 from multinode.findings.finding import Finding
 from multinode.findings.rule import Rule, RuleGroup
 from multinode.model.workload import FullRun
-from multinode.profile.measured import SAMPLES_PER_S, with_costs
+from multinode.profile.measured import with_costs
 from multinode.profile.summary import Summary
+from multinode.profile.throughput import SAMPLES_PER_S
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, or_none, unknown_fields
 from multinode.sweep.cell_rows import MeasuredCell, fill_rows, make_row, with_full_run
 from multinode.sweep.cells import (

@@ -40,12 +40,6 @@ from multinode.profile.measured import (
     ENERGY,
     NODES,
     PRICE_PER_HOUR,
-    SAMPLES_PER_S,
-    STEP_TIME,
-    STEP_TIME_CV,
-    STEP_TIME_P95,
-    TGS,
-    TOKENS_PER_S,
     WHOLE_COST,
     WHOLE_TIME,
     WORKERS_PER_NODE,
@@ -54,7 +48,18 @@ from multinode.profile.measured import (
     measured_values,
 )
 from multinode.profile.step_split import KnownSteps
-from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
+from multinode.profile.throughput import (
+    HARDWARE_TFLOPS,
+    HFU,
+    MFU,
+    MODEL_TFLOPS,
+    SAMPLES_PER_S,
+    STEP_TIME,
+    STEP_TIME_CV,
+    STEP_TIME_P95,
+    TGS,
+    TOKENS_PER_S,
+)
 from multinode.stats.estimate import Estimate, exactly
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none
 from multinode.units import UNKNOWN, format_figure, format_list, format_rate, format_sig

@@ -30,15 +30,20 @@ from multinode.profile.measured import (
     ENERGY,
     NODES,
     PRICE_PER_HOUR,
-    SAMPLES_PER_S,
-    STEP_TIME,
-    TGS,
-    TOKENS_PER_S,
     WHOLE_TIME,
     WORKERS_PER_NODE,
     WORLD_SIZE,
 )
-from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS
+from multinode.profile.throughput import (
+    HARDWARE_TFLOPS,
+    HFU,
+    MFU,
+    MODEL_TFLOPS,
+    SAMPLES_PER_S,
+    STEP_TIME,
+    TGS,
+    TOKENS_PER_S,
+)
 from multinode.sweep.cells import (
     CURRENCY,
     DEVICE,

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+import msgspec
+
+from multinode.figures.figure import Figure, Row
+from multinode.figures.frame import Frame
+from multinode.profile.throughput import SAMPLES_PER_S
 from multinode.render.sheet import Block, Chart, Charts, Column, Labels, Prose, Sheet, Tiles, Tone
 from multinode.render.table import Part, labelled_parts, sheet_table
 from multinode.series.grid import about
-from multinode.stats.estimate import PLUS_MINUS, text_of
+from multinode.stats.estimate import PLUS_MINUS, Estimate, text_of
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.tune.trial import BASELINE, LeftOut
 from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
@@ -54,7 +60,7 @@ def show(tuning: Tuning) -> Iterator[Block]:
     """The verdict, speed, loss and time to the loss of each change, why, and what was not tried."""
     yield Prose(tuning.verdict, "lead", tone=_TONES.get(tuning.outcome, ""))
     yield Tiles(tuple(_key_figures(tuning)))
-    yield _speed_sheet(tuning) if tuning.judged_by == "speed" else _loss_sheet(tuning)
+    yield _sheet(tuning)
     yield Labels(tuple(_rows(tuning)))
     yield Charts(lambda: _charts(tuning))
 
@@ -69,7 +75,7 @@ def _key_figures(tuning: Tuning) -> Iterator[tuple[str, str]]:
     winner = tuning.row(tuning.recommended)
     if winner is None or not winner.run_ids:
         return
-    yield f"samples/s, {winner.candidate.name}", text_of(winner.samples_per_s)
+    yield f"{SAMPLES_PER_S.title}, {winner.candidate.name}", text_of(winner.samples_per_s)
     if winner.time_to_loss_s is not None:
         yield "time to the loss (s)", text_of(winner.time_to_loss_s)
     if winner.sooner is not None and winner.candidate.nodes > 1:
@@ -83,7 +89,7 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
         title="",
         columns=(
             Column("change", words=True),
-            Column("predicted", "samples/s"),
+            Column("predicted", SAMPLES_PER_S.title),
             Column("against", "1 node"),
             Column("a run", "takes"),
         ),
@@ -117,77 +123,87 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
     yield from labelled_parts([*rows, *_not_tried(tuning)])
 
 
-def _speed_sheet(tuning: Tuning) -> Sheet:
-    return Sheet(
-        title="",
-        columns=(
-            Column("change", words=True),
-            Column("samples/s"),
-            Column("against", "unchanged"),
-            Column("predicted", "gain"),
-            Column("error"),
-            Column("against", "1 node"),
-        ),
-        rows=tuple(_speed_row(row) for row in tuning.rows),
-        notes=tuple(_notes(tuning)),
-        legend=tuple(_legend(tuning)),
+def _state(row: Row) -> str:
+    tuned: TunedRow = row.item
+    return text_of(tuned.samples_per_s) if tuned.run_ids else _STATES.get(tuned.state, tuned.state)
+
+
+def _error(row: Row) -> str:
+    tuned: TunedRow = row.item
+    if tuned.gain_error is None:
+        return UNKNOWN
+    return f"{tuned.gain_error:+.1%}{', outside' if tuned.is_covered is False else ''}"
+
+
+def _loss(row: Row) -> str:
+    tuned: TunedRow = row.item
+    words = " ".join(filter(None, (text_of(tuned.loss), _MARKS.get(tuned.loss_verdict or ""))))
+    return words if tuned.run_ids else UNKNOWN
+
+
+def _time(row: Row) -> str:
+    tuned: TunedRow = row.item
+    if tuned.time_to_loss_s is not None:
+        return f"{text_of(tuned.time_to_loss_s)} s"
+    if not tuned.run_ids:
+        return UNKNOWN
+    return f"reached by {tuned.reached} of {len(tuned.run_ids)}" if tuned.reached else "not reached"
+
+
+def _times(gain: Estimate | None) -> str:
+    return UNKNOWN if gain is None else gain.text("times")
+
+
+CHANGE = Figure[str]("name", "change", about="change of the training", cell=lambda row: row.item.candidate.name)
+LEARNING_RATE = Figure[float]("learning_rate", "lr", form="number", about="learning rate, the best of those tried")
+SPEED = msgspec.structs.replace(SAMPLES_PER_S, cell=_state)
+GAIN = Figure[Estimate](
+    "gain",
+    "against",
+    "unchanged",
+    form="times",
+    about="samples/s over those of the unchanged training",
+    cell=lambda row: UNKNOWN if row.item.candidate.label == BASELINE else _times(row.item.gain),
+)
+PREDICTED_GAIN = Figure[Estimate](
+    "predicted_gain",
+    "predicted",
+    "gain",
+    form="times",
+    about="predicted samples/s over those of the unchanged training",
+    cell=lambda row: _times(row.item.candidate.predicted_gain),
+)
+GAIN_ERROR = Figure[float](
+    "gain_error", "error", form="share", about="predicted gain over the measured one, minus 1", cell=_error
+)
+LOSS = Figure[Estimate]("loss", "loss", form="figure", about="final loss, on held-out data if there is any", cell=_loss)
+TIME_TO_LOSS = Figure[Estimate](
+    "time_to_loss_s",
+    "time",
+    "to the loss",
+    form="duration",
+    about="training time to the final loss of the unchanged training",
+    cell=_time,
+)
+AGAINST_ONE_NODE = Figure[Estimate](
+    "sooner",
+    "against",
+    "1 node",
+    form="times",
+    about="time of one node alone over this time, to a loss or of a sample",
+    cell=lambda row: UNKNOWN if row.item.candidate.nodes == 1 else _times(row.item.sooner),
+)
+
+
+def _sheet(tuning: Tuning) -> Sheet:
+    by_speed: tuple[Figure[Any], ...] = (CHANGE, SPEED, GAIN, PREDICTED_GAIN, GAIN_ERROR, AGAINST_ONE_NODE)
+    rate = (LEARNING_RATE,) if tuning.learning_rates else ()
+    by_loss: tuple[Figure[Any], ...] = (CHANGE, *rate, SPEED, LOSS, TIME_TO_LOSS, AGAINST_ONE_NODE)
+    frame = Frame(
+        rows=tuple(Row(row, msgspec.structs.asdict(row)) for row in tuning.rows),
+        figures=by_speed if tuning.judged_by == "speed" else by_loss,
     )
-
-
-def _speed_row(row: TunedRow) -> tuple[str, ...]:
-    predicted = row.candidate.predicted_gain
-    gain = UNKNOWN if predicted is None else predicted.text("times")
-    if not row.run_ids:
-        return row.candidate.name, _STATES.get(row.state, row.state), UNKNOWN, gain, UNKNOWN, UNKNOWN
-    error = UNKNOWN
-    if row.gain_error is not None:
-        error = f"{row.gain_error:+.1%}{', outside' if row.is_covered is False else ''}"
-    return (
-        row.candidate.name,
-        text_of(row.samples_per_s),
-        UNKNOWN if row.gain is None or row.candidate.label == BASELINE else row.gain.text("times"),
-        gain,
-        error,
-        UNKNOWN if row.sooner is None or row.candidate.nodes == 1 else row.sooner.text("times"),
-    )
-
-
-def _loss_sheet(tuning: Tuning) -> Sheet:
-    return Sheet(
-        title="",
-        columns=(
-            Column("change", words=True),
-            *((Column("lr"),) if tuning.learning_rates else ()),
-            Column("samples/s"),
-            Column("loss"),
-            Column("time", "to the loss"),
-            Column("against", "1 node"),
-        ),
-        rows=tuple(_row(row, has_rates=bool(tuning.learning_rates)) for row in tuning.rows),
-        notes=tuple(_notes(tuning)),
-        legend=tuple(_legend(tuning)),
-    )
-
-
-def _row(row: TunedRow, *, has_rates: bool) -> tuple[str, ...]:
-    rate = (UNKNOWN if row.learning_rate is None else f"{row.learning_rate:g}",) if has_rates else ()
-    if not row.run_ids:
-        return row.candidate.name, *rate, _STATES.get(row.state, row.state), UNKNOWN, UNKNOWN, UNKNOWN
-    return (
-        row.candidate.name,
-        *rate,
-        text_of(row.samples_per_s),
-        " ".join(filter(None, (text_of(row.loss), _MARKS.get(row.loss_verdict or "")))),
-        _time(row),
-        UNKNOWN if row.sooner is None or row.candidate.nodes == 1 else row.sooner.text("times"),
-    )
-
-
-def _time(row: TunedRow) -> str:
-    if row.time_to_loss_s is not None:
-        return f"{text_of(row.time_to_loss_s)} s"
-    seeds = len(row.run_ids)
-    return f"reached by {row.reached} of {seeds}" if row.reached else "not reached"
+    return msgspec.structs.replace(frame.sheet(), notes=tuple(_notes(tuning)), legend=tuple(_legend(tuning)))
 
 
 def _predicted(row: TunedRow) -> str:
