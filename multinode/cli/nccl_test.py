@@ -346,7 +346,7 @@ def _has_default_job() -> bool:
 
 
 def _write_page(report: ScanReport, path: Path) -> None:
-    from multinode.network.screen import scan_page
+    from multinode.network.page import scan_page
 
     write_text(path, scan_page(report))
     note(f"chart: {path}")

@@ -14,7 +14,6 @@ from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
-from multinode.render.page import page, section
 from multinode.render.sheet import (
     Block,
     Chart,
@@ -224,11 +223,6 @@ def show(report: ScanReport) -> Iterator[Block]:
     yield Labels((*_like(report), *_changes(report), *_enough(report)))
     yield Labels((*_network(report), *_curves(report), *_launches(report)), detail="full")
     yield NextCommand("Details", f"multinode show {report.run_id} --details", detail="brief")
-
-
-def scan_page(report: ScanReport) -> str:
-    """A self-contained page of the scan alone."""
-    return page(report.title, [section("run-1", show(report))])
 
 
 def _charts(report: ScanReport) -> Iterable[Chart]:

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from multinode.figures.figure import Figure, Form, Row
+from multinode.figures.figure import Figure, Row
 from multinode.profile.nics import NicUse, use_of_nics
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
@@ -58,11 +58,11 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
         return self.pcie_reduced or 0 < _link_rate(self.pcie) < _link_rate(other.pcie)
 
 
-def _of(value: object, whole: float | None, form: Form) -> str:
+def _of(value: float | Unknown | None, whole: float | None, form: str = ".0f") -> str:
     """A value of what there is: `12.1/24.0`."""
-    figure = Figure[float]("", form=form)
-    parts = (figure.text(value), figure.text(whole))
-    return parts[0] if UNKNOWN in parts else "/".join(parts)
+    if value is None or isinstance(value, Unknown):
+        return UNKNOWN
+    return f"{value:{form}}" if whole is None else f"{value:{form}}/{whole:{form}}"
 
 
 GPU_INDEX = Figure[int]("index", "GPU", form="number", about="index of the GPU")
@@ -75,7 +75,7 @@ GPU_MEMORY = Figure[float](
     "GiB",
     form="tenths",
     about="peak memory in use on the GPU",
-    cell=lambda row: _of(row.item.peak_memory_gib, row.item.memory_total_gib, "tenths"),
+    cell=lambda row: _of(row.item.peak_memory_gib, row.item.memory_total_gib, ".1f"),
 )
 GPU_POWER = Figure[float](
     "power_w",
@@ -83,7 +83,7 @@ GPU_POWER = Figure[float](
     "W",
     form="whole",
     about="power draw of the GPU",
-    cell=lambda row: _of(row.item.power_w, row.item.power_limit_w, "whole"),
+    cell=lambda row: _of(row.item.power_w, row.item.power_limit_w),
 )
 GPU_CLOCK = Figure[float](
     "sm_clock_mhz",
@@ -91,7 +91,7 @@ GPU_CLOCK = Figure[float](
     "MHz",
     form="whole",
     about="clock of the SMs",
-    cell=lambda row: _of(row.item.sm_clock_mhz, row.item.sm_clock_max_mhz, "whole"),
+    cell=lambda row: _of(row.item.sm_clock_mhz, row.item.sm_clock_max_mhz),
 )
 GPU_TEMPERATURE = Figure[float]("temperature_c", "temp", "C", form="whole", about="temperature of the GPU")
 GPU_PCIE = Figure[str](

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.network.charts import scan_chart
-from multinode.network.screen import scan_page
+from multinode.network.page import scan_page
 from tests.network.test_nccl_tests_text import row
 from tests.network.test_size_scan import measured, plan, report
 

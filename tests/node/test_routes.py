@@ -58,4 +58,6 @@ def test_the_kernel_itself_says_over_which_interface_it_sends() -> None:
 
 def test_an_address_without_a_way_has_its_reason() -> None:
     found = routes("203.0.113.1", "2001:db8::1")
-    assert [(route["ifname"], bool(route["error"])) for route in found.values()] == [(None, True)] * 2
+    assert [(route["source"]["is"], bool(route["source"]["reason"])) for route in found.values()] == [
+        ("unknown", True)
+    ] * 2

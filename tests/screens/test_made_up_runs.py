@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.network.screen import scan_page
+from multinode.network.page import scan_page
 from tests.golden import Golden
 from tests.network.test_screen import WELL
 from tests.predict.stored import comm_ms, sweep_record, training_record
