@@ -15,6 +15,7 @@ from multinode.findings.finding import Finding
 from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
 from multinode.levers.levers import NONE, Levers
+from multinode.model.workload import ACCUMULATION
 from multinode.predict.back_test import BackTest, Trial, back_test
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
@@ -123,8 +124,7 @@ SCENARIO_WORKERS = Figure[int](
     about="workers of a node; of unequal nodes each one's",
     cell=lambda row: " + ".join(map(str, row.item.unequal or (row.item.workers_per_node,))),
 )
-SCENARIO_BATCH = Figure[float]("per_device_batch", "batch", form="number", about="samples per worker and micro-batch")
-SCENARIO_ACCUMULATION = Figure[int]("accumulation", "accum.", form="number", about="micro-batches per step")
+SCENARIO_ACCUMULATION = msgspec.structs.replace(ACCUMULATION, title="accum.")
 GRADIENTS = Figure[str]("gradients", "gradients", about="gradient dtype on the wire", cell=_lever("compression"))
 AVERAGED = Figure[str](
     "averaged", "averaged", about="how often nodes average", cell=_lever("averaging", without="every step")

@@ -12,7 +12,7 @@ import msgspec
 from multinode.cluster.quoting import hosts_option
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
-from multinode.model.workload import METHOD, STRATEGY
+from multinode.model.workload import METHOD, PER_DEVICE_BATCH, STRATEGY
 from multinode.predict.back_test import LEAST_RUNS
 from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
 from multinode.predict.forecast import (
@@ -21,7 +21,6 @@ from multinode.predict.forecast import (
     GRADIENTS,
     OVERLAPPED,
     SCENARIO_ACCUMULATION,
-    SCENARIO_BATCH,
     SCENARIO_LINK,
     SCENARIO_NODES,
     SCENARIO_WORKERS,
@@ -142,7 +141,7 @@ _SETTINGS: tuple[tuple[Figure[Any], Callable[[PredictedScenario], str]], ...] = 
             else f"{format_count(row.workers_per_node, 'worker')} per node"
         ),
     ),
-    (SCENARIO_BATCH, lambda row: f"batch {row.per_device_batch:g}"),
+    (PER_DEVICE_BATCH, lambda row: f"batch {row.per_device_batch:g}"),
     (SCENARIO_ACCUMULATION, lambda row: f"accumulation {row.accumulation}"),
     (GRADIENTS, lambda row: f"gradients in {words}" if (words := row.levers.words.get("compression")) else ""),
     (AVERAGED, lambda row: f"averaged {words}" if (words := row.levers.words.get("averaging")) else ""),
