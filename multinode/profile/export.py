@@ -138,6 +138,7 @@ _KINDS: dict[str, tuple[_Rows, _Columns]] = {
     "collectives.csv": (_collectives, (*_COLLECTIVE, "iteration", "time_us")),
     "calls.csv": (_calls, ("rank", "traffic", *_CALL, "backend", "group_ranks")),
 }
+FILES = tuple(_KINDS)
 
 
 def csv_files(runs: Iterable[Observed]) -> dict[str, str]:
