@@ -6,11 +6,12 @@ A screen is compared at the widths at which it is read: a narrow terminal and a 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.render.sheet import Block
 from multinode.render.table import WIDE, Part, screen_text
 from multinode.render.terminal import block_parts
@@ -24,6 +25,10 @@ _CUT = "\N{HORIZONTAL ELLIPSIS}"
 def screen_of(blocks: Iterable[Block], width: int = WIDE, *, details: bool = False) -> str:
     """An answer as a terminal shows it."""
     return screen_text(block_parts(blocks, details=details, width=width), width)
+
+
+def _figure(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 class Golden:
@@ -45,6 +50,20 @@ class Golden:
         if text != expected:
             diff = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(path), "now", lineterm="")
             pytest.fail("\n".join((*diff, "if that is meant: pytest --update-golden")), pytrace=False)
+
+    def check_findings(self, name: str, cases: Mapping[str, Finding | Iterable[Finding]]) -> None:
+        """Compare what was found in each case: severity, code, node and figures, then message and hint."""
+        told = []
+        for case, found in cases.items():
+            lines = [f"# {case}"]
+            for one in [found] if isinstance(found, Finding) else found:
+                figures = ", ".join(f"{key} {_figure(value)}" for key, value in one.figures.items())
+                head = (getattr(one, "severity", ""), one.code or "-", f"({one.node})" if one.node else "", figures)
+                lines.append(" ".join(filter(None, head)))
+                lines += [f"  {line}" for line in one.message.splitlines()]
+                lines += [f"  > {line}" for line in (one.hint or "").splitlines()]
+            told.append("\n".join(lines))
+        self.check(f"{name}.txt", "\n\n".join(told) + "\n")
 
     def check_screen(
         self,

@@ -26,8 +26,7 @@ from multinode.sweep.inputs import SweepInput
 from multinode.tune.inputs import TuneInput
 from tests.cli.test_report import store_contrast
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
-from tests.export.stored_run import store_run
-from tests.profile.observing import RUN
+from tests.profile.observing import RUN, store_observed
 from tests.sweep.stored_sweep import store_sweep
 
 INPUTS: dict[str, type[msgspec.Struct]] = {
@@ -228,7 +227,7 @@ def test_a_sentence_of_the_call_goes_to_say_alone(hosts: Path, capsys: pytest.Ca
 
 
 def test_a_report_is_shown_in_a_notebook_and_written(hosts: Path) -> None:
-    store_run(hosts.parent / "runs")
+    store_observed(hosts.parent / "runs")
     shown = api.report("last")
     html = shown._repr_html_()  # what a notebook calls
     assert html.startswith('<div class="multinode"><style>')
@@ -262,7 +261,7 @@ def test_what_a_node_printed_is_text_in_a_notebook(hosts: Path) -> None:
     run = msgspec.structs.replace(
         RUN, first_failure=Failure(node="<b>n", node_rank=0, message="<script>alert(1)</script>")
     )
-    store_run(hosts.parent / "runs", run)
+    store_observed(hosts.parent / "runs", run)
     html = api.report()._repr_html_()
     assert "&lt;script&gt;alert(1)" in html
     assert "<script" not in html
@@ -271,7 +270,7 @@ def test_what_a_node_printed_is_text_in_a_notebook(hosts: Path) -> None:
 def test_advice_is_that_of_the_command(hosts: Path) -> None:
     with pytest.raises(api.UsageError, match="there are no runs"):
         api.advise()
-    store_run(hosts.parent / "runs")
+    store_observed(hosts.parent / "runs")
     with pytest.raises(api.UsageError, match="--link: 'fast' is not a link rate"):
         api.advise(link="fast")
     found = api.advise(RUN.run_id)

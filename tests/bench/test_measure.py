@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from multinode.bench.measure import bench, load_bench
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, Interrupted, RunFailed
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.records.benchmark import DeviceTest
@@ -24,6 +24,7 @@ from multinode.runs.stored_run import load_run
 from multinode.transport.agent import load_archive
 from multinode.transport.base import Completed
 from multinode.transport.local import LocalStream, LocalTransport
+from tests import make
 from tests.torch_stand_in import put_torch
 from tests.warm import free_port
 
@@ -69,7 +70,7 @@ def launch_of(*names: str, torch: Path | None) -> Launch:
         for name in names
     )
     return Launch(
-        cluster=Cluster(nodes=nodes, source="hosts"),
+        cluster=make.cluster(*nodes),
         hostfile="",
         job=TINY,
         agent=load_archive().path,
@@ -164,7 +165,7 @@ def test_a_worker_that_dies_is_told_by_what_it_said(tmp_path: Path, context: Run
     what = launch_of("here", torch=None)
     (node,) = what.cluster.nodes
     broken = msgspec.structs.replace(node, env=node.env | {"PYTHONPATH": str(tmp_path)})
-    what = msgspec.structs.replace(what, cluster=Cluster(nodes=(broken,), source="hosts"))
+    what = msgspec.structs.replace(what, cluster=make.cluster(broken))
     with pytest.raises(RunFailed) as caught:
         bench(what, ("alone",), context)
     assert caught.value.node == "here"

@@ -20,11 +20,11 @@ from multinode.results.run_page import run_page
 from multinode.stats.unknown import Unknown, known
 from multinode.sweep.cells import CellTable
 from multinode.sweep.sweep import load_table
+from tests import make
 from tests.browser.chromium import Chromium, View, chromium
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed
-from tests.stored import made_run
 from tests.sweep.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
 
 pytestmark = pytest.mark.browser
@@ -43,14 +43,14 @@ _SWEEP = ScanReport(
 _HOSTILE = "<b>x</b><script>console.error(1)</script><img src=http://127.0.0.1:9/y><a href='http://z'>" + "w" * 90
 _PAGES = {
     "contrast": [
-        made_run(CONTRAST_RUN, {load_contrast: CONTRAST}),
-        made_run(msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), {load_contrast: CURVE}),
+        make.stored_run(CONTRAST_RUN, {load_contrast: CONTRAST}),
+        make.stored_run(msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), {load_contrast: CURVE}),
     ],
-    "run": [made_run(RUN, summary=SUMMARY, observed=observed())],
-    "sweep": [made_run(RUN, {load_scan: _SWEEP})],
-    "cells": [made_run(SWEEP_RUN, {load_table: SWEEP})],
-    "published": [made_run(SWEEP_RUN, {load_table: PUBLISHED})],
-    "hostile": [made_run(SWEEP_RUN, {load_table: renamed(SWEEP, _HOSTILE)})],
+    "run": [make.stored_run(RUN, summary=SUMMARY, observed=observed())],
+    "sweep": [make.stored_run(RUN, {load_scan: _SWEEP})],
+    "cells": [make.stored_run(SWEEP_RUN, {load_table: SWEEP})],
+    "published": [make.stored_run(SWEEP_RUN, {load_table: PUBLISHED})],
+    "hostile": [make.stored_run(SWEEP_RUN, {load_table: renamed(SWEEP, _HOSTILE)})],
 }
 _CHARTS = {
     "contrast": ["run-1-sides", "run-1-links", "run-2-sides", "run-2-scaling"],

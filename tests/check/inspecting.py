@@ -9,11 +9,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from multinode.check.rule import SEVERITIES, CheckFinding, Inspection
-from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface, NodeFacts
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.stats.unknown import Entries
+from tests import make
 
 PACKAGES = {"torch": "2.8.0", "llamafactory": "0.9.5"}
 SCRIPT = ScriptJob(argv=("train.py",))
@@ -38,7 +38,7 @@ def facts(name: str, number: int = 1) -> NodeFacts:
 def inspection(names: str = "ab", **changes: Any) -> Inspection:
     """Nodes of these one-letter names, all well."""
     everything: dict[str, Any] = {
-        "cluster": Cluster(nodes=tuple(Node(name=name) for name in names), source="hosts"),
+        "cluster": make.cluster(*names),
         "facts": {name: facts(name, number) for number, name in enumerate(names, 1)},
         "endpoints": {
             name: Endpoint(addr=f"10.0.0.{number}", ifname="eth0", link_gbit_per_s=1.0)

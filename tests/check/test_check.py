@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from multinode.check.check import CheckOptions, CheckReport, check_cluster
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
+from tests import make
 
-CLUSTER = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+CLUSTER = make.cluster("a", "b")
 PORTS = [29500, 40000]
 
 

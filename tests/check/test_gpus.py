@@ -22,6 +22,7 @@ from multinode.job.job import LlamaFactoryJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.stats.unknown import Entries, Unknown
+from tests import make
 
 from .inspecting import SFT, but, expect, inspection, only, silent
 
@@ -41,7 +42,7 @@ def gpus(*indices: int, **changes: Any) -> tuple[Gpu, ...]:
 
 def cluster(**changes: Any) -> Cluster:
     """Two nodes; of the second the hostfile says more."""
-    return Cluster(nodes=(Node(name="a"), Node(name="b", **changes)), source="hosts")
+    return make.cluster("a", Node(name="b", **changes))
 
 
 def well(**changes: Any) -> Inspection:
@@ -87,7 +88,7 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_gpus_of_the_hostfile_on_nodes_that_have_none_are_told_with_the_reason() -> None:
-    named = Cluster(nodes=(Node(name="a", gpus=(0,)), Node(name="b", gpus=(0,))), source="hosts")
+    named = make.cluster(Node(name="a", gpus=(0,)), Node(name="b", gpus=(0,)))
     bare = but(but(inspection(cluster=named), "a", gpus=()), "b", gpus=Unknown("nvidia-smi not found"))
     findings = list(check_counts(bare))
     assert [finding.node for finding in findings] == ["a", "b"]
@@ -95,7 +96,7 @@ def test_gpus_of_the_hostfile_on_nodes_that_have_none_are_told_with_the_reason()
 
 
 def test_more_workers_than_gpus_are_an_error() -> None:
-    slots = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
+    slots = make.cluster(Node(name="a", slots=2), Node(name="b", slots=2))
     finding = expect(check_counts(but(well(cluster=slots), "b", gpus=gpus(0))), "error", "b")
     assert finding.message.startswith("2 workers are to run here, but it has 1 GPUs")
     assert "slots=1" in str(finding.hint)
@@ -109,7 +110,7 @@ def test_unequal_slots_are_an_error_where_the_job_groups_workers_by_node() -> No
     expect(check_counts(grouped), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
     silent(check_counts(replace(grouped, facts={"a": unequal.facts["a"]})))
     few = replace(
-        well(cluster=Cluster(nodes=(Node(name="a", slots=1),), source="hosts")),
+        well(cluster=make.cluster(Node(name="a", slots=1))),
         options=LaunchOptions(workers_per_node=2),
     )
     expect(check_counts(few), "error", "a", "2 workers are requested, but it has 1 slots")
@@ -145,7 +146,7 @@ def test_a_divided_gpu_beside_a_whole_one_is_a_warning() -> None:
 
 def test_a_gpu_that_the_job_does_not_use_does_not_matter() -> None:
     odd = gpus(0, 1) + gpus(2, name="NVIDIA T400")
-    two = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", gpus=(0, 1))), source="hosts")
+    two = make.cluster(Node(name="a", slots=2), Node(name="b", gpus=(0, 1)))
     known = but(well(cluster=two), "ab", gpus=odd)
     silent(check_models(known))
     assert [gpu.index for gpu in used_gpus(known, two.nodes[1], known.facts["b"])] == [0, 1]

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from multinode.check.check import describe_nodes
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
+from tests import make
 
 
 def described(*nodes: dict[str, Any]) -> str:
@@ -18,7 +19,7 @@ def described(*nodes: dict[str, Any]) -> str:
         return [json.dumps({"kind": "facts", "cores": 8, **nodes["ab".index(node.name)]}).encode()]
 
     agent = AgentTransport(FakeTransport(handle), AgentArchive(b""))
-    cluster = Cluster(nodes=tuple(Node(name=name) for name in "ab"[: len(nodes)]), source="hosts")
+    cluster = make.cluster(*"ab"[: len(nodes)])
     return describe_nodes(agent, cluster).text
 
 

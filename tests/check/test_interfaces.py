@@ -15,10 +15,11 @@ from multinode.check.interfaces import (
     check_unset_interface,
 )
 from multinode.check.rule import Inspection
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import UNASKED, Interface, Route
 from multinode.stats.unknown import Unknown, or_empty
+from tests import make
 
 from .inspecting import but, expect, inspection, only, silent
 
@@ -35,7 +36,7 @@ def nic(name: str, address: str, **more: Any) -> Interface:
 def two(*nics: Interface, routes: tuple[Route, ...] = (), **facts: Any) -> Inspection:
     """Nodes a and b with addr= in the hostfile; a has these NICs beside its data plane, 10.0.0.1 on eth0."""
     nodes = tuple(Node(name=name, addr=f"10.0.0.{number}") for number, name in enumerate("ab", 1))
-    well = inspection(cluster=Cluster(nodes=nodes, source="hosts"))
+    well = inspection(cluster=make.cluster(*nodes))
     mine = or_empty(well.facts["a"].interfaces)
     return but(well, "a", interfaces=(LOOPBACK, *nics, *mine), routes=routes, **facts)
 
@@ -88,7 +89,7 @@ def test_no_route_to_a_peer_comes_with_the_command_that_makes_one() -> None:
 def test_what_is_no_address_is_no_missing_route() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="b.example"))
     routes = (Route(peer="b.example", source=Unknown("not an IPv4 address")),)
-    silent(check_routes(but(inspection(cluster=Cluster(nodes=nodes, source="h")), "a", routes=routes)))
+    silent(check_routes(but(inspection(cluster=make.cluster(*nodes)), "a", routes=routes)))
 
 
 ASTRAY = (Route(peer="10.0.0.2", source="192.0.2.7", ifname="eth1"),)
@@ -124,7 +125,7 @@ def test_the_right_address_that_is_sent_out_by_another_nic_is_a_warning() -> Non
 def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="10.0.7.2"))
     far = but(two(), "b", interfaces=(nic("eth0", "10.0.7.2/24"),))
-    far = replace(far, cluster=Cluster(nodes=nodes, source="hosts"))
+    far = replace(far, cluster=make.cluster(*nodes))
     finding = only(
         check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", source=Unknown("Network is unreachable")),)))
     )
@@ -136,7 +137,7 @@ def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
 def test_peers_that_are_sent_to_in_the_same_wrong_way_are_one_finding() -> None:
     nodes = tuple(Node(name=name, addr=f"10.0.0.{number}") for number, name in enumerate("abc", 1))
     routes = tuple(Route(peer=f"10.0.0.{number}", source=Unknown("Network is unreachable")) for number in (2, 3))
-    many = inspection("abc", cluster=Cluster(nodes=nodes, source="hosts"))
+    many = inspection("abc", cluster=make.cluster(*nodes))
     assert "no route to b and c" in only(check_routes(but(many, "a", routes=routes))).message
 
 

@@ -7,10 +7,11 @@ import pytest
 from multinode.check.connectivity import Attempted, ConnectivityResult
 from multinode.check.machine import check_clocks, check_container_network, check_same_machine
 from multinode.check.rule import Inspection
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import UNASKED, Interface
 from multinode.stats.unknown import Unknown, or_unknown
+from tests import make
 
 from .inspecting import but, expect, inspection, only, silent
 
@@ -45,7 +46,7 @@ def test_a_machine_that_is_listed_twice_is_an_error_on_the_later_node() -> None:
 def test_two_containers_of_one_machine_are_a_warning_unless_their_gpus_are_apart() -> None:
     known = booted(inspection(), a=("1", "c1", None), b=("1", "c2", None))
     expect(check_same_machine(known), "warning", "b", "c2 and c1")
-    hostfile = Cluster(nodes=(Node(name="a", gpus=(0,)), Node(name="b", gpus=(1,))), source="hosts")
+    hostfile = make.cluster(Node(name="a", gpus=(0,)), Node(name="b", gpus=(1,)))
     apart = booted(inspection(cluster=hostfile), a=("1", "c1", None), b=("1", "c1", None))
     silent(check_same_machine(apart))
 

@@ -6,8 +6,9 @@ import msgspec
 
 from multinode.check.gpus import check_gpus_free, check_leftovers
 from multinode.check.rule import Inspection
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, GpuProcess, RunProcess
+from tests import make
 
 from .inspecting import but, expect, inspection, only, silent
 
@@ -55,7 +56,7 @@ def test_memory_that_nobody_seems_to_hold_is_told_as_such() -> None:
 
 
 def test_a_gpu_that_the_job_does_not_use_may_be_busy() -> None:
-    hostfile = Cluster(nodes=(Node(name="a"), Node(name="b", gpus=(0,))), source="hosts")
+    hostfile = make.cluster("a", Node(name="b", gpus=(0,)))
     known = on_b(gpu(), gpu(process(), used=23600.0, index=1))
     silent(check_gpus_free(msgspec.structs.replace(known, cluster=hostfile)))
     assert only(check_gpus_free(known)).message.startswith("GPU 1")

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from multinode.check.probe import peer_addresses, probe
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.facts import UNASKED
 from multinode.errors import AuthError, NodeFailed
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
+from tests import make
 
-CLUSTER = Cluster(nodes=(Node(name="a", python="~/env/bin/python", addr="10.0.0.1"), Node(name="b")), source="hosts")
+CLUSTER = make.cluster(Node(name="a", python="~/env/bin/python", addr="10.0.0.1"), "b")
 
 
 def ask(*answers: Any) -> tuple[FakeTransport, Any]:

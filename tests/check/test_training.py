@@ -16,11 +16,12 @@ from multinode.check.training import (
     check_spaces,
     check_timeout,
 )
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.stats.unknown import Entries
+from tests import make
 
 from .inspecting import PACKAGES, SCRIPT, but, expect, inspection, only, silent
 
@@ -130,7 +131,7 @@ def test_a_batch_size_for_another_number_of_workers_is_told_with_the_sum() -> No
         check_batch_size(job({"train_batch_size": 16}, **BATCH)),
         check_batch_size(job({"train_batch_size": "auto"}, **BATCH)),
     )
-    unequal = Cluster(nodes=(Node(name="a", slots=1), Node(name="b", slots=2)), source="hosts")
+    unequal = make.cluster(Node(name="a", slots=1), Node(name="b", slots=2))
     assert "x 3 workers = 24" in only(check_batch_size(replace(fixed, cluster=unequal))).message
 
 

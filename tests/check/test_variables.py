@@ -14,12 +14,13 @@ from multinode.check.variables import (
     check_socket_counts,
     check_stray_variables,
 )
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface
 from multinode.job.job import JobEnvironment
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
+from tests import make
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
 
@@ -35,7 +36,7 @@ def hostfile(before: Inspection | None = None, /, **variables: str) -> Inspectio
     before = before or but(inspection(), "a", interfaces=NICS)
     first, *rest = before.cluster.nodes
     first = replace(first, env=variables)
-    return replace(before, cluster=Cluster(nodes=(first, *rest), source="hosts"))
+    return replace(before, cluster=make.cluster(first, *rest))
 
 
 def preset(**facts: Any) -> Inspection:
@@ -277,7 +278,7 @@ def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
 
 
 def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
-    cluster = Cluster(nodes=(Node(name="a", gpus=(1, 2)), Node(name="b")), source="hosts")
+    cluster = make.cluster(Node(name="a", gpus=(1, 2)), "b")
     npus = preset(env={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, gpus=FOUR_GPUS, accelerator="npu")
     other = only(check_hidden_gpus(replace(npus, cluster=cluster)))
     assert "which ASCEND_RT_VISIBLE_DEVICES=0,1" in other.message
@@ -298,7 +299,7 @@ def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
         Node(name="a", slots=2),
         Node(name="a", env={"CUDA_VISIBLE_DEVICES": "3"}),
     ):
-        cluster = Cluster(nodes=(line, Node(name="b")), source="hosts")
+        cluster = make.cluster(line, "b")
         silent(check_hidden_gpus(replace(hidden, cluster=cluster)))
     silent(
         check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, gpus=FOUR_GPUS)),

@@ -12,6 +12,7 @@ from multinode.cli import bench, report, runs
 from multinode.errors import RunFailed, UsageError
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from tests import make
 from tests.bench import made_up_bench as made
 
 
@@ -55,19 +56,8 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         made.part(0, made.on_gpu(made.speeds(), made.gpu())),
         made.part(1, made.on_gpu(made.speeds(0.5), made.gpu(sm_clock_mhz=700))),
     )
-    directory = RunDirectory.create(tmp_path / "runs", "20260105-be")
-    directory.write("bench.json", found)
-    record = Run(
-        run_id="20260105-be",
-        job="bench matmul",
-        engine="torchrun",
-        status="succeeded",
-        started_s=1.0,
-        world_size=2,
-        nodes=(),
-        kind="bench",
-        has_parts=True,
-    )
+    directory = make.store(tmp_path / "runs", "20260105-be", bench=found)
+    record = make.run(run_id="20260105-be", job="bench matmul", world_size=2, kind="bench", has_parts=True)
     directory.write("run.json", record)
     return record.run_id
 
@@ -92,8 +82,7 @@ def broken_off(stored: str, tmp_path: Path) -> str:
     nodes = tuple(NodeRun(name=f"node{rank}", node_rank=rank) for rank in range(2))
     record = msgspec.structs.replace(record, status="running", nodes=nodes)
     whole.write("bench.json", msgspec.structs.replace(found, left=("node1 alone", "node0, node1 together")))
-    part = RunDirectory.create(tmp_path / "runs", f"{stored}-alone-0")
-    part.write("plan.json", {})
+    part = make.store(tmp_path / "runs", f"{stored}-alone-0", plan={})
     part.append_log(0, b"the first node's words\n")
     alone = msgspec.structs.replace(
         record, run_id=part.run_id, nodes=nodes[:1], status="succeeded", part_of=stored, has_parts=False

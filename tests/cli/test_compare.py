@@ -15,8 +15,8 @@ from multinode.network.measure import scan_messages
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
-from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Estimate
+from tests import make
 from tests.network.test_scan_changes import row
 from tests.sweep.cells import SWEEP_RUN
 
@@ -30,8 +30,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def keep(root: Path, run_id: str, kind: str, file: str, result: object) -> None:
-    directory = RunDirectory.create(root, run_id)
-    directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind=kind))
+    directory = make.store(root, run_id, run=msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind=kind))
     directory.write(file, result)
 
 

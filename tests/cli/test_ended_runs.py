@@ -10,12 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from multinode.cli.main import build_app
-from multinode.cluster.cluster import Cluster, Node
 from multinode.launch.ending import MOST_LINES
 from multinode.records.run import NodeRun, Run, StallRecord
 from multinode.records.run_directory import RunDirectory
 from multinode.records.status import Status
-from tests.launch.scripted import make_plan
+from tests import make
 from tests.launch.test_ending import HUNG, KEY_ERROR, RUN, STALL, failed
 
 WORDS = "stopped by you; it had hung for 16.0 s: rank 3 on node1 at train.py:24"
@@ -39,11 +38,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def keep(runs: Path, run: Run) -> RunDirectory:
     """The run, with records that no log is."""
-    directory = RunDirectory.create(runs, run.run_id)
-    directory.write("run.json", msgspec.structs.replace(run, nodes=NODES))
-    directory.write("plan.json", make_plan("node0", "node1"))
-    directory.write("stall.json", StallRecord(stalls=run.stalls, nodes=()))
-    directory.write_cluster(Cluster(nodes=(Node(name="node0"), Node(name="node1")), source="h"), "node0\nnode1\n")
+    directory = make.store(
+        runs,
+        run.run_id,
+        run=msgspec.structs.replace(run, nodes=NODES),
+        plan=make.plan("node0", "node1", workers=2),
+        stall=StallRecord(stalls=run.stalls, nodes=()),
+    )
+    directory.write_cluster(make.cluster("node0", "node1"), "node0\nnode1\n")
     for rank in (0, 1):
         directory.append_log(rank, b"SignalException: Process 18 got signal: 15\n")
     directory.append_samples(0, "rank-0.jsonl", b'{"kind":"exception","message":"Traceback: CUDA out of memory"}\n')

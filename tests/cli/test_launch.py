@@ -9,9 +9,8 @@ from typer.testing import CliRunner, Result
 from multinode.cli.main import build_app
 from multinode.errors import UsageError
 from multinode.profile.figures import BalanceOutlook, NodePace
-from multinode.profile.summary import Summary
-from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Estimate
+from tests import make
 
 ZERO2 = '{\n  "zero_optimization": {\n    "stage": 2\n  }\n}\n'
 
@@ -221,15 +220,14 @@ def test_speeds_are_stated_or_those_of_a_run(folder: Path, monkeypatch: pytest.M
     plan = json.loads(dry_run("--json", "--balance", "a=2,b=1", "--", "train.py").stdout)
     assert plan["levers"]["balance"]["speeds"] == {"a": 2.0, "b": 1.0}
     monkeypatch.setenv("MULTINODE_RUNS", str(folder / "runs"))
-    directory = RunDirectory.create(folder / "runs", "slow")
-    directory.write("run.json", {})
+    directory = make.store(folder / "runs", "slow", run={})
     figures = {"own_ms": 1.0, "samples": 4.0, "balanced_samples": 4.0}
     paces = tuple(NodePace(node=name, speed=speed, **figures) for name, speed in (("a", 1.5), ("b", 1.0)))
     told = BalanceOutlook(nodes=paces, gain=Estimate(value=1.2, low=1.1, high=1.3))
-    directory.write("summary.json", Summary(run_id="slow", steps=9, steady_steps=6, rule="", balance=told))
+    directory.write("summary.json", make.summary(run_id="slow", steps=9, steady_steps=6, balance=told))
     shown = dry_run("--balance", "slow", "--", "train.py").stdout
     assert "# note: samples of a worker in proportion: a 1.5, b 1 (--balance a=1.5,b=1, as measured" in shown
-    directory.write("summary.json", Summary(run_id="slow", steps=9, steady_steps=6, rule=""))
+    directory.write("summary.json", make.summary(run_id="slow", steps=9, steady_steps=6))
     refused = dry_run("--balance", "slow", "--", "train.py").exception
     assert isinstance(refused, UsageError)
     assert "run slow does not tell how fast its nodes are" in str(refused)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from multinode.records.run import NodeRun, Run
+from multinode.records.run import NodeRun
 from multinode.records.run_directory import RunDirectory
+from tests import make
 
 RUN = "20260102-030405-abcd"
 COMMAND = [sys.executable, "-m", "multinode"]
@@ -22,11 +23,8 @@ COMMAND = [sys.executable, "-m", "multinode"]
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     nodes = tuple(NodeRun(name=name, node_rank=rank, state="ended") for rank, name in enumerate(("gpu-a", "gpu-b")))
-    run = Run(run_id=RUN, job="j", engine="torchrun", status="succeeded", started_s=0.0, world_size=2, nodes=nodes)
-    directory = RunDirectory.create(tmp_path / "runs", RUN)
-    directory.write("plan.json", {})
-    directory.write("run.json", run)
-    return directory
+    run = make.run(*nodes, run_id=RUN, started_s=0.0, world_size=2)
+    return make.store(tmp_path / "runs", RUN, plan={}, run=run)
 
 
 def environ(directory: RunDirectory) -> dict[str, str]:

@@ -19,8 +19,7 @@ from multinode.cli.output import note, set_verbosity
 from multinode.cli.verbs import VERBS, load_verb
 from multinode.errors import UsageError
 from multinode.launch.context import load_nodes
-from multinode.records.run import Run
-from multinode.records.run_directory import RunDirectory
+from tests import make
 
 RUN = "20260102-030405-abcd"
 # As `multinode completion bash` is used: the shell has words and a cursor, and asks its function.
@@ -36,17 +35,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a run in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MULTINODE_RUNS", raising=False)
-    run = Run(
-        run_id=RUN,
-        job="sft.yaml",
-        engine="torchrun",
-        status="succeeded",
-        started_s=0.0,
-        ended_s=1.0,
-        world_size=0,
-        nodes=(),
-    )
-    RunDirectory.create(tmp_path / "runs", RUN).write("run.json", run)
+    run = make.run(run_id=RUN, job="sft.yaml", started_s=0.0, ended_s=1.0)
+    make.store(tmp_path / "runs", RUN, run=run)
     return tmp_path
 
 

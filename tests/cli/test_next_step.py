@@ -22,8 +22,9 @@ from multinode.launch.context import Launched
 from multinode.model.workload import Workload
 from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import NodeRun, Run
+from multinode.records.run import NodeRun
 from multinode.records.run_directory import RunDirectory
+from tests import make
 from tests.contrast.test_words import CASES
 from tests.predict.stored import training_record
 
@@ -149,15 +150,14 @@ def store(folder: Path, nodes: int) -> Launched:
     record = training_record(f"launched-on-{nodes}", nodes)
     assert record.summary is not None
     plan = msgspec.structs.replace(record.plan, config_path="sft.yaml")
-    run = Run(
+    run = make.run(
+        *(NodeRun(name=node.place.node, node_rank=node.place.node_rank) for node in plan.nodes),
         run_id=record.run_id,
         job=plan.job,
         engine=plan.engine,
-        status="succeeded",
         started_s=0.0,
         ended_s=1.0,
         world_size=nodes,
-        nodes=tuple(NodeRun(name=node.place.node, node_rank=node.place.node_rank) for node in plan.nodes),
         command=invocation(f"launch --nodes {nodes} --detach --set max_steps=5 sft.yaml"),
     )
     directory = RunDirectory.create(folder / "runs", record.run_id)

@@ -10,34 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
-from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.quoting import Command
 from multinode.errors import MultinodeError, UsageError
 from multinode.profile.step_split import KnownSteps
-from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run_directory import RunDirectory
+from tests import make
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
-from tests.profile.observing import RUN, SUMMARY, observed
-
-PLAN = LaunchPlan(
-    rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2, 2)),
-    run_id=RUN.run_id,
-    engine="torchrun",
-    job=RUN.job,
-    nodes=tuple(
-        NodePlan(
-            place=Place(
-                node=node.name,
-                node_rank=node.node_rank,
-                ranks=node.ranks,
-                run_dir="/r",
-                endpoint=Endpoint(addr=None, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s),
-            ),
-            command=Command(argv=("true",)),
-        )
-        for node in observed().nodes
-    ),
-)
+from tests.profile.observing import RUN, SUMMARY, store_observed
 
 
 @pytest.fixture
@@ -46,21 +24,13 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "runs"
     monkeypatch.setenv("MULTINODE_RUNS", str(root))
     monkeypatch.chdir(tmp_path)
-    directory = RunDirectory.create(root, RUN.run_id)
-    directory.write("run.json", RUN)
-    directory.write("plan.json", PLAN)
-    directory.write("summary.json", SUMMARY)
-    for node in observed().nodes:
-        lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in node.samples)
-        directory.append_samples(node.node_rank, "all.jsonl", lines + b'{"kind": "torn')
-    RunDirectory.create(root, "20260103-bb").write("run.json", msgspec.structs.replace(RUN, run_id="20260103-bb"))
+    store_observed(root, torn=b'{"kind": "torn', summary=SUMMARY)
+    make.store(root, "20260103-bb", run=msgspec.structs.replace(RUN, run_id="20260103-bb"))
     return root
 
 
 def store_contrast(root: Path, contrast: object) -> None:
-    directory = RunDirectory.create(root, CONTRAST_RUN.run_id)
-    directory.write("run.json", CONTRAST_RUN)
-    directory.write("contrast.json", contrast)
+    make.store(root, CONTRAST_RUN.run_id, run=CONTRAST_RUN, contrast=contrast)
 
 
 def report(*args: str) -> str:

@@ -13,13 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.quoting import Command
-from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import new_run
-from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import CpuSample
+from tests import make
 from tests.transport.silent_sshd import silent_sshd
 
 DEADLINE_S = 60.0
@@ -116,21 +112,9 @@ def test_one_ends_a_verb_that_waits_for_a_frozen_node(verb: str, step: str, tmp_
 def test_one_ends_the_reading_of_a_long_run(verb: str, tmp_path: Path) -> None:
     """Of two nodes, before the second one is read."""
     names = ("a", "b")
-    nodes = tuple(
-        NodePlan(
-            place=Place(
-                node=name, node_rank=rank, ranks=(rank,), run_dir="/r", endpoint=Endpoint(addr=None, ifname="lo")
-            ),
-            command=Command(argv=("x",)),
-        )
-        for rank, name in enumerate(names)
-    )
-    plan = LaunchPlan(
-        rendezvous=Rendezvous(addr="::1", port=1, workers=(1, 1)), run_id="r", engine="exec", job="x", nodes=nodes
-    )
-    directory = RunDirectory.create(tmp_path / "runs", "r")
-    directory.write("plan.json", plan)
-    directory.write_cluster(Cluster(nodes=tuple(Node(name=name) for name in names), source="hosts"), "a\nb\n")
+    plan = make.plan(*names)
+    directory = make.store(tmp_path / "runs", plan=plan)
+    directory.write_cluster(make.cluster(*names), "a\nb\n")
     line = msgspec.json.encode(CpuSample(time_s=1.0, mono_ns=1, busy_percent=50.0)) + b"\n"
     for rank in (0, 1):
         directory.append_samples(rank, "sampler.jsonl", line * (60_000_000 // len(line)))

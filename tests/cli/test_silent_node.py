@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
-from tests.launch.scripted import make_plan
+from tests import make
 from tests.predict.test_recommendations import JOB, keep
 from tests.transport.silent_sshd import silent_sshd
 
@@ -106,17 +105,8 @@ def store(runs: Path, hostfile: str) -> None:
     """Runs that go on on both nodes, and one that was measured."""
     for run_id in RUNNING:
         directory = RunDirectory.create(runs, run_id)
-        running = Run(
-            run_id=run_id,
-            job="train.py",
-            engine="torchrun",
-            status="running",
-            started_s=1.0,
-            world_size=4,
-            nodes=tuple(NodeRun(name=name, node_rank=rank) for rank, name in enumerate(("box", "jump"))),
-            lease_s=1.0,
-        )
+        running = make.run("box", "jump", run_id=run_id, status="running", world_size=4, lease_s=1.0)
         directory.write_cluster(parse_hostfile(hostfile, "hosts"), hostfile)
-        directory.write("plan.json", make_plan("box", "jump"))
+        directory.write("plan.json", make.plan("box", "jump", workers=2))
         directory.write("run.json", running)
     keep(runs, MEASURED, 2, 800)

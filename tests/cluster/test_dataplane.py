@@ -3,11 +3,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.cluster.facts import Interface, NodeFacts, RdmaPort, Route
 from multinode.errors import UsageError
 from multinode.stats.unknown import Unknown, or_unknown
+from tests import make
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback")
 DOCKER = Interface(name="docker0", addresses=("172.17.0.1/16",), up=True, kind="bridge")
@@ -23,7 +24,7 @@ def facts(name: str, *interfaces: Interface, ssh: str | None = None, routes: tup
 
 
 def choose(nodes: list[Node], *found: NodeFacts) -> list[tuple[str | None, str | None]]:
-    endpoints = choose_endpoints(Cluster(nodes=tuple(nodes), source="hosts"), {fact.node: fact for fact in found})
+    endpoints = choose_endpoints(make.cluster(*nodes), {fact.node: fact for fact in found})
     return [(endpoint.addr, endpoint.ifname) for endpoint in endpoints]
 
 
@@ -86,7 +87,7 @@ def test_a_nic_that_is_down_is_passed_over() -> None:
 def test_an_address_of_the_hostfile_brings_its_interface_and_its_speed() -> None:
     node = Node(name="a", addr="10.1.0.1")
     found = facts("a", nic("eth0", "10.0.0.1/24", gbit=1), nic("eth1", "10.1.0.1/24", gbit=25))
-    endpoints = choose_endpoints(Cluster(nodes=(node, Node(name="b", addr="10.1.0.2")), source="h"), {"a": found})
+    endpoints = choose_endpoints(make.cluster(node, Node(name="b", addr="10.1.0.2")), {"a": found})
     assert endpoints[0] == Endpoint(addr="10.1.0.1", ifname="eth1", link_gbit_per_s=25)
 
 
@@ -126,13 +127,13 @@ RAILS = (nic("ens1f0", "10.1.0.1/24", gbit=100), nic("ens1f1", "10.2.0.1/24", gb
 
 def test_of_several_interfaces_the_first_that_is_named_has_the_address_and_all_are_kept() -> None:
     node = Node(name="a", ifname="ens1f1,ens1f0")
-    place, _ = choose_endpoints(Cluster(nodes=(node, B), source="h"), {"a": facts("a", *RAILS)})
+    place, _ = choose_endpoints(make.cluster(node, B), {"a": facts("a", *RAILS)})
     assert (place.addr, place.ifname, place.ifnames) == ("10.2.0.1", "ens1f1", ("ens1f1", "ens1f0"))
     # addr= may be on any of them.
     placed = msgspec.structs.replace(node, addr="10.1.0.1")
-    place, _ = choose_endpoints(Cluster(nodes=(placed, B), source="h"), {"a": facts("a", *RAILS)})
+    place, _ = choose_endpoints(make.cluster(placed, B), {"a": facts("a", *RAILS)})
     assert (place.addr, place.ifname) == ("10.1.0.1", "ens1f0")
-    (unprobed,) = choose_endpoints(Cluster(nodes=(node,), source="h"), {})
+    (unprobed,) = choose_endpoints(make.cluster(node), {})
     assert unprobed.ifnames == ("ens1f1", "ens1f0")
 
 
@@ -178,7 +179,7 @@ def test_a_node_alone_talks_to_itself_over_loopback() -> None:
 
 def test_without_a_probe_the_hostfile_is_believed_and_every_gap_is_named() -> None:
     nodes = (Node(name="a", addr="10.0.0.1", ifname="ens1f0"), Node(name="b"))
-    full, bare = choose_endpoints(Cluster(nodes=nodes, source="hosts"), {})
+    full, bare = choose_endpoints(make.cluster(*nodes), {})
     assert full == Endpoint(addr="10.0.0.1", ifname="ens1f0")
     assert (bare.addr, bare.ifname) == ("b", None)
     assert [text.split(":")[0] for text in bare.assumed] == ["addr", "ifname"]
@@ -191,7 +192,7 @@ def test_a_route_that_leaves_by_another_nic_than_the_one_listened_on_is_told() -
         Route(peer="10.0.0.3", source=Unknown("Network is unreachable")),
         Route(peer="10.0.0.4", source="10.0.0.1", ifname="eno1"),
     )
-    cluster = Cluster(nodes=(A, B), source="hosts")
+    cluster = make.cluster(A, B)
     endpoints = (Endpoint(addr="10.0.0.1", ifname="eno1"), Endpoint(addr="10.0.0.2", ifname="eno1"))
     assert list(route_notes(cluster, endpoints, {"a": facts("a", routes=routes)})) == [
         "a sends to 10.0.0.2 over wlan0 but listens on eno1",

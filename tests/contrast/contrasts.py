@@ -20,11 +20,11 @@ from multinode.predict.forecast import Forecast, PredictedScenario
 from multinode.predict.network_model import UncertaintySource
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
-from multinode.profile.step_split import WorkerSplit
-from multinode.records.run import NodeRun, Run
+from multinode.records.run import NodeRun
 from multinode.records.status import Status
 from multinode.stats.estimate import Estimate, Spread, exactly, of_bounds, of_repeats
 from multinode.stats.unknown import Unknown
+from tests import make
 from tests.levers.compressed import compressed
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
@@ -80,9 +80,9 @@ def side(role: str, nodes: int, workers_per_node: int, *, exposed_ms: float, rat
         step_time_ms=Estimate(value=step_ms, low=step_ms - 3, high=step_ms + 4, repeats=len(rates)),
         step_spread=Spread(median=step_ms, p95=step_ms * 1.06, cv=0.03),
         steady_steps=25 * len(rates),
-        split=WorkerSplit(
-            rank=-1, step_ms=step_ms, compute_ms=138.0, exposed_ms=exposed_ms, wait_ms=4.0, data_ms=3.0,
-            optimizer_ms=17.0, host_ms=4.0, overlap=0.05,
+        split=make.split(
+            step_ms, compute_ms=138.0, exposed_ms=exposed_ms, wait_ms=4.0, data_ms=3.0, optimizer_ms=17.0, host_ms=4.0,
+            overlap=0.05,
         ),
         exposed_ms=about(exposed_ms, 0.01),
         exposed_share=exposed_ms / step_ms,
@@ -296,17 +296,16 @@ def _curve() -> Contrast:
 
 CURVE = _curve()
 
-CONTRAST_RUN = Run(
-    run_id="20260104-cc",
-    job=CONTRAST.job,
-    engine="llamafactory",
-    status="succeeded",
-    started_s=1_800_000_000.0,
-    ended_s=1_800_000_240.0,
-    world_size=2,
-    nodes=tuple(
+CONTRAST_RUN = make.run(
+    *(
         NodeRun(name=name, node_rank=rank, state="ended", status=Status(state="ended", exit_code=0, cause="exited"))
         for rank, name in enumerate(("box1", "box2"))
     ),
+    run_id="20260104-cc",
+    job=CONTRAST.job,
+    engine="llamafactory",
+    started_s=1_800_000_000.0,
+    ended_s=1_800_000_240.0,
+    world_size=2,
     kind="contrast",
 )

@@ -16,9 +16,8 @@ from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import Estimate, Spread
 from multinode.stats.unknown import Unknown
-from tests.launch.scripted import make_plan
+from tests import make
 from tests.profile.observing import RUN
-from tests.stored import made_run
 
 SETTINGS = JobSettings(
     model="tiny",
@@ -86,14 +85,10 @@ def summary_of(rate: float = 24.1, step_ms: float = 166.0, **known: Any) -> Summ
     """One run of thirty steady steps; plain figures vary by a tenth, where they need an interval."""
     known |= {name: measured(known[name]) for name in ("tokens_per_s", "tgs") if isinstance(known.get(name), float)}
     facts: dict[str, Any] = {
-        "run_id": "r",
-        "steps": 35,
-        "steady_steps": 25,
-        "rule": "all but the first 10",
         "samples_per_s": measured(rate),
         "step_time_ms": StepTimes(median=measured(step_ms), p95=step_ms, cv=0.1),
     }
-    return Summary(**(facts | known))
+    return make.summary(**(facts | known))
 
 
 def split_summary(exposed_ms: float, late: dict[str, float] | None = None, **known: Any) -> Summary:
@@ -112,12 +107,12 @@ def run_of(summary: Summary | None = None, *, nodes: int = 1, **known: Any) -> S
     names = tuple(f"n{number}" for number in range(1, nodes + 1))
     facts: dict[str, Any] = {
         "summary": summary or summary_of(),
-        "plan": make_plan(*names),
+        "plan": make.plan(*names, workers=2),
         "node_names": names,
         "workers": (2,) * nodes,
         "workload": Workload(settings=SETTINGS, whole=FullRun(steps=1000), versions={"torch": "2.13.0"}),
     }
-    return made_run(RUN, **(facts | known))
+    return make.stored_run(RUN, **(facts | known))
 
 
 def node_use(name: str = "n1", **known: Any) -> NodeUse:

@@ -11,9 +11,9 @@ from multinode.predict.break_even import Needed
 from multinode.results.run_page import run_page
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.unknown import UNMEASURED
+from tests import make
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
 from tests.profile.observing import RUN, SUMMARY, observed
-from tests.stored import made_run
 
 
 def page(run: StoredRun) -> str:
@@ -27,7 +27,7 @@ def traces(chart: Figure | None) -> dict[str, tuple[list[object], list[object]]]
 
 
 def test_a_contrast_s_section_shows_it_and_not_that_nothing_was_recorded() -> None:
-    text = page(made_run(CONTRAST_RUN, {load_contrast: CONTRAST}))
+    text = page(make.stored_run(CONTRAST_RUN, {load_contrast: CONTRAST}))
     assert "Nothing was recorded" not in text
     order = [text.index(CONTRAST.verdict), text.index('class="tiles"'), text.index("<h2>why</h2>")]
     order += [text.index(f"<h2>{title}</h2>") for title in ("where a step goes", "throughput over bandwidth")]
@@ -38,7 +38,9 @@ def test_a_contrast_s_section_shows_it_and_not_that_nothing_was_recorded() -> No
 
 
 def test_a_contrast_that_cannot_be_read_says_so_and_why() -> None:
-    text = page(made_run(CONTRAST_RUN, {load_contrast: OtherContrast(sentence="This contrast is of another release")}))
+    text = page(
+        make.stored_run(CONTRAST_RUN, {load_contrast: OtherContrast(sentence="This contrast is of another release")})
+    )
     assert "This contrast is of another release" in text
     assert "Nothing was recorded" not in text
 
@@ -47,16 +49,19 @@ def test_costs_and_energy_have_a_table_only_where_they_are_known() -> None:
     unknown = dict.fromkeys(("price_per_hour", "whole_s", "whole_cost", "cost_per_million_tokens"), UNMEASURED)
     bare = [msgspec.structs.replace(one, **unknown) for one in (CONTRAST.baseline, CONTRAST.candidate)]
     contrast = msgspec.structs.replace(CONTRAST, baseline=bare[0], candidate=bare[1])
-    assert "time, cost and energy" not in page(made_run(CONTRAST_RUN, {load_contrast: contrast}))
+    assert "time, cost and energy" not in page(make.stored_run(CONTRAST_RUN, {load_contrast: contrast}))
     watts = msgspec.structs.replace(bare[1], power_w=412.4, energy_j_per_sample=17.25)
-    text = page(made_run(CONTRAST_RUN, {load_contrast: msgspec.structs.replace(contrast, candidate=watts)}))
+    text = page(make.stored_run(CONTRAST_RUN, {load_contrast: msgspec.structs.replace(contrast, candidate=watts)}))
     assert "<td>-</td><td>412</td>" in text
     assert "<td>-</td><td>17.2</td>" in text
 
 
 def test_a_contrast_beside_a_run_is_in_the_overview() -> None:
     text = run_page(
-        [made_run(CONTRAST_RUN, {load_contrast: CONTRAST}), made_run(RUN, summary=SUMMARY, observed=observed())]
+        [
+            make.stored_run(CONTRAST_RUN, {load_contrast: CONTRAST}),
+            make.stored_run(RUN, summary=SUMMARY, observed=observed()),
+        ]
     )
     overview = text.split("<body>")[1].split('<section class="run"')[0]
     assert "<th>speed-up</th><th>efficiency</th>" in overview
@@ -112,7 +117,7 @@ def test_a_break_even_far_from_the_links_is_told_and_not_drawn() -> None:
     forecast = msgspec.structs.replace(CONTRAST.forecast, break_even=any_link)
     contrast = msgspec.structs.replace(CONTRAST, forecast=forecast)
     assert not any(str(name).startswith("faster than") for name in traces(bandwidth_chart(contrast)))
-    assert "<td class=words>at any bandwidth</td>" in page(made_run(CONTRAST_RUN, {load_contrast: contrast}))
+    assert "<td class=words>at any bandwidth</td>" in page(make.stored_run(CONTRAST_RUN, {load_contrast: contrast}))
 
 
 def test_nothing_that_a_contrast_says_is_run_by_the_page() -> None:
@@ -129,6 +134,6 @@ def test_nothing_that_a_contrast_says_is_run_by_the_page() -> None:
         advice=(advice,),
         scaling=attack,
     )
-    text = page(made_run(CONTRAST_RUN, {load_contrast: contrast}))
+    text = page(make.stored_run(CONTRAST_RUN, {load_contrast: contrast}))
     assert "<script>alert" not in text
     assert "<img" not in text

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.runs.stored_run import StoredRun
+from tests import make
 from tests.predict.stored import on_four, training_record
 from tests.predict.test_request import store
 
@@ -25,7 +26,7 @@ def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
     record = training_record("one", 1)
     of_four = on_four(record.plan)
     directory = store(tmp_path, record.having(plan=of_four))
-    directory.write("cluster.json", Cluster(nodes=(node,), source="hosts"))
+    directory.write("cluster.json", make.cluster(node))
     assert StoredRun(directory).price_per_hour == price
 
 
@@ -36,7 +37,5 @@ def test_a_side_has_a_price_where_all_its_nodes_have_one(
     record = training_record("one", 2)
     nodes = zip(record.plan.nodes, prices, strict=True)
     directory = store(tmp_path, record)
-    directory.write(
-        "cluster.json", Cluster(nodes=tuple(Node(name=n.place.node, price=each) for n, each in nodes), source="hosts")
-    )
+    directory.write("cluster.json", make.cluster(*(Node(name=n.place.node, price=each) for n, each in nodes)))
     assert StoredRun(directory).price_per_hour == price

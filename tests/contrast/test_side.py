@@ -13,6 +13,7 @@ from multinode.profile.step_split import KnownSteps, StepSplit
 from multinode.profile.summary import Comm, StepTimes, Summary
 from multinode.stats.estimate import Estimate, of_repeats
 from multinode.stats.unknown import Unknown, known, reason_of, unknown_fields
+from tests import make
 from tests.contrast.made_up_sides import run_of, split_of, split_summary, summary_of, traffic
 
 
@@ -73,7 +74,7 @@ def test_bytes_and_link_are_those_of_the_last_repeat() -> None:
 
 
 def test_a_run_without_samples_cannot_be_compared_and_says_why() -> None:
-    nothing = Summary(run_id="r", steps=0, steady_steps=0, rule="", samples_per_s=Unknown("no worker recorded a step"))
+    nothing = make.no_steps()
     with pytest.raises(UsageError, match="run r has no samples/s to compare: no worker recorded a step"):
         make_side("baseline", [run_of(), run_of(nothing)])
 

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.contrast.measure import ContrastRequest, Sides, plan_sides
 from multinode.errors import UsageError
 from multinode.series.grid import in_turns
+from tests import make
 
-TWO = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
-FOUR = Cluster(nodes=tuple(Node(name=name) for name in "abcd"), source="hosts")
+TWO = make.cluster(Node(name="a", slots=2), Node(name="b", slots=2))
+FOUR = make.cluster(*"abcd")
 
 
 def layouts(sides: Sides) -> list[tuple[str, str, int | tuple[int, ...]]]:

@@ -7,8 +7,8 @@ import pytest
 
 from multinode.contrast.figures import Side, SlowdownAttribution
 from multinode.contrast.slowdown_attribution import CandidateLoss, attribute_slowdown
-from multinode.profile.step_split import WorkerSplit
 from multinode.stats.unknown import Unknown
+from tests import make
 from tests.contrast.made_up_sides import SETTINGS, side_of, split_of
 
 
@@ -191,7 +191,7 @@ def test_a_network_that_costs_is_named_though_spreading_out_made_computing_faste
 
 
 def test_a_gpu_that_does_not_tell_its_computing_is_still_compared() -> None:
-    told = WorkerSplit(rank=-1, step_ms=200.0, exposed_ms=100.0, wait_ms=0.0)
-    baseline = side("baseline", 100.0, split=WorkerSplit(rank=-1, step_ms=100.0, exposed_ms=0.0, wait_ms=0.0))
+    told = make.split(200.0, exposed_ms=100.0, wait_ms=0.0)
+    baseline = side("baseline", 100.0, split=make.split(100.0, exposed_ms=0.0, wait_ms=0.0))
     loss = loss_of(baseline, side("candidate", 200.0, 2, split=told))
     assert figures(loss) == pytest.approx((100.0, 0.0, 100.0, 0.0))

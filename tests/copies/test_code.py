@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.copy.transfer import copy_code
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed, UsageError
 from multinode.job.code_tree import CodeTree, read_code
@@ -18,9 +18,10 @@ from multinode.records.plan import SentCode
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import Transport
 from multinode.transport.local import LocalTransport
+from tests import make
 from tests.launch.scripted import DEADLINE_S, ScriptedNodes, Talk
 
-CLUSTER = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+CLUSTER = make.cluster("a", "b")
 
 
 @pytest.fixture

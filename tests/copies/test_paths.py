@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.copy.chain import (
     Copied,
     CopyProgress,
@@ -39,6 +39,7 @@ from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Stream, Transport
 from multinode.transport.fake import FakeTransport
 from multinode.transport.local import LocalTransport
+from tests import make
 from tests.golden import Golden
 
 PATH = "~/model"
@@ -99,7 +100,7 @@ class Nodes:
         observe: Callable[[CopyProgress], None] = lambda _: None,
         **more: Any,
     ) -> CopyReport:
-        cluster = Cluster(nodes=tuple(Node(name=name, addr="127.0.0.1") for name in nodes), source="hosts")
+        cluster = make.cluster(*(Node(name=name, addr="127.0.0.1") for name in nodes))
         agent = AgentTransport(self.homes)
         here = LocalTransport(self.folder / CONTROLLER)
         try:

@@ -31,8 +31,8 @@ from multinode.launch.export import follow_export
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import load_run
-from tests.export.stored_run import make_plan, shown, store_run
-from tests.profile.observing import RUN, STEPS, observed
+from tests import make
+from tests.profile.observing import PLAN, RUN, STEPS, observed, store_observed
 from tests.warm import free_port
 
 DEADLINE_S = 120.0
@@ -53,9 +53,15 @@ while header := sys.stdin.buffer.read(4):
 """
 
 
+def shown(directory: RunDirectory) -> dict[str, Any]:
+    """What `show --json` prints of a run."""
+    document: dict[str, Any] = msgspec.to_builtins(load_run(directory.path.parent, directory.run_id).document())
+    return document
+
+
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    return store_run(tmp_path_factory.mktemp("runs"))
+    return store_observed(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
@@ -286,10 +292,8 @@ def follower(runs: Path, target: str) -> threading.Thread:
 def test_a_run_is_exported_while_it_is_running(tmp_path: Path) -> None:
     """Each piece of the samples comes while it is followed; what comes late is there at the end."""
     running = msgspec.structs.replace(RUN, status="running", ended_s=None)
-    directory = store_run(tmp_path / "whole")
-    following = RunDirectory.create(tmp_path, RUN.run_id)
-    following.write("plan.json", make_plan())
-    following.write("run.json", running)
+    directory = store_observed(tmp_path / "whole")
+    following = make.store(tmp_path, RUN.run_id, plan=PLAN, run=running)
     lines = {node: list(directory.sample_lines(node)) for node in (0, 1)}
     textfile, board = tmp_path / "run.prom", tmp_path / "tb" / RUN.run_id
     with following.lock():
@@ -318,7 +322,7 @@ def test_a_run_is_exported_while_it_is_running(tmp_path: Path) -> None:
 
 def test_metrics_are_served_to_this_machine_while_a_run_is_followed(tmp_path: Path) -> None:
     port = free_port()
-    directory = store_run(tmp_path)
+    directory = store_observed(tmp_path)
     directory.write("run.json", msgspec.structs.replace(RUN, status="running", ended_s=None))
     with directory.lock():
         following = follower(tmp_path, f"metrics-port:{port}")
@@ -346,7 +350,7 @@ def test_a_run_that_nobody_follows_is_exported_if_it_has_ended_and_refused_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
-    directory = store_run(tmp_path)
+    directory = store_observed(tmp_path)
     assert export("last", f"prometheus:{tmp_path}/a.prom", "--follow").exit_code == 0
     assert "multinode_summary" in (tmp_path / "a.prom").read_text()
     directory.write("run.json", msgspec.structs.replace(RUN, status="running", ended_s=None))
@@ -374,8 +378,7 @@ def attempt_of(run: Run, number: int) -> Run:
 def test_each_attempt_of_a_restarted_run_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
     for number in (1, 2):
-        store_run(tmp_path, attempt_of(RUN, number))
-    parent = RunDirectory.create(tmp_path, RUN.run_id)
-    parent.write("run.json", msgspec.structs.replace(RUN, has_parts=True))
+        store_observed(tmp_path, attempt_of(RUN, number))
+    make.store(tmp_path, RUN.run_id, run=msgspec.structs.replace(RUN, has_parts=True))
     assert export(RUN.run_id, f"csv:{tmp_path}/csv").exit_code == 0
     assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == [f"{RUN.run_id}-{number}" for number in (1, 2)]

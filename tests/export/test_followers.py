@@ -12,14 +12,13 @@ import pytest
 
 from multinode.export.followers import Followers
 from multinode.export.target import Target
-from tests.export.stored_run import store_run
-from tests.profile.observing import RUN
+from tests.profile.observing import RUN, store_observed
 
 DEADLINE_S = 120.0
 
 
 def test_an_export_that_fails_is_told_once_and_the_other_is_written(tmp_path: Path) -> None:
-    directory = store_run(tmp_path)
+    directory = store_observed(tmp_path)
     (tmp_path / "file").touch()
     told: list[str] = []
     targets = [Target("tensorboard", f"{tmp_path}/file"), Target("prometheus", f"{tmp_path}/run.prom")]
@@ -41,7 +40,7 @@ def test_an_export_that_fails_is_told_once_and_the_other_is_written(tmp_path: Pa
 
 def test_an_export_that_does_not_end_is_killed(tmp_path: Path) -> None:
     """A server that takes the connection and never answers."""
-    directory = store_run(tmp_path)
+    directory = store_observed(tmp_path)
     directory.write("run.json", msgspec.structs.replace(RUN, status="running", ended_s=None))
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:

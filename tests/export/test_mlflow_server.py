@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from multinode.records.run_directory import RunDirectory
-from tests.export.stored_run import store_run
 from tests.export.test_exports import check_mlflow, export_alone
+from tests.profile.observing import store_observed
 from tests.warm import free_port
 
 pytestmark = pytest.mark.thorough
@@ -57,7 +57,7 @@ def answers(url: str) -> bool:
 
 
 def test_a_tracking_server_has_the_figures(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory: RunDirectory = store_run(tmp_path / "runs")
+    directory: RunDirectory = store_observed(tmp_path / "runs")
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path / "runs"))
     export_alone("last", f"mlflow:{server}")
     check_mlflow(server, directory)

@@ -20,6 +20,7 @@ from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import Observation, TraceWindow
 from multinode.transport.agent import load_archive
+from tests import make
 
 # A trace of five steps.
 TRACED = Observation(trace=TraceWindow(steps=5))
@@ -42,7 +43,7 @@ def cluster(count: int = 2) -> Cluster:
         )
         for rank in range(count)
     )
-    return Cluster(nodes=tuple(nodes), source="hosts")
+    return make.cluster(*nodes)
 
 
 def launch_of(

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.job.job import JobEnvironment, parse_job_environment, with_same_threads
+from tests import make
 
 
 def test_a_name_alone_is_forwarded_and_a_pair_is_taken_as_it_stands() -> None:
@@ -44,15 +45,15 @@ def test_what_no_process_can_be_handed_is_refused() -> None:
 
 
 def test_runs_that_are_compared_have_as_many_threads_a_worker() -> None:
-    bare = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+    bare = make.cluster("a", "b")
     # torchrun would give the two workers of the one run a thread each, and the one worker of the other all cores.
     assert with_same_threads(JobEnvironment(env={"A": "b"}), bare, [2, 1]).env == {"A": "b", "OMP_NUM_THREADS": "1"}
     assert with_same_threads(JobEnvironment(), bare, [1, 1]) == JobEnvironment()
 
 
 def test_threads_that_somebody_has_set_stay() -> None:
-    bare = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+    bare = make.cluster("a", "b")
     typed = JobEnvironment(env={"OMP_NUM_THREADS": "8"})
     assert with_same_threads(typed, bare, [2, 1]) == typed
-    set_there = Cluster(nodes=(Node(name="a", env={"OMP_NUM_THREADS": "4"}),), source="hosts")
+    set_there = make.cluster(Node(name="a", env={"OMP_NUM_THREADS": "4"}))
     assert with_same_threads(JobEnvironment(), set_there, [2, 1]) == JobEnvironment()

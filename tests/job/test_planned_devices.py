@@ -13,7 +13,7 @@ import pytest
 from multinode.api import load_job
 from multinode.check.rule import Inspection
 from multinode.check.training import check_deepspeed_devices
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.job.engines import ENGINES
 from multinode.job.engines.engine import Engine
@@ -21,6 +21,7 @@ from multinode.job.job import Job, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.stats.unknown import Entries
+from tests import make
 from tests.warm import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,7 @@ def plan_devices(case: Case, job: Job, engine: str) -> str | None:
     """What the workers of the case's node have, as its launcher hands it on."""
     node, session, gpus, _ = case
     found = NodeFacts(node="a", home="/root", python="/env/bin/python", gpus=gpus, env=session)
-    cluster = Cluster(nodes=(msgspec.structs.replace(node, addr="10.0.0.1"),), source="h")
+    cluster = make.cluster(msgspec.structs.replace(node, addr="10.0.0.1"))
     options = LaunchOptions(engine=Engine(name=engine))
     command = plan_launch(cluster, job, {"a": found}, "r", options).nodes[0].command
     if engine == "deepspeed":
@@ -120,7 +121,7 @@ def test_what_has_no_number_is_left_to_cuda_and_told_before_the_launch() -> None
     found, told, _ = read(value)[value]
     assert (found, "invalid literal for int()" in told) == (["MIG-1c2"], True)
     facts = NodeFacts(node="a", gpus=case[2], env=case[1], packages=Entries({"deepspeed": "0.19.8"}))
-    cluster = Cluster(nodes=(case[0],), source="h")
+    cluster = make.cluster(case[0])
     inspection = Inspection(cluster=cluster, facts={"a": facts}, master_port=1, job=seed)
     (finding,) = check_deepspeed_devices(inspection)
     assert "each worker would fail with 'invalid literal for int()'" in finding.message

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.facts import UNASKED, Gpu, Interface, NodeFacts, PortFact, RdmaPort, Route
 from multinode.errors import UsageError
 from multinode.job.code_tree import CodeFile, CodeTree
@@ -23,6 +23,7 @@ from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
 from multinode.records.plan import LaunchPlan, NodePlan, Observation, Rendezvous, TraceWindow
 from multinode.stats.unknown import Entries, Unknown, or_empty
+from tests import make
 from tests.golden import Golden
 from tests.levers.compressed import compressed
 
@@ -49,11 +50,9 @@ CODE = CodeTree(
     ),
 )
 SCRIPT = ScriptJob(argv=("train.py", "--name", "two words", "--glob=*"))
-TWO_4090 = Cluster(
-    nodes=(
-        Node(name="box1", gpus=(6, 7), slots=2, ifname="ens1f0", env={"WANDB_API_KEY": "k", "NCCL_DEBUG": "WARN"}),
-        Node(name="box2", gpus=(1, 6), slots=2, addr="10.0.0.2"),
-    ),
+TWO_4090 = make.cluster(
+    Node(name="box1", gpus=(6, 7), slots=2, ifname="ens1f0", env={"WANDB_API_KEY": "k", "NCCL_DEBUG": "WARN"}),
+    Node(name="box2", gpus=(1, 6), slots=2, addr="10.0.0.2"),
     source="hostfiles/two4090.txt",
 )
 
@@ -165,7 +164,7 @@ def test_a_run_meets_at_the_next_port_that_node_0_has_free_unless_one_was_asked_
 
 def test_ranks_follow_the_order_of_the_hostfile_and_meet_at_its_first_node() -> None:
     nodes = tuple(Node(name=name, slots=3, addr=f"10.0.0.{last}") for name, last in (("z", 9), ("a", 1), ("m", 5)))
-    plan = plan_launch(Cluster(nodes=nodes, source="h"), SCRIPT, {}, "r", LaunchOptions(master_port=1234))
+    plan = plan_launch(make.cluster(*nodes), SCRIPT, {}, "r", LaunchOptions(master_port=1234))
     assert [(node.place.node, node.place.ranks) for node in plan.nodes] == [
         ("z", (0, 1, 2)),
         ("a", (3, 4, 5)),
@@ -185,7 +184,7 @@ def test_fewer_workers_than_gpus_take_the_first_gpus_of_each_node() -> None:
 
 def test_the_users_own_variables_win() -> None:
     env = {"MASTER_PORT": "1", "NCCL_SOCKET_IFNAME": "=bond0", "MINE": "x"}
-    cluster = Cluster(nodes=(Node(name="a", env=env),), source="h")
+    cluster = make.cluster(Node(name="a", env=env))
     for job in (SFT, SCRIPT):
         command = plan_launch(cluster, job, {}, "r", LaunchOptions()).nodes[0].command
         assert env.items() <= command.env.items()
@@ -193,7 +192,7 @@ def test_the_users_own_variables_win() -> None:
 
 def test_variables_of_the_command_line_win_over_the_hostfiles_and_ours() -> None:
     around = JobEnvironment(env={"MASTER_PORT": "2", "MINE": "y", "RANK": "9"})
-    cluster = Cluster(nodes=(Node(name="a", env={"MASTER_PORT": "1", "MINE": "x", "KEPT": "z"}),), source="h")
+    cluster = make.cluster(Node(name="a", env={"MASTER_PORT": "1", "MINE": "x", "KEPT": "z"}))
     for engine in ("torchrun", "deepspeed", "accelerate", "exec"):
         options = LaunchOptions(engine=Engine(name=engine), environment=around)
         command = plan_launch(cluster, SCRIPT, {}, "r", options).nodes[0].command
@@ -203,7 +202,7 @@ def test_variables_of_the_command_line_win_over_the_hostfiles_and_ours() -> None
 def test_behind_a_prelude_only_a_named_interpreter_is_known() -> None:
     options = LaunchOptions(environment=JobEnvironment(prelude="conda activate train"))
     first, second = plan_launch(
-        Cluster(nodes=(Node(name="box1"), Node(name="box2", python="~/env/bin/python")), source="h"),
+        make.cluster("box1", Node(name="box2", python="~/env/bin/python")),
         SFT,
         FACTS,
         "r",
@@ -215,10 +214,10 @@ def test_behind_a_prelude_only_a_named_interpreter_is_known() -> None:
 
 
 def test_a_collective_needs_two_workers_and_nccl_a_gpu_for_each() -> None:
-    alone = Cluster(nodes=(Node(name="a", slots=1),), source="h")
+    alone = make.cluster(Node(name="a", slots=1))
     with pytest.raises(UsageError, match="a collective needs at least two workers"):
         plan_launch(alone, COLLECTIVES, {}, "r", LaunchOptions())
-    unnamed = Cluster(nodes=(Node(name="box1"), Node(name="box2")), source="h")
+    unnamed = make.cluster("box1", "box2")
     with pytest.raises(UsageError, match="9 workers are requested, but it has 8 GPUs") as caught:
         plan_launch(unnamed, COLLECTIVES, FACTS, "r", LaunchOptions(workers_per_node=9))
     assert caught.value.node == "box1"
@@ -230,7 +229,7 @@ def test_a_collective_needs_two_workers_and_nccl_a_gpu_for_each() -> None:
 def test_all_workers_get_one_backend_that_every_node_can_run() -> None:
     open_test = msgspec.structs.replace(COLLECTIVES, backend=None)
     cpu = msgspec.structs.replace(FACTS["box2"], gpus=())
-    unnamed = Cluster(nodes=(Node(name="box1", slots=1), Node(name="box2", slots=1)), source="h")
+    unnamed = make.cluster(Node(name="box1", slots=1), Node(name="box2", slots=1))
     for facts, backend in ((FACTS, "nccl"), (FACTS | {"box2": cpu}, "gloo"), ({}, None)):
         planned = plan_launch(unnamed, open_test, facts, "r", LaunchOptions())
         assert isinstance(planned.test, CollectiveTest)
@@ -247,9 +246,7 @@ def test_a_route_over_another_nic_is_noted_in_the_plan() -> None:
     assert plan.notes == ("box1 sends to 10.0.0.2 over wlan0 but listens on ens1f0",)
 
 
-UNEQUAL = Cluster(
-    nodes=(Node(name="a", slots=4, addr="10.0.0.1"), Node(name="b", slots=2), Node(name="c", slots=3)), source="h"
-)
+UNEQUAL = make.cluster(Node(name="a", slots=4, addr="10.0.0.1"), Node(name="b", slots=2), Node(name="c", slots=3))
 
 
 @pytest.mark.parametrize("engine", ["torchrun", "deepspeed", "accelerate", "exec"])
@@ -429,7 +426,7 @@ def test_workers_are_what_was_asked_else_the_slots_else_the_gpus_else_one(
     node: Node, gpus: int, asked: int | None, expected: int
 ) -> None:
     found = NodeFacts(node="a", gpus=tuple(Gpu(index=index, name="x") for index in range(gpus)))
-    assert workers_of_nodes(Cluster(nodes=(node,), source="h"), {"a": found}, asked) == (expected,)
+    assert workers_of_nodes(make.cluster(node), {"a": found}, asked) == (expected,)
 
 
 def test_a_window_of_the_profiler_is_on_the_first_worker_of_each_node_or_where_it_was_asked_for() -> None:
@@ -490,7 +487,7 @@ def test_workers_get_gpus_that_the_node_shows_by_number_and_these_are_sampled(
     name = "CUDA_VISIBLE_DEVICES"
     found = msgspec.structs.replace(FACTS["box1"], node="a", gpus=gpus, env={name: session} if session else {})
     options = LaunchOptions(environment=JobEnvironment(env={name: given} if given else {}))
-    cluster = Cluster(nodes=(msgspec.structs.replace(node, addr="10.0.0.1"),), source="h")
+    cluster = make.cluster(msgspec.structs.replace(node, addr="10.0.0.1"))
     plan = plan_launch(cluster, SCRIPT, {"a": found}, "r", options).nodes[0]
     assert (plan.command.env.get(name), plan.gpus) == expected
     assert plan.command.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -503,7 +500,7 @@ def test_where_the_user_has_another_order_a_number_could_be_another_gpu(
 ) -> None:
     found = msgspec.structs.replace(FACTS["box1"], node="a", gpus=gpus, env={"CUDA_VISIBLE_DEVICES": "3,0"})
     for node, option in ((given, {}), ({}, given)):
-        cluster = Cluster(nodes=(Node(name="a", env=node, addr="10.0.0.1"),), source="h")
+        cluster = make.cluster(Node(name="a", env=node, addr="10.0.0.1"))
         options = LaunchOptions(environment=JobEnvironment(env=option))
         plan = plan_launch(cluster, SCRIPT, {"a": found}, "r", options).nodes[0]
         by_uuid = "FASTEST_FIRST" in given.values() and gpus is MIXED
@@ -535,7 +532,7 @@ def test_other_accelerators_get_their_own_variables_and_no_device_that_is_hidden
     found = msgspec.structs.replace(
         FACTS["box1"], node="a", gpus=MIXED, env=session, accelerator=kind, interfaces=(nic,)
     )
-    cluster = Cluster(nodes=(Node(name="a", slots=2, addr="10.0.0.1"),), source="h")
+    cluster = make.cluster(Node(name="a", slots=2, addr="10.0.0.1"))
     plan = plan_launch(cluster, SCRIPT, {"a": found}, "r", LaunchOptions()).nodes[0]
     env = plan.command.env
     assert {name: env.get(name) for name in expected} == expected
@@ -568,7 +565,7 @@ def test_collectives_are_tested_over_the_backend_of_the_nodes(kinds: tuple[str |
         for node, kind in zip(nodes, kinds, strict=True)
     }
     test = CollectiveTest(messages=(Message(size_bytes=8),))
-    planned = plan_launch(Cluster(nodes=nodes, source="h"), test, facts, "r", LaunchOptions(agent="agent.pyz"))
+    planned = plan_launch(make.cluster(*nodes), test, facts, "r", LaunchOptions(agent="agent.pyz"))
     assert isinstance(planned.test, CollectiveTest)
     assert planned.test.backend == backend
 
@@ -581,7 +578,7 @@ def inspect(node: Node | None = None, observed: dict[str, Any] | None = None, **
     told = {"gpus": MIXED, "nccl_version": "2.28.9", "nccl_inspector": PLUGIN} | found
     facts = {"a": msgspec.structs.replace(FACTS["box1"], node="a", **told)}
     asked = LaunchOptions(observation=Observation(**{"nccl_inspector": True} | (observed or {})))
-    return plan_launch(Cluster(nodes=(node,), source="h"), SCRIPT, facts, "r", asked).nodes[0]
+    return plan_launch(make.cluster(node), SCRIPT, facts, "r", asked).nodes[0]
 
 
 def test_nccls_inspector_is_loaded_and_writes_below_the_runs_directory() -> None:
@@ -618,13 +615,13 @@ def test_nccls_inspector_where_it_cannot_be_is_refused(
 def test_a_program_of_the_users_own_gets_all_gpus_that_the_node_shows() -> None:
     found = msgspec.structs.replace(FACTS["box1"], node="a", gpus=MIXED, env={"CUDA_VISIBLE_DEVICES": "2,3"})
     options = LaunchOptions(engine=Engine(name="exec"))
-    cluster = Cluster(nodes=(Node(name="a", slots=1, addr="10.0.0.1"),), source="h")
+    cluster = make.cluster(Node(name="a", slots=1, addr="10.0.0.1"))
     env = plan_launch(cluster, SCRIPT, {"a": found}, "r", options).nodes[0].command.env
     assert env["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 VARIABLE = "MULTINODE_GRAD_COMPRESS"
-CLUSTER = Cluster(nodes=(Node(name="a", addr="10.0.0.1"), Node(name="b", addr="10.0.0.2")), source="h")
+CLUSTER = make.cluster(Node(name="a", addr="10.0.0.1"), Node(name="b", addr="10.0.0.2"))
 BARE_SCRIPT = ScriptJob(argv=("train.py",))
 BARE_SFT = LlamaFactoryJob(config_path="sft.yaml", text="", config={"model_name_or_path": "m", "stage": "sft"})
 

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import JobError, UsageError
 from multinode.job.engines.place import JOB_FILE
@@ -33,6 +33,7 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.job.synthetic import DATASET, synthetic_files, with_synthetic
 from multinode.records.plan import NodePlan
+from tests import make
 
 ROOT = Path(__file__).parents[2]
 TEXT = "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ndo_train: true\nfinetuning_type: lora\nmax_steps: 30\n"
@@ -74,7 +75,7 @@ def job(**config: Any) -> LlamaFactoryJob:
 
 def plan_nodes(made: LlamaFactoryJob, count: int, facts: dict[str, NodeFacts], **options: Any) -> tuple[NodePlan, ...]:
     nodes = tuple(Node(name=f"node{rank}", slots=2, addr=f"10.0.0.{rank}") for rank in range(count))
-    return plan_launch(Cluster(nodes=nodes, source="h"), made, facts, "r", LaunchOptions(**options)).nodes
+    return plan_launch(make.cluster(*nodes), made, facts, "r", LaunchOptions(**options)).nodes
 
 
 def plan_node(made: LlamaFactoryJob, nodes: int = 1, **options: Any) -> NodePlan:

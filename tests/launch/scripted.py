@@ -14,13 +14,11 @@ from typing import Any
 
 import msgspec
 
-from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.dataplane import Endpoint
+from multinode.cluster.cluster import Node
 from multinode.cluster.quoting import Command
 from multinode.errors import ContactLost
 from multinode.launch import execute
 from multinode.launch.context import ExecuteOptions, RunContext, StopRequest
-from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
@@ -28,6 +26,7 @@ from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import MAX_ANSWER_BYTES, Completed, Transport
 from multinode.transport.fake import GREETING
+from tests import make
 
 DEADLINE_S = 20.0
 HELLO = {"kind": "hello", "schema": 1, "run_id": "r", "run_dir": "/r", "time_s": 0.0}
@@ -159,34 +158,21 @@ class ScriptedNodes(Transport):
             talk.hang_up()
 
 
-def make_plan(*names: str) -> LaunchPlan:
-    """A plan with two workers on each of these nodes."""
-    return LaunchPlan(
-        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2,) * len(names)),
-        run_id="r",
-        engine="torchrun",
-        job="train.py",
-        nodes=tuple(
-            NodePlan(
-                place=Place(
-                    node=name,
-                    node_rank=rank,
-                    ranks=(2 * rank, 2 * rank + 1),
-                    run_dir=f"/r.{rank}",
-                    endpoint=Endpoint(addr=f"10.0.0.{rank + 1}", ifname="ens1f0"),
-                ),
-                command=Command(argv=("train", name), env={"A": "b c"}, unset=("RANK",), cwd="/work"),
-            )
-            for rank, name in enumerate(names)
-        ),
-    )
-
-
 class Execution:
-    """A run of `make_plan` on scripted nodes; `options` are fields of ExecuteOptions."""
+    """A run on scripted nodes with two workers each; `options` are fields of ExecuteOptions."""
 
     def __init__(self, root: Path, *names: str, **options: Any) -> None:
-        self._plan = make_plan(*names)
+        self._plan = make.plan(
+            *(
+                make.node_plan(
+                    name,
+                    rank,
+                    workers=2,
+                    command=Command(argv=("train", name), env={"A": "b c"}, unset=("RANK",), cwd="/work"),
+                )
+                for rank, name in enumerate(names)
+            )
+        )
         self._options = msgspec.structs.replace(ExecuteOptions(lease_s=60.0, grace_s=5.0), **options)
         self.directory = RunDirectory.create(root / "runs", "r")  # its run directory
         self.stop = StopRequest()  # how the user stops it
@@ -202,7 +188,7 @@ class Execution:
 
     def run(self, play: Callable[[Talk], None]) -> Run:
         nodes = ScriptedNodes(play)
-        cluster = Cluster(nodes=tuple(Node(name=node.place.node) for node in self._plan.nodes), source="hosts")
+        cluster = make.cluster(*(node.place.node for node in self._plan.nodes))
         try:
             agent = AgentTransport(nodes, AgentArchive(b""))
             context = RunContext(agent, self.directory.path.parent, stop=self.stop, observe=self.observe)

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, NodeError, UsageError
 from multinode.launch.node_runs import clean, find_runs
 from multinode.records.run import new_run
-from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
-from tests.launch.scripted import make_plan
+from tests import make
 
-CLUSTER = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+CLUSTER = make.cluster("a", "b")
 ON_NODES = {"a": ["r1-aa.0", "r1-aa-1.0", "r2-bb.0"], "b": ["r1-aa.1", "r3-cc.1"]}
 
 
@@ -35,7 +34,7 @@ def find(runs: Path, *asked: str) -> tuple[str, ...]:
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """Of this machine: one that lies on no node any more."""
-    RunDirectory.create(tmp_path, "r4-dd").write("run.json", new_run(make_plan("a", "b"), 1.0))
+    make.store(tmp_path, "r4-dd", run=new_run(make.plan("a", "b", workers=2), 1.0))
     return tmp_path
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.launch.context import _open_transport
 from multinode.transport.fabric_ssh import FabricTransport
 from multinode.transport.openssh import OpensshTransport
 from multinode.transport.slurm import SlurmTransport
+from tests import make
 
-CLUSTER = Cluster(nodes=(Node(name="no-such-node.invalid"),), source="hosts")
+CLUSTER = make.cluster("no-such-node.invalid")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_lines_that_name_a_slurm_job_are_reached_by_its_steps_which_no_run_outli
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    allocated = Cluster(nodes=(Node(name="a", slurm_job=7), Node(name="b", slurm_job=7)), source="hosts")
+    allocated = make.cluster(Node(name="a", slurm_job=7), Node(name="b", slurm_job=7))
     transport = _open_transport(allocated, local=False)
     assert isinstance(transport, SlurmTransport)
     assert not transport.starts_early

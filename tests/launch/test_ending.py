@@ -13,31 +13,23 @@ from multinode.launch.ending import MOST_LINES, hang_words
 from multinode.launch.outcome import next_step, show
 from multinode.launch.progress_table import ProgressTable
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.summary import StepTimes, Summary
-from multinode.records.run import Attempt, Failure, NodeRun, Run, Stall
+from multinode.profile.summary import StepTimes
+from multinode.records.run import Attempt, Failure, Run, Stall
 from multinode.stats.estimate import exactly
+from tests import make
 from tests.golden import Golden, screen_of
 from tests.launch.test_progress_table import PROFILED, progress
 
 DIRECTORY = PurePath("runs", "20260102-030405-abcd")
-RUN = Run(
-    run_id=DIRECTORY.name,
-    job="train.py",
-    engine="torchrun",
-    status="failed",
-    started_s=100.0,
-    ended_s=133.7,
-    world_size=4,
-    nodes=(NodeRun(name="node0", node_rank=0), NodeRun(name="node1", node_rank=1)),
-)
+RUN = make.run("node0", "node1", run_id=DIRECTORY.name, status="failed", started_s=100.0, ended_s=133.7, world_size=4)
 # Figures of six steps, which say nothing about why a run failed.
-SUMMARY = Summary(
+SUMMARY = make.summary(
+    26.66,
     run_id=RUN.run_id,
     steps=6,
     steady_steps=2,
     rule="the first 4 of 6 steps are warm-up, excluded",
     step_time_ms=StepTimes(median=exactly(300.4), p95=320.0, cv=0.05),
-    samples_per_s=exactly(26.66),
     bottleneck=Bottleneck(kind="network", share=0.54, message="x"),
 )
 TRACEBACK = """Traceback (most recent call last):

@@ -15,10 +15,11 @@ from multinode.launch.progress_lines import ProgressLines
 from multinode.launch.progress_table import ProgressTable
 from multinode.launch.session import Ended, Gone, Hello, StatusReport
 from multinode.profile.summary import summarise_run
+from tests import make
 from tests.escapes import ESCAPES, RECORDS, fill, lines_of, unprintable
 from tests.golden import screen_of
 
-from .scripted import RUNNING, Execution, Talk, make_plan
+from .scripted import RUNNING, Execution, Talk
 
 
 @pytest.mark.parametrize("stopped_by", [None, ESCAPES])
@@ -40,7 +41,7 @@ def test_what_a_node_says_of_a_run_leaves_terminal_json_and_records_printable(
 
     run = lone.run(play)
     assert run.status == ("failed" if stopped_by is None else "stopped")
-    summary = summarise_run(lone.directory, make_plan("a"))
+    summary = summarise_run(lone.directory, make.plan("a", workers=2))
     shown = io.StringIO()
     console = Console(file=shown, width=160, color_system=None)
     lines: list[str] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import (
     AuthError,
     ConnectError,
@@ -27,7 +27,8 @@ from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentArchive, AgentTransport
-from tests.launch.scripted import DEADLINE_S, HELLO, RUNNING, ScriptedNodes, Talk, make_plan
+from tests import make
+from tests.launch.scripted import DEADLINE_S, HELLO, RUNNING, ScriptedNodes, Talk
 
 NODES = ("a", "b")
 SOON = ExecuteOptions(silence_s=0.2, grace_s=0.1, verify_s=0.3)
@@ -50,12 +51,12 @@ class Nodes(ScriptedNodes):
 
 @pytest.fixture
 def known(tmp_path: Path) -> StoredRun:
-    plan = make_plan(*NODES)
+    plan = make.plan(*NODES, workers=2)
     directory = RunDirectory.create(tmp_path, plan.run_id)
     run = msgspec.structs.replace(new_run(plan, 1.0), lease_s=0.1)
     directory.write("run.json", run)
     directory.write("plan.json", plan)
-    directory.write_cluster(Cluster(nodes=tuple(Node(name=name) for name in NODES), source="hosts"), "")
+    directory.write_cluster(make.cluster(*NODES), "")
     return StoredRun(directory)
 
 

@@ -22,9 +22,9 @@ from multinode.launch.notice import (
 )
 from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.run import Attempt, Failure, Run, Stall
-from multinode.records.run_directory import RunDirectory
 from multinode.runs.document import RunDocument
 from multinode.runs.stored_run import StoredRun
+from tests import make
 from tests.profile.observing import RUN, SUMMARY
 
 FAILURE = Failure(node="node1", node_rank=1, rank=3, message="rank 3 raised OSError", kind="disk_full", log_tail="a\nb")
@@ -113,9 +113,7 @@ def test_a_stopped_hang_is_to_blame() -> None:
 
 
 def test_the_run_is_what_show_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = RunDirectory.create(tmp_path, RUN.run_id)
-    directory.write("run.json", STOPPED)
-    directory.write("summary.json", SUMMARY)
+    directory = make.store(tmp_path, RUN.run_id, run=STOPPED, summary=SUMMARY)
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
     sent = notice_document(end_notice(StoredRun(directory).document()))
     shown: dict[str, Any] = msgspec.json.decode(CliRunner().invoke(build_app(), ["show", RUN.run_id, "--json"]).stdout)

@@ -6,13 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.quoting import Command
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
 from multinode.profile.observed import observe_run
 from multinode.profile.summary import Summary, summarise
-from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import (
     AveragingSample,
@@ -26,23 +23,9 @@ from multinode.records.samples import (
 )
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import known
+from tests import make
 
-NODES = tuple(
-    NodePlan(
-        place=Place(
-            node=name,
-            node_rank=rank,
-            ranks=(rank,),
-            run_dir="/r",
-            endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=10.0),
-        ),
-        command=Command(argv=("true",)),
-    )
-    for rank, name in enumerate("ab")
-)
-PLAN = LaunchPlan(
-    rendezvous=Rendezvous(addr="::1", port=1, workers=(1, 1)), run_id="r", engine="torchrun", job="j", nodes=NODES
-)
+PLAN = make.plan("a", "b", link_gbit_per_s=10.0)
 FAST_MS, SLOW_MS, WARM_UP_MS = 100.0, 260.0, 30_000.0
 
 
@@ -83,7 +66,7 @@ def slow_in_the_middle(tmp_path: Path, steps: int) -> RunDirectory:
             if number % 10 == 0:
                 now_s = now_ms / 1000
                 nic.append(
-                    NicSample(ifname="eth0", tx_bytes=sent, rx_bytes=sent, time_s=now_s, mono_ns=int(now_s * 1e9))
+                    NicSample(ifname="ens1f0", tx_bytes=sent, rx_bytes=sent, time_s=now_s, mono_ns=int(now_s * 1e9))
                 )
         samples += [LossSample(rank=rank, step=steps, loss=1.0), TrainEndSample(rank=rank, time_s=now_ms / 1000)]
         directory.append_samples(rank, f"rank-{rank}.jsonl", lines(samples))

@@ -10,37 +10,34 @@ from multinode.launch.ending import run_labels
 from multinode.launch.outcome import next_step, run_verdict, show, step_sheet
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.figures import LikelyCause, Straggler
-from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
+from multinode.profile.step_split import KnownSteps, StepSplit
 from multinode.profile.summary import StepTimes, Summary
-from multinode.records.run import Attempt, Failure, NodeRun, Run
+from multinode.records.run import Attempt, Failure, Run
 from multinode.render.sheet import NextCommand
 from multinode.stats.estimate import Estimate, exactly
-from multinode.stats.unknown import Unknown
+from tests import make
 from tests.golden import Golden, screen_of
 from tests.profile.observing import RUN as TRAINING
 from tests.profile.observing import SUMMARY as TRAINING_SUMMARY
 
-RUN = Run(
+RUN = make.run(
+    "a",
+    "b",
     run_id="20260102-030405-abcd",
     job="sft.yaml",
     engine="llamafactory",
-    status="succeeded",
     started_s=100.0,
     ended_s=165.0,
     world_size=4,
-    nodes=(NodeRun(name="a", node_rank=0), NodeRun(name="b", node_rank=1)),
 )
-SUMMARY = Summary(
+SUMMARY = make.summary(
+    26.66,
     run_id=RUN.run_id,
-    steps=30,
-    steady_steps=25,
-    rule="the first 5 of 30 steps are warm-up, excluded",
     step_time_ms=StepTimes(median=exactly(300.4), p95=320.0, cv=0.05),
-    samples_per_s=exactly(26.66),
     first_loss=2.5,
     last_loss=1.25,
 )
-NOTHING = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="nothing", samples_per_s=Unknown("no steps"))
+NOTHING = make.no_steps(run_id=RUN.run_id)
 
 
 SLOW_NODE = Straggler(
@@ -156,7 +153,7 @@ def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
     assert run_verdict(RUN, msgspec.structs.replace(SUMMARY, bottleneck=network)).endswith(
         "; network-bound: 40% of a step is exposed communication"
     )
-    early = StepSplit(mean=WorkerSplit(rank=-1, step_ms=300.0), steps=KnownSteps(known=4, measured=25))
+    early = StepSplit(mean=make.split(300.0), steps=KnownSteps(known=4, measured=25))
     few = msgspec.structs.replace(SUMMARY, bottleneck=network, split=early)
     assert run_verdict(RUN, few).endswith(" is exposed communication (from 4 of 25 measured steps)")
     assert "exposed communication: from 4 of 25 measured steps" in step_sheet(few).notes

@@ -9,7 +9,8 @@ import pytest
 
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
-from multinode.records.plan import CodeCopy, LaunchPlan, NodePlan, Place, PlanFile, Rendezvous, plan_text
+from multinode.records.plan import CodeCopy, LaunchPlan, PlanFile, plan_text
+from tests import make
 
 
 @pytest.fixture
@@ -22,36 +23,23 @@ def plan(tmp_path: Path) -> LaunchPlan:
         path_first="/env/bin",
         cwd=str(tmp_path),
     )
-    nodes = (
-        NodePlan(
-            place=Place(
-                node="box1",
-                node_rank=0,
-                ranks=(0, 1),
-                run_dir="~/.multinode/runs/r.0",
-                endpoint=Endpoint(addr="10.0.0.1", ifname="ens1f0"),
-            ),
+    return make.plan(
+        make.node_plan(
+            "box1",
+            workers=2,
+            run_dir="~/.multinode/runs/r.0",
             command=command,
             files=(PlanFile(path="job.yaml", text="secret: no"),),
         ),
-        NodePlan(
-            place=Place(
-                node="box2",
-                node_rank=1,
-                ranks=(2, 3),
-                run_dir="~/.multinode/runs/r.1",
-                endpoint=Endpoint(addr="box2", ifname=None),
-            ),
+        make.node_plan(
+            "box2",
+            1,
+            workers=2,
+            run_dir="~/.multinode/runs/r.1",
+            endpoint=Endpoint(addr="box2", ifname=None),
             command=command,
             assumed=("python: the first python3 on PATH",),
         ),
-    )
-    return LaunchPlan(
-        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2, 2)),
-        run_id="r",
-        engine="torchrun",
-        job="train.py",
-        nodes=nodes,
         code=CodeCopy(source="/home/me/a\ntouch injected", digest="f" * 64, files=1005, size_bytes=3 << 20),
         notes=("box1 sends to 10.0.0.2 over wlan0",),
     )

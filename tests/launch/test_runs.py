@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,44 +9,26 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
-from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.attach import choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.context import RunContext
-from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun, load_run, load_runs
-from multinode.stats.estimate import exactly
 from multinode.transport.fake import FakeTransport
-from tests.launch.scripted import make_plan
+from tests import make
 
-RUN = Run(
-    run_id="20260102-aa",
-    job="sft.yaml (LLaMA-Factory sft)",
-    engine="torchrun",
-    status="succeeded",
-    started_s=1.5,
-    ended_s=9.5,
-    world_size=2,
-    nodes=(NodeRun(name="box-a", node_rank=0), NodeRun(name="box-b", node_rank=1)),
-)
-SUMMARY = Summary(run_id=RUN.run_id, steps=30, steady_steps=25, rule="steps 6 to 30", samples_per_s=exactly(14.0))
+RUN = make.run("box-a", "box-b", run_id="20260102-aa", job="sft.yaml (LLaMA-Factory sft)", started_s=1.5, ended_s=9.5)
+SUMMARY = make.summary(14.0, run_id=RUN.run_id, rule="steps 6 to 30")
 
 
 def store(root: Path, run_id: str = RUN.run_id) -> RunDirectory:
-    directory = RunDirectory.create(root, run_id)
-    directory.write("run.json", msgspec.structs.replace(RUN, run_id=run_id))
-    return directory
+    return make.store(root, run_id, run=msgspec.structs.replace(RUN, run_id=run_id))
 
 
-def plan_of(run: Run, workers: Sequence[int]) -> LaunchPlan:
-    plan = make_plan(*(node.name for node in run.nodes))
-    meeting = msgspec.structs.replace(plan.rendezvous, workers=tuple(workers))
-    places = (msgspec.structs.replace(place, ranks=meeting.ranks(place.node_rank)) for place in plan.places)
-    nodes = (msgspec.structs.replace(node, place=place) for node, place in zip(plan.nodes, places, strict=True))
-    return msgspec.structs.replace(plan, rendezvous=meeting, nodes=tuple(nodes))
+def plan_of(run: Run, workers: tuple[int, ...]) -> LaunchPlan:
+    return make.plan(*(node.name for node in run.nodes), workers=workers)
 
 
 def test_a_run_comes_back_with_its_figures(tmp_path: Path) -> None:
@@ -181,8 +162,7 @@ def test_an_import_has_no_logs(tmp_path: Path) -> None:
 
 
 def store_part(root: Path, run: Run, log: bytes) -> None:
-    directory = RunDirectory.create(root, run.run_id)
-    directory.write("plan.json", plan_of(run, (1,) * len(run.nodes)))
+    directory = make.store(root, run.run_id, plan=plan_of(run, (1,) * len(run.nodes)))
     directory.append_log(0, log)
     directory.write("run.json", run)
 
@@ -245,8 +225,8 @@ def test_a_launch_goes_on_without_its_controller(tmp_path: Path) -> None:
 def test_a_defect_of_who_follows_a_run_is_no_good_end_of_its_logs(tmp_path: Path) -> None:
     directory = store(tmp_path)
     directory.write("run.json", msgspec.structs.replace(RUN, status="running", ended_s=None))
-    directory.write("plan.json", make_plan("box-a"))
-    directory.write_cluster(Cluster(nodes=(Node(name="box-a"),), source="hosts"), "")
+    directory.write("plan.json", make.plan("box-a", workers=2))
+    directory.write_cluster(make.cluster("box-a"), "")
 
     class Defective(RunContext):
         def with_part_of(self, run_id: str | None) -> RunContext:

@@ -13,9 +13,10 @@ from multinode.errors import ContactLost
 from multinode.launch.context import ExecuteOptions, supervise_requests
 from multinode.launch.session import Chunk, Ended, Event, EventQueue, Hello
 from multinode.records.run import NodeRun
+from tests import make
 from tests.diagnose.test_failure import GLOO, NCCL, ended, find, raised
 
-from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk, make_plan
+from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
 
 PIECE = Event(node_rank=0, message=Chunk(file="log", offset=0, data=b"x"))
 
@@ -47,7 +48,7 @@ def test_pieces_of_files_wait_for_the_next_look_unless_there_is_no_room_for_more
 
 @pytest.mark.parametrize(("nodes", "poll_s"), [(2, 0.1), (64, 0.5), (128, 1.0), (1000, 1.0)])
 def test_each_of_many_nodes_speaks_less_often_and_one_keeps_the_plan(nodes: int, poll_s: float) -> None:
-    requests = supervise_requests(make_plan(*(f"n{rank}" for rank in range(nodes))), ExecuteOptions())
+    requests = supervise_requests(make.plan(*(f"n{rank}" for rank in range(nodes)), workers=2), ExecuteOptions())
     assert {request["poll_s"] for request in requests} == {poll_s}
     keepers = [request["run_id"] for request in requests if any(one["path"] == "plan.json" for one in request["files"])]
     assert keepers == ["r.0"]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch import attach
 from multinode.launch.attach import find_recorded, nodes_of, stop, whole_of
@@ -23,7 +23,7 @@ from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
-from tests.launch.scripted import make_plan
+from tests import make
 
 STOPPED = {"kind": "stopped", "state": "ended", "processes_left": 0}
 
@@ -31,14 +31,14 @@ STOPPED = {"kind": "stopped", "state": "ended", "processes_left": 0}
 def store(directory: RunDirectory, plan: LaunchPlan) -> None:
     directory.write("plan.json", plan)
     directory.write("run.json", new_run(plan, 1.0))
-    directory.write_cluster(Cluster(nodes=tuple(Node(name=place.node) for place in plan.places), source="hosts"), "")
+    directory.write_cluster(make.cluster(*(place.node for place in plan.places)), "")
 
 
 @pytest.fixture
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoredRun]:
     """A run whose lock is held, as by the process that follows it."""
     monkeypatch.setattr(attach, "ANSWER_S", 0.5)
-    plan = make_plan("a", "b")
+    plan = make.plan("a", "b", workers=2)
     directory = RunDirectory.create(tmp_path, plan.run_id)
     store(directory, plan)
     with directory.lock():
@@ -88,7 +88,7 @@ def record(known: StoredRun, status: str, *nodes: NodeRun) -> StoredRun:
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
     """A run that nobody follows."""
     monkeypatch.setattr(attach, "ANSWER_S", 0.5)
-    plan = make_plan("a", "b")
+    plan = make.plan("a", "b", workers=2)
     directory = RunDirectory.create(tmp_path, plan.run_id)
     store(directory, plan)
     return StoredRun(directory)
@@ -183,9 +183,9 @@ def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_a
     tmp_path: Path,
 ) -> None:
     attempt, whole = RunDirectory.create(tmp_path, "r-1"), RunDirectory.create(tmp_path, "r")
-    plan = make_plan("a")
+    plan = make.plan("a", workers=2)
     attempt.write("plan.json", plan)
-    attempt.write_cluster(Cluster(nodes=(Node(name="a"),), source="hosts"), "a\n")
+    attempt.write_cluster(make.cluster("a"), "a\n")
     attempt.write("run.json", new_run(plan, 1.0, part_of="r"))
     whole.write("run.json", msgspec.structs.replace(new_run(plan, 1.0), has_parts=True))
     found = whole_of(find_recorded(tmp_path, "r-1"))
@@ -201,7 +201,7 @@ def test_nodes_of_a_run_that_is_restarted_are_told_at_once_and_no_other_attempt_
     # Nobody is waited for before the nodes are told.
     monkeypatch.setattr(attach, "ANSWER_S", 3600.0)
     attempt, whole = RunDirectory.create(tmp_path, "r-1"), RunDirectory.create(tmp_path, "r")
-    plan = msgspec.structs.replace(make_plan("a", "b"), run_id="r-1")
+    plan = msgspec.structs.replace(make.plan("a", "b", workers=2), run_id="r-1")
     run = new_run(plan, 1.0, part_of="r")
     store(attempt, plan)
     attempt.write("run.json", run)

@@ -14,8 +14,7 @@ from multinode.profile.summary import summarise_run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import NoteSample, parse_samples
 from multinode.records.status import Status
-
-from .scripted import make_plan
+from tests import make
 
 STEP = b'{"kind":"step","rank":%d,"step":%d,"time_s":1,"mono_ns":1,"step_time_us":1000}\n'
 RAISED = b'{"kind":"exception","rank":2,"time_s":1,"type":"ValueError","message":"x"}\n'
@@ -23,7 +22,7 @@ RAISED = b'{"kind":"exception","rank":2,"time_s":1,"type":"ValueError","message"
 
 @pytest.fixture
 def tracker(tmp_path: Path) -> Tracker:
-    return Tracker(make_plan("a", "b"), RunDirectory.create(tmp_path, "r"))
+    return Tracker(make.plan("a", "b", workers=2), RunDirectory.create(tmp_path, "r"))
 
 
 def tell(tracker: Tracker, message: Message, *, node_rank: int = 1) -> None:
@@ -81,7 +80,7 @@ def test_until_the_first_step_a_node_shows_what_it_does_and_then_no_more(
 def test_a_run_that_is_taken_up_shows_what_its_log_said_last(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "r")
     directory.append_log(1, b"Tokenizing\n")
-    tracker = Tracker(make_plan("a", "b"), directory)
+    tracker = Tracker(make.plan("a", "b", workers=2), directory)
     tell(tracker, StatusReport(state="running"))
     assert tracker.progress.nodes[1].doing == "running, tokenizing the data"
 
@@ -193,7 +192,7 @@ def test_why_a_job_was_not_started_is_the_evidence_of_its_node(tracker: Tracker)
 
 def test_what_is_gone_on_the_node_is_said_in_its_place_and_counts_for_whoever_goes_on(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "r")
-    tracker = Tracker(make_plan("a", "b"), directory)
+    tracker = Tracker(make.plan("a", "b", workers=2), directory)
     pieces = (b"begins\n", 3 << 30, b"Traceback\n", 5, b"ends\n")
     at = 0
     for part in pieces:
@@ -215,7 +214,7 @@ NOTED = "samples are no longer kept: the node "
 
 def liar(tmp_path: Path, *chunks: tuple[str, bytes]) -> tuple[Tracker, RunDirectory]:
     directory = RunDirectory.create(tmp_path, "r")
-    tracker, pieces = Tracker(make_plan("a", "b"), directory, LIMITS), Pieces()
+    tracker, pieces = Tracker(make.plan("a", "b", workers=2), directory, LIMITS), Pieces()
     for name, data in chunks:
         tell(tracker, pieces.next(name, data))
     return tracker, directory
@@ -235,7 +234,7 @@ def test_a_log_without_end_fills_no_disk_and_its_end_is_evidence_all_the_same(tm
     assert tracker.evidence()[1].log.endswith("00099999\nValueError: x\n")
     assert len(tracker.evidence()[1].log) < 1 << 17
     # Taken up again, it is not noted again, and nothing of the other node is lost.
-    again = Tracker(make_plan("a", "b"), directory, LIMITS)
+    again = Tracker(make.plan("a", "b", workers=2), directory, LIMITS)
     tell(again, Pieces(**directory.offsets(1)).next("log", b"more\n"))
     tell(again, Pieces().next("log", b"well\n"), node_rank=0)
     assert directory.log_path(1).read_text() == log
@@ -258,7 +257,7 @@ def test_samples_without_end_fill_no_disk_and_the_summary_says_so(
     assert len(list(directory.path.rglob("*.jsonl"))) <= 5
     (noted,) = [sample for sample in parse_samples(directory.sample_lines(1)) if isinstance(sample, NoteSample)]
     assert noted.message == NOTED + reason
-    assert summarise_run(directory, make_plan("a", "b")).notes["b"] == noted.message
+    assert summarise_run(directory, make.plan("a", "b", workers=2)).notes["b"] == noted.message
     # It is followed all the same.
     assert tracker.progress.nodes[1].step == 7
 
@@ -299,7 +298,7 @@ def test_a_file_of_a_strange_name_is_passed_over_and_noted(tracker: Tracker, tmp
 
 def test_what_could_not_be_written_leaves_no_gap_and_is_wanted_again_from_where_the_file_ends(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "r")
-    tracker, pieces = Tracker(make_plan("a", "b"), directory), Pieces()
+    tracker, pieces = Tracker(make.plan("a", "b", workers=2), directory), Pieces()
     # Even root cannot write into a directory.
     directory.log_path(1).mkdir()
     tell(tracker, pieces.next("log", b"first\n"))
@@ -318,7 +317,7 @@ def test_what_could_not_be_written_leaves_no_gap_and_is_wanted_again_from_where_
 
 def test_a_log_that_somebody_removed_or_changed_is_wanted_again_as_a_whole(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "r")
-    tracker, pieces = Tracker(make_plan("a", "b"), directory), Pieces()
+    tracker, pieces = Tracker(make.plan("a", "b", workers=2), directory), Pieces()
     tell(tracker, pieces.next("log", b"first\n"))
     directory.log_path(1).write_text("x")
     tell(tracker, pieces.next("log", b"second\n"))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
@@ -17,12 +17,11 @@ from multinode.job.planning import plan_launch
 from multinode.levers.averaging import Averaging, read_averaging
 from multinode.levers.levers import NONE, Levers
 from multinode.records.plan import LaunchPlan, Observation
+from tests import make
 from tests.levers.compressed import compressed
 
 VARIABLE = "MULTINODE_SYNC"
-CLUSTER = Cluster(
-    nodes=(Node(name="a", addr="192.0.2.1", slots=2), Node(name="b", addr="192.0.2.2", slots=2)), source="h"
-)
+CLUSTER = make.cluster(Node(name="a", addr="192.0.2.1", slots=2), Node(name="b", addr="192.0.2.2", slots=2))
 SCRIPT = ScriptJob(argv=("train.py",))
 SFT = LlamaFactoryJob(config_path="sft.yaml", text="", config={"model_name_or_path": "m", "stage": "sft"})
 EVERY = Averaging(every=16)

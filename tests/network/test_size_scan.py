@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
@@ -32,13 +32,14 @@ from multinode.stats.unknown import Entries, or_empty
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.traffic.step_calls import Call
 from multinode.units import goodput_gb_per_s
+from tests import make
 from tests.network.test_nccl_log import SOCKETS
 
 MIB = 1 << 20
 SIZES = (4096, MIB, 16 * MIB)
 NODES = ("a", "b")
 NOTHING = NicBytes(tx_bytes=0, rx_bytes=0, tx_packets=0, rx_packets=0)
-CLUSTER = Cluster(nodes=tuple(Node(name=name, slots=1) for name in NODES), source="hosts")
+CLUSTER = make.cluster(*(Node(name=name, slots=1) for name in NODES))
 GOODPUT = goodput_gb_per_s(1.0)
 TCP = RawTcp(
     one=(PairSpeed(source="a", target="b", gbit_per_s=0.9), PairSpeed(source="b", target="a", gbit_per_s=0.94)),
@@ -231,7 +232,7 @@ def test_rdma_is_not_held_against_tcp() -> None:
 
 
 def test_a_single_node_uses_no_network() -> None:
-    alone = Cluster(nodes=(Node(name="a", slots=2),), source="hosts")
+    alone = make.cluster(Node(name="a", slots=2))
     test = CollectiveTest(messages=scan_messages(["all_reduce"], SIZES))
     local = plan_launch(alone, test, facts(), "r", LaunchOptions(agent="agent.pyz"))
     both = measured(plan())

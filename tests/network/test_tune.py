@@ -20,10 +20,10 @@ from multinode.network.tune import nccl_tune
 from multinode.network.tuning_screen import env_keys, show
 from multinode.records.benchmark import CollectiveTest
 from multinode.records.run import Run
-from multinode.records.run_directory import RunDirectory
 from multinode.render.table import screen_text
 from multinode.render.terminal import block_parts
 from multinode.transport.fake import FakeTransport
+from tests import make
 from tests.network.test_size_scan import measured, plan, report
 
 HOSTS = "a slots=1\nb slots=1\n"
@@ -59,7 +59,7 @@ class StandIn:
         self.asked.append(env)
         factor = self._speed(env, len(self.asked))
         if self._keeps:
-            RunDirectory.create(context.runs, what.run_id or "").write("summary.json", {})
+            make.store(context.runs, what.run_id or "", summary={})
         rows = tuple(msgspec.structs.replace(row, time_us=row.time_us * (1 / factor)) for row in SCAN.rows)
         return msgspec.structs.replace(SCAN, backend="nccl", rows=rows, nccl=self.nccl)
 

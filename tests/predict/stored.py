@@ -11,23 +11,19 @@ from typing import Any
 
 import msgspec
 
-from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.quoting import Command
 from multinode.network.measure import load_scan
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.predict.run_selection import Record
-from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import StepTimes, Summary
+from multinode.profile.step_split import StepSplit
 from multinode.records.benchmark import CollectiveTest
-from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous
+from multinode.records.plan import LaunchPlan, PlanFile
 from multinode.records.run_directory import RunDirectory
-from multinode.stats.estimate import exactly
 from multinode.stats.unknown import Unknown
 from multinode.strict_yaml import dump_yaml
-from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, fit_curve
 from multinode.units import goodput_gb_per_s
+from tests import make
 from tests.model.trainings import TINY
 
 __all__ = ["BYTES", "COMPUTE_MS", "JOB", "OPTIMIZER_MS", "comm_ms", "sweep_record", "training_record"]
@@ -69,9 +65,8 @@ def training_record(
     step_ms = own_ms + (exposed_ms or 0.0)
     counts = (workers_per_node,) * nodes if isinstance(workers_per_node, int) else workers_per_node
     workers = sum(counts)
-    mean = WorkerSplit(
-        rank=-1,
-        step_ms=step_ms,
+    mean = make.split(
+        step_ms,
         compute_ms=accumulation * COMPUTE_MS,
         exposed_ms=exposed_ms or 0.0,
         wait_ms=0.0,
@@ -79,16 +74,13 @@ def training_record(
         optimizer_ms=OPTIMIZER_MS,
         host_ms=0.0,
     )
-    summary = Summary(
+    summary = make.summary(
+        workers * config["per_device_train_batch_size"] * accumulation / step_ms * 1000,
+        step_ms,
         run_id=run_id,
         strategy="DDP",
         recognised=Strategy.DDP,
         world_size=workers,
-        steps=30,
-        steady_steps=25,
-        rule="the first 5 of 30 steps are warm-up, excluded",
-        step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.01),
-        samples_per_s=exactly(workers * config["per_device_train_batch_size"] * accumulation / step_ms * 1000),
         micro_steps=float(accumulation),
         tokens_per_sample=100.0,
         split=StepSplit(mean=mean) if exposed_ms is not None else StepSplit(mean=Unknown("nobody looked")),
@@ -133,25 +125,14 @@ def made_record(run_id: str, **parts: Any) -> Record:
 
 def plan(run_id: str, workers: tuple[int, ...], link: float | None, files: tuple[PlanFile, ...]) -> LaunchPlan:
     """On node0, node1, ...; a NIC says its link's rate on one node as well."""
-    return LaunchPlan(
-        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=workers),
+    return make.plan(
+        *(f"node{index}" for index in range(len(workers))),
+        workers=workers,
+        link_gbit_per_s=link,
+        each={"files": files},
         run_id=run_id,
         engine="llamafactory",
         job="sft.yaml (LLaMA-Factory sft full)",
-        nodes=tuple(
-            NodePlan(
-                place=Place(
-                    node=f"node{index}",
-                    node_rank=index,
-                    ranks=tuple(Layout.of(workers).ranks[index]),
-                    run_dir="/r",
-                    endpoint=Endpoint(addr=None, ifname="ens1f0", link_gbit_per_s=link),
-                ),
-                command=Command(argv=("true",)),
-                files=files,
-            )
-            for index in range(len(workers))
-        ),
     )
 
 

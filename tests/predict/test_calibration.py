@@ -14,6 +14,7 @@ from multinode.stats.estimate import exactly
 from multinode.stats.unknown import Unknown, known
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
+from tests import make
 from tests.levers.compressed import compressed
 
 ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
@@ -29,11 +30,10 @@ NETWORK = NetworkModel(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", curv
 def summary(
     mean: WorkerSplit | None, *, step_ms: float = 200, samples_per_s: float | None = 20, micro_steps: float = 1
 ) -> Summary:
-    return Summary(
+    return make.summary(
         run_id="r1",
         steps=20,
         steady_steps=15,
-        rule="",
         step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.03),
         samples_per_s=exactly(samples_per_s) if samples_per_s else Unknown("the training does not say it"),
         micro_steps=micro_steps,
@@ -47,9 +47,7 @@ def on_two(mean: WorkerSplit | None, *, step_ms: float = 200, per_device_batch: 
     return msgspec.structs.replace(summary(mean, step_ms=step_ms), per_device_batch=per_device_batch)
 
 
-SPLIT = WorkerSplit(
-    rank=-1, step_ms=200, compute_ms=120, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20, host_ms=18
-)
+SPLIT = make.split(200, compute_ms=120, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20, host_ms=18)
 
 
 def seen(mean: WorkerSplit | None = SPLIT, several: Summary | None = None, micro_steps: float = 1) -> Calibration:
@@ -82,7 +80,7 @@ def test_a_batch_that_is_known_is_not_made_of_the_rate() -> None:
 
 
 def test_where_computing_was_not_told_it_is_what_nothing_else_explains() -> None:
-    found = seen(WorkerSplit(rank=-1, step_ms=200, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20))
+    found = seen(make.split(200, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20))
     assert (found.costs.compute_ms, found.costs.host_ms) == (146, 0)
     assert found.notes == ("everything except communication, data and optimizer counts as compute",)
 
@@ -105,7 +103,7 @@ OF_RHO = 25.6**2 / (25.6**2 + 6.25**2)
 def test_what_several_nodes_expose_tells_the_overlap_as_far_as_it_is_not_of_the_network(
     exposed_ms: float, rho: float
 ) -> None:
-    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=exposed_ms))
+    several = on_two(make.split(300, exposed_ms=exposed_ms))
     found = seen(several=several)
     assert found.costs.overlap == pytest.approx(rho)
 
@@ -116,7 +114,7 @@ def test_what_follows_the_optimizer_tells_nothing_of_the_overlap() -> None:
     curves = {"all_reduce": CURVE, "all_gather": gather}
     network = msgspec.structs.replace(NETWORK, backend="nccl", curves=curves)
     # 125 ms of gradients of which a backward pass of 85 ms hides half, and 70 ms of parameters afterwards.
-    several = on_two(WorkerSplit(rank=-1, step_ms=400, exposed_ms=125 - 128 / 3 + 70))
+    several = on_two(make.split(400, exposed_ms=125 - 128 / 3 + 70))
     runs = CalibrationRun(summary=summary(SPLIT), layout=ONE), CalibrationRun(summary=several, layout=TWO)
     assert calibrate(runs[0], zero, network, runs[1]).costs.overlap == pytest.approx(1 - OF_RHO / 2)
 
@@ -139,12 +137,12 @@ def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:
 
 
 def test_where_all_could_be_hidden_only_what_hid_the_rest_is_known() -> None:
-    long = WorkerSplit(rank=-1, step_ms=1000, compute_ms=900, exposed_ms=0, wait_ms=0)
+    long = make.split(1000, compute_ms=900, exposed_ms=0, wait_ms=0)
     found = calibrate(
         CalibrationRun(summary=summary(long, step_ms=1000), layout=ONE),
         WORK,
         NETWORK,
-        CalibrationRun(summary=summary(WorkerSplit(rank=-1, step_ms=1010, exposed_ms=9)), layout=TWO),
+        CalibrationRun(summary=summary(make.split(1010, exposed_ms=9)), layout=TWO),
     )
     # Of 125 ms the run hid 116, beside 600 ms of computing: more of these would have been used, had there been more.
     assert found.costs.overlap is None
@@ -153,7 +151,7 @@ def test_where_all_could_be_hidden_only_what_hid_the_rest_is_known() -> None:
 
 def test_a_run_of_another_batch_tells_the_overlap_that_its_own_computing_had() -> None:
     """Half the batch computes 64 ms, of which a third of 125 ms of communication hides behind two thirds, all used."""
-    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125 - 64 * 2 / 3), per_device_batch=1)
+    several = on_two(make.split(300, exposed_ms=125 - 64 * 2 / 3), per_device_batch=1)
     found = seen(several=several)
     assert found.costs.overlap == pytest.approx(1.0)
     assert found.costs.compute_ms == 128
@@ -171,9 +169,7 @@ def test_a_run_of_another_batch_tells_the_overlap_that_its_own_computing_had() -
 def test_until_the_first_bucket_is_full_nothing_tells_the_overlap() -> None:
     cut = msgspec.structs.replace(WORK, bucket_bytes=G / 4)
     single = CalibrationRun(summary=summary(SPLIT), layout=ONE)
-    several = CalibrationRun(
-        summary=on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125 - 0.75 * 128 / 3)), layout=TWO
-    )
+    several = CalibrationRun(summary=on_two(make.split(300, exposed_ms=125 - 0.75 * 128 / 3)), layout=TWO)
     # A quarter of the gradients comes before anything is sent: 19.2 ms instead of 25.6.
     of_rho = 19.2**2 / (19.2**2 + 6.25**2)
     assert calibrate(single, cut, NETWORK, several).costs.overlap == pytest.approx(1 - of_rho / 2)
@@ -181,9 +177,7 @@ def test_until_the_first_bucket_is_full_nothing_tells_the_overlap() -> None:
 
 def test_a_slow_link_tells_the_network_and_hardly_the_overlap() -> None:
     # 1250 ms of communication, of which 62 ms more or less are the network's.
-    several = CalibrationRun(
-        summary=on_two(WorkerSplit(rank=-1, step_ms=1500, exposed_ms=1250)), layout=TWO, link=Link(gbit_per_s=0.1)
-    )
+    several = CalibrationRun(summary=on_two(make.split(1500, exposed_ms=1250)), layout=TWO, link=Link(gbit_per_s=0.1))
     found = calibrate(CalibrationRun(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several)
     assert found.costs.overlap is not None
     assert found.costs.overlap > 0.8
@@ -195,9 +189,7 @@ def test_the_share_that_can_hide_is_of_the_training() -> None:
 
 
 def test_a_run_that_was_not_to_overlap_tells_nothing_of_the_overlap() -> None:
-    several = CalibrationRun(
-        summary=on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125)), layout=TWO, overlap=False
-    )
+    several = CalibrationRun(summary=on_two(make.split(300, exposed_ms=125)), layout=TWO, overlap=False)
     assert calibrate(CalibrationRun(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several).costs.overlap is None
 
 
@@ -234,7 +226,7 @@ def of_rank(rank: int, compute_ms: float) -> WorkerSplit:
 
 def split_of_four(comm_ms: float) -> CalibrationRun:
     workers = tuple(of_rank(rank, compute_ms) for rank, compute_ms in enumerate((80, 120, 300, 290)))
-    mean = WorkerSplit(rank=-1, step_ms=500, compute_ms=197.5, exposed_ms=200, wait_ms=102.5)
+    mean = make.split(500, compute_ms=197.5, exposed_ms=200, wait_ms=102.5)
     told = msgspec.structs.replace(
         summary(SPLIT, step_ms=500, samples_per_s=8), split=StepSplit(mean=mean, workers=workers, comm_ms=comm_ms)
     )
@@ -263,7 +255,7 @@ def test_what_its_workers_exchange_passes_at_an_assumed_rate_and_no_slower_than_
 
 def test_the_overlap_is_that_of_the_link_and_the_hook_of_the_run_it_came_from() -> None:
 
-    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=62.5))
+    several = on_two(make.split(300, exposed_ms=62.5))
     single = CalibrationRun(summary=summary(SPLIT), layout=ONE)
     slow = CalibrationRun(summary=several, layout=TWO, link=Link(gbit_per_s=0.5))
     half = CalibrationRun(summary=several, layout=TWO, link=Link(gbit_per_s=0.5), levers=compressed("fp16"))

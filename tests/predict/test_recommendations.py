@@ -8,23 +8,21 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
-from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
 from multinode.model.workload import JobSettings, Workload
 from multinode.predict.advice import Recommendations, shortlist
 from multinode.predict.recommendations import advise_runs, measured_job
 from multinode.profile.figures import Straggler
 from multinode.profile.machine_use import GpuUse, NodeUse
-from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import StepTimes, Summary
+from multinode.profile.step_split import StepSplit
+from multinode.profile.summary import Summary
 from multinode.records.invocation import Invocation
-from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous
+from multinode.records.plan import LaunchPlan, PlanFile
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
-from multinode.stats.estimate import exactly
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
+from tests import make
 from tests.predict.stored import on_four
 
 NAMES = ("a", "b")
@@ -36,41 +34,21 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
     """A stored run of the small model in fp32 under DDP: 166 ms of compute per step of 2 samples per worker."""
     step_ms = 166 + exposed_ms
     directory = RunDirectory.create(root, run_id)
-    plans = tuple(
-        NodePlan(
-            place=Place(
-                node=name,
-                node_rank=rank,
-                ranks=(rank,),
-                run_dir="/r",
-                endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=0.1),
-            ),
-            command=Command(argv=("true",)),
-        )
-        for rank, name in enumerate(NAMES[:nodes])
-    )
-    plan = LaunchPlan(
-        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(1,) * nodes),
-        run_id=run_id,
-        engine="llamafactory",
-        job="job.yaml",
-        nodes=plans,
-    )
+    plan = make.plan(*NAMES[:nodes], link_gbit_per_s=0.1, run_id=run_id, engine="llamafactory", job="job.yaml")
     gpu = GpuUse(index=0, memory_total_gib=24.0)
-    summary = Summary(
+    summary = make.summary(
+        2 * nodes / step_ms * 1e3,
+        step_ms,
         run_id=run_id,
         strategy="DDP",
         recognised=Strategy.DDP,
         world_size=nodes,
         steps=20,
         steady_steps=15,
-        rule="",
-        step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.01),
-        samples_per_s=exactly(2 * nodes / step_ms * 1e3),
         micro_steps=1,
         split=StepSplit(
             source="",
-            mean=WorkerSplit(rank=-1, step_ms=step_ms, compute_ms=166, exposed_ms=exposed_ms, data_ms=0, wait_ms=0),
+            mean=make.split(step_ms, compute_ms=166, exposed_ms=exposed_ms, data_ms=0, wait_ms=0),
         ),
         stragglers=(straggler,) if straggler is not None else (),
         nodes=tuple(
@@ -91,15 +69,7 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
     directory.write("cluster.json", parse_hostfile("a\nb\nc\n", "hosts"))
     directory.write(
         "run.json",
-        Run(
-            run_id=run_id,
-            job="job.yaml",
-            engine="llamafactory",
-            status="succeeded",
-            started_s=1.0,
-            world_size=nodes,
-            nodes=(),
-        ),
+        make.run(run_id=run_id, job="job.yaml", engine="llamafactory", world_size=nodes),
     )
     return directory
 
@@ -164,17 +134,16 @@ def test_a_contrast_and_a_tuning_stand_for_the_runs_that_they_were_made_from(tmp
     keep(tmp_path, "one", 1, 0)
     keep(tmp_path, "two", 2, 1181)
     both = advise_runs(tmp_path, ["one", "two"])
-    contrast = RunDirectory.create(tmp_path, "against")
-    contrast.write("contrast.json", {"baseline": {"run_ids": ["one"]}, "candidate": {"run_ids": ["two"]}})
+    contrast = make.store(
+        tmp_path, "against", contrast={"baseline": {"run_ids": ["one"]}, "candidate": {"run_ids": ["two"]}}
+    )
     run = RunDirectory(tmp_path / "one").read("run.json", Run)
     contrast.write("run.json", run)
     assert advise_runs(tmp_path, ["against"]) == both
     # Chosen by runs that were stored before, or by its own first two.
     rows = [{"run_ids": [name, "repeat"]} for name in ("two", "one", "change")]
     for sources in (["one", "two"], []):
-        tuning = RunDirectory.create(tmp_path, f"tuning-{len(sources)}")
-        tuning.write("tuning.json", {"sources": sources, "rows": rows})
-        tuning.write("run.json", run)
+        tuning = make.store(tmp_path, f"tuning-{len(sources)}", tuning={"sources": sources, "rows": rows}, run=run)
         advised = advise_runs(tmp_path, [tuning.run_id])
         assert (sorted(advised.runs), advised.advice) == (["one", "two"], both.advice)
 

@@ -13,16 +13,16 @@ from multinode.model.workload import Workload
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import evidence_of, forecast_benchmarks, forecast_runs
 from multinode.predict.run_selection import Record
-from multinode.records.run import VERDICT_FILE, NodeRun, Run, RunSteps
+from multinode.records.run import VERDICT_FILE, Run, RunSteps
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.unknown import Entries
+from tests import make
 from tests.predict.stored import comm_ms, sweep_record, training_record
 
 
 def store(root: Path, record: Record) -> RunDirectory:
     """As `launch` and `nccl-test` leave it."""
-    directory = RunDirectory.create(root, record.run_id)
-    directory.write("plan.json", record.plan)
+    directory = make.store(root, record.run_id, plan=record.plan)
     model = Entries(record.model) if record.model is not None else UNASKED
     directory.write("facts.json", [NodeFacts(node="node0", model=model)])
     for name, noun in (("summary", record.summary), ("workload", record.workload), ("nccl-test", record.sweep)):
@@ -39,15 +39,7 @@ def launched_record(*arguments: Any, **changes: Any) -> Record:
 
 
 def run(run_id: str) -> Run:
-    return Run(
-        run_id=run_id,
-        job="sft.yaml",
-        engine="llamafactory",
-        status="succeeded",
-        started_s=1.0,
-        world_size=2,
-        nodes=(NodeRun(name="node0", node_rank=0),),
-    )
+    return make.run("node0", run_id=run_id, job="sft.yaml", engine="llamafactory", world_size=2)
 
 
 @pytest.fixture
@@ -56,11 +48,12 @@ def root(tmp_path: Path) -> Path:
     store(tmp_path, sweep_record("a-sweep"))
     store(tmp_path, training_record("b-baseline", 1))
     store(tmp_path, training_record("b-candidate", 2, exposed_ms=comm_ms(1.0)))
-    directory = RunDirectory.create(tmp_path, "b-contrast")
-    directory.write(
-        "contrast.json", {"baseline": {"run_ids": ["b-baseline"]}, "candidate": {"run_ids": ["b-candidate"]}}
+    make.store(
+        tmp_path,
+        "b-contrast",
+        contrast={"baseline": {"run_ids": ["b-baseline"]}, "candidate": {"run_ids": ["b-candidate"]}},
+        run=run("b-contrast"),
     )
-    directory.write("run.json", run("b-contrast"))
     return tmp_path
 
 
@@ -131,7 +124,7 @@ def test_a_run_that_cannot_be_read_matters_only_where_it_is_named(root: Path) ->
 def test_a_run_that_is_not_there_or_was_never_planned_is_named(root: Path) -> None:
     with pytest.raises(UsageError, match="no run begins with 'none'"):
         forecast_runs(root, ["none"])
-    RunDirectory.create(root, "e-empty").write("run.json", run("e-empty"))
+    make.store(root, "e-empty", run=run("e-empty"))
     with pytest.raises(UsageError, match="nothing can be predicted from e-empty"):
         forecast_runs(root, ["e-empty"])
 

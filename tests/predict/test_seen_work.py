@@ -10,6 +10,7 @@ from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Comm, Summary
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import GroupScope, Strategy
+from tests import make
 
 LAYOUT = Layout(nodes=2, workers_per_node=2)
 MIB = 1 << 20
@@ -21,7 +22,7 @@ def call(op: str, size_bytes: float = MIB, **changes: Any) -> SeenCall:
 
 
 def summary(*calls: SeenCall, **changes: Any) -> Summary:
-    return Summary(run_id="r", steps=9, steady_steps=4, rule="", comm=Comm(calls=calls), **changes)
+    return make.summary(comm=Comm(calls=calls), **changes)
 
 
 def test_what_ddp_sends_does_not_grow_with_accumulation() -> None:

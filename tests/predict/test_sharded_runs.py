@@ -22,10 +22,11 @@ from multinode.predict.evidence import work_of_calls
 from multinode.profile.calls import read_calls
 from multinode.profile.step_bytes import SeenTraffic
 from multinode.profile.strategy import Recognised, recognise_strategy
-from multinode.profile.summary import Comm, Summary
+from multinode.profile.summary import Comm
 from multinode.records.samples import CallCount
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, nic_bytes, passing_bytes, strategy_calls
+from tests import make
 from tests.model.trainings import FULL, TINY, training_job
 from tests.profile.seen_theory import worker_bytes
 from tests.profile.seen_trainings import Passed, Training, call, see
@@ -170,11 +171,7 @@ def test_reentrant_checkpointing_around_the_units_gathers_layers_three_times(
 def test_what_grows_with_accumulation_is_known_from_a_run_that_accumulates(run: Run) -> None:
     """Bytes with two micro-batches per step, of a run with four: by the formula, and by what the run called."""
     strategy, load = run.training
-    summary = Summary(
-        run_id="r",
-        steps=9,
-        steady_steps=4,
-        rule="",
+    summary = make.summary(
         strategy=run.recognised.name,
         recognised=run.recognised.strategy,
         fsdp_version=run.recognised.fsdp_version,

@@ -13,8 +13,9 @@ from multinode.predict.evidence import gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.shortfall import shortfall_words
-from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.step_split import StepSplit
 from multinode.stats.estimate import exactly
+from tests import make
 from tests.predict.stored import comm_ms, renamed, sweep_record, training_record
 from tests.predict.test_published_benchmarks import figures
 from tests.profile.made_up_steps import MadeUp, always
@@ -83,7 +84,7 @@ def test_a_shortfall_does_not_widen_what_is_predicted() -> None:
 def test_of_own_runs_what_was_exposed_is_judged_and_not_a_slow_node() -> None:
     """An nccl-test of 1 Gbit/s: a step that exposed four times what that takes, and one whose own work took longer."""
     single, sweep = training_record("a", 1), sweep_record("s")
-    slow = WorkerSplit(rank=-1, step_ms=700.0, compute_ms=580.0, exposed_ms=comm_ms(1.0) - 80)
+    slow = make.split(700.0, compute_ms=580.0, exposed_ms=comm_ms(1.0) - 80)
     blamed, slow_node = (
         make_forecast(gather([sweep, single, several]), ForecastRequest()).shortfall
         for several in (

@@ -6,6 +6,10 @@ The second node is late in every step, and a little hotter.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.calls import SeenCall
@@ -15,9 +19,10 @@ from multinode.profile.nics import NicUse
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Comm, StepTimes, Summary
+from multinode.profile.summary import Comm, StepTimes, summarise_run
 from multinode.profile.throughput import Utilisation
 from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import (
     CallCount,
     CollectiveSample,
@@ -36,8 +41,9 @@ from multinode.records.samples import (
 from multinode.records.status import Status
 from multinode.stats.estimate import exactly
 from multinode.stats.unknown import UNMEASURED, Unknown
+from tests import make
 
-__all__ = ["NAMES", "RUN", "STEPS", "SUMMARY", "collective_samples", "observed"]
+__all__ = ["NAMES", "PLAN", "RUN", "STEPS", "SUMMARY", "collective_samples", "observed", "store_observed"]
 
 STEPS = 40
 NAMES = ("box1", "box2")
@@ -49,21 +55,22 @@ _WORKERS = 2
 _CLOCK_S = (0.0, 0.25)
 _SECOND_NS = 10**9
 
-RUN = Run(
-    run_id="20260102-aa",
-    job="sft.yaml (LLaMA-Factory sft)",
-    engine="llamafactory",
-    status="succeeded",
-    started_s=_BEGUN_S - 20,
-    ended_s=_BEGUN_S + 30,
-    world_size=len(NAMES) * _WORKERS,
-    nodes=tuple(
+RUN = make.run(
+    *(
         NodeRun(name=name, node_rank=index, state="ended", status=Status(state="ended", exit_code=0, cause="exited"))
         for index, name in enumerate(NAMES)
     ),
+    run_id="20260102-aa",
+    job="sft.yaml (LLaMA-Factory sft)",
+    engine="llamafactory",
+    started_s=_BEGUN_S - 20,
+    ended_s=_BEGUN_S + 30,
+    world_size=len(NAMES) * _WORKERS,
 )
 
-SUMMARY = Summary(
+PLAN = make.plan(*NAMES, workers=_WORKERS, link_gbit_per_s=10.0, run_id=RUN.run_id, engine=RUN.engine, job=RUN.job)
+
+SUMMARY = make.summary(
     run_id=RUN.run_id,
     strategy="DDP",
     world_size=RUN.world_size,
@@ -71,7 +78,7 @@ SUMMARY = Summary(
     steady_steps=35,
     rule="the first 5 of 40 steps are warm-up, excluded",
     step_time_ms=StepTimes(median=exactly(401.25), p95=433.5, cv=0.031),
-    samples_per_s=exactly(39.87),
+    samples_per_s=39.87,
     tokens_per_s=exactly(20413.0),
     effective_tokens_per_s=17350.0,
     tgs=exactly(5103.25),
@@ -103,8 +110,8 @@ SUMMARY = Summary(
     ),
     split=StepSplit(
         source="ddp",
-        mean=WorkerSplit(
-            rank=-1, step_ms=401.25, compute_ms=210.0, exposed_ms=120.5, wait_ms=22.5, data_ms=8.25, optimizer_ms=30.0,
+        mean=make.split(
+            401.25, compute_ms=210.0, exposed_ms=120.5, wait_ms=22.5, data_ms=8.25, optimizer_ms=30.0,
             host_ms=10.0, overlap=0.41,
         ),
         workers=tuple(
@@ -185,6 +192,25 @@ SUMMARY = Summary(
 def observed(*, gpus: bool = True, steps: int = STEPS) -> Observed:
     """What the two nodes recorded; without `gpus` as on nodes that have none."""
     return observe(RUN.run_id, [_node(index, name, steps=steps, gpus=gpus) for index, name in enumerate(NAMES)])
+
+
+def store_observed(root: Path, run: Run = RUN, *, torn: bytes = b"", **documents: Any) -> RunDirectory:
+    """The run as a launch stores it: record, plan and samples.
+
+    Args:
+        root: directory of runs.
+        run: its record.
+        torn: the last line of each file of samples.
+        documents: what else is stored, as for `make.store`; without `summary`, that of the samples.
+    """
+    plan = msgspec.structs.replace(PLAN, run_id=run.run_id)
+    directory = make.store(root, run.run_id, plan=plan, run=run, **documents)
+    for node in observed().nodes:
+        lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in node.samples)
+        directory.append_samples(node.node_rank, "all.jsonl", lines + torn)
+    if "summary" not in documents:
+        summarise_run(directory, plan)
+    return directory
 
 
 def collective_samples() -> list[Sample]:

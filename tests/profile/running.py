@@ -6,18 +6,16 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.cluster.quoting import Command
 from multinode.decoding import decode_json
 from multinode.levers.levers import NONE, Levers
 from multinode.model.workload import JobSettings, Workload
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run import new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import DdpSample, Sample, StepSample, parse_samples
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
+from tests import make
 from tests.profile.made_up_steps import MadeUp
 
 __all__ = ["TOTAL_STEPS", "Recorded", "keep_running", "recorded"]
@@ -75,25 +73,11 @@ def keep_running(
     """Its plan, workload, record and samples; no summary, as a run has none before it ends."""
     directory = RunDirectory.create(root, "r")
     workers = len(made_up.nodes[0])
-    plan = LaunchPlan(
-        rendezvous=Rendezvous(addr="192.0.2.1", port=29500, workers=(workers,) * len(made_up.nodes)),
-        run_id="r",
-        engine="torchrun",
-        job="train.py",
+    plan = make.plan(
+        *(f"node{rank}" for rank in range(len(made_up.nodes))),
+        workers=workers,
+        link_gbit_per_s=link_gbit_per_s,
         levers=levers,
-        nodes=tuple(
-            NodePlan(
-                place=Place(
-                    node=f"node{rank}",
-                    node_rank=rank,
-                    ranks=ranks,
-                    run_dir="/r",
-                    endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=link_gbit_per_s),
-                ),
-                command=Command(argv=("true",)),
-            )
-            for rank, ranks in enumerate(made_up.nodes)
-        ),
     )
     load = TrafficInputs(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4)
     settings = JobSettings(method="script", command="train.py", strategy=str(strategy))

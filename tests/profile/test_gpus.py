@@ -8,11 +8,11 @@ import pytest
 
 from multinode.profile.machine_use import DIVIDED, GpuUse, NodeUse, use_of_gpus
 from multinode.profile.observed import ObservedNode
-from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets
 from multinode.records.samples import GpuSample
 from multinode.stats.counter_rates import Span
 from multinode.stats.unknown import UNMEASURED, Unknown
+from tests import make
 
 SECOND = 1_000_000_000
 # The measured steps begin here, by the node's clock, and end there.
@@ -111,7 +111,7 @@ def test_of_a_gpu_that_mig_divides_it_says_why_its_use_is_unknown() -> None:
     assert (gpu.mig, gpu.sm_clock_mhz) == (True, 1755)
     assert {gpu.sm_percent, gpu.peak_memory_gib, gpu.power_w, gpu.energy_j} == {DIVIDED}
     nodes = tuple(NodeUse(node=name, node_rank=0, ranks=(0,), gpus=(gpu,)) for name in ("n0", "n1"))
-    sheets = summary_sheets(Summary(run_id="r", steps=0, steady_steps=0, rule="", nodes=nodes))
+    sheets = summary_sheets(make.no_steps(nodes=nodes))
     rows = [row for sheet in sheets if sheet.title == "missing" for row in sheet.rows if row[1] == DIVIDED.reason]
     assert rows == [("gpu 0 sm_percent, memory, power and energy", DIVIDED.reason)]
     assert not any("unified memory" in note for sheet in sheets for note in sheet.notes)

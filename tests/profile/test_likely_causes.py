@@ -7,6 +7,7 @@ import pytest
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.machine_use import GpuUse
 from tests.contrast.made_up_sides import node_use
+from tests.golden import Golden
 
 CORES = {"n1": 8}
 
@@ -15,25 +16,38 @@ def hot(**known: Any) -> dict[str, Any]:
     return {"gpus": (GpuUse(index=1, **known),)}
 
 
+CASES: dict[str, dict[str, Any]] = {
+    "steal": {"cpu_steal_percent": 5.0},
+    "other load": {"cpu_busy_percent": 80.0, "job_cores": 2.0},
+    "a CPU limit": {"throttled_share": 0.3},
+    "retransmits": {"retransmitted_share": 0.012},
+    "a hot GPU": hot(temperature_c=88.0),
+    "clocks throttled by heat": hot(throttle={"sw_thermal_slowdown": 0.4}),
+    "clocks throttled by power": hot(throttle={"sw_power_cap": 1.0}),
+}
+
+
+def test_what_disturbs_is_said_in_the_golden_words(golden: Golden) -> None:
+    golden.check_findings(
+        "disturbances", {name: find_disturbances([[node_use(**use)]], CORES) for name, use in CASES.items()}
+    )
+
+
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("name", "code"),
     [
-        ({"cpu_steal_percent": 5.0}, "n1: CPU steal 5%"),
-        ({"cpu_busy_percent": 80.0, "job_cores": 2.0}, "n1: other processes used 55% of its 8 CPU cores"),
-        ({"throttled_share": 0.3}, "n1: CPU throttled (cgroup) for 30%"),
-        ({"retransmitted_share": 0.012}, "n1: TCP retransmits: 1.20% of the segments"),
-        (hot(temperature_c=88.0), "n1: its GPU 1 reached 88 C"),
-        (
-            hot(throttle={"sw_thermal_slowdown": 0.4}),
-            "n1: clocks of its GPU 1 throttled (sw_thermal_slowdown) for 40%",
-        ),
-        (hot(throttle={"sw_power_cap": 1.0}), "n1: clocks of its GPU 1 throttled (sw_power_cap) for 100%"),
+        ("steal", "cpu_steal_percent"),
+        ("other load", "other_load"),
+        ("a CPU limit", "throttled_share"),
+        ("retransmits", "retransmitted_share"),
+        ("a hot GPU", "heat"),
+        ("clocks throttled by heat", "throttled_clocks"),
+        ("clocks throttled by power", "throttled_clocks"),
     ],
 )
-def test_what_disturbs_is_said_with_its_node_and_its_figure(use: dict[str, Any], said: str) -> None:
-    (found,) = find_disturbances([[node_use(**use)]], CORES)
-    assert found.node == "n1"
-    assert found.message.startswith(said)
+def test_what_disturbs_is_found_with_its_node(name: str, code: str) -> None:
+    (found,) = find_disturbances([[node_use(**CASES[name])]], CORES)
+    assert (found.code, found.node) == (code, "n1")
 
 
 @pytest.mark.parametrize(
@@ -59,4 +73,5 @@ def test_other_load_is_unknown_without_the_number_of_cores() -> None:
 
 def test_repeats_that_saw_the_same_say_it_once_at_its_strongest() -> None:
     repeats = [[node_use(cpu_steal_percent=part)] for part in (3.0, 9.0, 4.0)]
-    assert [found.message for found in find_disturbances(repeats, CORES)] == ["n1: CPU steal 9%"]
+    (found,) = find_disturbances(repeats, CORES)
+    assert (found.code, found.figures) == ("cpu_steal_percent", {"cpu_steal_percent": 9.0})

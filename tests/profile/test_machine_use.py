@@ -12,7 +12,6 @@ from multinode.profile.machine_use import GpuUse, NodeUse, use_of
 from multinode.profile.measured import energy_of
 from multinode.profile.nics import RATES
 from multinode.profile.observed import ObservedNode, observe
-from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets
 from multinode.records.samples import (
     CgroupSample,
@@ -27,6 +26,7 @@ from multinode.records.samples import (
     parse_samples,
 )
 from multinode.stats.unknown import UNMEASURED, Unknown, known, or_unknown, reason_of, unknown_fields
+from tests import make
 from tests.contrast.made_up_sides import node_use, run_of, summary_of
 
 SECOND = 1_000_000_000
@@ -46,7 +46,7 @@ def steps(rank: int = 0, **changes: Any) -> list[StepSample]:
 
 def missing(use: NodeUse) -> list[tuple[str, ...]]:
     """Which figures of the node the screen says are unknown, and why."""
-    summary = Summary(run_id="r", steps=0, steady_steps=0, rule="", nodes=(use,))
+    summary = make.no_steps(nodes=(use,))
     return [row for sheet in summary_sheets(summary) if sheet.title == "missing" for row in sheet.rows]
 
 

@@ -10,8 +10,8 @@ from multinode.profile.other_runs import read_other_runs
 from multinode.profile.throughput import read_model_work, utilisation_of
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import ModelSample
+from tests import make
 from tests.bench.made_up_bench import on_cpu, on_gpu, part, report, speed
-from tests.launch.scripted import make_plan
 from tests.model.trainings import FULL, TINY, training_job
 from tests.profile.observing import RUN
 from tests.profile.test_utilisation import SPEED, on_gpus
@@ -26,19 +26,20 @@ def bench(root: Path, run_id: str, *tflops: float) -> RunDirectory:
         for node, rate in enumerate(tflops)
     ]
     processor = part(len(tflops), on_cpu([speed("matmul", 900.0)], name=FUTURE))
-    directory = RunDirectory.create(root, run_id)
-    directory.write("run.json", msgspec.structs.replace(RUN, run_id=run_id))
-    directory.write("bench.json", msgspec.structs.replace(report(*parts, processor), run_id=run_id))
-    return directory
+    return make.store(
+        root,
+        run_id,
+        run=msgspec.structs.replace(RUN, run_id=run_id),
+        bench=msgspec.structs.replace(report(*parts, processor), run_id=run_id),
+    )
 
 
 def test_the_fastest_product_of_the_latest_bench_stands_in_for_an_unknown_peak(tmp_path: Path) -> None:
     bench(tmp_path, "20260102-aa", 50.0)
     directory = bench(tmp_path, "20260103-bb", 200.0, 220.0)
-    torn = RunDirectory.create(tmp_path, "20260104-cc")
-    torn.write("run.json", RUN)
+    torn = make.store(tmp_path, "20260104-cc", run=RUN)
     torn.path.joinpath("bench.json").write_text("torn")
-    (peak,) = read_other_runs(directory, make_plan("a", "b")).benched
+    (peak,) = read_other_runs(directory, make.plan("a", "b", workers=2)).benched
     assert (peak.gpu, peak.dtype, peak.run_id) == (FUTURE, "bf16", "20260103-bb")
     assert peak.tflops == pytest.approx(210.0, rel=0.01)
     nodes = [

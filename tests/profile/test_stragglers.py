@@ -16,6 +16,7 @@ from multinode.profile.observed import Observed
 from multinode.profile.step_split import split_steps
 from multinode.profile.stragglers import find_stragglers, find_waiting
 from multinode.records.samples import CallCount, DdpSample, GroupSample, Sample, StepSample, TrafficSample
+from tests.golden import Golden
 from tests.profile.made_up_steps import Duration, MadeUp, always, changed
 
 FOUR = ((0,), (1,), (2,), (3,))
@@ -218,156 +219,104 @@ def test_a_node_that_lies_blames_nobody_else(lie: float) -> None:
     assert find(changed(MadeUp().observed(), tell)) == ()
 
 
-def evidence(found: Straggler) -> tuple[str, ...]:
-    return tuple(cause.message for cause in found.causes)
-
-
-def test_a_job_that_is_held_to_a_share_of_a_core_is_told_with_both_sides() -> None:
-    # 300 ms of computing at 0.3 cores; the other node computes a third of the time, and uses no core while it waits.
-    limited = use(1, job_cores=0.283, quota_cores=0.3, throttled_share=0.68)
-    found = only(find(LATE, use(0, job_cores=0.33), limited))
-    assert found.cause == "cpu"
-    limit, cores = evidence(found)
-    assert limit.startswith("CPU throttled (cgroup) on node1 (0.30 cores) for 68% of the time")
-    assert limit.endswith(", no limit on node0")
-    assert cores == "node1's job used 0.292 cores during compute, 0.972 on node0"
-    assert "CPUQuota" in str(found.hint)
-
-
-def test_a_limit_that_holds_every_node_makes_nobody_late() -> None:
-    found = only(find(LATE, *(use(number, quota_cores=0.3, throttled_share=0.6, job_cores=0.3) for number in (0, 1))))
-    assert not any("limit" in sentence for sentence in evidence(found))
-
-
-def test_fewer_cores_without_a_limit_ask_for_what_else_may_hold_it() -> None:
-    found = only(find(LATE, use(0, job_cores=0.33), use(1, job_cores=0.3)))
-    assert found.cause == "cpu"
-    assert "OMP_NUM_THREADS" in str(found.hint)
-    crowded = only(find(LATE, use(0, job_cores=0.33), use(1, job_cores=0.3, cpu_busy_percent=99.0)))
-    assert crowded.causes[0].message.endswith(", and its CPUs are 99% busy")
-    assert crowded.hint == "see what else runs there: ssh node1 top -b -n 1"
-
-
-def test_a_worker_that_waits_for_its_peers_is_not_said_to_have_few_cores() -> None:
-    """The node that waits uses few cores in all; the late one computes all the time."""
-    found = only(find(LATE, use(0, job_cores=0.33), use(1, job_cores=0.95)))
-    assert found.cause == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("figures", "cause", "words"),
-    [
-        ({"cpu_steal_percent": 30.0}, "cpu", "CPU steal 30% on node1, 1% on"),
-        ({"cpu_iowait_percent": 40.0}, "disk", "iowait 40% on node1, 1% on node0"),
-        ({"memory_available_gib": 0.2}, "memory", "node1 had 0.20 GiB of free memory, node0 9.00 GiB"),
-    ],
-)
-def test_what_differs_between_the_machines_is_the_cause(figures: dict[str, float], cause: str, words: str) -> None:
-    usual = {"cpu_steal_percent": 1.0, "cpu_iowait_percent": 1.0, "memory_available_gib": 9.0}
-    found = only(find(LATE, use(0, **usual), use(1, **(usual | figures))))
-    assert found.cause == cause
-    assert words in found.causes[0].message
-    assert "node1" in str(found.hint)
-
-
-def test_a_container_s_memory_is_not_looked_for_in_free_alone() -> None:
-    found = only(find(LATE, use(0, memory_available_gib=9.0), use(1, memory_available_gib=0.2)))
-    assert "ssh node1 'free -h" in str(found.hint)
-    assert "multinode check" in str(found.hint)
-
-
 GOOD_GPU = GpuUse(index=0, sm_clock_mhz=2500.0, pcie="gen 4 x16")
+CAPPED_GPU = msgspec.structs.replace(GOOD_GPU, throttle={"sw_power_cap": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("bad", "cause", "words"),
-    [
-        ({"sm_clock_mhz": 900.0}, "gpu_clocks", "ran at 900 MHz, node0 at 2500 MHz"),
-        (
-            {"sm_clock_mhz": 900.0, "throttle": {"hw_thermal_slowdown": 0.9}},
-            "gpu_heat",
-            "clocks of a GPU of node1 throttled (heat) for 90% of the time, of node0 for 0%",
-        ),
-        (
-            {"sm_clock_mhz": 900.0, "throttle": {"sw_power_cap": 0.9}},
-            "gpu_power",
-            "clocks of a GPU of node1 throttled (a power limit)",
-        ),
-        ({"pcie": "gen 4 x4", "pcie_reduced": True}, "pcie", "GPU 0 of node1 had PCIe gen 4 x4, node0 gen 4"),
-    ],
-)
-def test_a_gpu_that_is_worse_than_the_others_is_the_cause(bad: dict[str, Any], cause: str, words: str) -> None:
-    gpu = msgspec.structs.replace(GOOD_GPU, **bad)
-    found = only(find(LATE_GPU, use(0, gpus=(GOOD_GPU,)), use(1, gpus=(gpu,))))
-    assert found.cause == cause
-    assert words in found.causes[0].message
+def beside(late: dict[str, Any], other: dict[str, Any], observed: MadeUp = LATE) -> Straggler:
+    """The late node1, with these figures of its machine, and of node0's."""
+    return only(find(observed, use(0, **other), use(1, **late)))
 
 
-def test_a_power_cap_that_costs_no_clocks_or_is_reached_everywhere_is_no_cause() -> None:
-    capped = msgspec.structs.replace(GOOD_GPU, throttle={"sw_power_cap": 1.0})
-    assert only(find(LATE_GPU, use(0, gpus=(GOOD_GPU,)), use(1, gpus=(capped,)))).cause == "unknown"
-    slow = msgspec.structs.replace(capped, sm_clock_mhz=900.0)
-    assert only(find(LATE_GPU, use(0, gpus=(capped,)), use(1, gpus=(slow,)))).cause == "gpu_clocks"
+def with_gpu(gpu: GpuUse = GOOD_GPU, other: GpuUse = GOOD_GPU, **changes: Any) -> Straggler:
+    """The late node1, with this GPU with changes."""
+    changed_gpu = msgspec.structs.replace(gpu, **changes)
+    return beside({"gpus": (changed_gpu,)}, {"gpus": (other,)}, LATE_GPU)
 
 
-def test_a_hot_gpu_is_found_among_those_of_a_single_node() -> None:
+def among_four_gpus() -> Straggler:
+    """One node, whose last GPU is hot; all of its workers are held to a share of the CPU."""
     gpus = tuple(msgspec.structs.replace(GOOD_GPU, index=index) for index in range(3))
     hot = msgspec.structs.replace(GOOD_GPU, index=3, sm_clock_mhz=900.0, throttle={"sw_thermal_slowdown": 0.8})
     made_up = MadeUp(nodes=((0, 1, 2, 3),), device="cuda", compute_ms=always(100.0, r3=300.0))
-    found = only(find(made_up, use(0, ranks=(0, 1, 2, 3), gpus=(*gpus, hot), throttled_share=0.9)))
-    assert found.cause == "gpu_heat"
-    # What holds all workers makes none of them late.
-    assert not any("limit" in sentence for sentence in evidence(found))
+    return only(find(made_up, use(0, ranks=(0, 1, 2, 3), gpus=(*gpus, hot), throttled_share=0.9)))
 
 
-def test_a_slow_loader_on_one_node_is_the_data_and_on_all_of_them_is_no_straggler() -> None:
-    found = only(find(MadeUp(data_ms=always(2.0, r1=200.0))))
-    assert found.cause == "data"
-    assert evidence(found) == ("rank 1 on node1 waited 200 ms per step for batches, node0 2 ms",)
+HELD = {"quota_cores": 0.3, "throttled_share": 0.6, "job_cores": 0.3}
+USUAL = {"cpu_steal_percent": 1.0, "cpu_iowait_percent": 1.0, "memory_available_gib": 9.0}
+ALIKE = {"job_cores": 1.0, "cpu_iowait_percent": 1.0, "memory_available_gib": 9.0}
+UNSEEN = {"cpu_steal_percent": 90.0, "cpu_iowait_percent": 90.0, "memory_available_gib": 0.1, "job_cores": 0.1}
+LOADING = MadeUp(data_ms=always(2.0, r1=200.0))
+CASES = {
+    # 300 ms of computing at 0.3 cores; the other node computes a third of the time, and uses no core while it waits.
+    "a CPU limit": beside({"job_cores": 0.283, "quota_cores": 0.3, "throttled_share": 0.68}, {"job_cores": 0.33}),
+    "a CPU limit on each node": beside(HELD, HELD),
+    "fewer cores": beside({"job_cores": 0.3}, {"job_cores": 0.33}),
+    "fewer cores, busy CPUs": beside({"job_cores": 0.3, "cpu_busy_percent": 99.0}, {"job_cores": 0.33}),
+    # The node that waits uses few cores in all; the late one computes all the time.
+    "more cores": beside({"job_cores": 0.95}, {"job_cores": 0.33}),
+    "steal": beside(USUAL | {"cpu_steal_percent": 30.0}, USUAL),
+    "iowait": beside(USUAL | {"cpu_iowait_percent": 40.0}, USUAL),
+    "little memory": beside(USUAL | {"memory_available_gib": 0.2}, USUAL),
+    "slow clocks": with_gpu(sm_clock_mhz=900.0),
+    "heat": with_gpu(sm_clock_mhz=900.0, throttle={"hw_thermal_slowdown": 0.9}),
+    "a power limit": with_gpu(sm_clock_mhz=900.0, throttle={"sw_power_cap": 0.9}),
+    "a power limit, full clocks": with_gpu(CAPPED_GPU),
+    "a power limit on each node": with_gpu(CAPPED_GPU, CAPPED_GPU, sm_clock_mhz=900.0),
+    "a narrow PCIe link": with_gpu(pcie="gen 4 x4", pcie_reduced=True),
+    "heat, on one node": among_four_gpus(),
+    "a slow loader": only(find(LOADING)),
+    "a slower loader": only(find(MadeUp(compute_ms=always(100.0, r1=300.0), data_ms=always(2.0, r1=20.0)))),
+    "a slow loader, iowait": beside({"cpu_iowait_percent": 60.0}, {"cpu_iowait_percent": 1.0}, LOADING),
+    "three times the tokens": only(find(msgspec.structs.replace(LATE, tokens=lambda rank: 1000 + 2000 * rank))),
+    "a tenth more tokens": only(find(msgspec.structs.replace(LATE, tokens=lambda rank: 1000 + 100 * rank))),
+    "nothing differs": beside(ALIKE, ALIKE, msgspec.structs.replace(LATE, compute_ms=always(100.0, r1=110.0))),
+    # What only one side tells is nothing to compare.
+    "only one node sampled": beside(UNSEEN, {}),
+}
+
+
+def test_the_words_of_every_cause_are_the_golden_ones(golden: Golden) -> None:
+    golden.check_findings("straggler_causes", {name: found.causes for name, found in CASES.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "codes"),
+    [
+        ("a CPU limit", "cpu", ["throttled_share_alone", "fewer_cores"]),
+        ("fewer cores", "cpu", ["fewer_cores"]),
+        ("more cores", "unknown", ["nothing_differs"]),
+        ("fewer cores, busy CPUs", "cpu", ["busy_cpus"]),
+        ("steal", "cpu", ["cpu_steal_percent"]),
+        ("iowait", "disk", ["cpu_iowait_percent"]),
+        ("little memory", "memory", ["little_memory"]),
+        ("slow clocks", "gpu_clocks", ["gpu_clocks"]),
+        ("heat", "gpu_heat", ["gpu_heat", "gpu_clocks"]),
+        ("a power limit", "gpu_power", ["gpu_power", "gpu_clocks"]),
+        ("a power limit, full clocks", "unknown", ["nothing_differs"]),
+        ("a power limit on each node", "gpu_clocks", ["gpu_clocks"]),
+        ("a narrow PCIe link", "pcie", ["pcie"]),
+        # What holds all workers makes none of them late.
+        ("a CPU limit on each node", "cpu", ["fewer_cores"]),
+        ("heat, on one node", "gpu_heat", ["gpu_heat", "gpu_clocks"]),
+        ("a slow loader", "data", ["slow_data"]),
+        ("a slower loader", "unknown", ["nothing_differs"]),
+        # The best evidence comes first, and the rest is told too.
+        ("a slow loader, iowait", "data", ["slow_data", "cpu_iowait_percent"]),
+        ("three times the tokens", "work", ["more_tokens"]),
+        ("a tenth more tokens", "unknown", ["nothing_differs"]),
+        ("nothing differs", "unknown", ["nothing_differs"]),
+        ("only one node sampled", "unknown", ["nothing_differs"]),
+    ],
+)
+def test_what_differs_from_the_peers_is_the_cause(name: str, cause: str, codes: list[str]) -> None:
+    found = CASES[name]
+    assert (found.cause, [one.code for one in found.causes]) == (cause, codes)
+    assert found.hint == found.causes[0].hint
+
+
+def test_slow_loaders_on_all_nodes_make_nobody_late() -> None:
     assert find(MadeUp(data_ms=always(200.0))) == ()
-
-
-def test_a_loader_that_explains_little_of_the_delay_is_not_the_cause() -> None:
-    assert only(find(MadeUp(compute_ms=always(100.0, r1=300.0), data_ms=always(2.0, r1=20.0)))).cause == "unknown"
-
-
-def test_a_worker_with_more_tokens_has_more_work() -> None:
-    made_up = msgspec.structs.replace(LATE, tokens=lambda rank: 3000 if rank == 1 else 1000)
-    found = only(find(made_up))
-    assert (found.cause, evidence(found)) == ("work", ("rank 1 on node1 had 3000 tokens per step, node0 1000",))
-
-
-def test_more_tokens_that_explain_little_of_the_delay_are_not_the_cause() -> None:
-    made_up = msgspec.structs.replace(LATE, tokens=lambda rank: 1100 if rank == 1 else 1000)
-    assert only(find(made_up)).cause == "unknown"
-
-
-def test_the_best_evidence_names_the_cause_and_the_rest_is_told_too() -> None:
-    made_up = MadeUp(data_ms=always(2.0, r1=200.0))
-    found = only(find(made_up, use(0, cpu_iowait_percent=1.0), use(1, cpu_iowait_percent=60.0)))
-    assert found.cause == "data"
-    assert [sentence.split()[0] for sentence in evidence(found)] == ["rank", "iowait"]
-
-
-def test_where_nothing_differs_it_is_said_what_was_compared() -> None:
-    machine = {"job_cores": 1.0, "cpu_iowait_percent": 1.0, "memory_available_gib": 9.0}
-    observed = msgspec.structs.replace(LATE, compute_ms=always(100.0, r1=110.0))
-    found = only(find(observed, use(0, **machine), use(1, **machine)))
-    assert found.cause == "unknown"
-    said, compared = found.causes[0].message.split(": ")
-    assert said == (
-        "rank 1 on node1 computed 110 ms per step, node0 100 ms; no difference from node0 explains it; compared"
-    )
-    assert compared == "tokens, waits for batches, processors, waits for a disk, memory"
-    assert found.hint == "watch it during training: ssh node1 top -b -n 1"
-
-
-def test_a_machine_that_was_not_sampled_is_no_evidence() -> None:
-    """What only one side tells is nothing to compare."""
-    told = use(1, cpu_steal_percent=90.0, cpu_iowait_percent=90.0, memory_available_gib=0.1, job_cores=0.1)
-    found = only(find(LATE, use(0), told))
-    assert found.cause == "unknown"
-    assert found.causes[0].message.endswith("no difference from node0 explains it; compared: tokens, waits for batches")
 
 
 @given(st.permutations([0, 1, 2, 3]), st.lists(st.integers(100, 400), min_size=4, max_size=4))

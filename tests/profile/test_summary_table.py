@@ -9,15 +9,16 @@ from rich.console import Console
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
-from multinode.profile.step_split import KnownSteps, StepSplit, WorkerSplit
+from multinode.profile.step_split import KnownSteps, StepSplit
 from multinode.profile.summary import Comm, Summary
 from multinode.profile.summary_sheets import summary_sheets
 from multinode.render.table import sheet_table
 from multinode.stats.unknown import Unknown
+from tests import make
 from tests.profile.observing import SUMMARY
 
 NO_STEP = Unknown("no worker recorded a step")
-BARE = Summary(run_id="r", steps=0, steady_steps=0, rule="", samples_per_s=NO_STEP)
+BARE = make.no_steps()
 
 
 def shown(summary: Summary, width: int = 80) -> str:
@@ -112,7 +113,7 @@ def test_what_a_part_could_not_tell_is_missing_as_well() -> None:
     summary = msgspec.structs.replace(
         BARE,
         comm=Comm(overlap=Unknown("nothing told it")),
-        split=StepSplit(mean=WorkerSplit(rank=-1, step_ms=1.0, data_ms=Unknown("no loader"))),
+        split=StepSplit(mean=make.split(1.0, data_ms=Unknown("no loader"))),
     )
     text = shown(summary)
     assert line(text, "overlap") == ["nothing", "told", "it"]

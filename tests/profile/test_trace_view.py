@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.profile.calls import SeenCall
-from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.step_split import StepSplit
 from multinode.profile.trace import CollectiveSpan, TraceEvents, TraceStep, read_trace, view_traces
 from multinode.stats.time_spans import merge
 from multinode.stats.unknown import Unknown, known, or_none, or_zero, reason_of
 from multinode.traffic.step_calls import ScanCurves, fit_curve
+from tests import make
 from tests.reasons import reasons
 
 TRACES = Path(__file__).parent / "traces"
@@ -56,7 +57,7 @@ def window(
 
 
 def counters(exposed_ms: float, step_ms: float) -> StepSplit:
-    return StepSplit(source="ddp", mean=WorkerSplit(rank=-1, step_ms=step_ms, exposed_ms=exposed_ms))
+    return StepSplit(source="ddp", mean=make.split(step_ms, exposed_ms=exposed_ms))
 
 
 def test_communication_is_exposed_where_nothing_is_computed() -> None:

@@ -10,11 +10,11 @@ import pytest
 from multinode.errors import HostfileError, UsageError
 from multinode.node.files import describe_stranger
 from multinode.records.hostfile import load_hostfile
-from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 from multinode.records.settings import Settings, load_settings
+from tests import make
 
-RUN = Run(run_id="r", job="j", engine="torchrun", status="running", started_s=1.5, world_size=2, nodes=())
+RUN = make.run(status="running", started_s=1.5, world_size=2)
 OLDER, NEWER = "20260102-030405-abcd", "20260102-030406-abcd"
 
 
@@ -46,7 +46,7 @@ def test_a_group_may_write_where_it_is_its_users_own(tmp_path: Path) -> None:
 
 def test_a_world_writable_run_is_ignored_and_named_with_the_fix(tmp_path: Path) -> None:
     for name in (OLDER, NEWER):
-        RunDirectory.create(tmp_path, name).write("run.json", RUN)
+        make.store(tmp_path, name, run=RUN)
     (tmp_path / NEWER).chmod(0o777)
     assert list_runs(tmp_path) == [tmp_path / OLDER]
     assert RunDirectory.open(tmp_path, "last").run_id == OLDER
@@ -57,7 +57,7 @@ def test_a_world_writable_run_is_ignored_and_named_with_the_fix(tmp_path: Path) 
 
 def test_the_last_run_is_told_to_be_another_than_the_newest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in (OLDER, NEWER):
-        RunDirectory.create(tmp_path, name).write("run.json", RUN)
+        make.store(tmp_path, name, run=RUN)
     (tmp_path / OLDER).chmod(0o777)
     RunDirectory.open(tmp_path, "last")
     assert caplog.messages == []
@@ -89,6 +89,6 @@ def test_a_world_writable_hostfile_runs_no_programs(tmp_path: Path) -> None:
 
 
 def test_a_linked_root_of_runs_is_followed(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path / "disk", OLDER).write("run.json", RUN)
+    make.store(tmp_path / "disk", OLDER, run=RUN)
     (tmp_path / "runs").symlink_to(tmp_path / "disk")
     assert [path.name for path in scan_runs(tmp_path / "runs").ours] == [OLDER]

@@ -7,11 +7,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.quoting import Command
 from multinode.network.measure import scan_messages
 from multinode.records.benchmark import CollectiveTest
-from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.progress import (
     RECENT_STEPS,
     NodeProgress,
@@ -33,6 +30,7 @@ from multinode.records.samples import (
     StepSample,
     WorkerSample,
 )
+from tests import make
 
 NODE = NodeProgress(name="b", node_rank=1, ranks=(2, 3))
 
@@ -59,33 +57,13 @@ def gpu(index: int, percent: float | None) -> GpuSample:
 
 
 def test_before_anything_happened_every_node_of_the_plan_waits() -> None:
-    nodes = tuple(
-        NodePlan(
-            place=Place(
-                node=name,
-                node_rank=index,
-                ranks=(2 * index, 2 * index + 1),
-                run_dir="/r",
-                endpoint=Endpoint(addr=None, ifname="eth0", link_gbit_per_s=10.0),
-            ),
-            command=Command(argv=("true",)),
-        )
-        for index, name in enumerate("ab")
-    )
-    plan = LaunchPlan(
-        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2, 2)),
-        run_id="r",
-        engine="torchrun",
-        job="train.py",
-        nodes=nodes,
-    )
-    progress = start_progress(plan)
+    progress = start_progress(make.plan("a", "b", workers=2, link_gbit_per_s=10.0))
     assert (progress.run_id, progress.job, progress.world_size) == ("r", "train.py", 4)
     assert [(node.name, node.ranks, node.state, node.step) for node in progress.nodes] == [
         ("a", (0, 1), "waiting", None),
         ("b", (2, 3), "waiting", None),
     ]
-    assert (progress.nodes[0].ifname, progress.nodes[0].link_gbit_per_s) == ("eth0", 10.0)
+    assert (progress.nodes[0].ifname, progress.nodes[0].link_gbit_per_s) == ("ens1f0", 10.0)
 
 
 def test_steps_of_the_first_worker_are_shown_and_those_of_the_others_are_not_counted_twice() -> None:

@@ -5,18 +5,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command, render_command, shown_environment
-from multinode.records.plan import LaunchPlan, NodePlan, Place, PlanFile, Rendezvous, has_secret
-from multinode.records.run_directory import RunDirectory
+from multinode.records.plan import LaunchPlan, PlanFile, has_secret
 from multinode.secret_values import FORWARDED, REDACTED
+from tests import make
 
 ENV = {"WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "db_password": "s3cret", "NCCL_DEBUG": "INFO"}
 
 
 def test_a_stored_plan_holds_no_secret_and_everything_else(tmp_path: Path) -> None:
-    node = NodePlan(
-        place=Place(node="a", node_rank=0, ranks=(0,), run_dir="/r", endpoint=Endpoint(addr="10.0.0.1", ifname="eth0")),
+    node = make.node_plan(
         command=Command(
             argv=("true", "--hub_token", "s3cret"),
             env=ENV | {"SITE": "s3cret"},
@@ -26,15 +24,8 @@ def test_a_stored_plan_holds_no_secret_and_everything_else(tmp_path: Path) -> No
         ),
         files=(PlanFile(path="job.yaml", text="hub_token: >-\n  s3cret\nlr: 1\n", in_memory=True),),
     )
-    plan = LaunchPlan(
-        rendezvous=Rendezvous(addr="::1", port=1, workers=(1,)),
-        run_id="r",
-        engine="torchrun",
-        job="j",
-        nodes=(node,),
-    )
-    directory = RunDirectory.create(tmp_path, "r")
-    directory.write("plan.json", plan)
+    plan = make.plan(node)
+    directory = make.store(tmp_path, plan=plan)
     assert b"s3cret" not in (directory.path / "plan.json").read_bytes()
     stored = directory.read("plan.json", LaunchPlan)
     assert stored is not None
@@ -61,10 +52,9 @@ def test_a_stored_plan_holds_no_secret_and_everything_else(tmp_path: Path) -> No
     ],
 )
 def test_a_node_hears_a_secret_in_any_part_of_its_command(command: Command) -> None:
-    place = Place(node="a", node_rank=0, ranks=(0,), run_dir="/r", endpoint=Endpoint(addr=None, ifname=None))
-    assert has_secret(NodePlan(place=place, command=command))
+    assert has_secret(make.node_plan(command=command))
     harmless = Command(argv=("true", "--lr", "1"), env={"NCCL_DEBUG": "INFO"}, unset=("RANK",))
-    assert not has_secret(NodePlan(place=place, command=harmless))
+    assert not has_secret(make.node_plan(command=harmless))
 
 
 def test_a_forwarded_value_is_never_shown_whatever_its_name() -> None:

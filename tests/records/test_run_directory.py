@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import MultinodeError, UsageError
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from tests import make
 
-RUN = Run(run_id="r", job="j", engine="torchrun", status="running", started_s=1.5, world_size=2, nodes=())
+RUN = make.run(status="running", started_s=1.5, world_size=2)
 
 
 @pytest.fixture
@@ -212,7 +213,7 @@ def test_runs_are_kept_where_the_user_says_else_in_the_working_directory(
 
 def test_a_stored_cluster_holds_no_secret_and_everything_else(directory: RunDirectory) -> None:
     env = {"HF_TOKEN": "s3cret", "NCCL_DEBUG": "INFO"}
-    directory.write_cluster(Cluster(nodes=(Node(name="a", env=env), Node(name="b", price=0.5)), source="hosts"), "")
+    directory.write_cluster(make.cluster(Node(name="a", env=env), Node(name="b", price=0.5)), "")
     text = (directory.path / "cluster.json").read_text()
     assert "s3cret" not in text
     assert '"NCCL_DEBUG": "INFO"' in text

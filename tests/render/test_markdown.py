@@ -10,13 +10,13 @@ from multinode.contrast.side import load_contrast
 from multinode.records.run import Attempt, Failure
 from multinode.render.sheet import Column, Sheet, code_markdown, sheet_markdown, text_markdown
 from multinode.results.run_page import run_markdown, run_page
+from tests import make
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
 from tests.profile.observing import RUN, SUMMARY
-from tests.stored import made_run
 
 
 def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
-    text = run_markdown([made_run(CONTRAST_RUN, {load_contrast: CONTRAST})])
+    text = run_markdown([make.stored_run(CONTRAST_RUN, {load_contrast: CONTRAST})])
     order = ["## tiny\\_sft.yaml", f"**{CONTRAST.verdict}**", f"- **Why**: {CONTRAST.reasons[0].message}"]
     order += ["| samples/s | 24.1 | 2.98 |", "### changes", "| fp16 gradients | 1.78x |"]
     order += [
@@ -37,7 +37,7 @@ def test_a_run_has_its_summary_and_its_failure() -> None:
         hint="a smaller one",
         error_id="oom",
     )
-    text = run_markdown([made_run(msgspec.structs.replace(RUN, first_failure=failure), summary=SUMMARY)])
+    text = run_markdown([make.stored_run(msgspec.structs.replace(RUN, first_failure=failure), summary=SUMMARY)])
     assert "**error: box\\|2: out of \\`memory\\`**\n\n- **Meaning**: a \\`batch\\`\n- **Fix**: a smaller one\n" in text
     assert "- **bottleneck**: exposed communication takes 120 of 401 ms per step (30%)" in text
     assert "| compute | 210.0 | 52.3% |" in text
@@ -49,7 +49,7 @@ def test_a_run_that_was_restarted_has_a_row_for_each_attempt() -> None:
     )
     second = Attempt(run_id="r-2", status="succeeded", started_s=0.0, checkpoint="checkpoint-40", first_step=40)
     run = msgspec.structs.replace(RUN, attempts=(first, second))
-    text, page = (show([made_run(run, summary=SUMMARY)]) for show in (run_markdown, run_page))
+    text, page = (show([make.stored_run(run, summary=SUMMARY)]) for show in (run_markdown, run_page))
     assert "| r-1 | the beginning | failed | 2 | - | 0 to 57 | 17 | 21.5 s |" in text
     assert "| r-2 | checkpoint-40 | succeeded | - | - | 40 to 0 | - | - |" in text
     assert "r-1</td>" in page

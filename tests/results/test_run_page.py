@@ -12,17 +12,16 @@ from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.profile.observed import observe
-from multinode.profile.summary import Summary
 from multinode.records.benchmark import CollectiveTest
 from multinode.results.run_page import run_page
 from multinode.stats.estimate import exactly
-from multinode.stats.unknown import UNMEASURED, Unknown
+from multinode.stats.unknown import UNMEASURED
+from tests import make
 from tests.bench.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed
-from tests.stored import made_run
 
-WHOLE = made_run(RUN, summary=SUMMARY, observed=observed())
+WHOLE = make.stored_run(RUN, summary=SUMMARY, observed=observed())
 _ASKING = {"src", "href", "srcset", "poster", "data", "action", "background", "manifest"}
 _BEFORE_BODY = re.compile(r"^.*<body>", re.DOTALL)
 
@@ -107,10 +106,10 @@ def test_the_same_run_gives_the_same_page(page: str) -> None:
 
 
 def test_a_run_without_samples_has_a_page_that_says_so() -> None:
-    bare = Summary(run_id="r", steps=0, steady_steps=0, rule="", samples_per_s=Unknown("no worker recorded a step"))
+    bare = make.no_steps()
     seen = observed()
     silent = observe(RUN.run_id, [msgspec.structs.replace(node, samples=()) for node in seen.nodes])
-    for run in (made_run(RUN), made_run(RUN, summary=bare, observed=silent)):
+    for run in (make.stored_run(RUN), make.stored_run(RUN, summary=bare, observed=silent)):
         read = _Read(run_page([run]))
         assert "This run has no recorded samples" in read.text
         assert read.charts == []
@@ -120,7 +119,7 @@ def test_a_run_without_samples_has_a_page_that_says_so() -> None:
 def test_several_runs_have_a_section_each_and_one_table_beside_each_other() -> None:
     other = msgspec.structs.replace(RUN, run_id="20260103-bb", job="other.yaml")
     figures = msgspec.structs.replace(SUMMARY, samples_per_s=exactly(77.7), utilisation=UNMEASURED)
-    read = _Read(run_page([WHOLE, made_run(other, summary=figures, observed=observed())]))
+    read = _Read(run_page([WHOLE, make.stored_run(other, summary=figures, observed=observed())]))
     assert read.tags.count("section") == 2
     assert len(set(read.charts)) == 8
     head = next(cells for cells in read.rows if cells[:2] == ["run", "state"])
@@ -143,9 +142,11 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
         verdict=Verdict(message="this is what the link carries"),
         directory="/r",
     )
-    untrained = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="", samples_per_s=Unknown("no steps"))
+    untrained = make.no_steps(run_id=RUN.run_id)
     read = _Read(
-        run_page([made_run(msgspec.structs.replace(RUN, kind="nccl-test"), {load_scan: sweep}, summary=untrained)])
+        run_page(
+            [make.stored_run(msgspec.structs.replace(RUN, kind="nccl-test"), {load_scan: sweep}, summary=untrained)]
+        )
     )
     assert read.charts == ["run-1-sweep"]
     assert "this is what the link carries" in read.text
@@ -156,7 +157,7 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
 
 def test_a_bench_has_its_verdict_and_its_tables() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.5), gpu()), node="<b>1"))
-    read = _Read(run_page([made_run(RUN, {load_bench: found})]))
+    read = _Read(run_page([make.stored_run(RUN, {load_bench: found})]))
     assert "<b>1 is slow: 50% of the speed of node0 in matrix products" in read.text
     assert ["node0", "0", "alone", "250.0 80%", "1400/-"] in read.rows
     assert ["<b>1", "0", "alone", "125.0 40%!", "1400/-"] in read.rows
@@ -172,7 +173,7 @@ def test_nothing_that_a_node_or_a_job_says_is_run_by_the_page() -> None:
         RUN, job=attack, nodes=tuple(msgspec.structs.replace(node, name=attack) for node in RUN.nodes)
     )
     summary = msgspec.structs.replace(SUMMARY, rule=attack, notes={attack: attack})
-    page = run_page([made_run(run, summary=summary, observed=msgspec.structs.replace(seen, nodes=nodes))])
+    page = run_page([make.stored_run(run, summary=summary, observed=msgspec.structs.replace(seen, nodes=nodes))])
     read = _Read(page)
     assert read.asked == []
     assert "<script>alert" not in page

@@ -14,23 +14,19 @@ from multinode.cli.main import build_app
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import Launched
 from multinode.predict.request import read_record
-from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts, load_runs, whole_runs
 from multinode.stats.unknown import Unknown, known
-from tests.launch.scripted import make_plan
+from tests import make
 from tests.profile.observing import SUMMARY
 
 
 def plan_with_links(*rates: float | None) -> LaunchPlan:
-    plan = make_plan(*(f"n{number}" for number in range(len(rates))))
-    nodes = []
-    for node, rate in zip(plan.nodes, rates, strict=True):
-        endpoint = msgspec.structs.replace(node.place.endpoint, link_gbit_per_s=rate)
-        nodes.append(msgspec.structs.replace(node, place=msgspec.structs.replace(node.place, endpoint=endpoint)))
-    return msgspec.structs.replace(plan, nodes=tuple(nodes))
+    return make.plan(
+        *(make.node_plan(f"n{rank}", rank, workers=2, link_gbit_per_s=rate) for rank, rate in enumerate(rates))
+    )
 
 
 def store(
@@ -84,9 +80,7 @@ def test_parts_are_those_that_say_so_whatever_they_are_called(tmp_path: Path) ->
 def test_contrast_and_predict_take_a_run_for_the_same_link(
     tmp_path: Path, rates: tuple[float | None, ...], expected: float | None
 ) -> None:
-    directory = RunDirectory.create(tmp_path, "r")
-    directory.write("plan.json", plan_with_links(*rates))
-    directory.write("summary.json", Summary(run_id="r", steps=0, steady_steps=0, rule=""))
+    directory = make.store(tmp_path, plan=plan_with_links(*rates), summary=make.no_steps())
     record = read_record(directory)
     assert record is not None
     assert (StoredRun(directory).link_gbit_per_s, record.link_gbit_per_s) == (expected, expected)
@@ -94,7 +88,7 @@ def test_contrast_and_predict_take_a_run_for_the_same_link(
 
 def test_every_command_prints_a_run_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = store(tmp_path, "r", part_of="w")
-    summary = Summary(run_id="r", steps=3, steady_steps=2, rule="", samples_per_s=Unknown("no steps"))
+    summary = make.summary(steps=3, steady_steps=2, samples_per_s=Unknown("no steps"))
     RunDirectory(tmp_path / "r").write("summary.json", summary)
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
     shown = json.loads(CliRunner().invoke(build_app(), ["show", "r", "--json"]).stdout)

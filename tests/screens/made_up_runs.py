@@ -15,12 +15,12 @@ from multinode.records.run import Failure, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.sweep.sweep import build_table
 from multinode.tune.judge import judge
+from tests import make
 from tests.bench.made_up_bench import report as bench_report
 from tests.bench.test_screen import GPUS
-from tests.cli.test_report import PLAN
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
 from tests.network.test_screen import CHANGES, LIKE, SLOW, WELL
-from tests.profile.observing import RUN, SUMMARY, observed
+from tests.profile.observing import RUN, SUMMARY, store_observed
 from tests.sweep.cells import PUBLISHED, SWEEP_RUN
 from tests.sweep.stored_sweep import store_sweep
 from tests.tune.test_measured_screens import TUNED
@@ -83,15 +83,9 @@ def _order(path: Path) -> tuple[int, str]:
 
 
 def _store(root: Path, name: str, run: Run, **changes: Any) -> RunDirectory:
-    directory = RunDirectory.create(root, _run_id(name))
-    directory.write("run.json", msgspec.structs.replace(run, run_id=_run_id(name), **changes))
-    return directory
+    return make.store(root, _run_id(name), run=msgspec.structs.replace(run, run_id=_run_id(name), **changes))
 
 
 def _store_trained(root: Path, name: str, **changes: Any) -> None:
-    directory = _store(root, name, RUN, **changes)
-    directory.write("plan.json", msgspec.structs.replace(PLAN, run_id=_run_id(name)))
-    directory.write("summary.json", msgspec.structs.replace(SUMMARY, run_id=_run_id(name)))
-    for node in observed().nodes:
-        lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in node.samples)
-        directory.append_samples(node.node_rank, "all.jsonl", lines)
+    run = msgspec.structs.replace(RUN, run_id=_run_id(name), **changes)
+    store_observed(root, run, summary=_named(name, SUMMARY))

@@ -15,10 +15,9 @@ from multinode.cluster.prices import Price, Prices
 from multinode.findings.finding import Finding
 from multinode.model.workload import FullRun, JobSettings, Workload
 from multinode.profile.machine_use import GpuUse, NodeUse
-from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Comm, StepTimes, Summary
+from multinode.profile.step_split import StepSplit
+from multinode.profile.summary import Comm, StepTimes
 from multinode.profile.throughput import Utilisation
-from multinode.records.run import NodeRun, Run
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import exactly
@@ -27,10 +26,9 @@ from multinode.sweep.cell_rows import MeasuredCell
 from multinode.sweep.cell_sheet import with_notes, with_price_notes
 from multinode.sweep.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
 from multinode.sweep.cells import CellRow, CellTable, Contradiction
+from tests import make
 from tests.contrast.made_up_sides import measured
-from tests.launch.scripted import make_plan
 from tests.profile.observing import RUN
-from tests.stored import made_run
 
 __all__ = ["PRICES", "PUBLISHED", "SWEEP", "SWEEP_RUN", "measured_cell", "swept"]
 
@@ -62,8 +60,8 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> StoredR
     rate = 2 * nodes * batch / step_ms * 1000
     tgs = rate * _TOKENS_A_SAMPLE / (2 * nodes)
     gib = _MEMORY_GIB[method] + 1.1 * batch
-    split = WorkerSplit(rank=-1, step_ms=step_ms, compute_ms=step_ms - exposed_ms, exposed_ms=exposed_ms)
-    summary = Summary(
+    split = make.split(step_ms, compute_ms=step_ms - exposed_ms, exposed_ms=exposed_ms)
+    summary = make.summary(
         run_id=run_id,
         steps=35,
         steady_steps=30,
@@ -110,10 +108,10 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> StoredR
         recompute=True,
         overlap=False,
     )
-    return made_run(
+    return make.stored_run(
         msgspec.structs.replace(RUN, run_id=run_id),
         summary=summary,
-        plan=make_plan(*names),
+        plan=make.plan(*names, workers=2),
         node_names=names,
         workers=(2,) * nodes,
         workload=Workload(settings=settings, whole=FullRun(epochs=3.0)),
@@ -144,15 +142,15 @@ def _sixteen() -> list[MeasuredCell]:
 
 
 SWEEP = with_prices(swept(*_sixteen()), None)
-SWEEP_RUN = Run(
+SWEEP_RUN = make.run(
+    "box1",
+    "box2",
     run_id=SWEEP.run_id,
     job=SWEEP.job,
     engine="llamafactory",
-    status="succeeded",
     started_s=1_800_000_000.0,
     ended_s=1_800_003_600.0,
     world_size=4,
-    nodes=tuple(NodeRun(name=name, node_rank=rank) for rank, name in enumerate(("box1", "box2"))),
     kind="sweep",
     has_parts=True,
 )

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.dataplane import Endpoint
+from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, NodeFacts
-from multinode.cluster.quoting import Command
-from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import Grid, GridRecord
 from multinode.sweep.cell_rows import MeasuredCell
+from tests import make
 from tests.sweep.cells import GPU, SWEEP_RUN, measured_cell
 
 __all__ = ["store_sweep"]
@@ -50,34 +48,22 @@ def _store_run(root: Path, run: StoredRun) -> None:
     run_id = run.run_id
     nodes = [msgspec.structs.replace(_NODE, name=name) for name in run.node_names]
     workers = run.workers[0]
-    plan = LaunchPlan(
-        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(workers,) * len(nodes)),
+    plan = make.plan(
+        *run.node_names,
+        workers=workers,
+        each={"gpus": tuple(range(workers))},
         run_id=run_id,
         engine="llamafactory",
         job=SWEEP_RUN.job,
-        nodes=tuple(
-            NodePlan(
-                place=Place(
-                    node=node.name,
-                    node_rank=rank,
-                    ranks=tuple(range(workers * rank, workers * (rank + 1))),
-                    run_dir="/r",
-                    endpoint=Endpoint(addr=None, ifname="ens1f0"),
-                ),
-                gpus=tuple(range(workers)),
-                command=Command(argv=("true",)),
-            )
-            for rank, node in enumerate(nodes)
-        ),
     )
-    directory = RunDirectory.create(root, run_id)
-    directory.write(
-        "run.json",
-        msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="launch", part_of=SWEEP_RUN.run_id, has_parts=False),
+    directory = make.store(
+        root,
+        run_id,
+        run=msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="launch", part_of=SWEEP_RUN.run_id, has_parts=False),
+        plan=plan,
+        summary=run.summary,
+        workload=run.workload,
+        cluster=make.cluster(*nodes, source="hosts.txt"),
     )
-    directory.write("plan.json", plan)
-    directory.write("summary.json", run.summary)
-    directory.write("workload.json", run.workload)
-    directory.write("cluster.json", Cluster(nodes=tuple(nodes), source="hosts.txt"))
     gpus = tuple(Gpu(index=index, name=GPU) for index in range(workers))
     directory.write("facts.json", [NodeFacts(node=node.name, gpus=gpus) for node in nodes])

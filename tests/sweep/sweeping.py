@@ -12,9 +12,8 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.job.job import Job, parse_llamafactory
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
-from multinode.profile.summary import StepTimes, Summary
-from multinode.records.plan import LaunchPlan, Rendezvous
-from multinode.records.run import Failure, NodeRun, Run
+from multinode.profile.summary import StepTimes
+from multinode.records.run import Failure
 from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import CellRecord, Grid, GridRecord
 from multinode.series.series import GRID_FILE, Resume
@@ -23,6 +22,7 @@ from multinode.stats.unknown import Unknown
 from multinode.sweep.grid_plan import cell_overrides, plan_grid
 from multinode.sweep.sweep import CellRun, CellTraining, GridRequest, Swept, sweep
 from multinode.transport.fake import FakeTransport
+from tests import make
 
 HOSTS = "a slots=2\nb slots=2\n"
 CLUSTER: Cluster = parse_hostfile(HOSTS, "hosts")
@@ -100,39 +100,30 @@ class Elsewhere:
 
 def keep_run(runs: Path, what: Launch, end: float | str | None, *, is_stopped: bool = False) -> Launched:
     """A run that ended so, with its record on disk."""
-    nodes = tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(what.cluster.nodes))
     status = "stopped" if is_stopped else "lost" if end is None else "failed" if isinstance(end, str) else "succeeded"
     failure = Failure(node="a", node_rank=0, message=f"{end} happened", kind=end) if isinstance(end, str) else None
-    run = Run(
+    run = make.run(
+        *(node.name for node in what.cluster.nodes),
         run_id=what.run_id or "",
         job="job.yaml",
         engine="llamafactory",
         status=status,
-        started_s=1.0,
         ended_s=2.0,
         world_size=2,
-        nodes=nodes,
         first_failure=failure,
         kind="sweep",
     )
     has_speed = isinstance(end, float) and end > 0
-    summary = Summary(
+    summary = make.summary(
         run_id=run.run_id,
         steps=20,
         steady_steps=15,
-        rule="",
         samples_per_s=exactly(end) if isinstance(end, float) and has_speed else Unknown("no step was recorded"),
         step_time_ms=StepTimes(median=exactly(100.0), p95=101.0, cv=0.01)
         if has_speed
         else Unknown("no step was recorded"),
     )
-    plan = LaunchPlan(
-        rendezvous=Rendezvous(addr="", port=1, workers=(2,)),
-        run_id=run.run_id,
-        engine="",
-        job="",
-        nodes=(),
-    )
+    plan = make.plan("a", "b", run_id=run.run_id)
     directory = RunDirectory.create(runs, run.run_id)
     directory.write_cluster(parse_hostfile(HOSTS, "hosts"), HOSTS)
     directory.write("plan.json", plan)

@@ -7,7 +7,7 @@ import msgspec
 from multinode.results.run_page import run_markdown, run_page, table_text
 from multinode.sweep.cells import CellTable, Cheapest
 from multinode.sweep.sweep import load_table
-from tests.stored import made_run
+from tests import make
 from tests.sweep.cells import PUBLISHED, SWEEP, SWEEP_RUN, measured_cell, renamed, swept
 
 
@@ -23,7 +23,7 @@ def charts(table: CellTable) -> list[str]:
 
 
 def test_the_page_of_a_sweep_says_the_most_first() -> None:
-    text = body(run_page([made_run(SWEEP_RUN, {load_table: SWEEP})]))
+    text = body(run_page([make.stored_run(SWEEP_RUN, {load_table: SWEEP})]))
     wanted = [
         '<p class="lead">The fastest is',
         'class="tiles"',
@@ -58,7 +58,7 @@ def test_the_cheapest_cell_stands_on_top_where_a_deadline_was_asked_for() -> Non
 
 
 def test_a_sweep_is_in_the_markdown_of_a_report() -> None:
-    text = run_markdown([made_run(SWEEP_RUN, {load_table: SWEEP})])
+    text = run_markdown([make.stored_run(SWEEP_RUN, {load_table: SWEEP})])
     assert text.startswith("## sft.yaml")
     assert "| 1x2-full-batch4 |" in text
 

@@ -5,12 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
-from multinode.cluster.quoting import Command
 from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.throughput import Utilisation
-from multinode.records.plan import LaunchPlan, NodePlan, Place, Rendezvous
+from multinode.records.plan import LaunchPlan
 from multinode.runs.devices import devices_of
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
@@ -24,6 +22,7 @@ from multinode.sweep.cell_rows import (
     with_full_run,
 )
 from multinode.sweep.cells import CellRow
+from tests import make
 from tests.contrast.made_up_sides import node_use, run_of, split_summary, summary_of
 
 CELL = GridCell(label="1x2-lora-batch2", settings={"finetuning_type": "lora"}, nodes=1)
@@ -132,26 +131,7 @@ TWO = (Gpu(index=0, name="NVIDIA GeForce RTX 3090"), Gpu(index=1, name="NVIDIA G
 
 
 def plan(*gpus: tuple[int, ...] | None) -> LaunchPlan:
-    return LaunchPlan(
-        rendezvous=Rendezvous(addr="10.0.0.1", port=29500, workers=(2,) * len(gpus)),
-        run_id="r",
-        engine="torchrun",
-        job="j",
-        nodes=tuple(
-            NodePlan(
-                place=Place(
-                    node=f"n{rank}",
-                    node_rank=rank,
-                    ranks=(2 * rank, 2 * rank + 1),
-                    run_dir="/r",
-                    endpoint=Endpoint(addr=None, ifname=None),
-                ),
-                gpus=ids,
-                command=Command(argv=("true",)),
-            )
-            for rank, ids in enumerate(gpus)
-        ),
-    )
+    return make.plan(*(make.node_plan(f"n{rank}", rank, workers=2, gpus=ids) for rank, ids in enumerate(gpus)))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from multinode.series.grid import (
     without_runs,
 )
 from multinode.sweep.grid_plan import plan_grid
+from tests import make
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")
 MEASURED = CellOutcome(state="measured")
@@ -149,14 +150,10 @@ def test_a_record_comes_back_from_its_file_as_it_was() -> None:
 
 def run_of(status: str, oom_kills: int | None = None, message: str = "it broke", **failure: Any) -> Run:
     failed = Failure(node="b", node_rank=1, message=message, **failure)
-    return Run(
-        run_id="r",
-        job="j",
-        engine="torchrun",
+    return make.run(
+        "a",
+        NodeRun(name="b", node_rank=1, status=Status(oom_kills=oom_kills)),
         status=status,
-        started_s=1.0,
-        world_size=2,
-        nodes=(NodeRun(name="a", node_rank=0), NodeRun(name="b", node_rank=1, status=Status(oom_kills=oom_kills))),
         first_failure=failed if status in {"failed", "lost"} else None,
     )
 

@@ -18,14 +18,18 @@ from multinode.sweep.cell_sheet import constants_line, lead
 from multinode.sweep.cell_table import Look
 from multinode.sweep.cells import CellTable
 from multinode.sweep.sweep import build_table, load_table, load_tables
+from tests import make
 from tests.sweep.cells import GPU, PUBLISHED, SWEEP_RUN
 from tests.sweep.stored_sweep import CELLS, store_sweep
 
 
 def store_import(root: Path) -> None:
-    directory = RunDirectory.create(root, PUBLISHED.run_id)
-    directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=PUBLISHED.run_id, kind="import", nodes=()))
-    directory.write("sweep.json", PUBLISHED)
+    make.store(
+        root,
+        PUBLISHED.run_id,
+        run=msgspec.structs.replace(SWEEP_RUN, run_id=PUBLISHED.run_id, kind="import", nodes=()),
+        sweep=PUBLISHED,
+    )
 
 
 def set_record(directory: RunDirectory, place: int, **changed: object) -> None:
@@ -206,9 +210,7 @@ def test_a_contrast_that_was_stopped_is_no_table_but_its_sides(tmp_path: Path) -
 
 def test_the_last_table_is_that_of_the_newest_run_that_has_one(tmp_path: Path) -> None:
     build_table(store_sweep(tmp_path), tmp_path)
-    RunDirectory.create(tmp_path, "20990101-cell").write(
-        "run.json", msgspec.structs.replace(SWEEP_RUN, run_id="20990101-cell")
-    )
+    make.store(tmp_path, "20990101-cell", run=msgspec.structs.replace(SWEEP_RUN, run_id="20990101-cell"))
     assert load_tables(tmp_path, ["last"]).run_id == SWEEP_RUN.run_id
     store_import(tmp_path)
     assert load_tables(tmp_path, ["last"]).run_id == PUBLISHED.run_id

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from multinode.check.probe import SentFacts
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch.node_runs import NodeRuns, clean
 from multinode.transport.agent import AgentTransport
 from multinode.transport.slurm import SlurmTransport, read_allocation, step_environment, submit_script
+from tests import make
 from tests.cluster.test_allocation import JOB, NODES
 
 DEADLINE_S = 20.0
@@ -169,7 +170,7 @@ def test_verbs_of_a_run_follow_each_other_in_a_step_with_gpus_and_others_in_one_
     agent.call(NODE, "runs", {"schema": 1}, NodeRuns, deadline_s=DEADLINE_S)
     before = len(calls(programs))
     agent.call(NODE, "probe", {"schema": 1}, SentFacts, deadline_s=DEADLINE_S)
-    clean(agent, Cluster(nodes=(NODE,), source="hosts"), [], 0.0)
+    clean(agent, make.cluster(NODE), [], 0.0)
     assert len(calls(programs)) == before
     agent.call(WITHOUT_GPUS, "probe", {"schema": 1}, SentFacts, deadline_s=DEADLINE_S)
     asked = [

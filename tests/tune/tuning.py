@@ -15,7 +15,7 @@ from multinode.job.job import LlamaFactoryJob, parse_llamafactory, render_job
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, PlanFile
-from multinode.records.run import Failure, NodeRun, Run
+from multinode.records.run import Failure
 from multinode.records.run_directory import RunDirectory
 from multinode.series.series import Resume
 from multinode.stats.estimate import exactly
@@ -23,6 +23,7 @@ from multinode.sweep.sweep import CellRun
 from multinode.transport.fake import FakeTransport
 from multinode.tune.measure import Tuned, tune
 from multinode.tune.request import TuningRequest
+from tests import make
 from tests.predict.test_recommendations import keep
 
 __all__ = ["Elsewhere", "steps_of", "tuning_request"]
@@ -131,7 +132,8 @@ class Elsewhere:
         directory.write("summary.json", summary)
         self._keep_losses(directory, job, every, batch)
         failure = Failure(node="a", node_rank=0, message=f"{kind} happened", kind=kind) if kind is not None else None
-        run = Run(
+        run = make.run(
+            *(node.name for node in what.cluster.nodes),
             run_id=plan.run_id,
             job="job.yaml",
             engine="llamafactory",
@@ -139,7 +141,6 @@ class Elsewhere:
             started_s=0.0,
             ended_s=AROUND_S + steps_of(what) * step_ms / 1e3,
             world_size=nodes,
-            nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(what.cluster.nodes)),
             first_failure=failure,
             kind="tuning",
         )
