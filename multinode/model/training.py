@@ -141,10 +141,10 @@ def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelS
         )
     shape = parse_model(model)
     if shape is None:
-        kind = model.get("model_type")
+        kind, reason = model.get("model_type"), model.get("uncounted")
+        why = f"no node could build it: {reason}" if reason else "no node was asked to build it"
         raise JobError(
-            f"{job.config_path}: the number of parameters of {name} is unknown: its model_type is {kind!r}, and no "
-            "node could build it to count them",
+            f"{job.config_path}: the number of parameters of {name} is unknown: its model_type is {kind!r}, and {why}",
             hint=_MEASURE_SIZES,
         )
     return shape
