@@ -17,13 +17,7 @@ from .files import digest_file
 
 _MARK = "multinode-count:"
 _MOST_BYTES = 8 << 20
-_SCRIPT = f"""
-import sys; sys.path[:] = [p for p in sys.path if p]
-import json, os
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
-asked = json.load(sys.stdin)
-import torch
-exec(asked["source"])
+COUNTING = """
 def counted(asked):
     with torch.device("meta"):
         model = build(asked)
@@ -35,7 +29,7 @@ def counted(asked):
         model = attach(model, asked)
     layers = [name + "." for name, module in model.named_modules() if type(module).__name__ in names]
     # A layer inside a layer belongs to the outer one.
-    layers = {{name for name in layers if not any(name != other and name.startswith(other) for other in layers)}}
+    layers = {name for name in layers if not any(name != other and name.startswith(other) for other in layers)}
     parts, last = [], None
     for name, tensor in model.named_parameters():
         place, found = "", name.split(".")
@@ -56,6 +50,16 @@ def counted(asked):
     return dict(told, parts=merged)
 def adapters(told):
     return sum(each[0] * part["times"] for part in told["parts"] for each in part["tensors"] if each[3])
+"""
+"""Defines `counted(asked)` where the question's source is defined and torch imported."""
+_SCRIPT = f"""
+import sys; sys.path[:] = [p for p in sys.path if p]
+import json, os
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
+asked = json.load(sys.stdin)
+import torch
+exec(asked["source"])
+{COUNTING}
 try:
     answer = counted(asked)
     small = None
