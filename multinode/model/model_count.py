@@ -41,10 +41,10 @@ def count_question(job: Job | Benchmark | None) -> dict[str, Any] | None:
     if not isinstance(job, LlamaFactoryJob):
         return None
     arguments = {key: value for key, value in job.config.items() if not key.endswith(_FILES)}
-    known = [] if any(job.config.get(key) for key in COUNTED_KEYS) else sorted(KNOWN_TYPES)
+    is_plain = job.settings.finetuning_type in {"full", "lora"} and not any(map(job.config.get, COUNTED_KEYS))
     return {
         "source": _LLAMAFACTORY,
         "arguments": {**arguments, "model_name_or_path": "model"},
         "small": {"finetuning_type": "lora", "lora_target": "all", "lora_rank": 8},
-        "unless": known,
+        "unless": sorted(KNOWN_TYPES) if is_plain else [],
     }

@@ -19,6 +19,9 @@ from multinode.node.facts import model_count
 from multinode.node.facts.model_count import digest_config, is_counted, parse_count, query_count
 from multinode.node.programs import QueryFailed
 
+from .localnode import LocalNode
+from .test_probe import probe
+
 DEADLINE_S = 300.0
 TEXT = {
     "hidden_size": 64,
@@ -180,6 +183,7 @@ def test_code_of_the_models_directory_does_not_run_unless_the_job_trusts_it(tmp_
 def test_known_architectures_are_left_to_the_controller_unless_the_job_changes_what_they_train() -> None:
     assert not is_counted(question(LORA), {"model_type": "qwen2"})
     assert is_counted(question(LORA), {"model_type": "gpt_oss"})
+    assert is_counted(question({"finetuning_type": "freeze"}), {"model_type": "qwen2"})
     for key in COUNTED_KEYS:
         assert is_counted(question(LORA | {key: 4 if key == "quantization_bit" else True}), {"model_type": "qwen2"})
 
@@ -194,3 +198,23 @@ def test_the_digest_is_of_the_config(tmp_path: Path) -> None:
     assert None not in {first, second}
     assert first != second
     assert digest_config(str(tmp_path)) is None
+
+
+def test_the_count_is_made_once_for_each_config_and_job(node: LocalNode) -> None:
+    model, asked = write_model(node.home, "glm"), question(LORA)
+
+    def counted(question_: dict[str, Any] | None) -> Any:
+        facts = probe(node, python=sys.executable, packages=True, model=str(model), count=question_)
+        return facts["model"]["values"].get("counted")
+
+    assert counted(None) is None
+    first = counted(asked)
+    kept = node.home / ".multinode" / "model-counts.json"
+    answers = json.loads(kept.read_text())
+    assert [*answers.values()] == [first]
+    # What is kept is what is told.
+    kept.write_text(json.dumps({key: {**value, "hidden": 65} for key, value in answers.items()}))
+    assert counted(asked)["hidden"] == 65
+    assert counted(question(LORA | {"lora_rank": 4}))["hidden"] == TEXT["hidden_size"]
+    (model / "config.json").write_text(json.dumps({"model_type": "glm", **TEXT, "hidden_size": 128}))
+    assert counted(asked)["hidden"] == 128
