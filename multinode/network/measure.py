@@ -107,10 +107,7 @@ def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layou
     """The layout of the training, and its model's config.json, which node 0 must have too."""
     cwd, model = str(Path.cwd()), job_files(job).model
     count = count_question(job) if model is not None else None
-    packages = count is not None
-    facts = probe(
-        context.agent, launch.cluster, controller_cwd=cwd, packages=packages, model=model, count=count
-    ).require()
+    facts = probe(context.agent, launch.cluster, controller_cwd=cwd, packages=False, model=model, count=count).require()
     first = facts[launch.cluster.nodes[0].name]
     return Layout.of(workers_of_nodes(launch.cluster, facts, launch.workers_per_node)), first.model_config
 

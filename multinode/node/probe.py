@@ -267,10 +267,15 @@ class Probe:
         """Add the tensors of a model that the controller cannot count to the facts of its config.json."""
         question: Optional[Record] = self._request.get("count")
         model, python = facts["model"], self._place["python"]
-        if question is None or isinstance(model, Unknown) or isinstance(installed, Unknown) or python is None:
+        if question is None or isinstance(model, Unknown) or python is None:
             return
         values = model["values"]
         if not is_counted(question, values):
+            return
+        if not self._request.get("packages"):
+            installed = found(lambda: parse_packages(query_packages(python, self._place["cwd"]).answer()))
+        if isinstance(installed, Unknown):
+            values["uncounted"] = installed["reason"]
             return
         folder = model_directory(self._request["model"], self._place["cwd"] or "/")
         cache = AnswerCache(os.path.expanduser("~"), "model-counts")

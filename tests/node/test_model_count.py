@@ -204,7 +204,7 @@ def test_the_count_is_made_once_for_each_config_and_job(node: LocalNode) -> None
     model, asked = write_model(node.home, "glm"), question(LORA)
 
     def counted(question_: dict[str, Any] | None) -> Any:
-        facts = probe(node, python=sys.executable, packages=True, model=str(model), count=question_)
+        facts = probe(node, python=sys.executable, model=str(model), count=question_)
         return facts["model"]["values"].get("counted")
 
     assert counted(None) is None
