@@ -17,7 +17,6 @@ from multinode.job.job_files import absent_files, job_files, may_be_paths, with_
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext
 from multinode.launch.execute import Execution
-from multinode.model.model_count import count_question
 from multinode.model.workload import read_workload
 from multinode.profile.summary import import_analyses, summarise_run
 from multinode.profile.throughput import read_model_work
@@ -178,11 +177,18 @@ def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = 
         modules=tuple(filter(None, (files.module,))) if launch.check else (),
         packages=launch.check or launch.execute.kind in _COMPARED,
         model=files.model if launch.observation.profile else None,
-        count=count_question(launch.job) if launch.observation.profile and files.model is not None else None,
+        count=_count_question(launch) if launch.observation.profile and files.model is not None else None,
         torch_env=torch_environment(launch.job, launch) if launch.check else None,
         arguments=argument_names(launch.job, launch.cluster, launch) if launch.check else (),
     )
     return outcomes.require()
+
+
+def _count_question(launch: Launch) -> dict[str, Any] | None:
+    # A script has no model whose tensors could be counted.
+    from multinode.model.model_count import count_question
+
+    return count_question(launch.job)
 
 
 def _check(

@@ -6,9 +6,10 @@ from typing import Any
 
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.model.model_size import KNOWN_TYPES
-from multinode.model.training import COUNTED_KEYS
 from multinode.records.benchmark import Benchmark
 
+COUNTED_KEYS = frozenset({"additional_target", "quantization_bit", "use_dora", "use_galore", "use_apollo"})
+"""Keys that change what is trained in ways that a node's count of the job's own model includes."""
 # As `load_model` and `init_adapter` of LLaMA-Factory 0.9 (model/loader.py, model/adapter.py) do it.
 _LLAMAFACTORY = """
 import transformers

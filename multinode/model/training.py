@@ -15,6 +15,7 @@ from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.engines.accelerate import fsdp_version
 from multinode.job.job import PLAIN_STAGES, LlamaFactoryJob, LlamaFactorySettings
+from multinode.model.model_count import COUNTED_KEYS
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model
 from multinode.model.tensors import Adapter, ModelTensors, counted_model, tensors_of
 from multinode.traffic.algorithms import Layout
@@ -43,8 +44,6 @@ _UNKNOWN_KEYS = (
     "add_tokens",
     "tensor_parallel_size",
 )
-COUNTED_KEYS = frozenset({"additional_target", "quantization_bit", "use_dora", "use_galore", "use_apollo"})
-"""Keys that change what is trained in ways that a node's count of the job's own model includes."""
 _FSDP = {
     "full_shard": Strategy.FSDP,
     "shard_grad_op": Strategy.SHARD_GRAD_OP,

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from multinode.job.job import parse_llamafactory
-from multinode.model.model_count import count_question
+from multinode.model.model_count import COUNTED_KEYS, count_question
 from multinode.model.tensors import counted_model
-from multinode.model.training import COUNTED_KEYS
 from multinode.node.facts import model_count
 from multinode.node.facts.model_count import digest_config, is_counted, parse_count, query_count
 from multinode.node.programs import QueryFailed
