@@ -28,7 +28,6 @@ from multinode.job.job import Job
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import argument_names, candidate_ports, choose_master_port, plan_launch
-from multinode.model.model_count import count_question
 from multinode.records.run import make_run_id
 from multinode.stats.unknown import Unknown, entries, or_empty, or_none
 from multinode.traffic.pair_speeds import PairSpeed
@@ -355,7 +354,7 @@ def _probe(
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,
-        count=count_question(job) if files.model is not None else None,
+        count=job,
         torch_env=torch_environment(job, options),
         arguments=argument_names(job, cluster, options),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -177,18 +177,11 @@ def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = 
         modules=tuple(filter(None, (files.module,))) if launch.check else (),
         packages=launch.check or launch.execute.kind in _COMPARED,
         model=files.model if launch.observation.profile else None,
-        count=_count_question(launch) if launch.observation.profile and files.model is not None else None,
+        count=launch.job,
         torch_env=torch_environment(launch.job, launch) if launch.check else None,
         arguments=argument_names(launch.job, launch.cluster, launch) if launch.check else (),
     )
     return outcomes.require()
-
-
-def _count_question(launch: Launch) -> dict[str, Any] | None:
-    # A script has no model whose tensors could be counted.
-    from multinode.model.model_count import count_question
-
-    return count_question(launch.job)
 
 
 def _check(

@@ -18,7 +18,6 @@ from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.model.engine_calls import StepMessages, messages_to_test, step_messages
-from multinode.model.model_count import count_question
 from multinode.network.scan_evidence import nic_ceilings
 from multinode.network.size_scan import ScanReport, compare_scans, estimate_step, nics_of, read_ring, summarise_scan
 from multinode.records.benchmark import COLLECTIVES, CollectiveTest, Message, check_choice
@@ -106,8 +105,7 @@ def _load(runs: Path, name: str) -> ScanReport:
 def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
     """The layout of the training, and its model's config.json, which node 0 must have too."""
     cwd, model = str(Path.cwd()), job_files(job).model
-    count = count_question(job) if model is not None else None
-    facts = probe(context.agent, launch.cluster, controller_cwd=cwd, packages=False, model=model, count=count).require()
+    facts = probe(context.agent, launch.cluster, controller_cwd=cwd, packages=False, model=model, count=job).require()
     first = facts[launch.cluster.nodes[0].name]
     return Layout.of(workers_of_nodes(launch.cluster, facts, launch.workers_per_node)), first.model_config
 
