@@ -354,6 +354,7 @@ def _probe(
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,
+        count=job,
         torch_env=torch_environment(job, options),
         arguments=argument_names(job, cluster, options),
     )

@@ -13,7 +13,6 @@ from multinode.check.gpus import used_gpus
 from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, launch_check
 from multinode.cluster.facts import Interface
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.model.model_size import parse_model
 from multinode.records.benchmark import Benchmark
 from multinode.stats.unknown import Unknown, entries, or_none
 from multinode.units import GIB, format_duration, format_figure
@@ -385,7 +384,12 @@ def _offloaded_parts(job: LlamaFactoryJob | None) -> list[tuple[str, str, int]]:
 
 def _count_parameters(job: LlamaFactoryJob | None, model: dict[str, Any] | None) -> tuple[float, str]:
     """Parameters of the model, and the source: config.json, or its name (`...-8B`); otherwise 0."""
-    shape = parse_model(model or {})
+    from multinode.model.model_size import parse_model
+    from multinode.model.tensors import counted_model
+
+    counted, shape = counted_model(model), parse_model(model or {})
+    if counted is not None:
+        return float(counted.tensors().parameters), "counted on the node"
     if shape is not None:
         return float(shape.parameters), "by its config.json"
     name = str(job.config.get("model_name_or_path", "")) if job is not None else ""

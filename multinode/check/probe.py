@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -38,6 +39,7 @@ def probe(  # noqa: PLR0913 - each is a question
     contents: Sequence[str] = (),
     datasets: Sequence[str] = (),
     model: str | None = None,
+    count: Job | Benchmark | None = None,
     torch_env: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
 ) -> Outcomes[NodeFacts]:
@@ -56,6 +58,7 @@ def probe(  # noqa: PLR0913 - each is a question
         contents: those of `paths` to digest.
         datasets: datasets in a dataset_info.json of `contents` whose files are digested.
         model: directory of the model, whose config.json is read.
+        count: the job that builds it; None does not count its tensors.
         torch_env: the job's variables on every node, under which its torch is asked for its GPUs; None does not ask.
         arguments: keys of a LLaMA-Factory YAML to look up among its arguments.
     """
@@ -71,6 +74,7 @@ def probe(  # noqa: PLR0913 - each is a question
         "contents": contents,
         "datasets": datasets,
         "model": model,
+        "count": _count_question(count) if model is not None else None,
         "arguments": arguments,
     }
 
@@ -84,6 +88,12 @@ def probe(  # noqa: PLR0913 - each is a question
         return NodeFacts(**{**msgspec.structs.asdict(facts), "node": node.name, "clock_offset_s": offset_s})
 
     return gather(cluster.nodes, ask, deadline_s=PROBE_DEADLINE_S)
+
+
+def _count_question(job: Job | Benchmark | None) -> dict[str, Any] | None:
+    from multinode.model.model_count import count_question
+
+    return count_question(job)
 
 
 def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -177,6 +177,7 @@ def probe_nodes(launch: Launch, agent: AgentTransport, ports: tuple[int, ...] = 
         modules=tuple(filter(None, (files.module,))) if launch.check else (),
         packages=launch.check or launch.execute.kind in _COMPARED,
         model=files.model if launch.observation.profile else None,
+        count=launch.job,
         torch_env=torch_environment(launch.job, launch) if launch.check else None,
         arguments=argument_names(launch.job, launch.cluster, launch) if launch.check else (),
     )

@@ -8,7 +8,7 @@ gradients, in which order, and in which buckets they are sent. How long a call t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,8 +16,8 @@ import msgspec
 from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig
 from multinode.job.job import Job, LlamaFactoryJob
-from multinode.model.model_size import ModelShape
-from multinode.model.training import Adapter, ShardedTraining, read_training, zero_3_gathers
+from multinode.model.tensors import Tensor
+from multinode.model.training import ShardedTraining, read_training, zero_3_gathers
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, GroupScope, Strategy
@@ -29,7 +29,6 @@ _CAP_MIB = 25
 # DeepSpeed pads a parameter group to a multiple of this many elements per worker.
 _ALIGNMENT = 2
 
-_EMBEDDING, _HEAD = "embed_tokens", "lm_head"
 # Smaller differences in size do not show in a measurement.
 _ALIKE = 0.05
 # Above this the bandwidth no longer changes, and the buffers of a test take too much memory.
@@ -56,14 +55,6 @@ _INSIDE_LEFT_OUT = (
 _SMALL_LEFT_OUT = (
     "calls of a few bytes (gradient norms, losses) are excluded: each takes about as long as the smallest message"
 )
-
-
-class Gradient(msgspec.Struct, frozen=True):
-    """The gradient of one tensor."""
-
-    elements: int
-    # whether it belongs to a weight; biases and normalizations have an optimizer group of their own
-    matrix: bool = True
 
 
 class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +188,7 @@ def _ddp(job: LlamaFactoryJob, training: ShardedTraining) -> _Sent:
         # As transformers decides: not with gradient checkpointing. LLaMA-Factory turns it off for LoRA.
         finds_unused = not training.lora and config.get("disable_gradient_checkpointing") is True
     rebuilt = not finds_unused or config.get("ddp_static_graph") is True
-    order = (arriving if rebuilt else registered)(training.shape, training.adapter)
+    order = training.tensors.arriving if rebuilt else training.tensors.trained
     sizes = fill_past((element * width for element in _elements(order)), caps)
     bucket = Call(collective="all_reduce", size_bytes=1, what="gradient buckets")
     return _calls(bucket, sizes if rebuilt else sizes[::-1]), ()
@@ -205,7 +196,7 @@ def _ddp(job: LlamaFactoryJob, training: ShardedTraining) -> _Sent:
 
 def _zero_0(training: ShardedTraining) -> _Sent:
     """DeepSpeed without ZeRO: the engine's own buckets of 5e8 elements, in the modules' order."""
-    elements = _elements(registered(training.shape, training.adapter))
+    elements = _elements(training.tensors.trained)
     buckets = fill_past(elements, [DeepSpeedConfig().reduce_bucket_elements or 0])
     bucket = Call(collective="all_reduce", size_bytes=training.load.gradient_bytes, what="gradient buckets")
     return _calls(bucket, buckets), ()
@@ -219,10 +210,10 @@ def _zero_1_and_2(training: ShardedTraining, settings: DeepSpeedConfig, layout: 
     as gloo and NCCL.
     """
     load, stage_1 = training.load, training.strategy is Strategy.ZERO1
-    every = registered(training.shape, training.adapter)
+    every = training.tensors.trained
     # The optimizer's groups: with weight decay and without (biases and normalizations, in transformers).
     groups = [_elements(gather for gather in every if gather.matrix is matrix) for matrix in (True, False)]
-    order = _elements(arriving(training.shape, training.adapter))
+    order = _elements(training.tensors.arriving)
     if stage_1 and not settings.overlap_comm:
         order = [*groups[0], *groups[1]]
     cap = _reduce_cap(training, settings)
@@ -243,24 +234,24 @@ def _zero_1_and_2(training: ShardedTraining, settings: DeepSpeedConfig, layout: 
 
 def _zero_3(training: ShardedTraining, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
     """DeepSpeed gathers parameters before use, reduce-scatters gradients, and keeps small parameters whole."""
-    load, shape, n = training.load, training.shape, layout.workers
+    load, model, n = training.load, training.tensors, layout.workers
     # transformers' values for `auto`.
-    small = _known(settings.persistent_elements, 10 * shape.hidden)
-    prefetch = _known(settings.prefetch_elements, 9 * shape.hidden**2 // 10)
-    parameters = _elements((*registered(shape, None), *(registered(shape, training.adapter) if training.lora else ())))
+    small = _known(settings.persistent_elements, 10 * model.hidden)
+    prefetch = _known(settings.prefetch_elements, 9 * model.hidden**2 // 10)
+    parameters = _elements((*model.base, *(model.trained if training.lora else ())))
     large, kept = (
         [_padded(parameter, n) for parameter in parameters if (parameter > small) is large] for large in (True, False)
     )
-    whole, again = zero_3_gathers(settings, shape, recompute=training.recompute)
+    whole, again = zero_3_gathers(settings, model, recompute=training.recompute)
     cut = next((at for at in range(len(large)) if sum(large[at:]) <= whole), len(large))
     # A tied embedding that is released is gathered for the output layer, too.
-    tied = large[:1] if shape.tied and cut else []
+    tied = large[:1] if model.tied and cut else []
     gathered = [
         elements
         for part, passes in ((large[:cut], again), (large[cut:], 1), (tied, 1))
         for elements in fill_past(part, [prefetch]) * passes
     ]
-    trained = [_padded(element, n) for element in _elements(arriving(shape, training.adapter))]
+    trained = [_padded(element, n) for element in _elements(model.arriving)]
     buckets = fill_up_to(trained, _reduce_cap(training, settings))
     gather = Call(
         collective="all_gather",
@@ -284,15 +275,13 @@ def _zero_3(training: ShardedTraining, settings: DeepSpeedConfig, layout: Layout
 def _fsdp(training: ShardedTraining, layout: Layout) -> _Sent:
     """Each layer is a unit; everything outside the layers is another."""
     hybrid = training.strategy is Strategy.HYBRID_SHARD
-    load, layers, strategy = training.load, training.shape.layers, training.strategy
+    load, model, strategy = training.load, training.tensors, training.strategy
     ranks = layout.workers_per_node if hybrid else layout.workers
-    trained = _unit(training.shape, training.adapter)
-    base = _unit(training.shape, None) if training.lora else (0, 0)
-    outer, layer = (_padded(size + other, ranks) for size, other in zip(base, trained, strict=True))
-    gradients = [_padded(size, ranks) for size in (*[trained[1]] * layers, trained[0])]
+    outer, layers = _padded(model.outside.all, ranks), [_padded(layer.all, ranks) for layer in model.layers]
+    gradients = [_padded(layer.trained, ranks) for layer in (*model.layers, model.outside)]
     whole = strategy is Strategy.SHARD_GRAD_OP
     passes = 1 if whole else 3 if training.around else 2
-    gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * passes]
+    gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *layers * passes]
     reach = GroupScope.NODE if hybrid else GroupScope.WORLD
     gather = Call(
         collective="all_gather",
@@ -315,17 +304,12 @@ def _fsdp(training: ShardedTraining, layout: Layout) -> _Sent:
     return [*_calls(gather, gathered), *_calls(reduction, gradients), *_calls(across, shares)], (_WRAPS_LAYERS,)
 
 
-def _unit(shape: ModelShape, adapter: Adapter | None) -> tuple[int, int]:
-    first, last = _outer_gradients(shape, adapter)
-    return sum(_elements((*first, *last))), sum(_elements(_layer_gradients(shape, adapter)))
-
-
-def _elements(gradients: Iterable[Gradient]) -> list[int]:
-    return [gradient.elements for gradient in gradients]
+def _elements(tensors: Iterable[Tensor]) -> list[int]:
+    return [tensor.elements for tensor in tensors]
 
 
 def _reduce_cap(training: ShardedTraining, settings: DeepSpeedConfig) -> int:
-    return _known(settings.reduce_bucket_elements, training.shape.hidden**2)
+    return _known(settings.reduce_bucket_elements, training.tensors.hidden**2)
 
 
 def _known(fixed: int | None, automatic: int) -> int:
@@ -345,39 +329,6 @@ def _merged(counts: Counter[int]) -> Counter[int]:
 
 def _alike(size: int, others: Iterable[int]) -> int:
     return next((other for other in others if abs(other - size) < _ALIKE * max(other, size)), size)
-
-
-def registered(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    """All gradients in the order in which the modules register their parameters."""
-    first, last = _outer_gradients(shape, adapter)
-    return (*first, *(_layer_gradients(shape, adapter) * shape.layers), *last)
-
-
-def arriving(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    """All gradients in the order of the backward pass: the forward pass reversed.
-
-    A tied embedding, which the output layer also uses, is complete at its first use, so it comes last.
-    """
-    first, last = _outer_gradients(shape, adapter)
-    used = (*first, *(_used_in_layer(shape, adapter) * shape.layers), *last)
-    return used[::-1]
-
-
-def _layer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    names = _trained(shape.linears, adapter)
-    linears = [gradient for name in names for gradient in _linear_gradients(shape, name, adapter)]
-    return (*linears, *_norms(shape, adapter))
-
-
-def _outer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[tuple[Gradient, ...], tuple[Gradient, ...]]:
-    table = shape.vocabulary * shape.hidden
-    if adapter is None:
-        head = () if shape.tied else (Gradient(table),)
-        return (Gradient(table),), (Gradient(shape.hidden, matrix=False), *head)
-    ends = (Gradient(adapter.rank * shape.vocabulary), Gradient(adapter.rank * shape.hidden))
-    before = ends if _EMBEDDING in adapter.targets else ()
-    # An adapter applies A first, which has the width of the inputs.
-    return before, ends[::-1] if _HEAD in adapter.targets else ()
 
 
 def fill_past(elements: Iterable[int], caps: Sequence[int]) -> tuple[int, ...]:
@@ -403,39 +354,3 @@ def fill_up_to(elements: Iterable[int], cap: int) -> tuple[int, ...]:
             buckets.append(0)
         buckets[-1] += element
     return tuple(filter(None, buckets))
-
-
-def _used_in_layer(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    norms = _norms(shape, adapter)
-    names = _trained(shape.linears, adapter)
-    cut = names.index("gate_proj") if "gate_proj" in names else len(names)
-    attention, mlp = (
-        [gradient for name in part for gradient in _linear_gradients(shape, name, adapter)]
-        for part in (names[:cut], names[cut:])
-    )
-    return (*norms[:-1], *attention, *norms[-1:], *mlp)
-
-
-def _trained(names: Iterable[str], adapter: Adapter | None) -> list[str]:
-    everything = adapter is None or adapter.targets == ("all",)
-    return [name for name in names if everything or name in (adapter.targets if adapter else ())]
-
-
-def _linear_gradients(shape: ModelShape, name: str, adapter: Adapter | None) -> Iterator[Gradient]:
-    linear = shape.linears[name]
-    if adapter is not None:
-        yield Gradient(adapter.rank * linear.inputs)
-        yield Gradient(adapter.rank * linear.outputs)
-        return
-    yield Gradient(linear.inputs * linear.outputs)
-    if linear.bias:
-        yield Gradient(linear.outputs, matrix=False)
-
-
-def _norms(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    if adapter is not None:
-        return ()
-    # Two of the residual stream's width: the rest is queries and keys, half each.
-    head = (shape.norms_a_layer - 2 * shape.hidden) // 2
-    sizes = [*([head, head] if head else []), shape.hidden, shape.hidden]
-    return tuple(Gradient(size, matrix=False) for size in sizes)

@@ -17,6 +17,8 @@ _ATTENTION = {
     "qwen2": (True, False, False),
     "qwen3": (False, False, True),
 }
+KNOWN_TYPES = frozenset(_ATTENTION)
+"""Values of `model_type` whose parameters are counted here."""
 # Models whose code reads attention_bias.
 _READ_ATTENTION_BIAS = frozenset({"llama", "qwen3"})
 # Larger values in a config.json are nonsense; products stay far below the limits of a float.

@@ -15,7 +15,9 @@ from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.engines.accelerate import fsdp_version
 from multinode.job.job import PLAIN_STAGES, LlamaFactoryJob, LlamaFactorySettings
+from multinode.model.model_count import COUNTED_KEYS
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model
+from multinode.model.tensors import Adapter, ModelTensors, counted_model, tensors_of
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs
 from multinode.units import GIB
@@ -52,19 +54,12 @@ _LAYERS_CHECKPOINT_THEMSELVES = (4, 52)
 _MEASURE_SIZES = "you can also measure your own sizes: multinode nccl-test -b 1M -e 64M"
 
 
-class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A LoRA adapter."""
-
-    rank: int
-    targets: tuple[str, ...]  # names of its modules; `all` alone is every linear module
-
-
 class ShardedTraining(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a LLaMA-Factory training that decides its traffic."""
 
     strategy: Strategy
-    shape: ModelShape
-    adapter: Adapter | None = None  # None if the whole model is trained
+    tensors: ModelTensors
+    lora: bool = False  # whether adapters are trained instead of the whole model
     settings: DeepSpeedConfig | None = None  # of DeepSpeed; None without it
     accumulation: int = 1  # micro-batches per optimizer step
     load: TrafficInputs
@@ -73,11 +68,6 @@ class ShardedTraining(msgspec.Struct, frozen=True, kw_only=True):
     recompute: bool = True  # whether activations are recomputed, LLaMA-Factory's default
     # whether reentrant checkpointing wraps FSDP's units, which then gather for its forward pass, too
     around: bool = False
-
-    @property
-    def lora(self) -> bool:
-        """Whether an adapter is trained instead of the whole model."""
-        return self.adapter is not None
 
     @property
     def name(self) -> str:
@@ -95,28 +85,26 @@ def read_training(
     layers checkpoint themselves.
     """
     config = job.config
-    shape = _read_shape(job, model)
-    refuse_unknown(job)
+    tensors, small_trainable = _read_tensors(job, model)
     settings = parse_deepspeed(job.deepspeed_text)
     strategy = _strategy(job, settings)
-    adapter, trainable = read_trained(job, shape)
     half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
     version = fsdp_version(config.get("fsdp_config"))
     load = TrafficInputs(
-        parameters=shape.parameters + (trainable if adapter is not None else 0),
-        trainable=trainable,
+        parameters=tensors.parameters + tensors.adapters,
+        trainable=tensors.trainable,
         parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
         gradient_bytes=_gradient_bytes(strategy, config, settings, half=half),
     )
     small = msgspec.structs.replace(
         load,
-        trainable=trainable if adapter is not None else lora_parameters(shape, SMALL_RANK, ("all",)) or 0,
+        trainable=small_trainable,
         gradient_bytes=_gradient_bytes(Strategy.DDP, config, None, half=half),
     )
     training = ShardedTraining(
         strategy=strategy,
-        shape=shape,
-        adapter=adapter,
+        tensors=tensors,
+        lora=tensors.adapters > 0,
         settings=settings,
         accumulation=job.settings.gradient_accumulation_steps or 1,
         load=load,
@@ -126,6 +114,20 @@ def read_training(
     )
     load = msgspec.structs.replace(load, gathers=_gathers(training, version), fsdp_version=version)
     return msgspec.structs.replace(training, load=load)
+
+
+def _read_tensors(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> tuple[ModelTensors, int]:
+    """The tensors, and the trained elements with an adapter: the job's, or one of rank SMALL_RANK."""
+    counted = counted_model(model)
+    if counted is not None:
+        refuse_unknown(job, besides=COUNTED_KEYS)
+        tensors = counted.tensors()
+        return tensors, tensors.trainable if tensors.adapters else counted.small or tensors.trainable
+    shape = _read_shape(job, model)
+    refuse_unknown(job)
+    adapter, trainable = read_trained(job, shape)
+    small = trainable if adapter is not None else lora_parameters(shape, SMALL_RANK, ("all",)) or 0
+    return tensors_of(shape, adapter), small
 
 
 def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelShape:
@@ -138,10 +140,10 @@ def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelS
         )
     shape = parse_model(model)
     if shape is None:
-        kind = model.get("model_type")
+        kind, reason = model.get("model_type"), model.get("uncounted")
+        why = f"no node could build it: {reason}" if reason else "no node was asked to build it"
         raise JobError(
-            f"{job.config_path}: the number of parameters of {name} is unknown: its model_type is {kind!r}, but "
-            "multinode can count only dense text models with the Llama architecture",
+            f"{job.config_path}: the number of parameters of {name} is unknown: its model_type is {kind!r}, and {why}",
             hint=_MEASURE_SIZES,
         )
     return shape
@@ -217,7 +219,7 @@ def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:
     return is_reentrant and version is not None and (int(version[1]), int(version[2])) < _LAYERS_CHECKPOINT_THEMSELVES
 
 
-def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: bool) -> tuple[int, int]:
+def zero_3_gathers(settings: DeepSpeedConfig, model: ModelTensors, *, recompute: bool) -> tuple[int, int]:
     """Elements that a micro-batch gathers only once (the last ones), and how often it gathers the others.
 
     ZeRO-3 releases a parameter after use unless it is used again within `stage3_max_reuse_distance` elements (DeepSpeed
@@ -225,10 +227,9 @@ def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: b
     backward pass, each pass uses everything behind it; activation checkpointing adds a third pass, and uses each layer
     again before its backward pass. `stage3_max_live_parameters` limits only what is prefetched.
     """
-    layer = (shape.parameters - shape.outside_layers) // shape.layers
-    head = 0 if shape.tied else shape.vocabulary * shape.hidden
+    layers = [layer.base for layer in reversed(model.layers)]
     kept = 0
-    for unit in (head + shape.hidden, *[layer] * shape.layers, shape.vocabulary * shape.hidden):
+    for unit in (model.outside.base - model.table, *layers, model.table):
         # The parameters used between the two uses are those behind it, which are kept then, too.
         if (3 if recompute else 2) * kept >= settings.reuse_elements:
             break
@@ -236,7 +237,7 @@ def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: b
     else:
         # An adapter, too.
         kept = max(kept, settings.reuse_elements)
-    return kept, 3 if recompute and settings.reuse_elements < layer else 2
+    return kept, 3 if recompute and settings.reuse_elements < max(layers, default=0) else 2
 
 
 def _gathers(training: ShardedTraining, version: int) -> float | None:
@@ -245,15 +246,15 @@ def _gathers(training: ShardedTraining, version: int) -> float | None:
     FSDP keeps what is outside the layers for the backward pass. Version 2 would, too, but accelerate tells it to
     reshard that as well.
     """
-    shape, parameters = training.shape, training.load.parameters or 0
+    model, parameters = training.tensors, training.load.parameters or 0
     if training.settings is not None and training.strategy is Strategy.ZERO3:
-        kept, again = zero_3_gathers(training.settings, shape, recompute=training.recompute)
+        kept, again = zero_3_gathers(training.settings, model, recompute=training.recompute)
         # A tied embedding that was released is gathered again for the output layer.
-        tied = shape.vocabulary * shape.hidden if shape.tied and kept < parameters else 0
+        tied = model.table if model.tied and kept < parameters else 0
         return again - (again - 1) * min(1.0, kept / parameters) + tied / parameters
     if training.strategy in {Strategy.FSDP, Strategy.HYBRID_SHARD} and version == 1:
         again = 3 if training.around else 2
-        return again - (again - 1) * shape.outside_layers / parameters
+        return again - (again - 1) * model.outside.base / parameters
     return None
 
 

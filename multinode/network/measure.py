@@ -105,7 +105,7 @@ def _load(runs: Path, name: str) -> ScanReport:
 def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
     """The layout of the training, and its model's config.json, which node 0 must have too."""
     cwd, model = str(Path.cwd()), job_files(job).model
-    facts = probe(context.agent, launch.cluster, controller_cwd=cwd, packages=False, model=model).require()
+    facts = probe(context.agent, launch.cluster, controller_cwd=cwd, packages=False, model=model, count=job).require()
     first = facts[launch.cluster.nodes[0].name]
     return Layout.of(workers_of_nodes(launch.cluster, facts, launch.workers_per_node)), first.model_config
 

@@ -21,6 +21,7 @@ from .facts.gpus import (
     query_gpus,
     query_processes,
 )
+from .facts.model_count import digest_config, is_counted, model_directory, parse_count, query_count
 from .facts.network import find_port_users, find_routes, is_port_taken, list_interfaces, read_port_range
 from .facts.nics import list_rdma_ports
 from .facts.software import (
@@ -38,7 +39,7 @@ from .facts.software import (
     read_nccl_files,
     select_variables,
 )
-from .facts.torch_devices import DeviceCache, parse_devices, query_devices
+from .facts.torch_devices import AnswerCache, parse_devices, query_devices
 from .facts.unknown import NO_ANSWER, NOT_ASKED, Unknown, entries, found, or_empty, or_none
 from .files import Mount, read_mounts
 from .nccl_files import find_inspector
@@ -106,6 +107,7 @@ class Probe:
         installed = _answer(query, self._request.get("packages"), parse_packages)
         facts.update(_facts_of(installed))
         facts["torch_devices"] = self._read_devices(installed, facts)
+        self._count_model(installed, facts)
         facts["unknown_arguments"] = entries(_answer(query, keys, parse_unknown))
         facts["absent_modules"] = _answer(query, modules, parse_absent)
         facts.update(self._read_tools(installed), contents=contents.facts(), hung_paths=self._hung)
@@ -249,7 +251,7 @@ class Probe:
         unusable = _why_unusable(installed, kind, facts["gpus"])
         if unusable is not None:
             return unusable
-        cache = DeviceCache(os.path.expanduser("~"))
+        cache = AnswerCache(os.path.expanduser("~"), "torch-devices")
         gpus = [[gpu["uuid"], gpu["driver"]] for gpu in facts["gpus"]]
         key = cache.key(env, python, installed.torch_build, or_none(facts["boot_id"]), gpus)
         devices = cache.get(key)
@@ -260,6 +262,35 @@ class Probe:
             if not isinstance(devices, Unknown) and devices["available"]:
                 cache.put(key, devices)
         return devices if isinstance(devices, Unknown) else {"is": "devices", **devices}
+
+    def _count_model(self, installed: Union[Installed, Unknown], facts: Record) -> None:
+        """Add the tensors of a model that the controller cannot count to the facts of its config.json."""
+        question: Optional[Record] = self._request.get("count")
+        model, python = facts["model"], self._place["python"]
+        if question is None or isinstance(model, Unknown) or python is None:
+            return
+        values = model["values"]
+        if not is_counted(question, values):
+            return
+        if not self._request.get("packages"):
+            installed = found(lambda: parse_packages(query_packages(python, self._place["cwd"]).answer()))
+        if isinstance(installed, Unknown):
+            values["uncounted"] = installed["reason"]
+            return
+        folder = model_directory(self._request["model"], self._place["cwd"] or "/")
+        cache = AnswerCache(os.path.expanduser("~"), "model-counts")
+        key = cache.key({}, question, python, installed.packages, digest_config(folder))
+        counted = cache.get(key)
+        if counted is None:
+            left_s = min(_TORCH_S, _PROBE_S - (time.monotonic() - self._began))
+            query = query_count(python, folder, question, left_s)
+            counted = found(lambda: parse_count(query.answer()))
+            if not isinstance(counted, Unknown):
+                cache.put(key, counted)
+        if isinstance(counted, Unknown):
+            values["uncounted"] = counted["reason"]
+        else:
+            values["counted"] = counted
 
     def _read_model(self, cwd: str) -> Record:
         model: Optional[str] = self._request.get("model")

@@ -36,11 +36,13 @@ from multinode.predict.network_model import (
     UncertaintySource,
     comm_times,
 )
+from multinode.profile.calls import SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import StepTimes, Summary
+from multinode.profile.throughput import Throughput
 from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.estimate import value_of
-from multinode.stats.unknown import Unknown, found, known, or_none, or_zero, reason_of
+from multinode.stats.unknown import UNMEASURED, Unknown, found, known, or_none, or_zero, reason_of
 from multinode.traffic.algorithms import Layout, MessageSteps, between_us, message_steps
 from multinode.traffic.step_calls import SMALL_BYTES, Call, TrafficInputs, Work, passing_bytes, with_gradients
 from multinode.units import format_ms
@@ -80,13 +82,62 @@ _WAITED_FOR_CORE = DOUBTS.doubt(
 
 
 class CalibrationRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored run and its link."""
+    """What predictions need of a measured training: a stored run or a published figure."""
 
-    summary: Summary
+    name: str  # of the run, or of the published figure's key
+    speed: Throughput  # its samples/s, with the batch, accumulation and length that they belong to
+    step_time_ms: StepTimes | Unknown = UNMEASURED
+    split: StepSplit = StepSplit()  # of a step; its mean is Unknown where nothing separates it
+    calls: tuple[SeenCall, ...] = ()  # of a worker per step
     layout: Layout
     link: Link | None = None  # between its nodes; None is the one that the network was measured on
     levers: Levers = NONE  # that it was measured with
     overlap: bool = True  # whether computation was allowed to hide communication
+
+    @classmethod
+    def of(
+        cls,
+        summary: Summary,
+        layout: Layout,
+        *,
+        link: Link | None = None,
+        levers: Levers = NONE,
+        overlap: bool = True,
+    ) -> CalibrationRun:
+        """The figures of a summary, and how its run was laid out and measured."""
+        return cls(
+            name=summary.run_id,
+            speed=summary,
+            step_time_ms=summary.step_time_ms,
+            split=summary.split,
+            calls=summary.comm.calls,
+            layout=layout,
+            link=link,
+            levers=levers,
+            overlap=overlap,
+        )
+
+    @property
+    def batch(self) -> float:
+        """Samples per micro-batch, from the settings or counted, else from the rate.
+
+        Raises:
+            UsageError: it has no samples per second, or implausible ones.
+        """
+        rate, times = self.speed.samples_per_s, self.step_time_ms
+        if isinstance(rate, Unknown) or isinstance(times, Unknown):
+            reason = reason_of(rate) or reason_of(times)
+            raise UsageError(
+                f"run {self.name} has no samples/s for a prediction: {reason}",
+                hint="use a run of a LLaMA-Factory job, or more steps (--steps)",
+            )
+        mean = or_none(self.split.mean)
+        step_ms = mean.step_ms if mean is not None else times.median.value
+        samples = rate.value * step_ms / _MS_PER_S / (self.layout.workers * self.speed.accumulation)
+        if not math.isfinite(samples) or times.median.value <= 0:
+            raise UsageError(f"the summary of run {self.name} has implausible step times")
+        # A micro-batch has a whole number of samples, unless the last one of an epoch was shorter.
+        return or_none(self.speed.per_device_batch) or float(round(samples)) or samples
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,10 +209,9 @@ def calibrate(
         UsageError: a run has no measured step or no samples per second, the single one ran on several nodes, or the
             network was measured on one.
     """
-    summary = single.summary
     if single.layout.nodes != 1:
         raise UsageError(
-            f"run {summary.run_id} ran on {single.layout.nodes} nodes: the cost of a step on one node is unknown",
+            f"run {single.name} ran on {single.layout.nodes} nodes: the cost of a step on one node is unknown",
             hint="add a run on one node, such as from multinode contrast",
         )
     seen = _calibrated(single, work, network, share)
@@ -178,37 +228,35 @@ def calibrate_without_single(
     Raises:
         UsageError: as `calibrate`; or the exposed communication is unknown.
     """
-    summary = several.summary
-    mean, exposed_ms = summary.split.mean, summary.split.exposed_ms
+    mean, exposed_ms = several.split.mean, several.split.exposed_ms
     if isinstance(exposed_ms, Unknown):
         raise UsageError(
-            f"run {summary.run_id} does not show the cost of a step without the network: {exposed_ms.reason}",
+            f"run {several.name} does not show the cost of a step without the network: {exposed_ms.reason}",
             hint="add a run on one node, such as from multinode contrast",
         )
     alone = several.layout.on(1)
     network = msgspec.structs.replace(network, local_gb_per_s=_local_gb_per_s(several, work, network.backend))
-    split = msgspec.structs.replace(summary.split, mean=_first_nodes(summary.split, alone) or mean)
-    first = msgspec.structs.replace(several, summary=msgspec.structs.replace(summary, split=split))
-    seen = _calibrated(first, work, network, share)
+    split = msgspec.structs.replace(several.split, mean=_first_nodes(several.split, alone) or mean)
+    seen = _calibrated(msgspec.structs.replace(several, split=split), work, network, share)
     note = (
-        f"no run on one node was named: the cost of a step without the network is that of run {summary.run_id} "
+        f"no run on one node was named: the cost of a step without the network is that of run {several.name} "
         f"minus its {format_ms(exposed_ms)} of exposed communication"
     )
     doubts = (
         _NO_SINGLE_NODE.found(None, relative=_UNSEEN_ALONE),
-        *_doubt_of_cores(summary.split, alone),
+        *_doubt_of_cores(several.split, alone),
     )
     seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=doubts)
     return _with_overlap(_with_script(seen, several), several)
 
 
 def _with_script(seen: Calibration, several: CalibrationRun) -> Calibration:
-    script = _script_calls(several.summary, several.layout)
-    beside_ms, backend = several.summary.split.beside_ms, seen.network.backend
+    script = _script_calls(several)
+    beside_ms, backend = several.split.beside_ms, seen.network.backend
     steps = [(call.times, message_steps(backend, call.collective, several.layout)) for call in script]
     between, inside = (math.fsum(times * each[place] for times, each in steps) for place in (0, 1))
     messages = MessageSteps(between, inside)
-    large = any(call.source == "call" and call.size_bytes >= SMALL_BYTES for call in several.summary.comm.calls)
+    large = any(call.source == "call" and call.size_bytes >= SMALL_BYTES for call in several.calls)
     network = seen.network
     if beside_ms and any(messages) and not large:
         round_trip_us = between_us(backend, messages, beside_ms * _US_PER_MS)
@@ -216,13 +264,13 @@ def _with_script(seen: Calibration, several: CalibrationRun) -> Calibration:
     return msgspec.structs.replace(seen, script=script, network=network)
 
 
-def _script_calls(summary: Summary, layout: Layout) -> tuple[Call, ...]:
+def _script_calls(run: CalibrationRun) -> tuple[Call, ...]:
     return tuple(
         Call(collective=call.op, size_bytes=call.size_bytes, times=call.count, hideable=False)
-        for call in summary.comm.calls
+        for call in run.calls
         if call.op in COLLECTIVES
         and call.source == "call"
-        and call.ranks == layout.workers > 1
+        and call.ranks == run.layout.workers > 1
         and 0 < call.size_bytes < SMALL_BYTES
         and 0 < call.count < _ABSURD_COUNT
     )
@@ -262,7 +310,7 @@ def _core_wait_ms(worker: WorkerSplit) -> float:
 
 
 def _local_gb_per_s(several: CalibrationRun, work: Work, backend: str) -> tuple[float, float]:
-    comm_ms, accumulation = or_none(several.summary.split.comm_ms), several.summary.accumulation
+    comm_ms, accumulation = or_none(several.split.comm_ms), several.speed.accumulation
     factor = gradient_factor(work.load, several.levers)
     low, high = _LOCAL_GB_PER_S["gloo" if backend == "gloo" else "nccl"]
     try:
@@ -281,10 +329,8 @@ def _calibrated(run: CalibrationRun, work: Work, network: NetworkModel, share: f
             "the collectives were measured on one node, which says nothing about a network",
             hint="measure on several nodes: multinode nccl-test --hosts H",
         )
-    summary = run.summary
-    accumulation, times = summary.accumulation, or_none(summary.step_time_ms)
-    batch = batch_of(summary, run.layout.workers, accumulation)
-    costs, local_ms, notes = _costs(summary, accumulation, run.layout.workers * batch * accumulation)
+    accumulation, times, batch = run.speed.accumulation, or_none(run.step_time_ms), run.batch
+    costs, local_ms, notes = _costs(run, accumulation, run.layout.workers * batch * accumulation)
     return Calibration(
         costs=msgspec.structs.replace(costs, hideable_share=share),
         local_ms=local_ms,
@@ -294,39 +340,17 @@ def _calibrated(run: CalibrationRun, work: Work, network: NetworkModel, share: f
         work=work,
         network=network,
         scatter=times.cv if times is not None else 0.0,
-        tokens_per_sample=or_none(summary.tokens_per_sample),
+        tokens_per_sample=or_none(run.speed.tokens_per_sample),
         notes=notes,
     )
 
 
-def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
-    """Samples per micro-batch, from the settings or counted, else from the rate.
-
-    Raises:
-        UsageError: the run has no samples per second, or implausible ones.
-    """
-    rate, times = summary.samples_per_s, summary.step_time_ms
-    if isinstance(rate, Unknown) or isinstance(times, Unknown):
-        reason = reason_of(rate) or reason_of(times)
-        raise UsageError(
-            f"run {summary.run_id} has no samples/s for a prediction: {reason}",
-            hint="use a run of a LLaMA-Factory job, or more steps (--steps)",
-        )
-    mean = or_none(summary.split.mean)
-    step_ms = mean.step_ms if mean is not None else times.median.value
-    samples = rate.value * step_ms / _MS_PER_S / (workers * accumulation)
-    if not math.isfinite(samples) or times.median.value <= 0:
-        raise UsageError(f"the summary of run {summary.run_id} has implausible step times")
-    # A micro-batch has a whole number of samples, unless the last one of an epoch was shorter.
-    return or_none(summary.per_device_batch) or float(round(samples)) or samples
-
-
-def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
+def _costs(run: CalibrationRun, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
     """Costs, exposed local communication and assumptions for a step of this many samples.
 
     The step time comes from the rate, which predictions use: a few long steps make the median step shorter.
     """
-    mean, exposed_ms, rate = or_none(summary.split.mean), summary.split.exposed_ms, value_of(summary.samples_per_s)
+    mean, exposed_ms, rate = or_none(run.split.mean), run.split.exposed_ms, value_of(run.speed.samples_per_s)
     step_ms = samples / rate * _MS_PER_S if rate else 0.0
     if mean is None or isinstance(exposed_ms, Unknown):
         reason = reason_of(exposed_ms)
@@ -360,9 +384,9 @@ def _with_overlap(seen: Calibration, several: CalibrationRun) -> Calibration:
     If computation could have hidden everything, only a lower bound of rho is known. If overlap was off, nothing is
     learned about rho.
     """
-    work, accumulation = seen.work, several.summary.accumulation
-    costs = _of_batch(seen, batch_of(several.summary, several.layout.workers, accumulation))
-    exposed_ms = _exposed_ms(several.summary, costs)
+    work, accumulation = seen.work, several.speed.accumulation
+    costs = _of_batch(seen, several.batch)
+    exposed_ms = _exposed_ms(several, costs)
     if not several.overlap or not overlaps(work.strategy, seen.network.backend) or exposed_ms is None:
         return seen
     factor = gradient_factor(work.load, several.levers)
@@ -409,11 +433,11 @@ def largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
     return low
 
 
-def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
-    exposed_ms, times = or_none(summary.split.exposed_ms), or_none(summary.step_time_ms)
+def _exposed_ms(run: CalibrationRun, costs: StepCosts) -> float | None:
+    exposed_ms, times = or_none(run.split.exposed_ms), or_none(run.step_time_ms)
     if exposed_ms is not None or times is None:
         return exposed_ms
-    alone = step_parts(costs, CommTimes(), accumulation=summary.accumulation)
+    alone = step_parts(costs, CommTimes(), accumulation=run.speed.accumulation)
     return max(0.0, times.median.value - alone.step_ms)
 
 

@@ -16,7 +16,6 @@ from multinode.model.workload import read_work
 from multinode.predict.calibration import (
     Calibration,
     CalibrationRun,
-    batch_of,
     calibrate,
     calibrate_without_single,
     sent_as,
@@ -198,9 +197,9 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
         if settings.per_device_batch is not None:
             summary = msgspec.structs.replace(summary, per_device_batch=float(settings.per_device_batch))
-        return CalibrationRun(
-            summary=summary,
-            layout=record.layout,
+        return CalibrationRun.of(
+            summary,
+            record.layout,
             link=self.link_of(record),
             levers=settings.levers,
             overlap=settings.overlap is not False,
@@ -214,13 +213,12 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
     def scenario_of(self, record: Record) -> Scenario:
         """The scenario of a run; for one on one node, on the nodes of the network."""
         settings, one_node = record.settings, record.layout.nodes == 1
-        summary = self.measured(record).summary
-        accumulation = summary.accumulation
+        run = self.measured(record)
         return Scenario(
             link=(None if one_node else self.link_of(record)) or self.network.link,
             layout=self.network.layout if one_node else record.layout,
-            per_device_batch=batch_of(summary, record.layout.workers, accumulation),
-            accumulation=accumulation,
+            per_device_batch=run.batch,
+            accumulation=run.speed.accumulation,
             strategy=record.strategy or self.work.strategy,
             overlap=settings.overlap is not False,
             levers=settings.levers,

@@ -35,7 +35,6 @@ from multinode.predict.network_model import (
 )
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.summary import Summary
 from multinode.stats.estimate import value_of
 from multinode.stats.unknown import or_none, reason_of
 from multinode.traffic.algorithms import Layout
@@ -489,30 +488,30 @@ def carry_residual(calibration: Calibration, several: CalibrationRun, scenario: 
         several: on several nodes.
         scenario: of that run, its gradients as sent.
     """
-    step_ms = _step_ms(several.summary, scenario)
+    step_ms = _step_ms(several, scenario)
     try:
         alone = Prediction(calibration, scenario)
     except ValueError:
         # If the traffic is unknown, this is reported when it is needed.
         return calibration
-    residual = _of_exposed(alone, _exposed_ms(several.summary, step_ms, alone.parts))
+    residual = _of_exposed(alone, _exposed_ms(several, step_ms, alone.parts))
     residual = _of_own(alone, residual, step_ms)
     residual = msgspec.structs.replace(residual, size=_missed(step_ms, alone.step_time_ms))
-    notes = (*calibration.notes, *_notes(several.summary.run_id, step_ms, alone.parts, residual))
+    notes = (*calibration.notes, *_notes(several.name, step_ms, alone.parts, residual))
     return msgspec.structs.replace(calibration, residual=residual, notes=notes)
 
 
-def _step_ms(summary: Summary, scenario: Scenario) -> float:
-    rate = value_of(summary.samples_per_s) or 0.0
+def _step_ms(run: CalibrationRun, scenario: Scenario) -> float:
+    rate = value_of(run.speed.samples_per_s) or 0.0
     step_ms = scenario.samples / rate * _MS_PER_S if rate > 0 else 0.0
     if not _LEAST_MS <= step_ms <= _MOST_MS:
-        reason = reason_of(summary.samples_per_s) or f"{rate:g} samples/s is implausible"
-        raise UsageError(f"run {summary.run_id} has no samples/s to predict from: {reason}", hint=_AGAIN)
+        reason = reason_of(run.speed.samples_per_s) or f"{rate:g} samples/s is implausible"
+        raise UsageError(f"run {run.name} has no samples/s to predict from: {reason}", hint=_AGAIN)
     return step_ms
 
 
-def _exposed_ms(summary: Summary, step_ms: float, alone: StepParts) -> float:
-    mean, exposed_ms = or_none(summary.split.mean), or_none(summary.split.exposed_ms)
+def _exposed_ms(run: CalibrationRun, step_ms: float, alone: StepParts) -> float:
+    mean, exposed_ms = or_none(run.split.mean), or_none(run.split.exposed_ms)
     if mean is None or exposed_ms is None or mean.step_ms <= 0:
         return max(0.0, step_ms - (alone.step_ms - alone.exposed_ms))
     return min(1.0, max(0.0, exposed_ms / mean.step_ms)) * step_ms

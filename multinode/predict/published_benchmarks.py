@@ -23,7 +23,8 @@ from multinode.predict.published import PublishedLink, parse_link, parse_publish
 from multinode.predict.rounded import product, round_number
 from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
-from multinode.profile.summary import StepTimes, Summary
+from multinode.profile.summary import StepTimes
+from multinode.profile.throughput import Throughput
 from multinode.stats.estimate import Estimate, exactly
 from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.strict_yaml import WrongValue
@@ -543,19 +544,18 @@ def _run(benchmarks: PublishedBenchmarks, point: _PublishedPoint) -> Calibration
     """The point as a run on one node, whose whole step is its own work."""
     alone = point.layout.on(1)
     samples = alone.workers * point.per_device_batch * point.accumulation
-    summary = Summary(
-        run_id=point.where,
-        steps=1,
-        steady_steps=1,
-        rule="as published",
+    return CalibrationRun(
+        name=point.where,
+        speed=Throughput(
+            samples_per_s=exactly(samples / point.step_ms * _MS_PER_S),
+            micro_steps=float(point.accumulation),
+            per_device_batch=point.per_device_batch,
+            tokens_per_sample=UNMEASURED if benchmarks.tokens_per_sample is None else benchmarks.tokens_per_sample,
+        ),
         step_time_ms=StepTimes(median=exactly(point.step_ms), p95=point.step_ms, cv=0.0),
-        samples_per_s=exactly(samples / point.step_ms * _MS_PER_S),
-        micro_steps=float(point.accumulation),
-        per_device_batch=point.per_device_batch,
-        tokens_per_sample=UNMEASURED if benchmarks.tokens_per_sample is None else benchmarks.tokens_per_sample,
         split=StepSplit(mean=Unknown("the data do not separate it")),
+        layout=alone,
     )
-    return CalibrationRun(summary=summary, layout=alone)
 
 
 def _samples_per_s(benchmarks: PublishedBenchmarks, speed: Speed, samples: float, where: str) -> Estimate:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,13 @@ import pytest
 
 from multinode.lab.state import Lab
 from multinode.model.engine_calls import step_messages
+from multinode.model.workload import Workload
 from multinode.profile.observed import observe_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
 from tests.equipment.faults import LinkSlow, clear_faults, make_fault
-from tests.lab.launching import Command, call_here
+from tests.lab.launching import DEADLINE_S, Command, call_here
 from tests.lab.supervised import LAUNCH as QUICK
 from tests.lab.supervised import REAL_TORCH
 from tests.model.trainings import FULL, TINY, training_job
@@ -60,9 +65,9 @@ def over_slow_link(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) ->
         clear_faults(module_lab)
 
 
-def summary_of(command: Command, *arguments: str) -> dict[str, Any]:
+def summary_of(command: Command, *arguments: str, launch: Sequence[str] = LAUNCH) -> dict[str, Any]:
     """The summary of a run that went well."""
-    done = command.run(*LAUNCH, *arguments)
+    done = command.run(*launch, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = command.document("show", "last", "--json")
     summary: dict[str, Any] = shown["summary"]
@@ -167,6 +172,62 @@ def test_llamafactory_reduces_gradients_once_a_step_under_fsdp(command: Command,
     }
     bytes_per_step = found["comm"]["bytes_per_step"]
     assert bytes_per_step["nic"] == pytest.approx(bytes_per_step["expected"], rel=0.03)
+
+
+def write_model(folder: Path, kind: str, config: dict[str, Any]) -> Path:
+    """A tiny model of another architecture with random weights, which trains on what the tiny one does."""
+    shutil.copytree("assets/tiny/model", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    program = (
+        "import json, sys\n"
+        "from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText as V\n"
+        "kind, folder, config = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])\n"
+        "config = AutoConfig.for_model(kind, **config)\n"
+        "build = V if type(config) in V._model_mapping.keys() else AutoModelForCausalLM\n"
+        "build.from_config(config).save_pretrained(folder)\n"
+    )
+    argv = [sys.executable, "-c", program, kind, str(folder), json.dumps(config)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=DEADLINE_S)
+    return folder
+
+
+TEXT = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+}
+# Architectures that no table here describes.
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": TEXT | {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_vl": {
+        "text_config": TEXT | {"rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}},
+        "vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 128, "num_heads": 2},
+    },
+}
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("kind", "method"), [("qwen3_moe", "lora"), ("qwen2_vl", "full")])
+def test_a_model_that_a_node_counted_sends_what_was_expected_before_it_ran(
+    command: Command, tmp_path: Path, kind: str, method: str
+) -> None:
+    model = write_model(tmp_path / kind, kind, OTHERS[kind])
+    changes = (f"model_name_or_path={model}", f"finetuning_type={method}", "max_steps=8", f"output_dir={tmp_path}/out")
+    words = [word for change in changes for word in ("--set", change)]
+    launch = ("launch", "--hosts", "lab", "--no-check", "--json")
+    found = summary_of(command, *TWO_NODES, *words, "configs/tiny_sft.yaml", launch=launch)
+    workload = RunDirectory(Path(found["directory"])).read("workload.json", Workload)
+    assert workload is not None
+    assert workload.work is not None, workload.reason
+    load = workload.work.load
+    assert (load.parameters, load.trainable) == (found["parameters"], found["trainable"])
+    (told,) = workload.work.calls.values()
+    counted = [call for call in found["comm"]["calls"] if call["size_bytes"] >= 1024]
+    assert {(one.collective, one.size_bytes, one.times) for one in told} == {
+        (call["op"], call["size_bytes"], call["count"]) for call in counted
+    }
 
 
 def test_over_a_slow_link_ddp_sends_the_bytes_of_the_theory(over_slow_link: tuple[Command, dict[str, Any]]) -> None:

@@ -7,18 +7,16 @@ import pytest
 from multinode.errors import JobError
 from multinode.job.job import ScriptJob
 from multinode.model.engine_calls import (
-    Gradient,
     StepMessages,
-    arriving,
     estimate_step_us,
     fill_past,
     fill_up_to,
     messages_to_test,
-    registered,
     step_messages,
 )
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model
-from multinode.model.training import Adapter, read_training
+from multinode.model.tensors import Adapter, Tensor, tensors_of
+from multinode.model.training import read_training
 from multinode.model.workload import read_work
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
@@ -250,31 +248,32 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 @pytest.mark.parametrize("config", [TINY, LLAMA_3_8B, QWEN_3])
 def test_every_parameter_has_one_gradient_in_either_order(config: dict[str, Any]) -> None:
     shape = shape_of(config)
-    assert sum(one.elements for one in registered(shape, None)) == shape.parameters
-    assert sorted(one.elements for one in arriving(shape, None)) == sorted(
-        one.elements for one in registered(shape, None)
-    )
+    tensors = tensors_of(shape, None)
+    assert tensors.parameters == tensors.trainable == shape.parameters
+    assert sorted(one.elements for one in tensors.arriving) == sorted(one.elements for one in tensors.trained)
+    assert tensors.outside.base + sum(layer.base for layer in tensors.layers) == shape.parameters
 
 
 @pytest.mark.parametrize("targets", [("all",), ("q_proj", "v_proj"), ("gate_proj", "lm_head", "embed_tokens")])
 def test_every_parameter_of_an_adapter_has_one(targets: tuple[str, ...]) -> None:
     shape = shape_of(LLAMA_3_8B)
     adapter = Adapter(rank=8, targets=targets)
-    for order in (registered, arriving):
-        assert sum(one.elements for one in order(shape, adapter)) == lora_parameters(shape, 8, targets)
+    tensors = tensors_of(shape, adapter)
+    for order in (tensors.trained, tensors.arriving):
+        assert sum(one.elements for one in order) == tensors.adapters == lora_parameters(shape, 8, targets)
 
 
 def test_gradients_arrive_from_the_output_to_a_tied_embedding() -> None:
     # The order of the parameters that DDP rebuilt its buckets by, in its own logging data: 49 46 45 44 48 43 42 41.
-    order = arriving(shape_of(TINY), None)
-    mlp, square = Gradient(256 * 688), Gradient(256 * 256)
-    vector = Gradient(256, matrix=False)
+    order = tensors_of(shape_of(TINY), None).arriving
+    mlp, square = Tensor(256 * 688), Tensor(256 * 256)
+    vector = Tensor(256, matrix=False)
     assert order[:8] == (vector, mlp, mlp, mlp, vector, square, vector, square)
-    assert order[-1] == Gradient(2048 * 256)
+    assert order[-1] == Tensor(2048 * 256)
 
 
 def test_an_output_layer_of_its_own_comes_first() -> None:
-    assert arriving(shape_of(LLAMA_3_8B), None)[0] == Gradient(128_256 * 4096)
+    assert tensors_of(shape_of(LLAMA_3_8B), None).arriving[0] == Tensor(128_256 * 4096)
 
 
 def test_ddps_bucket_takes_the_tensor_that_carries_it_past_its_cap() -> None:

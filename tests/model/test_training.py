@@ -6,7 +6,9 @@ import pytest
 
 from multinode.errors import JobError
 from multinode.job.engines.accelerate import with_accelerate
+from multinode.model.engine_calls import step_messages
 from multinode.model.training import read_training
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
@@ -85,3 +87,60 @@ def test_what_accelerate_does_not_shard_is_as_the_job_has_it() -> None:
     unknown = with_accelerate(job, no_shard)
     with pytest.raises(JobError, match="fsdp"):
         read_training(unknown, TINY)
+
+
+def part(*elements: int, times: int = 1, layer: bool = True, adapter: int = 0, frozen: bool = False) -> dict[str, Any]:
+    """A part of a counted model: matrices, of which an adapter's alone are trained if it has any."""
+    tensors = [[each, True, not (adapter or frozen), False] for each in elements]
+    return {
+        "times": times,
+        "layer": layer,
+        "tensors": [*tensors, *([[adapter, True, True, True]] if adapter else [])],
+    }
+
+
+def counted(*parts: dict[str, Any], small: int | None = None) -> dict[str, Any]:
+    """A config.json with what a node counted: an embedding of 1000, two layers of 300, a head."""
+    told = {"hidden": 10, "tied": False, "table": 1000, "parts": parts, "small": small}
+    return {"model_type": "qwen3_moe", "counted": told}
+
+
+EXPERTS = counted(part(1000, layer=False), part(100, 200, times=2), part(10, 1000, layer=False), small=80)
+
+
+def test_a_model_that_a_node_counted_is_like_one_of_the_table() -> None:
+    training = read_training(training_job(FULL), EXPERTS)
+    assert (training.load.parameters, training.load.trainable, training.small.trainable) == (2610, 2610, 80)
+    assert [layer.base for layer in training.tensors.layers] == [300, 300]
+    assert training.tensors.outside.base == 2010
+    step = step_messages(training_job(FULL), EXPERTS, Layout(nodes=2)).messages
+    assert sum(call.size_bytes * call.times for call in step) == 4 * 2610
+    fsdp = step_messages(training_job(FULL | {"fsdp": "full_shard auto_wrap"}), EXPERTS, Layout(nodes=2)).messages
+    reduced = [(call.size_bytes, call.times) for call in fsdp if call.collective == "reduce_scatter"]
+    assert sorted(reduced) == [(4 * 300, 2), (4 * 2010, 1)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"quantization_bit": 4}, {"use_dora": True}, {"additional_target": "embed_tokens"}]
+)
+def test_what_only_a_node_can_count_is_known_where_it_did(changes: dict[str, Any]) -> None:
+    job = training_job(LORA | changes)
+    with pytest.raises(JobError, match=next(iter(changes))):
+        read_training(job, TINY)
+    outside = part(1000, layer=False, frozen=True)
+    model = counted(outside, part(100, 200, times=2, adapter=40), outside)
+    training = read_training(job, model)
+    assert (training.lora, training.load.trainable, training.load.parameters) == (True, 80, 2680)
+    assert training.small.trainable == 80
+
+
+def test_a_node_that_could_not_build_it_says_why() -> None:
+    model = {"model_type": "qwen3_moe", "uncounted": "KeyError: 'qwen3_moe'"}
+    with pytest.raises(JobError, match="no node could build it: KeyError"):
+        read_training(training_job(FULL), model)
+
+
+@pytest.mark.parametrize("wrong", [5, {"hidden": -1}, {"hidden": 10, "tied": False, "table": 1000, "parts": [[1]]}])
+def test_a_count_that_makes_no_sense_is_none(wrong: object) -> None:
+    with pytest.raises(JobError, match="no node was asked"):
+        read_training(training_job(FULL), {"model_type": "qwen3_moe", "counted": wrong})

@@ -51,8 +51,8 @@ SPLIT = make.split(200, compute_ms=120, exposed_ms=30, wait_ms=8, data_ms=4, opt
 
 
 def seen(mean: WorkerSplit | None = SPLIT, several: Summary | None = None, micro_steps: float = 1) -> Calibration:
-    run = CalibrationRun(summary=summary(mean, micro_steps=micro_steps), layout=ONE)
-    return calibrate(run, WORK, NETWORK, CalibrationRun(summary=several, layout=TWO) if several else None)
+    run = CalibrationRun.of(summary(mean, micro_steps=micro_steps), ONE)
+    return calibrate(run, WORK, NETWORK, CalibrationRun.of(several, TWO) if several else None)
 
 
 def test_one_node_tells_its_own_work_and_its_workers_exchange_is_taken_out() -> None:
@@ -74,9 +74,9 @@ def test_computing_and_batches_are_of_a_micro_batch() -> None:
 def test_a_batch_that_is_known_is_not_made_of_the_rate() -> None:
     # 64 samples in 200 ms are 320 a second; at 323 the rate makes 65 of them.
     told = msgspec.structs.replace(summary(SPLIT, samples_per_s=2 * 323), per_device_batch=64.0)
-    assert calibrate(CalibrationRun(summary=told, layout=ONE), WORK, NETWORK).per_device_batch == 64
+    assert calibrate(CalibrationRun.of(told, ONE), WORK, NETWORK).per_device_batch == 64
     older = msgspec.structs.replace(told, per_device_batch=None)
-    assert calibrate(CalibrationRun(summary=older, layout=ONE), WORK, NETWORK).per_device_batch == 65
+    assert calibrate(CalibrationRun.of(older, ONE), WORK, NETWORK).per_device_batch == 65
 
 
 def test_where_computing_was_not_told_it_is_what_nothing_else_explains() -> None:
@@ -115,19 +115,19 @@ def test_what_follows_the_optimizer_tells_nothing_of_the_overlap() -> None:
     network = msgspec.structs.replace(NETWORK, backend="nccl", curves=curves)
     # 125 ms of gradients of which a backward pass of 85 ms hides half, and 70 ms of parameters afterwards.
     several = on_two(make.split(400, exposed_ms=125 - 128 / 3 + 70))
-    runs = CalibrationRun(summary=summary(SPLIT), layout=ONE), CalibrationRun(summary=several, layout=TWO)
+    runs = CalibrationRun.of(summary(SPLIT), ONE), CalibrationRun.of(several, TWO)
     assert calibrate(runs[0], zero, network, runs[1]).costs.overlap == pytest.approx(1 - OF_RHO / 2)
 
 
 @pytest.mark.parametrize("median_ms", [140, 180, 200])
 def test_a_step_is_as_long_as_the_rate_says_whatever_its_median(median_ms: float) -> None:
     """A few long steps, of longer samples or of a checkpoint, are part of every rate."""
-    single = CalibrationRun(summary=summary(SPLIT, step_ms=median_ms), layout=ONE)
+    single = CalibrationRun.of(summary(SPLIT, step_ms=median_ms), ONE)
     found = calibrate(single, WORK, NETWORK)
     assert found.costs.compute_ms == pytest.approx(128)
     assert found.local_ms == pytest.approx(30)
     alone = Prediction(found, Scenario(link=Link(gbit_per_s=1), layout=ONE, per_device_batch=found.per_device_batch))
-    assert alone.samples_per_s == pytest.approx(known(single.summary.samples_per_s).value)
+    assert alone.samples_per_s == pytest.approx(known(single.speed.samples_per_s).value)
 
 
 def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:
@@ -139,10 +139,10 @@ def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:
 def test_where_all_could_be_hidden_only_what_hid_the_rest_is_known() -> None:
     long = make.split(1000, compute_ms=900, exposed_ms=0, wait_ms=0)
     found = calibrate(
-        CalibrationRun(summary=summary(long, step_ms=1000), layout=ONE),
+        CalibrationRun.of(summary(long, step_ms=1000), ONE),
         WORK,
         NETWORK,
-        CalibrationRun(summary=summary(make.split(1010, exposed_ms=9)), layout=TWO),
+        CalibrationRun.of(summary(make.split(1010, exposed_ms=9)), TWO),
     )
     # Of 125 ms the run hid 116, beside 600 ms of computing: more of these would have been used, had there been more.
     assert found.costs.overlap is None
@@ -168,8 +168,8 @@ def test_a_run_of_another_batch_tells_the_overlap_that_its_own_computing_had() -
 
 def test_until_the_first_bucket_is_full_nothing_tells_the_overlap() -> None:
     cut = msgspec.structs.replace(WORK, bucket_bytes=G / 4)
-    single = CalibrationRun(summary=summary(SPLIT), layout=ONE)
-    several = CalibrationRun(summary=on_two(make.split(300, exposed_ms=125 - 0.75 * 128 / 3)), layout=TWO)
+    single = CalibrationRun.of(summary(SPLIT), ONE)
+    several = CalibrationRun.of(on_two(make.split(300, exposed_ms=125 - 0.75 * 128 / 3)), TWO)
     # A quarter of the gradients comes before anything is sent: 19.2 ms instead of 25.6.
     of_rho = 19.2**2 / (19.2**2 + 6.25**2)
     assert calibrate(single, cut, NETWORK, several).costs.overlap == pytest.approx(1 - of_rho / 2)
@@ -177,40 +177,40 @@ def test_until_the_first_bucket_is_full_nothing_tells_the_overlap() -> None:
 
 def test_a_slow_link_tells_the_network_and_hardly_the_overlap() -> None:
     # 1250 ms of communication, of which 62 ms more or less are the network's.
-    several = CalibrationRun(summary=on_two(make.split(1500, exposed_ms=1250)), layout=TWO, link=Link(gbit_per_s=0.1))
-    found = calibrate(CalibrationRun(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several)
+    several = CalibrationRun.of(on_two(make.split(1500, exposed_ms=1250)), TWO, link=Link(gbit_per_s=0.1))
+    found = calibrate(CalibrationRun.of(summary(SPLIT), ONE), WORK, NETWORK, several)
     assert found.costs.overlap is not None
     assert found.costs.overlap > 0.8
 
 
 def test_the_share_that_can_hide_is_of_the_training() -> None:
-    costs = calibrate(CalibrationRun(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, share=0.75).costs
+    costs = calibrate(CalibrationRun.of(summary(SPLIT), ONE), WORK, NETWORK, share=0.75).costs
     assert costs.hideable_ms == pytest.approx(0.75 * 128)
 
 
 def test_a_run_that_was_not_to_overlap_tells_nothing_of_the_overlap() -> None:
-    several = CalibrationRun(summary=on_two(make.split(300, exposed_ms=125)), layout=TWO, overlap=False)
-    assert calibrate(CalibrationRun(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several).costs.overlap is None
+    several = CalibrationRun.of(on_two(make.split(300, exposed_ms=125)), TWO, overlap=False)
+    assert calibrate(CalibrationRun.of(summary(SPLIT), ONE), WORK, NETWORK, several).costs.overlap is None
 
 
 def test_runs_that_cannot_tell_are_refused() -> None:
     with pytest.raises(UsageError, match="run r1 ran on 2 nodes"):
-        calibrate(CalibrationRun(summary=summary(SPLIT), layout=TWO), WORK, NETWORK)
+        calibrate(CalibrationRun.of(summary(SPLIT), TWO), WORK, NETWORK)
     with pytest.raises(UsageError, match="measured on one node, which says nothing about a network"):
-        calibrate(CalibrationRun(summary=summary(SPLIT), layout=ONE), WORK, NetworkModel(link=NETWORK.link, layout=ONE))
+        calibrate(CalibrationRun.of(summary(SPLIT), ONE), WORK, NetworkModel(link=NETWORK.link, layout=ONE))
     with pytest.raises(UsageError, match="has no samples/s for a prediction: the training does not say it"):
-        calibrate(CalibrationRun(summary=summary(SPLIT, samples_per_s=None), layout=ONE), WORK, NETWORK)
+        calibrate(CalibrationRun.of(summary(SPLIT, samples_per_s=None), ONE), WORK, NETWORK)
 
 
 def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None:
-    several = CalibrationRun(summary=summary(SPLIT), layout=TWO)
+    several = CalibrationRun.of(summary(SPLIT), TWO)
     found = calibrate_without_single(several, WORK, NETWORK)
     assert found.costs.compute_ms == 128
     assert (found.local_ms, found.layout) == (0, Layout(nodes=1))
     assert "minus its 30 ms of exposed communication" in found.notes[0]
     assert found.doubts[0].part == "compute"
     with pytest.raises(UsageError, match="does not show the cost of a step without the network: nobody looked"):
-        calibrate_without_single(CalibrationRun(summary=summary(None), layout=TWO), WORK, NETWORK)
+        calibrate_without_single(CalibrationRun.of(summary(None), TWO), WORK, NETWORK)
 
 
 FOUR = Layout(nodes=2, workers_per_node=2)
@@ -230,7 +230,7 @@ def split_of_four(comm_ms: float) -> CalibrationRun:
     told = msgspec.structs.replace(
         summary(SPLIT, step_ms=500, samples_per_s=8), split=StepSplit(mean=mean, workers=workers, comm_ms=comm_ms)
     )
-    return CalibrationRun(summary=told, layout=FOUR)
+    return CalibrationRun.of(told, FOUR)
 
 
 def test_one_node_is_the_first_of_several_and_waits_for_the_slowest_of_its_own_workers_alone() -> None:
@@ -256,9 +256,9 @@ def test_what_its_workers_exchange_passes_at_an_assumed_rate_and_no_slower_than_
 def test_the_overlap_is_that_of_the_link_and_the_hook_of_the_run_it_came_from() -> None:
 
     several = on_two(make.split(300, exposed_ms=62.5))
-    single = CalibrationRun(summary=summary(SPLIT), layout=ONE)
-    slow = CalibrationRun(summary=several, layout=TWO, link=Link(gbit_per_s=0.5))
-    half = CalibrationRun(summary=several, layout=TWO, link=Link(gbit_per_s=0.5), levers=compressed("fp16"))
+    single = CalibrationRun.of(summary(SPLIT), ONE)
+    slow = CalibrationRun.of(several, TWO, link=Link(gbit_per_s=0.5))
+    half = CalibrationRun.of(several, TWO, link=Link(gbit_per_s=0.5), levers=compressed("fp16"))
     # At half the rate 250 ms are sent, or 125 ms of half the bytes; 85.3 ms may be hidden.
     assert calibrate(single, WORK, NETWORK, slow).costs.overlap == 1.0
     half_hidden = 62.5 / (128 * 2 / 3)

@@ -85,11 +85,11 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:_LONGEST]
 
 
-class DeviceCache:
-    """Cache of this node's answers, by everything that determines them."""
+class AnswerCache:
+    """Cache of this node's answers to one question, by everything that determines them."""
 
-    def __init__(self, home: str) -> None:
-        self._path = os.path.join(home, ".multinode", "torch-devices.json")
+    def __init__(self, home: str, name: str) -> None:
+        self._path = os.path.join(home, ".multinode", f"{name}.json")
 
     def key(self, env: Mapping[str, str], *parts: object) -> str:
         """The key of these parts and of the variables that matter to torch."""
