@@ -15,7 +15,7 @@ import msgspec
 from multinode.render.sheet import Column, megabytes, percent, sanitize
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import UNMEASURED, Unknown
-from multinode.units import UNKNOWN, format_duration, format_sig, times
+from multinode.units import UNKNOWN, format_duration, format_sig, format_size, times
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -32,14 +32,17 @@ Form = Literal[
     "money",
     "duration",
     "megabytes",
+    "size",
+    "digits",
     "whole",
     "tenths",
+    "hundredths",
     "thousandths",
 ]
 """How a value is written. `words` and `number` identify a row; all others are measured or predicted.
 
 `range` is the interval of an estimate alone, `interval` the estimate with it; `share` has one decimal in percent,
-`percent` none.
+`percent` none. `size` is bytes in their largest unit, `digits` a whole number without separators.
 """
 
 
@@ -67,8 +70,11 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
     "money": _money,
     "duration": format_duration,
     "megabytes": megabytes,
+    "size": format_size,
+    "digits": str,
     "whole": lambda value: f"{value:,.0f}",
     "tenths": lambda value: f"{value:.1f}",
+    "hundredths": lambda value: f"{value:.2f}",
     "thousandths": lambda value: f"{value:.3f}",
 }
 MONEY = "{money}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from multinode.cluster.facts import Interface
+from multinode.figures.figure import Figure, Row
 from multinode.network.nic_path import NicPathCheck
 from multinode.records.samples import CollectiveSample
 from multinode.stats.estimate import Estimate, estimate_median, spread_of
@@ -17,6 +18,7 @@ from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, RawTcp, fin
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, goodput_gb_per_s
 
 _LARGE_BYTES = 1 << 20
+_US_PER_MS = 1e3
 SMALL_BYTES = 4096
 # From this rate on, processors limit TCP, and repeats differ.
 _FAST_LINK_GBIT = 10.0
@@ -267,6 +269,34 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     # busbw over raw TCP between the same NICs, in turns with it or with another message; None if raw TCP was not
     # measured
     share_of_tcp: float | None = None
+
+
+SIZE = Figure[int]("size_bytes", "size", "B", form="digits", about="size of a message, as nccl-tests counts it")
+TIME = Figure[Estimate](
+    "time_us", "time", "us", form="interval", about="duration of the operation, median of the slowest worker's times"
+)
+TIME_MS = Figure[Estimate]("time_ms", "time", "ms", form="interval", about="the same, of long operations")
+ALGBW = Figure[float]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="size over time")
+BUSBW = Figure[float]("busbw_gb_per_s", "busbw", "GB/s", form="figure", about="algbw times the collective's factor")
+WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with a wrong value, over all workers")
+P95 = Figure[float]("p95_us", "p95", "us", form="hundredths", about="95th percentile of the slowest worker's times")
+OF_LINE = Figure[float](
+    "share_of_ceiling", "of line rate", "TCP", form="percent", about="busbw over the TCP line rate of the slowest NIC"
+)
+OF_RAW = Figure[float](
+    "share_of_raw", "of raw TCP", form="percent", about="busbw over plain transfers between the same NICs, same run"
+)
+
+
+def collective_row(row: CollectiveRow, share: SizeShare | None = None) -> Row:
+    """The figures of a message; its shares are its own, or those of `share`, which may be of raw RDMA."""
+    line, raw = (
+        (row.share_of_ceiling, row.share_of_tcp)
+        if share is None
+        else (share.share_of_ceiling, share.share_of_tcp or share.share_of_rdma)
+    )
+    more = {"time_ms": row.time_us * (1 / _US_PER_MS), OF_LINE.name: line, OF_RAW.name: raw}
+    return Row(row, {**msgspec.structs.asdict(row), **more})
 
 
 def collective_rows(

@@ -6,11 +6,26 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
+from multinode.figures.figure import Figure, Row
+from multinode.figures.frame import Frame
 from multinode.network.read_scan import ReadReport, ReadScan
-from multinode.network.scan_evidence import CollectiveRow
+from multinode.network.scan_evidence import (
+    ALGBW,
+    BUSBW,
+    OF_LINE,
+    OF_RAW,
+    P95,
+    SIZE,
+    TIME,
+    TIME_MS,
+    WRONG,
+    CollectiveRow,
+    collective_row,
+)
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
@@ -29,6 +44,8 @@ from multinode.render.sheet import (
     percent,
 )
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import or_none
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
 from multinode.units import (
     BITS_PER_BYTE,
@@ -41,16 +58,6 @@ from multinode.units import (
     format_size,
 )
 
-_COLUMNS = (
-    Column("size", "B"),
-    Column("time", "us"),
-    Column("algbw", "GB/s"),
-    Column("busbw", "GB/s"),
-    Column("#wrong"),
-    Column("p95", "us"),
-    Column("of link", "busbw"),
-    Column("of TCP", "busbw"),
-)
 # torch.distributed has these in one buffer; the others have two. Columns of the missing variant are N/A.
 _IN_PLACE = frozenset({"all_reduce", "broadcast"})
 _NOT_RUN = ("N/A", "N/A", "N/A", "N/A")
@@ -61,22 +68,27 @@ _CELL_WIDTH = 5
 _NAMES_WIDTH = 80
 
 
-def _collective_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
-    """`of link` is busbw over the TCP line rate of the slowest NIC, `of TCP` over raw TCP of the same NICs and run."""
-    cells = (
-        (
-            str(row.size_bytes),
-            f"{row.time_us.value:.2f}",
-            f"{row.algbw_gb_per_s:.3f}",
-            f"{row.busbw_gb_per_s:.3f}",
-            "N/A" if row.num_wrong is None else str(row.num_wrong),
-            f"{row.p95_us:.2f}",
-            percent(row.share_of_ceiling),
-            percent(row.share_of_tcp),
-        )
-        for row in rows
-    )
-    return Sheet(title=title, columns=_COLUMNS, rows=tuple(cells))
+_FULL = (
+    *(SIZE, TIME.as_form("hundredths"), ALGBW.as_form("thousandths"), BUSBW.as_form("thousandths")),
+    *(WRONG, P95, OF_LINE.as_form("share"), OF_RAW.as_form("share")),
+)
+_SIZE_IN_WORDS = msgspec.structs.replace(SIZE, unit="", form="size")
+
+
+def _sheet(rows: Iterable[Row], figures: Sequence[Figure[Any]], title: str = "") -> Sheet:
+    """One row per message; wrong values only where there are any."""
+    rows = tuple(rows)
+    shown = tuple(figure for figure in figures if figure is not WRONG or figures is _FULL or _has_wrong(rows))
+    return Frame(rows=rows, figures=shown, title=title).sheet()
+
+
+def _has_wrong(rows: Iterable[Row]) -> bool:
+    return any(or_none(row[WRONG]) for row in rows)
+
+
+def _time_of(rows: Iterable[CollectiveRow]) -> Figure[Estimate]:
+    """The time in the unit that fits the longest."""
+    return TIME_MS if max(row.time_us.value for row in rows) >= _LONG_US else TIME
 
 
 def nccl_tests_text(rows: Sequence[CollectiveRow], test: CollectiveTest, devices: Sequence[str]) -> str:
@@ -200,7 +212,7 @@ def _figure(gbit_per_s: float) -> str:
     return f"{gbit_per_s:.0f}"
 
 
-_US_PER_MS, _LONG_US = 1e3, 1e5
+_LONG_US = 1e5
 _TONES: dict[str, Tone] = {"ok": "good", "inconclusive": "doubtful", "one_node": ""}
 _RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 
@@ -215,7 +227,7 @@ def show(report: ScanReport) -> Iterator[Block]:
         title = f"{collective}, {report.title}"
         yield msgspec.structs.replace(_small_sheet(rows, title), detail="brief")
         kind = f"{title}; {rows[0].dtype}, {rows[0].redop}"
-        yield msgspec.structs.replace(_collective_sheet(rows, kind), detail="full")
+        yield msgspec.structs.replace(_sheet(map(collective_row, rows), _FULL, kind), detail="full")
     if report.tcp.pairs:
         yield pair_sheet(report.tcp.pairs, report.odd, nodes=report.nodes)
     yield Labels((*_causes(report), *_path(report)))
@@ -276,41 +288,12 @@ def _raw(scan: ReadScan) -> Iterator[tuple[str, str]]:
 
 
 def _read_sheet(scan: ReadScan) -> Sheet:
-    long = max(row.time_us.value for row in scan.rows) >= _LONG_US
-    unit, units = ("ms", _US_PER_MS) if long else ("us", 1.0)
     large = {share.size_bytes: share for share in scan.verdict.shares}
-    wrong = any(row.num_wrong for row in scan.rows)
-    of_link = any(share.share_of_ceiling for share in large.values())
-    of_raw = any(share.share_of_tcp or share.share_of_rdma for share in large.values())
-
-    def shares(size_bytes: int) -> Iterator[str]:
-        share = large.get(size_bytes)
-        if of_link:
-            yield percent(share.share_of_ceiling, ".0f") if share else ""
-        if of_raw:
-            yield percent(share.share_of_tcp or share.share_of_rdma, ".0f") if share else ""
-
-    cells = (
-        (
-            format_size(row.size_bytes),
-            format_sig(row.time_us.value / units),
-            format_sig(row.algbw_gb_per_s),
-            format_sig(row.busbw_gb_per_s),
-            *shares(row.size_bytes),
-            *((str(row.num_wrong or 0),) if wrong else ()),
-        )
-        for row in scan.rows
-    )
-    columns = (
-        Column("size"),
-        Column("time", unit),
-        Column("algbw", "GB/s"),
-        Column("busbw", "GB/s"),
-        *((Column("of line rate"),) if of_link else ()),
-        *((Column("of raw RDMA" if scan.rdma else "of raw TCP"),) if of_raw else ()),
-        *((Column("#wrong"),) if wrong else ()),
-    )
-    return Sheet(title="", columns=columns, rows=tuple(cells))
+    rows = [collective_row(row, large.get(row.size_bytes)) for row in scan.rows]
+    line_rate = msgspec.structs.replace(OF_LINE, unit="")
+    raw_rate = msgspec.structs.replace(OF_RAW, title="of raw RDMA") if scan.rdma else OF_RAW
+    shares = [figure for figure in (line_rate, raw_rate) if any(or_none(row[figure]) for row in rows)]
+    return _sheet(rows, (_SIZE_IN_WORDS, _time_of(scan.rows).as_form("figure"), ALGBW, BUSBW, *shares, WRONG))
 
 
 def next_step(report: ScanReport, given: str, contrast: str) -> str:
@@ -335,29 +318,10 @@ def scan_lines(report: ScanReport) -> list[str]:
 
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
-    has_wrong = any(row.num_wrong for row in rows)
-    unit, units = ("ms", _US_PER_MS) if max(row.time_us.value for row in rows) >= _LONG_US else ("us", 1.0)
-    cells = (
-        (
-            format_size(row.size_bytes),
-            (row.time_us * (1 / units)).text(),
-            format_sig(row.busbw_gb_per_s),
-            percent(row.share_of_ceiling, ".0f"),
-            percent(row.share_of_tcp, ".0f"),
-            *((str(row.num_wrong),) if has_wrong else ()),
-        )
-        for row in rows
-    )
-    columns = (
-        Column("size"),
-        Column("time", unit),
-        Column("busbw", "GB/s"),
-        Column("of line rate", "TCP"),
-        Column("of raw TCP"),
-        *((Column("#wrong"),) if has_wrong else ()),
-    )
+    figures = (_SIZE_IN_WORDS, _time_of(rows), BUSBW, OF_LINE, OF_RAW, WRONG)
+    sheet = _sheet(map(collective_row, rows), figures, title)
     legend = (_RAW_TCP,) if any(row.share_of_tcp is not None for row in rows) else ()
-    return Sheet(title=title, columns=columns, rows=tuple(cells), legend=legend)
+    return msgspec.structs.replace(sheet, legend=legend)
 
 
 def _causes(report: ScanReport) -> Iterator[tuple[str, str]]:
