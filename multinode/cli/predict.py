@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from multinode.cli.options import Details, Json, LinkMeasured, complete_runs, given_options, propose, read_invocation
-from multinode.cli.output import is_quiet, print_document, print_screen
+from multinode.cli.output import is_quiet, print_blocks, print_document
 from multinode.cli.panels import examples
 from multinode.decoding import parse_option
 from multinode.errors import UsageError
@@ -126,12 +126,13 @@ def predict(
         print_document(forecast)
         return
 
-    from multinode.predict.screen import forecast_parts
+    from multinode.predict.screen import show
+    from multinode.render.sheet import following
 
     # Published figures name no run whose settings could be changed.
     advise = "" if benchmarks is not None or is_quiet() else propose(read_invocation(ctx), "advise")
     again = f"multinode predict{given_options(ctx)} --details"
-    print_screen(forecast_parts(forecast, details=details, more=again, next_command=advise))
+    print_blocks((*show(forecast), *following(again, advise)), details=details)
 
 
 def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: ForecastRequest) -> Forecast:

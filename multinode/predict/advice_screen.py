@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from multinode.predict.advice import NOTICEABLE, Advice, Recommendations, is_one_node, pays
+import msgspec
+
+from multinode.predict.advice import NOTICEABLE, Advice, Recommendations, is_one_node, pays, shortlist
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.screen import launch_command
 from multinode.predict.training_state import TrainingState
 from multinode.predict.tuning_options import per_step, script_ms
 from multinode.profile.summary_sheets import SMALLER
-from multinode.render.sheet import Column, Sheet
-from multinode.render.table import CommandLine, Part, footer, labelled_parts, next_lines, paragraph, sheet_table
+from multinode.render.sheet import Block, Column, CommandLine, Labels, Prose, Sheet
 from multinode.units import UNKNOWN, format_count, format_figure, format_ms, format_rate
 
 _SOME_GIB = 0.005
+# Without details.
+_TOP = 3
 
 
 def advice_sheet(advice: Sequence[Advice]) -> Sheet:
@@ -103,34 +106,27 @@ def _memory_sheet(more_gib: float | None) -> str:
     return "0" if abs(more_gib) < _SOME_GIB else f"{more_gib:+.2f}"
 
 
-def advice_parts(
-    recommendations: Recommendations,
-    advice: Sequence[Advice],
-    *,
-    details: bool = False,
-    more: str = "",
-    next_command: str = "",
-) -> Iterator[Part]:
-    """The screen of `advise`.
+def show(recommendations: Recommendations, most: int | None = None) -> Iterator[Block]:
+    """The best change, those that pay and how to make them; in detail every change, its reason, and all notes.
 
     Args:
-        recommendations: with their sentences.
-        advice: the shown changes, best first.
-        details: whether to show every change, its reason, and all notes.
-        more: the command that shows the details; empty if they are shown.
-        next_command: the next command, if any.
+        recommendations: with all changes.
+        most: changes that are shown; None shows the best of each kind, and all in detail.
     """
-    shown = list(advice) if details else [row for row in advice if pays(row)]
-    yield paragraph(_verdict(recommendations), "bold")
-    if shown:
-        yield ""
-        yield sheet_table(gains_sheet(shown, against="today" if _is_measured(recommendations) else "unchanged"))
-    yield ""
-    yield from labelled_parts(_rows(recommendations, shown, details=details))
-    if more and not details:
-        yield footer("Details", more)
-    if next_command:
-        yield from next_lines(next_command)
+    changes = recommendations.advice[:most]
+    paying = [row for row in (changes if most else shortlist(changes, _TOP)) if pays(row)]
+    against = "today" if _is_measured(recommendations) else "unchanged"
+    yield Prose(_verdict(recommendations), "lead")
+    yield msgspec.structs.replace(gains_sheet(paying, against=against), detail="brief")
+    yield msgspec.structs.replace(gains_sheet(changes, against=against), detail="screen")
+    yield msgspec.structs.replace(advice_sheet(changes), detail="page")
+    yield Labels((("Today" if _is_measured(recommendations) else "Unchanged", _today(recommendations)),))
+    yield Labels(tuple(_tries(recommendations, paying)), detail="brief")
+    yield Labels(tuple(_tries(recommendations, changes, why=True)), detail="full")
+    if recommendations.back_test is not None:
+        yield Labels((("Model", recommendations.back_test.sentence),))
+    for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)):
+        yield Labels(tuple(("" if number else label, text) for number, text in enumerate(texts)), detail="full")
 
 
 def _verdict(recommendations: Recommendations) -> str:
@@ -169,8 +165,9 @@ def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
             return
 
 
-def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details: bool) -> Iterator[tuple[str, str]]:
-    yield "Today" if _is_measured(recommendations) else "Unchanged", _today(recommendations)
+def _tries(
+    recommendations: Recommendations, shown: Sequence[Advice], *, why: bool = False
+) -> Iterator[tuple[str, str]]:
     for number, row in enumerate(shown, 1):
         if row.change is not None:
             yield f"Try {number}", row.name
@@ -179,13 +176,8 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
             yield f"Try {number}", row.command
         if row.fits is False or row.meaning != "nothing":
             yield "", meaning_words(row)
-        if details and row.why:
+        if why and row.why:
             yield "", f"why: {row.why}"
-    if recommendations.back_test is not None:
-        yield "Model", recommendations.back_test.sentence
-    for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)) if details else ():
-        for number, text in enumerate(texts):
-            yield "" if number else label, text
 
 
 def _today(recommendations: Recommendations) -> str:

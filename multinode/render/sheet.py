@@ -66,6 +66,12 @@ class Prose(msgspec.Struct, frozen=True):
     detail: Detail = "always"
 
 
+class CommandLine(str):
+    """Text of a labelled row on a line of its own, never wrapped, to be copied."""
+
+    __slots__ = ()
+
+
 class Labels(msgspec.Struct, frozen=True):
     """A label and a text per row; a row without a label continues the one above it.
 
@@ -92,6 +98,14 @@ def next_command(command: str) -> NextCommand:
     return NextCommand(
         "Next", command, "measures the best changes that need no new hardware, in short runs" if is_tune else ""
     )
+
+
+def following(details: str, command: str = "") -> Iterator[NextCommand]:
+    """The commands below an answer: that of its details, and the next one; each is empty if there is none."""
+    if details:
+        yield NextCommand("Details", details, detail="brief")
+    if command:
+        yield next_command(command)
 
 
 class Tiles(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-from multinode.render.sheet import NextCommand, Sheet, is_marked, next_command, sanitize
+from multinode.render.sheet import CommandLine, NextCommand, Sheet, is_marked, sanitize
 
 GOOD, DOUBTFUL, BAD = "bold green", "bold yellow", "bold red"
 """Styles of a verdict or a state; without colour each is bold."""
@@ -148,12 +148,6 @@ def labelled(rows: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-class CommandLine(str):
-    """Text of a labelled row on a line of its own, never wrapped, to be copied."""
-
-    __slots__ = ()
-
-
 def labelled_parts(rows: Iterable[tuple[str, str]]) -> Iterator[Part]:
     """Labelled rows, with commands among their texts."""
     for is_command, group in itertools.groupby(rows, lambda row: isinstance(row[1], CommandLine)):
@@ -166,11 +160,6 @@ def labelled_parts(rows: Iterable[tuple[str, str]]) -> Iterator[Part]:
 def footer(label: str, command: str) -> str:
     """The last lines of a screen, with commands: `Details`, `Next`."""
     return f"{label:<{_LABEL_WIDTH}} {command}"
-
-
-def next_lines(command: str) -> Iterator[str]:
-    """The last lines of a screen: the command that follows."""
-    yield from command_lines(next_command(command))
 
 
 def command_lines(command: NextCommand) -> Iterator[str]:
