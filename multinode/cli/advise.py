@@ -71,5 +71,5 @@ def advise(
     if as_json:
         print_document(msgspec.structs.replace(recommendations, advice=recommendations.advice[:top]))
         return
-    commands = following(again, "" if is_quiet() else command_line)
-    print_blocks((*show(recommendations, top), *commands), details=details)
+    below = following(again, "" if is_quiet() else command_line)
+    print_blocks((*show(recommendations, top), *below), details=details)

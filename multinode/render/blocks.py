@@ -130,8 +130,8 @@ def _row(row: Sequence[str], sheet: Sheet) -> str:
         name, *rest = row
         cells = "".join(f"<td class=words>{html_text(text)}</td>" for text in rest)
         return f'<tr><td class="name">{html_text(name)}</td>{cells}</tr>'
-    cells = (_cell(cell, column, sheet.tones.get(cell, "")) for cell, column in zip(row, sheet.columns, strict=True))
-    return f"<tr>{''.join(cells)}</tr>"
+    tones = (sheet.tones.get(cell, "") for cell in row)
+    return f"<tr>{''.join(map(_cell, row, sheet.columns, tones))}</tr>"
 
 
 def _cell(cell: str, column: Column, tone: Tone) -> str:

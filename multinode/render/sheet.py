@@ -269,8 +269,6 @@ def _block_markdown(block: Block) -> str:
         return "".join(f"- {text_markdown(line)}\n" for line in block.text.splitlines()) + "\n"
     text = text_markdown(block.text)
     return _STYLED.get(block.style, "{}").format(text) + "\n\n"
-        block.style, text
-    ) + "\n\n"
 
 
 def sheet_markdown(sheet: Sheet) -> str:

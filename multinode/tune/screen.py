@@ -13,7 +13,7 @@ from multinode.profile.throughput import SAMPLES_PER_S
 from multinode.render.sheet import Block, Chart, Charts, Labels, Prose, Sheet, Tiles, Tone
 from multinode.series.grid import about
 from multinode.stats.estimate import PLUS_MINUS, Estimate, text_of
-from multinode.stats.unknown import Unknown, or_none
+from multinode.stats.unknown import Unknown
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.tune.trial import BASELINE, LeftOut
 from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
@@ -159,7 +159,7 @@ PREDICTED_AGAINST_ONE_NODE = Figure[Estimate](
     "1 node",
     form="times",
     about="predicted samples/s over those of one node",
-    cell=lambda row: _times(or_none(row[PREDICTED_AGAINST_ONE_NODE])),
+    cell=lambda row: _times(row.item.against_one_node),
 )
 EXPECTED = Figure[float]("expected_s", "a run", "takes", form="duration", about="expected duration of a run")
 LEARNING_RATE = Figure[float]("learning_rate", "lr", form="number", about="learning rate, the best of those tried")

@@ -8,7 +8,8 @@ import pytest
 from multinode.check.check import CHECK_NAMES, RULES, CheckedNode, CheckReport
 from multinode.check.rule import CheckFinding
 from multinode.check.screen import next_step, show
-from multinode.render.sheet import NextCommand
+from multinode.render.blocks import blocks_html
+from multinode.render.sheet import NextCommand, blocks_markdown
 from tests.check.inspecting import command_in_words
 from tests.golden import Golden, screen_of
 
@@ -102,6 +103,16 @@ def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
         "fix: on b:",
         "sudo x",
     ]
+
+
+def test_a_page_and_markdown_have_the_whole_report_with_the_marks_of_the_terminal() -> None:
+    report = report_of(TWO, *FINDINGS)
+    page = blocks_html(show(report))
+    assert '<td class="marks bad">ERROR</td>' in page
+    assert "<h2>errors</h2>" in page
+    text = blocks_markdown(show(report))
+    assert "| :-- | :-: | :-: | :-: |\n| ssh | ok | ok |  |" in text
+    assert "### notes\n\n- **node0**: nvidia-smi took 3.0 s" in text
 
 
 @pytest.mark.parametrize(
