@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from multinode.cli.options import Details, Json, LinkMeasured, RunIds, given_options
-from multinode.cli.output import is_quiet, print_blocks, print_document
+from multinode.cli.options import Json, LinkMeasured, RunIds, expand_options, given_options
+from multinode.cli.output import is_quiet
 from multinode.cli.panels import examples
+from multinode.cli.table import FormOptions, show_blocks
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import RunDirectory, runs_root
 
@@ -21,7 +22,7 @@ def register(app: typer.Typer) -> None:
             "advise last --link 10gbit",
             "tune --judge speed --from last --candidates 3 --hosts hosts.txt",
         )
-    )(advise)
+    )(expand_options(advise))
 
 
 def advise(
@@ -39,7 +40,7 @@ def advise(
         int | None,
         typer.Option(min=1, metavar="N", help="Number of changes to show. Default: 3; all with --json or --details."),
     ] = None,
-    details: Details = False,
+    form: FormOptions,
     as_json: Json = False,
 ) -> None:
     """Show which changes would make a measured training faster, by how much, and how to make them."""
@@ -49,8 +50,9 @@ def advise(
     from multinode.predict.advice import is_one_node, pays
     from multinode.predict.advice_screen import show
     from multinode.predict.screen import launch_command
-    from multinode.render.sheet import following
+    from multinode.render.following import following
 
+    form.choose(as_json=as_json)
     recommendations = api.advise(*(run_ids or ("last",)), link=link, link_measured=link_measured).value
     again = f"multinode advise{given_options(ctx)} --details"
     paying = [advice for advice in recommendations.advice if advice.change is not None and pays(advice)]
@@ -68,8 +70,6 @@ def advise(
         command_line = tune_command(command, run_ids or ["last"], measured)
     if paying and paying[0] is recommendations.advice[0] and recommendations.job and is_one_node(paying[0]):
         command_line = launch_command(recommendations.job, recommendations.hosts, paying[0].command)
-    if as_json:
-        print_document(msgspec.structs.replace(recommendations, advice=recommendations.advice[:top]))
-        return
+    document = msgspec.structs.replace(recommendations, advice=recommendations.advice[:top])
     below = following(again, "" if is_quiet() else command_line)
-    print_blocks((*show(recommendations, top), *below), details=details)
+    show_blocks(form, "advice", tuple(show(recommendations, top)), document, as_json=as_json, below=below)

@@ -272,7 +272,7 @@ def compare(
 def print_contrast(contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = "") -> None:
     """What is shown of a contrast, on stdout."""
     from multinode.contrast.screen import show
-    from multinode.render.sheet import following
+    from multinode.render.following import following
 
     commands = following(more, "" if is_quiet() else next_command)
     print_blocks((*show(contrast), *commands), details=details)

@@ -218,7 +218,7 @@ def _commands(stored: StoredRun) -> Iterator[NextCommand]:
     from multinode.contrast.unfinished import UnfinishedContrast
     from multinode.launch.ending import RESUME
     from multinode.launch.outcome import has_ending
-    from multinode.render.sheet import following
+    from multinode.render.following import following
     from multinode.results.result_files import results_of
     from multinode.tune.judge import Tuning
 

@@ -94,22 +94,6 @@ class NextCommand(msgspec.Struct, frozen=True):
     detail: Detail = "always"
 
 
-def next_command(command: str) -> NextCommand:
-    """The command that follows, and what it is for where its name does not say it."""
-    is_tune = command.startswith("multinode tune ")
-    return NextCommand(
-        "Next", command, "measures the best changes that need no new hardware, in short runs" if is_tune else ""
-    )
-
-
-def following(details: str, command: str = "") -> Iterator[NextCommand]:
-    """The commands below an answer: that of its details, and the next one; each is empty if there is none."""
-    if details:
-        yield NextCommand("Details", details, detail="brief")
-    if command:
-        yield next_command(command)
-
-
 class Tiles(msgspec.Struct, frozen=True):
     """The main figures, each a name and a value."""
 

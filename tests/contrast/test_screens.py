@@ -17,7 +17,8 @@ from multinode.predict.advice_screen import show as show_advice
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.request import forecast_benchmarks
 from multinode.predict.screen import show as show_forecast
-from multinode.render.sheet import Block, following
+from multinode.render.following import following
+from multinode.render.sheet import Block
 from multinode.render.table import Part, screen_text
 from multinode.render.terminal import block_parts
 from multinode.stats.estimate import exactly, of_bounds
