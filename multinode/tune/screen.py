@@ -9,6 +9,8 @@ import msgspec
 
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
+from multinode.predict.advice import CHANGE
+from multinode.predict.advice_screen import AGAINST_ONE_NODE as PREDICTED_OVER_ONE_NODE
 from multinode.profile.throughput import SAMPLES_PER_S
 from multinode.render.sheet import Block, Chart, Charts, Labels, Prose, Sheet, Tiles, Tone
 from multinode.series.grid import about
@@ -144,7 +146,6 @@ def _predicted(row: Row) -> str:
     return format_sig(rate.value) + ("" if rate.is_exact else f" ({rate.text('range')})")
 
 
-CHANGE = Figure[str]("name", "change", about="change of the training")
 PREDICTED_SPEED = Figure[Estimate](
     "predicted_samples_per_s",
     "predicted",
@@ -153,13 +154,8 @@ PREDICTED_SPEED = Figure[Estimate](
     about="predicted samples/s of all workers",
     cell=_predicted,
 )
-PREDICTED_AGAINST_ONE_NODE = Figure[Estimate](
-    "against_one_node",
-    "against",
-    "1 node",
-    form="times",
-    about="predicted samples/s over those of one node",
-    cell=lambda row: _times(row.item.against_one_node),
+PREDICTED_AGAINST_ONE_NODE = msgspec.structs.replace(
+    PREDICTED_OVER_ONE_NODE, cell=lambda row: _times(row.item.against_one_node)
 )
 EXPECTED = Figure[float]("expected_s", "a run", "takes", form="duration", about="expected duration of a run")
 LEARNING_RATE = Figure[float]("learning_rate", "lr", form="number", about="learning rate, the best of those tried")
