@@ -281,7 +281,7 @@ def break_even_sheet(forecast: Forecast | None) -> Sheet:
             (f"efficiency {target}", link_words(break_even.efficient)),
             ("all communication that overlap can hide is hidden", link_words(break_even.nothing_exposed)),
             (f"accumulation for {target}", accumulation_words(break_even.accumulation)),
-            (f"node {break_even.next_node.nodes}", break_even.next_node.sentence),
+            (f"node {break_even.next_node.nodes}", break_even.next_node.message),
         ]
     return Sheet(title="break-even", rows=tuple(rows))
 
