@@ -225,7 +225,7 @@ def rows_words(forecast: Forecast) -> str:
     here = format_count(min(per_node), "worker")
     return (
         f"These rows have {here} per node; the break-even is for {break_even.one_node_workers} per node "
-        "(--workers-per-node):"
+        "(--workers-per-node)."
     )
 
 
