@@ -14,7 +14,7 @@ from multinode.api.result import Result
 from multinode.api.verbs import check as check_cluster
 from multinode.api.verbs import contrast as measure_contrast
 from multinode.api.verbs import nccl_test as measure_scan
-from multinode.check.screen import check_parts
+from multinode.check.screen import show as show_check
 from multinode.contrast.inputs import ContrastInput
 from multinode.errors import MultinodeError
 from multinode.export.target import parse_targets
@@ -69,8 +69,7 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
     nodes, checked, how = given.read(_note(say))
     with _connected(nodes.cluster, say) as context:
         report = check_cluster(nodes.cluster, context, checked, how)
-    reached = [(node.name, node.reached) for node in report.nodes]
-    return Result(value=report, screen=lambda: check_parts(reached, report.checks, report.findings, details=True))
+    return Result(value=report, blocks=lambda: show_check(report), details=True)
 
 
 @takes(LaunchInput, "launch")

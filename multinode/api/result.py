@@ -25,12 +25,14 @@ class Result(msgspec.Struct, Generic[Held], frozen=True, kw_only=True):
         directory: where all of it lies; None if nothing was stored.
         screen: makes the screen of the command; None where that is the report's own.
         blocks: makes the report; None if there is none beside the screen.
+        details: whether the screen made of the report has its details.
     """
 
     value: Held
     directory: Path | None = None
     screen: Callable[[], Iterable[Part]] | None = None
     blocks: Callable[[], Iterable[Block]] | None = None
+    details: bool = False
 
     def document(self) -> Any:
         """What the command prints with `--json`."""
@@ -39,7 +41,7 @@ class Result(msgspec.Struct, Generic[Held], frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         blocks = self.blocks() if self.blocks is not None else ()
-        parts = block_parts(blocks, width=_WIDTH) if self.screen is None else self.screen()
+        parts = block_parts(blocks, details=self.details, width=_WIDTH) if self.screen is None else self.screen()
         return screen_text(parts, _WIDTH).rstrip()
 
     def __repr__(self) -> str:

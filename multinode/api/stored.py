@@ -58,7 +58,7 @@ def advise(
         UsageError: there is no such run, they say too little, or a rate is none.
     """
     from multinode.api.result import Result
-    from multinode.predict.advice_screen import advice_parts
+    from multinode.predict.advice_screen import show
     from multinode.predict.recommendations import advise_runs
     from multinode.predict.run_selection import read_rate
     from multinode.records.run_directory import runs_root
@@ -69,7 +69,7 @@ def advise(
         link_gbit_per_s=read_rate("--link", link),
         link_measured=read_rate("--link-measured", link_measured),
     )
-    return Result(value=found, screen=lambda: advice_parts(found, found.advice, details=True))
+    return Result(value=found, blocks=lambda: show(found), details=True)
 
 
 def report(

@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rich.markup import escape
-from rich.table import Table
-
+from multinode.check.check import CheckReport
 from multinode.check.rule import SEVERITIES, CheckFinding
-from multinode.render.table import (
-    BAD,
-    DOUBTFUL,
-    GOOD,
-    CommandLine,
-    Part,
-    footer,
-    labelled,
-    labelled_parts,
-    make_table,
-    paragraph,
-)
-from multinode.units import format_count, format_list
+from multinode.render.sheet import Block, Column, CommandLine, Detail, Labels, NextCommand, Prose, Sheet, Tone
+from multinode.units import UNKNOWN, format_count, format_list
 
-_MARKS = {"error": "[bold red]ERROR[/]", "warning": "[yellow]warn[/]", "note": "note", None: "[green]ok[/]"}
-_STYLES = {"error": BAD, "warning": DOUBTFUL, "note": "bold"}
-_NOT_KNOWN = "[dim]-[/]"
+_MARKS = {"error": "ERROR", "warning": "warn", "note": "note", None: "ok"}
+_MARK_TONES: dict[str, Tone] = {"ERROR": "bad", "warn": "doubtful", "ok": "good"}
+_TONES: dict[str | None, Tone] = {"error": "bad", "warning": "doubtful", "note": "", None: "good"}
 # This number of nodes fits side by side; more are listed below each other, with the checks that found something.
 _MAX_COLUMNS = 8
 # With more nodes, those with the same number of passed checks share a line.
@@ -35,45 +22,41 @@ Nodes = Sequence[tuple[str, bool]]
 _Place = tuple[str | None, bool]
 
 
-def check_parts(
-    nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding], *, details: bool = False
-) -> Iterator[Part]:
-    """The screen of a check, without its next step.
+def show(report: CheckReport) -> Iterator[Block]:
+    """Counts, findings with their fixes, what passed.
 
-    `details` adds the matrix of nodes and checks, and findings about launches without multinode.
+    In detail also findings about launches without multinode, notes beside failures, and a table of nodes and checks.
     """
+    nodes, findings = [(node.name, node.reached) for node in report.nodes], report.findings
     pressing = any(finding.severity != "note" for finding in findings)
-    shown = [
-        finding for finding in findings if details or not (finding.by_hand or (pressing and finding.severity == "note"))
-    ]
-    worst = next((name for name in SEVERITIES if any(finding.severity == name for finding in shown)), None)
-    yield paragraph(_counts(nodes, checks, shown), style=GOOD if worst in {None, "note"} else _STYLES[worst])
-    for severity in SEVERITIES:
-        alike = _alike([finding for finding in shown if finding.severity == severity])
-        rows = [row for findings_alike in alike for row in _rows(findings_alike)]
-        if rows:
-            yield ""
-            yield paragraph(f"{severity}s", style=_STYLES[severity])
-            yield from labelled_parts(rows)
-    yield ""
-    yield paragraph("passed", style="bold")
-    yield labelled(_passed(nodes, checks, findings))
-    if details:
-        yield ""
-        yield _matrix(nodes, checks, shown)
-        return
-    hidden = len(findings) - len(shown)
+    brief = [finding for finding in findings if not (finding.by_hand or (pressing and finding.severity == "note"))]
+    yield from _found(nodes, report.checks, brief, "brief")
+    yield from _found(nodes, report.checks, findings, "full")
+    yield Prose("passed", "section")
+    yield Labels(tuple(_passed(nodes, report.checks, findings)))
+    yield _matrix(nodes, report.checks, findings)
+    hidden = len(findings) - len(brief)
     notes = f"{format_count(hidden, 'note')}, " if hidden else ""
-    yield footer("Details", f"--details: {notes}table of nodes and checks")
+    yield NextCommand("Details", f"--details: {notes}table of nodes and checks", detail="brief")
 
 
-def next_step(failures: Sequence[CheckFinding], given: str, launch: str) -> str:
+def _found(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding], detail: Detail) -> Iterator[Block]:
+    worst = next((name for name in SEVERITIES if any(finding.severity == name for finding in findings)), None)
+    yield Prose(_counts(nodes, checks, findings), "lead", tone=_TONES[worst] or "good", detail=detail)
+    for severity in SEVERITIES:
+        alike = _alike([finding for finding in findings if finding.severity == severity])
+        if alike:
+            yield Prose(f"{severity}s", "section", tone=_TONES[severity], detail=detail)
+            yield Labels(tuple(row for findings_alike in alike for row in _rows(findings_alike)), detail=detail)
+
+
+def next_step(failures: Sequence[CheckFinding], given: str, launch: str) -> NextCommand:
     """The next command: check again after fixing, with the options given to `check`, or the launch."""
     if not failures:
-        return footer("Next", launch)
+        return NextCommand("Next", launch)
     severities = Counter(alike[0].severity for alike in _alike(failures))
     named = format_list([format_count(severities[name], name) for name in SEVERITIES if severities[name]])
-    return footer("Next", f"fix the {named} above, then: multinode check{given}")
+    return NextCommand("Next", f"fix the {named} above, then: multinode check{given}")
 
 
 def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding]) -> str:
@@ -121,33 +104,37 @@ def _passed_on(node: str, checks: Sequence[str], findings: Sequence[CheckFinding
     return f"{count} of {len(checks)} checks" if count < len(checks) else f"all {len(checks)} checks"
 
 
-def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding]) -> Table:
+def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding]) -> Sheet:
     everywhere = [(None, True)] if any(finding.node is None for finding in findings) else []
     places: list[_Place] = [*nodes, *everywhere]
-    table = make_table()
     if len(nodes) <= _MAX_COLUMNS:
-        table.add_column("check", no_wrap=True)
-        for name, _ in places:
-            table.add_column(_title(name), justify="center")
-        for check in checks:
-            table.add_row(check, *(_mark(place, check, findings) for place in places))
-        return table
-    codes = {finding.code for finding in findings}
-    shown = [check for check in checks if check in codes]
-    others = len(checks) - len(shown)
-    table.add_column("node", no_wrap=True)
-    for check in shown:
-        table.add_column(check, justify="center", no_wrap=True)
-    if others:
-        table.add_column(f"the other {others}" if shown else "all checks", justify="center")
-    for name, reached in places:
-        rest = [_MARKS[None] if reached else _NOT_KNOWN] if others else []
-        table.add_row(_title(name), *(_mark((name, reached), check, findings) for check in shown), *rest)
-    return table
+        titles = ("check", *(_title(name) for name, _ in places))
+        rows = [(check, *(_mark(place, check, findings) for place in places)) for check in checks]
+    else:
+        codes = {finding.code for finding in findings}
+        shown = [check for check in checks if check in codes]
+        others = len(checks) - len(shown)
+        titles = ("node", *shown, *([f"the other {others}" if shown else "all checks"] if others else []))
+        rows = [
+            (
+                _title(place[0]),
+                *(_mark(place, check, findings) for check in shown),
+                *([_MARKS[None] if place[1] else UNKNOWN] if others else []),
+            )
+            for place in places
+        ]
+    head, *others_heads = titles
+    return Sheet(
+        title="",
+        columns=(Column(head, words=True), *(Column(title, marks=True) for title in others_heads)),
+        rows=tuple(rows),
+        tones=_MARK_TONES,
+        detail="full",
+    )
 
 
 def _title(name: str | None) -> str:
-    return "all nodes" if name is None else escape(name)
+    return "all nodes" if name is None else name
 
 
 def _mark(place: _Place, check: str, findings: Sequence[CheckFinding]) -> str:
@@ -156,4 +143,4 @@ def _mark(place: _Place, check: str, findings: Sequence[CheckFinding]) -> str:
     worst = next((severity for severity in SEVERITIES if severity in mine), None)
     if worst is None and name is None:
         return ""
-    return _MARKS[worst] if worst or reached else _NOT_KNOWN
+    return _MARKS[worst] if worst or reached else UNKNOWN

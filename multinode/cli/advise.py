@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
-from multinode.cli.options import Details, Json, LinkMeasured, RunIds, given_options
-from multinode.cli.output import is_quiet, print_document, print_screen
+from multinode.cli.options import Json, LinkMeasured, RunIds, expand_options, given_options
+from multinode.cli.output import is_quiet
 from multinode.cli.panels import examples
+from multinode.cli.table import FormOptions, show_blocks
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import RunDirectory, runs_root
-
-_TOP = 3
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +22,7 @@ def register(app: typer.Typer) -> None:
             "advise last --link 10gbit",
             "tune --judge speed --from last --candidates 3 --hosts hosts.txt",
         )
-    )(advise)
+    )(expand_options(advise))
 
 
 def advise(
@@ -41,21 +40,23 @@ def advise(
         int | None,
         typer.Option(min=1, metavar="N", help="Number of changes to show. Default: 3; all with --json or --details."),
     ] = None,
-    details: Details = False,
+    form: FormOptions,
     as_json: Json = False,
 ) -> None:
     """Show which changes would make a measured training faster, by how much, and how to make them."""
     import msgspec
 
     from multinode import api
-    from multinode.predict.advice import is_one_node, pays, shortlist
-    from multinode.predict.advice_screen import advice_parts
+    from multinode.predict.advice import is_one_node, pays
+    from multinode.predict.advice_screen import show
     from multinode.predict.screen import launch_command
+    from multinode.render.following import following
 
+    form.choose(as_json=as_json)
     recommendations = api.advise(*(run_ids or ("last",)), link=link, link_measured=link_measured).value
     again = f"multinode advise{given_options(ctx)} --details"
     paying = [advice for advice in recommendations.advice if advice.change is not None and pays(advice)]
-    following = ""
+    command_line = ""
     if paying and link is None:
         from multinode.cli.contrast import stored_command, tune_command
 
@@ -66,14 +67,9 @@ def advise(
             # A YAML is kept with its runs, whoever started them.
             hosts = (("--hosts", recommendations.hosts),) if recommendations.hosts else ()
             command = Invocation(verb="launch", options=hosts)
-        following = tune_command(command, run_ids or ["last"], measured)
+        command_line = tune_command(command, run_ids or ["last"], measured)
     if paying and paying[0] is recommendations.advice[0] and recommendations.job and is_one_node(paying[0]):
-        following = launch_command(recommendations.job, recommendations.hosts, paying[0].command)
-    advice = recommendations.advice[:top]
-    if top is None and not (as_json or details):
-        advice = shortlist(recommendations.advice, _TOP)
-    if as_json:
-        print_document(msgspec.structs.replace(recommendations, advice=advice))
-        return
-    following = "" if is_quiet() else following
-    print_screen(advice_parts(recommendations, advice, details=details, more=again, next_command=following))
+        command_line = launch_command(recommendations.job, recommendations.hosts, paying[0].command)
+    document = msgspec.structs.replace(recommendations, advice=recommendations.advice[:top])
+    below = following(again, "" if is_quiet() else command_line)
+    show_blocks(form, "advice", tuple(show(recommendations, top)), document, as_json=as_json, below=below)

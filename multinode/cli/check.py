@@ -23,7 +23,7 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import fail_gate, note, print_document, print_screen
+from multinode.cli.output import fail_gate, note, print_blocks, print_document
 from multinode.cli.panels import examples
 from multinode.launch.inputs import CheckInput
 from multinode.units import format_count
@@ -86,7 +86,7 @@ def check(
     )
     (cluster, _), training_job, options = given.read(note)
     with api.connect(cluster) as context, show_stage() as context.say:
-        from multinode.check.screen import check_parts, next_step
+        from multinode.check.screen import next_step, show
 
         report = api.check(cluster, context, training_job, options)
     severities = {"error", "warning"} if strict else {"error"}
@@ -94,9 +94,8 @@ def check(
     if as_json:
         print_document(report)
     else:
-        reached = [(node.name, node.reached) for node in report.nodes]
-        print_screen(check_parts(reached, report.checks, report.findings, details=details))
-        typer.echo(next_step(failures, given_options(ctx), propose(read_invocation(ctx), "launch")))
+        step = next_step(failures, given_options(ctx), propose(read_invocation(ctx), "launch"))
+        print_blocks((*show(report), step), details=details)
     if strict and report.ok and failures:
         fail_gate(f"{format_count(len(failures), 'warning')}; --strict allows none")
     raise typer.Exit(3 if report.unreached else 1 if failures else 0)

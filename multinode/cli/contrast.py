@@ -29,7 +29,7 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import fail_gate, is_quiet, note, print_blocks, print_directory, print_document, print_screen
+from multinode.cli.output import fail_gate, is_quiet, note, print_blocks, print_directory, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
@@ -252,8 +252,8 @@ def compare(
     from multinode.contrast.figures import Contrast
     from multinode.network.screen import show
     from multinode.network.size_scan import ScanReport
-    from multinode.render.table import sheet_table
-    from multinode.results.compared import ComparedRecords, compare_records, compared_sheet
+    from multinode.results.compared import ComparedRecords, compare_records
+    from multinode.results.compared import show as show_compared
 
     comparison = compare_records(runs_root(), run_a, run_b, anyway=force)
     again = f"multinode compare{given_options(ctx)} --details"
@@ -264,14 +264,15 @@ def compare(
     elif isinstance(comparison, ScanReport):
         print_blocks(show(comparison), details=details)
     elif isinstance(comparison, ComparedRecords):
-        print_screen([sheet_table(compared_sheet(comparison, details=details))])
+        print_blocks(show_compared(comparison), details=details)
     else:
         print_cells(comparison, details=details)
 
 
 def print_contrast(contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = "") -> None:
     """What is shown of a contrast, on stdout."""
-    from multinode.contrast.screen import following, show
+    from multinode.contrast.screen import show
+    from multinode.render.following import following
 
     commands = following(more, "" if is_quiet() else next_command)
     print_blocks((*show(contrast), *commands), details=details)

@@ -8,7 +8,7 @@ import typer
 
 from multinode.cli.live import show_stage
 from multinode.cli.options import Hosts, Json, Nodes
-from multinode.cli.output import note, print_document, print_screen
+from multinode.cli.output import note, print_blocks, print_document
 
 if TYPE_CHECKING:
     from multinode.copy.chain import CopyProgress
@@ -47,7 +47,8 @@ def copy(
     Sends only differences, from node to node, and verifies digests. A path changes once all its data has arrived.
     """
     from multinode import api
-    from multinode.copy.paths import copy_parts, progress_text
+    from multinode.copy.paths import progress_text
+    from multinode.copy.screen import show
 
     cluster, _ = api.load_nodes(hosts, nodes, note)
     request = api.CopyRequest(paths=tuple(paths), source=source, delete=delete)
@@ -60,5 +61,5 @@ def copy(
     if as_json:
         print_document(report)
     else:
-        print_screen(copy_parts(report))
+        print_blocks(show(report))
     raise typer.Exit(0 if report.ok else 3 if report.unreached else 1)

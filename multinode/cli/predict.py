@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from multinode.cli.options import Details, Json, LinkMeasured, complete_runs, given_options, propose, read_invocation
-from multinode.cli.output import is_quiet, print_document, print_screen
+from multinode.cli.options import (
+    Json,
+    LinkMeasured,
+    complete_runs,
+    expand_options,
+    given_options,
+    propose,
+    read_invocation,
+)
+from multinode.cli.output import is_quiet
 from multinode.cli.panels import examples
+from multinode.cli.table import FormOptions, show_blocks
 from multinode.decoding import parse_option
 from multinode.errors import UsageError
 from multinode.units import parse_rate
@@ -25,11 +34,12 @@ _SWITCH = {"on": True, "off": False}
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command(epilog=examples("predict last", "predict last --link 10gbit --nodes 4"))(predict)
+    app.command(epilog=examples("predict last", "predict last --link 10gbit --nodes 4"))(expand_options(predict))
 
 
 def predict(
     ctx: typer.Context,
+    *,
     run_ids: Annotated[
         list[str] | None,
         typer.Argument(
@@ -95,7 +105,7 @@ def predict(
             ),
         ),
     ] = None,
-    details: Details = False,
+    form: FormOptions,
     as_json: Json = False,
 ) -> None:
     """Predict the speed of a training with other links, nodes and settings, each with an interval."""
@@ -121,17 +131,17 @@ def predict(
         link_measured=parse_option("--link-measured", link_measured, parse_rate) if link_measured is not None else None,
         stream=parse_option("--stream", stream, parse_rate) if stream is not None else None,
     )
+    form.choose(as_json=as_json)
     forecast = _forecast(run_ids, benchmarks, request)
-    if as_json:
-        print_document(forecast)
-        return
 
-    from multinode.predict.screen import forecast_parts
+    from multinode.predict.screen import show
+    from multinode.render.following import following
 
     # Published figures name no run whose settings could be changed.
     advise = "" if benchmarks is not None or is_quiet() else propose(read_invocation(ctx), "advise")
     again = f"multinode predict{given_options(ctx)} --details"
-    print_screen(forecast_parts(forecast, details=details, more=again, next_command=advise))
+    below = following(again, advise)
+    show_blocks(form, "forecast", tuple(show(forecast)), forecast, as_json=as_json, below=below)
 
 
 def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: ForecastRequest) -> Forecast:

@@ -215,10 +215,10 @@ def _commands(stored: StoredRun) -> Iterator[NextCommand]:
     from multinode.cli.contrast import next_command, resume_command, stored_command
     from multinode.cli.tune import winner_command
     from multinode.contrast.figures import Contrast
-    from multinode.contrast.screen import following
     from multinode.contrast.unfinished import UnfinishedContrast
     from multinode.launch.ending import RESUME
     from multinode.launch.outcome import has_ending
+    from multinode.render.following import following
     from multinode.results.result_files import results_of
     from multinode.tune.judge import Tuning
 

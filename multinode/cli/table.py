@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from multinode.results.forms import AnswerForm, answer_path, choose_answer_form
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
+    from multinode.render.sheet import Block
     from multinode.sweep.cell_table import Look
     from multinode.sweep.cells import CellTable
 
@@ -115,17 +117,37 @@ def show_table(table: CellTable, form: FormOptions, sort: str | None, *, as_json
     """Write it, or print it."""
     from multinode.results.run_page import table_text
 
+    if _is_written(form, table.run_id.split(","), lambda chosen: table_text(table, chosen), table, as_json=as_json):
+        return
+    print_cells(table, sort, details=form.details)
+
+
+def show_blocks(
+    form: FormOptions, title: str, blocks: Sequence[Block], document: object, *, as_json: bool, below: Iterable[Block]
+) -> None:
+    """Write an answer that is not stored, or print it, on a terminal with the commands `below` it."""
+    from multinode.results.answer import answer_in
+
+    names = (title.replace(" ", "-"),)
+    if _is_written(form, names, lambda chosen: answer_in(chosen, title, blocks, document), document, as_json=as_json):
+        return
+    print_blocks((*blocks, *below), details=form.details)
+
+
+def _is_written(
+    form: FormOptions, names: Sequence[str], text: Callable[[AnswerForm], str], document: object, *, as_json: bool
+) -> bool:
+    """Write or print an answer in the given form; returns False for the tables of a terminal."""
     chosen = form.choose(as_json=as_json)
     if form.output is not None:
-        path = answer_path(form.output, table.run_id.split(","), chosen)
-        write_text(path, table_text(table, chosen))
+        path = answer_path(form.output, names, chosen)
+        write_text(path, text(chosen))
         typer.echo(path, err=as_json)
     if as_json:
-        print_document(table)
-    elif form.output is None and chosen == "table":
-        print_cells(table, sort, details=form.details)
-    elif form.output is None:
-        typer.echo(table_text(table, chosen), nl=False)
+        print_document(document)
+    elif form.output is None and chosen != "table":
+        typer.echo(text(chosen), nl=False)
+    return as_json or form.output is not None or chosen != "table"
 
 
 def print_cells(table: CellTable, sort: str | None = None, *, details: bool = False) -> None:

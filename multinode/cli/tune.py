@@ -28,7 +28,7 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import is_quiet, note, print_blocks, print_directory, print_document, print_screen
+from multinode.cli.output import is_quiet, note, print_blocks, print_directory, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.records.run_directory import runs_root
@@ -207,10 +207,10 @@ def winner_command(tuning: Tuning, invocation: Invocation | None) -> str:
 
 def _print_plan(tuning: TuningRequest, resume: Resume, *, as_json: bool) -> None:
     from multinode.tune.request import plan_tuning
-    from multinode.tune.screen import plan_parts
+    from multinode.tune.screen import show_plan
 
     planned = plan_tuning(tuning, runs_root(), resume)
     if as_json:
         print_document(planned)
     else:
-        print_screen(plan_parts(planned))
+        print_blocks(show_plan(planned))

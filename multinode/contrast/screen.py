@@ -36,12 +36,10 @@ from multinode.render.sheet import (
     Chart,
     Charts,
     Labels,
-    NextCommand,
     Prose,
     Tiles,
     Tone,
     in_detail,
-    next_command,
 )
 from multinode.stats.estimate import inverse
 from multinode.stats.unknown import or_none
@@ -72,14 +70,6 @@ def show(contrast: Contrast) -> Iterator[Block]:
     yield Labels(tuple(_why_rows(contrast, details=True)), "why", detail="full")
     yield Charts(lambda: _charts(contrast))
     yield from in_detail(_tables(contrast))
-
-
-def following(details: str, command: str = "") -> Iterator[NextCommand]:
-    """The commands below a contrast: that of its details, and the next one; each is empty if there is none."""
-    if details:
-        yield NextCommand("Details", details, detail="brief")
-    if command:
-        yield next_command(command)
 
 
 def _charts(contrast: Contrast) -> Iterable[Chart]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, NamedTuple
 
@@ -17,13 +16,11 @@ from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.facts import NodeFacts
 from multinode.copy.chain import CopyProgress, CopyRound, Participant, find_failures, make_credentials
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
-from multinode.render.sheet import Column, Sheet
-from multinode.render.table import Part, labelled, sheet_table
 from multinode.stats.unknown import or_none
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport, gather
 from multinode.transport.local import LocalTransport
-from multinode.units import UNKNOWN, format_count, format_duration, format_list, format_size
+from multinode.units import format_count, format_duration, format_list, format_size
 
 CONTROLLER = "controller"
 """What `--from` calls this machine."""
@@ -356,7 +353,6 @@ def _node(name: str, copies: _Copies, failed: Mapping[str, MultinodeError]) -> C
 
 
 _BYTES_PER_GB = 1e9
-_STATES = {"source": "source", "copied": "copied, verified", "equal": "already identical", "failed": "FAILED"}
 
 
 def progress_text(progress: CopyProgress) -> str:
@@ -377,34 +373,3 @@ def progress_text(progress: CopyProgress) -> str:
         return text
     left_s = progress.time_s * (total - moved) / moved
     return f"{text}, {moved / progress.time_s / _BYTES_PER_GB:.3f} GB/s, {format_duration(left_s)} left"
-
-
-def copy_parts(report: CopyReport) -> Iterator[Part]:
-    """The nodes, and whether they are equal now."""
-    rows = tuple(
-        (
-            node.name,
-            _STATES[node.state],
-            format_size(node.received_bytes) if node.state == "copied" else UNKNOWN,
-            UNKNOWN if node.state in {"source", "failed"} else str(node.extra_files),
-        )
-        for node in report.nodes
-    )
-    title = f"{format_count(report.files, 'file')}, {format_size(report.size_bytes)}, from {report.source}"
-    extra = "deleted" if report.deleted else "extra files"
-    columns = (Column("node", words=True), Column("state", words=True), Column("received"), Column(extra))
-    yield sheet_table(Sheet(title=title, columns=columns, rows=rows))
-    yield ""
-    for node in report.nodes:
-        if node.message is not None:
-            yield labelled([(node.name, node.message), *([("", node.hint)] if node.hint else [])])
-    names = " ".join(map(shlex.quote, report.paths))
-    count, every = sum(node.state != "failed" for node in report.nodes), len(report.nodes)
-    nodes = format_count(count, "node") if count == every else f"{count} of {every} nodes"
-    rate = ""
-    received = max((node.received_bytes for node in report.nodes), default=0)
-    if report.transfer_s and received:
-        rate = f", {received / report.transfer_s / _BYTES_PER_GB:.3f} GB/s to each"
-    yield f"{names}: identical on {nodes} after {format_duration(report.time_s)}{rate}"
-    if not report.deleted and any(node.extra_files for node in report.nodes):
-        yield f"{report.source} does not have the extra files; --delete removes them"

@@ -18,7 +18,7 @@ from multinode.errors import UsageError
 from multinode.figures.figure import Figure, Row, name_of_title, plain
 from multinode.findings.finding import Finding
 from multinode.render.csv_text import harmless
-from multinode.render.sheet import Column, Sheet, sanitize
+from multinode.render.sheet import Column, Detail, Sheet, sanitize
 from multinode.stats.estimate import Estimate, ratio
 from multinode.stats.unknown import Unknown
 from multinode.units import UNKNOWN
@@ -179,13 +179,21 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         cells = max((cell_len(sanitize(figure.tell(row))) for row in self.rows), default=0)
         return max(head, min(cells, widest(figure)) if figure.is_words else cells)
 
-    def sheet(self, *, across: bool = False, heads: Sequence[Column] = (), notes: Sequence[str] = ()) -> Sheet:
+    def sheet(
+        self,
+        *,
+        across: bool = False,
+        heads: Sequence[Column] = (),
+        notes: Sequence[str] = (),
+        detail: Detail = "always",
+    ) -> Sheet:
         """The frame as a table.
 
         Args:
             across: with a row for each figure and a column for each row.
             heads: of the columns, the first one included, if `across`.
             notes: instead of its own.
+            detail: where it is shown.
         """
         if across:
             lines = [(figure.heading, *map(figure.tell, self.rows)) for figure in self.figures]
@@ -194,7 +202,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
             columns = tuple(figure.column for figure in self.figures)
             rows = tuple(tuple(figure.tell(row) for figure in self.figures) for row in self.rows)
         texts = tuple(notes) or tuple(note.message for note in self.notes)
-        return Sheet(title=self.title, columns=columns, rows=rows, notes=texts)
+        return Sheet(title=self.title, columns=columns, rows=rows, notes=texts, detail=detail)
 
     def csv(self, more: Callable[[Row], Iterator[tuple[str, Any]]] = lambda _: iter(())) -> str:
         """The frame as a CSV file, values of estimates with the ends of their intervals.

@@ -10,8 +10,7 @@ from pathlib import PurePath
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.place import CodeLine, raised_at, stands_at
 from multinode.records.run import Attempt, Failure, Run, Stall
-from multinode.render.sheet import Block, Column, Fitting, Labels, Prose, Sheet, figure
-from multinode.render.table import CommandLine
+from multinode.render.sheet import Block, Column, CommandLine, Fitting, Labels, Prose, Sheet, figure
 from multinode.units import UNKNOWN, format_count, format_duration
 
 RESUME = ("Resume", "run the same command again: what is measured is kept")

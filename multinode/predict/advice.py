@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.figures.figure import Figure
 from multinode.job.job_files import Change
 from multinode.levers.levers import Levers
 from multinode.model.workload import JobSettings
@@ -51,6 +52,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     change: Change | None = None  # how a machine makes it; None if it takes a person (a switch, a NIC)
     command: str = ""  # the exact command or YAML lines for a person
     why: str = ""  # why it is faster or not, in a sentence with figures
+
+
+CHANGE = Figure[str]("name", "change", about="change of the training")
 
 
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,77 +5,65 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from multinode.predict.advice import NOTICEABLE, Advice, Recommendations, is_one_node, pays
+import msgspec
+
+from multinode.figures.figure import Figure, Row
+from multinode.figures.frame import Frame
+from multinode.predict.advice import CHANGE, NOTICEABLE, Advice, Recommendations, is_one_node, pays, shortlist
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.screen import launch_command
 from multinode.predict.training_state import TrainingState
 from multinode.predict.tuning_options import per_step, script_ms
 from multinode.profile.summary_sheets import SMALLER
-from multinode.render.sheet import Column, Sheet
-from multinode.render.table import CommandLine, Part, footer, labelled_parts, next_lines, paragraph, sheet_table
+from multinode.render.sheet import Block, CommandLine, Labels, Prose, Sheet
+from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import Unknown
 from multinode.units import UNKNOWN, format_count, format_figure, format_ms, format_rate
 
 _SOME_GIB = 0.005
+# Without details.
+_TOP = 3
 
 
 def advice_sheet(advice: Sequence[Advice]) -> Sheet:
     """Changes, best first, with reasons."""
+    figures = (CHANGE, GAIN, GAIN_RANGE, MORE_MEMORY, EFFECTS, WHY)
     notes = ["gain: predicted over current samples/s, with its prediction interval"]
-    return Sheet(
-        title="changes",
-        columns=(
-            Column("change", words=True),
-            Column("gain"),
-            Column("range"),
-            Column("memory", "GiB"),
-            Column("other effects", words=True),
-            Column("why", words=True),
-        ),
-        rows=tuple(
-            (
-                row.name,
-                f"{row.gain.value:.2f}x{' *' if row.measured else ''}",
-                f"{row.gain.low:.2f}-{row.gain.high:.2f}",
-                _memory_sheet(row.memory_gib),
-                meaning_words(row),
-                row.why,
-            )
-            for row in advice
-        ),
-        notes=(*notes, *(["* measured"] if any(row.measured for row in advice) else [])),
-    )
+    if any(row.measured for row in advice):
+        notes.append("* measured")
+    return Frame(title="changes", rows=_frame_rows(advice), figures=figures).sheet(notes=notes)
 
 
 def gains_sheet(advice: Sequence[Advice], title: str = "", against: str = "today") -> Sheet:
     """Only the figures, best first, narrow enough for a terminal; gains are `against` the training as it is."""
     has_one_node = any(row.against_one_node is not None for row in advice)
-    return Sheet(
-        title=title,
-        columns=(
-            Column(""),
-            Column("change", words=True),
-            Column("against", against),
-            *((Column("against", "1 node"),) if has_one_node else ()),
-            Column("memory", "+GiB"),
-        ),
-        rows=tuple(
-            (
-                str(number),
-                row.name,
-                f"{row.gain.text('times')}{' measured' if row.measured else ''}",
-                *((_against_one_node(row),) if has_one_node else ()),
-                _memory_sheet(row.memory_gib),
-            )
-            for number, row in enumerate(advice, 1)
-        ),
-        notes=tuple(_order_notes(advice)),
+    figures = (
+        NUMBER,
+        CHANGE,
+        msgspec.structs.replace(GAIN, title="against", unit=against, cell=_gain_with_range),
+        *((AGAINST_ONE_NODE,) if has_one_node else ()),
+        msgspec.structs.replace(MORE_MEMORY, unit="+GiB"),
     )
+    frame = Frame(title=title, rows=_frame_rows(advice), figures=figures)
+    return frame.sheet(notes=tuple(_order_notes(advice)))
 
 
-def _against_one_node(advice: Advice) -> str:
-    if advice.against_one_node is None or is_one_node(advice):
+def _frame_rows(advice: Sequence[Advice]) -> tuple[Row, ...]:
+    return tuple(Row(row, msgspec.structs.asdict(row) | {NUMBER.name: number}) for number, row in enumerate(advice, 1))
+
+
+def _gain(row: Row) -> str:
+    return f"{row.item.gain.value:.2f}x{' *' if row.item.measured else ''}"
+
+
+def _gain_with_range(row: Row) -> str:
+    return f"{row.item.gain.text('times')}{' measured' if row.item.measured else ''}"
+
+
+def _against_one_node(row: Row) -> str:
+    if row.item.against_one_node is None or is_one_node(row.item):
         return UNKNOWN
-    return advice.against_one_node.text("times")
+    return str(row.item.against_one_node.text("times"))
 
 
 def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
@@ -96,41 +84,61 @@ def meaning_words(advice: Advice) -> str:
     return f"does not fit the GPUs; {advice.meaning}" if advice.fits is False else advice.meaning
 
 
-def _memory_sheet(more_gib: float | None) -> str:
-    """`+0.50`, `-0.50`, `0`, `unknown`: GiB more per worker."""
-    if more_gib is None:
+def _memory(row: Row) -> str:
+    """`+0.50`, `-0.50`, `0`, `unknown`."""
+    more_gib = row[MORE_MEMORY]
+    if isinstance(more_gib, Unknown):
         return "unknown"
     return "0" if abs(more_gib) < _SOME_GIB else f"{more_gib:+.2f}"
 
 
-def advice_parts(
-    recommendations: Recommendations,
-    advice: Sequence[Advice],
-    *,
-    details: bool = False,
-    more: str = "",
-    next_command: str = "",
-) -> Iterator[Part]:
-    """The screen of `advise`.
+NUMBER = Figure[int]("number", form="number", about="place of a change, the best first")
+GAIN = Figure[Estimate](
+    "gain",
+    "gain",
+    form="times",
+    about="predicted or measured samples/s over those of the training as it is",
+    cell=_gain,
+)
+GAIN_RANGE = msgspec.structs.replace(GAIN.ranged, cell=lambda row: f"{row.item.gain.low:.2f}-{row.item.gain.high:.2f}")
+AGAINST_ONE_NODE = Figure[Estimate](
+    "against_one_node",
+    "against",
+    "1 node",
+    form="times",
+    about="predicted samples/s over those of one node",
+    cell=_against_one_node,
+)
+MORE_MEMORY = Figure[float](
+    "memory_gib", "memory", "GiB", form="figure", about="additional memory of a worker", cell=_memory
+)
+EFFECTS = Figure[str](
+    "meaning", "other effects", about="effects of a change other than speed", cell=lambda row: meaning_words(row.item)
+)
+WHY = Figure[str]("why", "why", about="why a change is faster or not")
+
+
+def show(recommendations: Recommendations, most: int | None = None) -> Iterator[Block]:
+    """The best change, those that pay and how to make them; in detail every change, its reason, and all notes.
 
     Args:
-        recommendations: with their sentences.
-        advice: the shown changes, best first.
-        details: whether to show every change, its reason, and all notes.
-        more: the command that shows the details; empty if they are shown.
-        next_command: the next command, if any.
+        recommendations: with all changes.
+        most: changes that are shown; None shows the best of each kind, and all in detail.
     """
-    shown = list(advice) if details else [row for row in advice if pays(row)]
-    yield paragraph(_verdict(recommendations), "bold")
-    if shown:
-        yield ""
-        yield sheet_table(gains_sheet(shown, against="today" if _is_measured(recommendations) else "unchanged"))
-    yield ""
-    yield from labelled_parts(_rows(recommendations, shown, details=details))
-    if more and not details:
-        yield footer("Details", more)
-    if next_command:
-        yield from next_lines(next_command)
+    changes = recommendations.advice[:most]
+    paying = [row for row in (changes if most else shortlist(changes, _TOP)) if pays(row)]
+    against = "today" if _is_measured(recommendations) else "unchanged"
+    yield Prose(_verdict(recommendations), "lead")
+    yield msgspec.structs.replace(gains_sheet(paying, against=against), detail="brief")
+    yield msgspec.structs.replace(gains_sheet(changes, against=against), detail="screen")
+    yield msgspec.structs.replace(advice_sheet(changes), detail="page")
+    yield Labels((("Today" if _is_measured(recommendations) else "Unchanged", _today(recommendations)),))
+    yield Labels(tuple(_tries(recommendations, paying)), detail="brief")
+    yield Labels(tuple(_tries(recommendations, changes, why=True)), detail="full")
+    if recommendations.back_test is not None:
+        yield Labels((("Model", recommendations.back_test.sentence),))
+    for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)):
+        yield Labels(tuple(("" if number else label, text) for number, text in enumerate(texts)), detail="full")
 
 
 def _verdict(recommendations: Recommendations) -> str:
@@ -169,8 +177,9 @@ def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
             return
 
 
-def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details: bool) -> Iterator[tuple[str, str]]:
-    yield "Today" if _is_measured(recommendations) else "Unchanged", _today(recommendations)
+def _tries(
+    recommendations: Recommendations, shown: Sequence[Advice], *, why: bool = False
+) -> Iterator[tuple[str, str]]:
     for number, row in enumerate(shown, 1):
         if row.change is not None:
             yield f"Try {number}", row.name
@@ -179,13 +188,8 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
             yield f"Try {number}", row.command
         if row.fits is False or row.meaning != "nothing":
             yield "", meaning_words(row)
-        if details and row.why:
+        if why and row.why:
             yield "", f"why: {row.why}"
-    if recommendations.back_test is not None:
-        yield "Model", recommendations.back_test.sentence
-    for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)) if details else ():
-        for number, text in enumerate(texts):
-            yield "" if number else label, text
 
 
 def _today(recommendations: Recommendations) -> str:

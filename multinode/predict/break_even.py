@@ -158,14 +158,46 @@ _MICRO_BATCHES = _reason(
 )
 
 
-class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one more node."""
+class NodeGain(Finding, frozen=True, kw_only=True):
+    """The effect of one more node, and whether to add it."""
 
     nodes: int  # including it
     samples_per_s: float  # difference to the current rate
     tokens_per_s: float | None  # likewise; None if samples have no known length
     worth: Estimate  # relative to the speed of one such node alone: 1 is a node without loss
-    sentence: str = ""  # whether to add it
+
+
+class NodeGainRule(Rule, frozen=True, kw_only=True):
+    """One verdict on one more node. `gain` has the fields of `NodeGain` beside those of a finding."""
+
+    def found(self, on: str | None, /, **values: object) -> NodeGain:
+        """As of any rule, with the effect."""
+        gained: Any = values.get("gain")
+        return NodeGain(**self.fields(on, values), **gained)
+
+
+ONE_MORE = RuleGroup("Whether one more node is worth it")
+_NO_FASTER = ONE_MORE.add(
+    NodeGainRule(
+        code="no_faster",
+        about="one more node makes the training no faster",
+        message="do not add it: {nodes} nodes are no faster than {now}",
+    )
+)
+_ADDS = ONE_MORE.add(
+    NodeGainRule(
+        code="adds",
+        about="one more node makes the training faster",
+        message="it adds {share} of the speed of one such node alone",
+    )
+)
+_MAY_ADD = ONE_MORE.add(
+    NodeGainRule(
+        code="may_add",
+        about="one more node may make the training faster",
+        message="inconclusive: {share} of the speed of one such node alone",
+    )
+)
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,15 +358,14 @@ def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
     worth, low, high = ((end - 1) * now.samples_per_s / alone for end in (faster.value, *faster.bounds))
     length = calibration.tokens_per_sample
     share = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
-    return NodeGain(
-        nodes=layout.nodes + 1,
-        samples_per_s=gained,
-        tokens_per_s=gained * length if length is not None else None,
-        worth=Estimate(value=worth, low=low, high=high),
-        sentence=f"do not add it: {layout.nodes + 1} nodes are no faster than {layout.nodes}"
-        if high <= 0
-        else f"{'it adds' if low > 0 else 'inconclusive:'} {share} of the speed of one such node alone",
-    )
+    effect = {
+        "nodes": layout.nodes + 1,
+        "samples_per_s": gained,
+        "tokens_per_s": gained * length if length is not None else None,
+        "worth": Estimate(value=worth, low=low, high=high),
+    }
+    rule = _NO_FASTER if high <= 0 else _ADDS if low > 0 else _MAY_ADD
+    return rule.found(None, gain=effect, nodes=layout.nodes + 1, now=layout.nodes, share=share)
 
 
 def _full(scenario: Scenario, alone: Prediction) -> Scenario:

@@ -31,8 +31,7 @@ from multinode.predict.forecast import (
 from multinode.predict.shortfall import shortfall_words
 from multinode.profile.measured import EFFICIENCY, EXPOSED, SPEEDUP, WORLD_SIZE
 from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME
-from multinode.render.sheet import Sheet
-from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
+from multinode.render.sheet import Block, CommandLine, Labels, Prose, Sheet, in_detail
 from multinode.stats.estimate import Estimate, inverse
 from multinode.units import format_count, format_figure, format_range, format_rate, format_sig, times
 
@@ -226,7 +225,7 @@ def rows_words(forecast: Forecast) -> str:
     here = format_count(min(per_node), "worker")
     return (
         f"These rows have {here} per node; the break-even is for {break_even.one_node_workers} per node "
-        "(--workers-per-node):"
+        "(--workers-per-node)."
     )
 
 
@@ -282,7 +281,7 @@ def break_even_sheet(forecast: Forecast | None) -> Sheet:
             (f"efficiency {target}", link_words(break_even.efficient)),
             ("all communication that overlap can hide is hidden", link_words(break_even.nothing_exposed)),
             (f"accumulation for {target}", accumulation_words(break_even.accumulation)),
-            (f"node {break_even.next_node.nodes}", break_even.next_node.sentence),
+            (f"node {break_even.next_node.nodes}", break_even.next_node.message),
         ]
     return Sheet(title="break-even", rows=tuple(rows))
 
@@ -318,36 +317,19 @@ def _width(row: PredictedScenario) -> float:
 _MOST_ROWS = 20
 
 
-def forecast_parts(
-    forecast: Forecast, *, details: bool = False, more: str = "", next_command: str = ""
-) -> Iterator[Part]:
-    """The screen of `predict`.
-
-    Args:
-        forecast: with its words.
-        details: with every scenario and note.
-        more: the command that shows the details; empty where they are shown.
-        next_command: what to do next; empty for nothing.
-    """
-    yield paragraph(_verdict(forecast), "bold")
-    yield ""
-    if words := rows_words(forecast):
-        yield paragraph(words)
-        yield ""
-    sheet = forecast_sheet(forecast, narrow=True)
-    left = 0 if details else len(sheet.rows) - _MOST_ROWS
-    yield sheet_table(msgspec.structs.replace(sheet, title="", rows=sheet.rows[: len(sheet.rows) - max(0, left)]))
-    yield ""
-    yield from labelled_parts(_rows(forecast, left))
-    if details:
-        yield ""
-        yield sheet_table(break_even_sheet(forecast))
-        yield ""
-        yield from map(paragraph, forecast_notes(forecast))
-    elif more:
-        yield footer("Details", more)
-    if next_command:
-        yield footer("Next", next_command)
+def show(forecast: Forecast) -> Iterator[Block]:
+    """The break-even, the scenarios, what follows for today's training; in detail each scenario and note."""
+    yield Prose(_verdict(forecast), "lead")
+    yield Prose(rows_words(forecast))
+    sheet = msgspec.structs.replace(forecast_sheet(forecast, narrow=True), title="")
+    yield msgspec.structs.replace(sheet, rows=sheet.rows[:_MOST_ROWS], detail="brief")
+    yield msgspec.structs.replace(sheet, detail="screen")
+    yield msgspec.structs.replace(forecast_sheet(forecast), detail="page")
+    left = len(sheet.rows) - _MOST_ROWS
+    if left > 0:
+        yield Labels((("", f"and {format_count(left, 'scenario')} more: --details"),), detail="brief")
+    yield Labels(tuple(_rows(forecast)))
+    yield from in_detail((break_even_sheet(forecast), *(Prose(note, "note") for note in forecast_notes(forecast))))
 
 
 def _verdict(forecast: Forecast) -> str:
@@ -390,9 +372,7 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
         yield "", CommandLine(launch_command(forecast.job, forecast.hosts, options))
 
 
-def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
-    if left > 0:
-        yield "", f"and {format_count(left, 'scenario')} more: --details"
+def _rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
     if forecast.scenarios:
         yield "Settings", shared_settings(forecast.scenarios)
     yield from _today(forecast)

@@ -9,10 +9,12 @@ from multinode.render.sheet import (
     Block,
     Chart,
     Charts,
+    Column,
     Labels,
     Prose,
     Sheet,
     Tiles,
+    Tone,
     html_text,
     is_marked,
     page_blocks,
@@ -36,7 +38,10 @@ th { border-bottom: 1px solid var(--line); font-weight: 600; }
 th small { display: block; color: var(--faint); font-weight: 400; }
 td.words, th.words { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 6.5rem; }
 td.long { min-width: 16rem; }
-td.odd { color: #c0392b; font-weight: 600; }
+td.odd, td.bad { color: #c0392b; font-weight: 600; }
+td.good { color: #2e8b57; }
+td.doubtful { color: #b8860b; font-weight: 600; }
+td.marks, th.marks { text-align: center; }
 td.one { white-space: nowrap; }
 td.name { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 4.5rem; color: var(--faint); }
 pre { overflow-x: auto; background: var(--card); padding: 0.7rem; border-radius: 6px; font-size: 0.8rem; }
@@ -99,39 +104,41 @@ def _words_html(words: Prose) -> str:
     text = html_text(words.text)
     return {
         "heading": f"<h1>{text}</h1>\n",
+        "section": f"<h2>{text}</h2>\n",
         "strong": f"<p><b>{text}</b></p>\n",
         "": f"<p>{text}</p>\n",
     }.get(words.style, f'<p class="{words.style}">{text}</p>\n')
 
 
 def _sheet_html(sheet: Sheet) -> str:
-    head = "".join(_head(column.name, column.unit, words=column.words) for column in sheet.columns)
-    words = [column.words for column in sheet.columns]
-    rows = "".join(_row(row, words) for row in sheet.rows)
+    head = "".join(map(_head, sheet.columns))
+    rows = "".join(_row(row, sheet) for row in sheet.rows)
     notes = "".join(f'<p class="note">{html_text(note)}</p>\n' for note in (*sheet.notes, *sheet.legend))
     table = f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>\n'
     title = f"<h2>{html_text(sheet.title)}</h2>\n" if sheet.title else ""
     return f"{title}{table}{notes}"
 
 
-def _head(name: str, unit: str, *, words: bool) -> str:
-    small = f"<small>{html_text(unit)}</small>" if unit else ""
-    return f"<th{' class=words' if words else ''}>{html_text(name)}{small}</th>"
+def _head(column: Column) -> str:
+    small = f"<small>{html_text(column.unit)}</small>" if column.unit else ""
+    kind = " class=words" if column.words else " class=marks" if column.marks else ""
+    return f"<th{kind}>{html_text(column.name)}{small}</th>"
 
 
-def _row(row: Sequence[str], words: Sequence[bool]) -> str:
-    if not words:
+def _row(row: Sequence[str], sheet: Sheet) -> str:
+    if not sheet.columns:
         name, *rest = row
         cells = "".join(f"<td class=words>{html_text(text)}</td>" for text in rest)
         return f'<tr><td class="name">{html_text(name)}</td>{cells}</tr>'
-    return f"<tr>{''.join(_cell(cell, words=word) for cell, word in zip(row, words, strict=True))}</tr>"
+    tones = (sheet.tones.get(cell, "") for cell in row)
+    return f"<tr>{''.join(map(_cell, row, sheet.columns, tones))}</tr>"
 
 
-def _cell(cell: str, *, words: bool) -> str:
-    # A sentence in a narrow column would make its row as tall as the page; a name is read in one line.
-    long = " long" if len(cell) > _LONG else " one" if len(cell.split()) == 1 else ""
-    return (
-        f'<td class="words{long}">{html_text(cell)}</td>'
-        if words
-        else f"<td{' class=odd' if is_marked(cell) else ''}>{html_text(cell)}</td>"
-    )
+def _cell(cell: str, column: Column, tone: Tone) -> str:
+    if column.words:
+        # A sentence in a narrow column would make its row as tall as the page; a name is read in one line.
+        long = " long" if len(cell) > _LONG else " one" if len(cell.split()) == 1 else ""
+        return f'<td class="words{long}">{html_text(cell)}</td>'
+    if column.marks:
+        return f'<td class="{f"marks {tone}".strip()}">{html_text(cell)}</td>'
+    return f"<td{' class=odd' if is_marked(cell) else ''}>{html_text(cell)}</td>"

@@ -30,6 +30,7 @@ class Column(msgspec.Struct, frozen=True):
     unit: str = ""
     words: bool = False  # whether it contains text (left-aligned, may wrap) or figures
     widest: int = 0  # characters of text on a terminal before it wraps; 0 is what fits
+    marks: bool = False  # whether it contains short signs, which are centered
 
 
 Detail = Literal["always", "brief", "full", "screen", "page"]
@@ -49,6 +50,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[tuple[str, ...], ...] = ()  # one cell per column; plain text from any source
     notes: tuple[str, ...] = ()  # one sentence each, below the table
     legend: tuple[str, ...] = ()  # what its signs mean; on a terminal only where details are shown
+    tones: dict[str, Tone] = {}  # of cells with these texts
     dense: bool = False  # without padding on a terminal: a matrix of many columns
     split: int = 0  # most columns of figures beside each other on a terminal; the first stays beside all others
     detail: Detail = "always"
@@ -58,12 +60,18 @@ class Prose(msgspec.Struct, frozen=True):
     """Plain text of any source."""
 
     text: str
-    # `heading`; `lead`, for readers who read only one sentence; `strong`; `note`; `items`, one a line; `verbatim`
-    # lines; empty is a paragraph
+    # `heading`; `section`, of what follows; `lead`, for readers who read only one sentence; `strong`; `note`; `items`,
+    # one a line; `verbatim` lines; empty is a paragraph
     style: str = ""
     title: str = ""  # above verbatim lines
-    tone: Tone = ""  # of a lead: its colour on a terminal
+    tone: Tone = ""  # of a lead or a section: its colour on a terminal
     detail: Detail = "always"
+
+
+class CommandLine(str):
+    """Text of a labelled row on a line of its own, never wrapped, to be copied."""
+
+    __slots__ = ()
 
 
 class Labels(msgspec.Struct, frozen=True):
@@ -84,14 +92,6 @@ class NextCommand(msgspec.Struct, frozen=True):
     command: str
     meaning: str = ""  # what it does, where its name does not say it
     detail: Detail = "always"
-
-
-def next_command(command: str) -> NextCommand:
-    """The command that follows, and what it is for where its name does not say it."""
-    is_tune = command.startswith("multinode tune ")
-    return NextCommand(
-        "Next", command, "measures the best changes that need no new hardware, in short runs" if is_tune else ""
-    )
 
 
 class Tiles(msgspec.Struct, frozen=True):
@@ -237,6 +237,9 @@ def blocks_markdown(blocks: Iterable[Block]) -> str:
     return "".join(map(_block_markdown, page_blocks(blocks)))
 
 
+_STYLED = {"heading": "## {}", "section": "### {}", "lead": "**{}**", "strong": "**{}**"}
+
+
 def _block_markdown(block: Block) -> str:
     if isinstance(block, Sheet):
         return sheet_markdown(block)
@@ -249,7 +252,7 @@ def _block_markdown(block: Block) -> str:
     if block.style == "items":
         return "".join(f"- {text_markdown(line)}\n" for line in block.text.splitlines()) + "\n"
     text = text_markdown(block.text)
-    return {"heading": f"## {text}", "lead": f"**{text}**", "strong": f"**{text}**"}.get(block.style, text) + "\n\n"
+    return _STYLED.get(block.style, "{}").format(text) + "\n\n"
 
 
 def sheet_markdown(sheet: Sheet) -> str:
@@ -272,7 +275,7 @@ def code_markdown(text: str) -> str:
 
 def _table(sheet: Sheet) -> str:
     heads = [f"{column.name} ({column.unit})" if column.unit else column.name for column in sheet.columns]
-    rules = [":--" if column.words else "--:" for column in sheet.columns]
+    rules = [":-:" if column.marks else ":--" if column.words else "--:" for column in sheet.columns]
     rows = [[text_markdown(cell) for cell in row] for row in sheet.rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in ([text_markdown(head) for head in heads], rules, *rows))
 

@@ -14,10 +14,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-from multinode.render.sheet import NextCommand, Sheet, is_marked, next_command, sanitize
+from multinode.render.sheet import CommandLine, NextCommand, Sheet, Tone, is_marked, sanitize
 
 GOOD, DOUBTFUL, BAD = "bold green", "bold yellow", "bold red"
 """Styles of a verdict or a state; without colour each is bold."""
+TONES: dict[Tone, str] = {"": "bold", "good": GOOD, "doubtful": DOUBTFUL, "bad": BAD}
+"""Styles of emphasised text."""
 
 
 class _FittingTable(Table):
@@ -110,14 +112,20 @@ def sheet_table(sheet: Sheet, *, legend: bool = True) -> Table:
         head = Text(title)
         table.add_column(
             head,
-            justify="left" if column.words else "right",
+            justify="center" if column.marks else "left" if column.words else "right",
             no_wrap=not column.words,
             overflow="fold",
             max_width=column.widest or None,
         )
     for row in sheet.rows:
-        table.add_row(*(Text(sanitize(cell), style=BAD if is_marked(cell) else "") for cell in row))
+        table.add_row(*(Text(sanitize(cell), style=_cell_style(sheet, cell)) for cell in row))
     return table
+
+
+def _cell_style(sheet: Sheet, cell: str) -> str:
+    if cell in sheet.tones:
+        return TONES[sheet.tones[cell]]
+    return BAD if is_marked(cell) else ""
 
 
 WIDE = 200
@@ -148,12 +156,6 @@ def labelled(rows: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-class CommandLine(str):
-    """Text of a labelled row on a line of its own, never wrapped, to be copied."""
-
-    __slots__ = ()
-
-
 def labelled_parts(rows: Iterable[tuple[str, str]]) -> Iterator[Part]:
     """Labelled rows, with commands among their texts."""
     for is_command, group in itertools.groupby(rows, lambda row: isinstance(row[1], CommandLine)):
@@ -166,11 +168,6 @@ def labelled_parts(rows: Iterable[tuple[str, str]]) -> Iterator[Part]:
 def footer(label: str, command: str) -> str:
     """The last lines of a screen, with commands: `Details`, `Next`."""
     return f"{label:<{_LABEL_WIDTH}} {command}"
-
-
-def next_lines(command: str) -> Iterator[str]:
-    """The last lines of a screen: the command that follows."""
-    yield from command_lines(next_command(command))
 
 
 def command_lines(command: NextCommand) -> Iterator[str]:

@@ -16,14 +16,11 @@ from multinode.render.sheet import (
     NextCommand,
     Prose,
     Sheet,
-    Tone,
     is_empty,
     joined_labels,
 )
 from multinode.render.table import (
-    BAD,
-    DOUBTFUL,
-    GOOD,
+    TONES,
     WIDE,
     Part,
     command_lines,
@@ -33,7 +30,7 @@ from multinode.render.table import (
     sheet_table,
 )
 
-_TONES: dict[Tone, str] = {"": "bold", "good": GOOD, "doubtful": DOUBTFUL, "bad": BAD}
+_BOLD = frozenset({"heading", "section", "lead", "strong"})
 
 
 def block_parts(blocks: Iterable[Block], *, details: bool = False, width: int = WIDE) -> Iterator[Part]:
@@ -56,7 +53,9 @@ def block_parts(blocks: Iterable[Block], *, details: bool = False, width: int = 
 
 
 def _is_one_text(above: Block, below: Block) -> bool:
-    return isinstance(above, Prose) and isinstance(below, Prose) and not below.title
+    if not isinstance(above, Prose):
+        return False
+    return above.style == "section" or (isinstance(below, Prose) and not below.title and below.style != "section")
 
 
 def _parts(block: Block, *, details: bool, width: int) -> Iterator[Part]:
@@ -103,7 +102,7 @@ def _prose(words: Prose) -> Iterator[Part]:
     elif words.style == "items":
         yield from (paragraph(f"- {line}") for line in words.text.splitlines())
     else:
-        yield paragraph(words.text, style=_TONES[words.tone] if words.style in {"heading", "lead", "strong"} else "")
+        yield paragraph(words.text, style=TONES[words.tone] if words.style in _BOLD else "")
 
 
 def _fitting(block: Fitting, *, details: bool, width: int) -> Iterator[Part]:

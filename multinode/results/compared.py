@@ -5,7 +5,7 @@ Trainings are compared as a contrast's sides are, nccl-tests size by size, table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from multinode.figures.frame import Frame
 from multinode.network.measure import load_scan
 from multinode.network.size_scan import ScanReport, compare_scans
 from multinode.records.run_directory import RunDirectory
-from multinode.render.sheet import Sheet
+from multinode.render.sheet import Block, Prose
 from multinode.stats.estimate import Estimate, exactly, ratio
 from multinode.stats.unknown import Unknown
 from multinode.sweep.cells import CellTable
@@ -100,12 +100,25 @@ RATIO = Figure[Estimate](
 )
 
 
-def compared_sheet(compared: ComparedRecords, *, details: bool = False) -> Sheet:
-    """A row a figure; without `details`, those that changed."""
-    shown = [figure for figure in compared.figures if details or figure.changed]
-    left_out = len(compared.figures) - len(shown)
-    frame = Frame(
-        title=f"{compared.kind}: {compared.run_ids[1]} against {compared.run_ids[0]}",
+def show(compared: ComparedRecords) -> Iterator[Block]:
+    """The figures that changed; in detail all."""
+    changed = [figure for figure in compared.figures if figure.changed]
+    left_out = len(compared.figures) - len(changed)
+    within = f"{format_count(left_out, 'figure')} within their intervals, or within 2%: --details" if left_out else ""
+    if not changed:
+        yield Prose(f"{_title(compared)}: no figure changed", "lead", detail="brief")
+        yield Prose(within, "note", detail="brief")
+    yield _frame(compared, changed).sheet(notes=[within] if within else (), detail="brief")
+    yield _frame(compared, compared.figures).sheet(detail="full")
+
+
+def _title(compared: ComparedRecords) -> str:
+    return f"{compared.kind}: {compared.run_ids[1]} against {compared.run_ids[0]}"
+
+
+def _frame(compared: ComparedRecords, shown: Iterable[ComparedFigure]) -> Frame:
+    return Frame(
+        title=_title(compared),
         rows=tuple(Row(figure, msgspec.structs.asdict(figure)) for figure in shown),
         figures=(
             NAME,
@@ -116,8 +129,6 @@ def compared_sheet(compared: ComparedRecords, *, details: bool = False) -> Sheet
             RATIO,
         ),
     )
-    notes = (f"{format_count(left_out, 'figure')} within their intervals, or within 2%: --details",) if left_out else ()
-    return msgspec.structs.replace(frame.sheet(), notes=notes)
 
 
 def _told(name: str) -> Callable[[Row], str]:

@@ -9,11 +9,13 @@ import msgspec
 
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
+from multinode.predict.advice import CHANGE
+from multinode.predict.advice_screen import AGAINST_ONE_NODE as PREDICTED_OVER_ONE_NODE
 from multinode.profile.throughput import SAMPLES_PER_S
-from multinode.render.sheet import Block, Chart, Charts, Column, Labels, Prose, Sheet, Tiles, Tone
-from multinode.render.table import Part, labelled_parts, sheet_table
+from multinode.render.sheet import Block, Chart, Charts, Labels, Prose, Sheet, Tiles, Tone
 from multinode.series.grid import about
 from multinode.stats.estimate import PLUS_MINUS, Estimate, text_of
+from multinode.stats.unknown import Unknown
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.tune.trial import BASELINE, LeftOut
 from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
@@ -82,29 +84,12 @@ def _key_figures(tuning: Tuning) -> Iterator[tuple[str, str]]:
         yield "against 1 node", winner.sooner.text("times")
 
 
-def plan_parts(tuning: Tuning) -> Iterator[Part]:
-    """The screen of `tune --dry-run`: what would be tried, and how long that takes."""
+def show_plan(tuning: Tuning) -> Iterator[Block]:
+    """What would be tried, and how long that takes."""
     has_prediction = any(row.candidate.predicted_samples_per_s is not None for row in tuning.rows)
-    sheet = Sheet(
-        title="",
-        columns=(
-            Column("change", words=True),
-            Column("predicted", SAMPLES_PER_S.title),
-            Column("against", "1 node"),
-            Column("a run", "takes"),
-        ),
-        rows=tuple(
-            (
-                row.candidate.name,
-                _predicted(row),
-                UNKNOWN if row.candidate.against_one_node is None else row.candidate.against_one_node.text("times"),
-                UNKNOWN if row.candidate.expected_s is None else format_duration(row.candidate.expected_s),
-            )
-            for row in tuning.rows
-        ),
-    )
-    yield sheet_table(sheet)
-    yield ""
+    candidates = (row.candidate for row in tuning.rows)
+    rows = tuple(Row(candidate, msgspec.structs.asdict(candidate)) for candidate in candidates)
+    yield Frame(rows=rows, figures=(CHANGE, PREDICTED_SPEED, PREDICTED_AGAINST_ONE_NODE, EXPECTED)).sheet()
     runs = f"{tuning.seeds} of each"
     if tuning.learning_rates:
         runs = (
@@ -113,14 +98,14 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
     length = f"of {format_count(tuning.steps, 'measured step')}"
     if tuning.samples is not None:
         length = f"on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged training)"
-    rows: list[tuple[str, str]] = [("Runs", f"{runs}, {length}")]
+    labels: list[tuple[str, str]] = [("Runs", f"{runs}, {length}")]
     if tuning.needed_s is not None:
         within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
-        rows.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
+        labels.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
     if not has_prediction:
-        rows.append(("Changes", "are chosen by predictions from the first two runs"))
-    rows += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
-    yield from labelled_parts([*rows, *_not_tried(tuning)])
+        labels.append(("Changes", "are chosen by predictions from the first two runs"))
+    labels += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
+    yield Labels((*labels, *_not_tried(tuning)))
 
 
 def _state(row: Row) -> str:
@@ -154,7 +139,25 @@ def _times(gain: Estimate | None) -> str:
     return UNKNOWN if gain is None else gain.text("times")
 
 
-CHANGE = Figure[str]("name", "change", about="change of the training", cell=lambda row: row.item.candidate.name)
+def _predicted(row: Row) -> str:
+    rate = row[PREDICTED_SPEED]
+    if isinstance(rate, Unknown):
+        return UNKNOWN
+    return format_sig(rate.value) + ("" if rate.is_exact else f" ({rate.text('range')})")
+
+
+PREDICTED_SPEED = Figure[Estimate](
+    "predicted_samples_per_s",
+    "predicted",
+    SAMPLES_PER_S.title,
+    form="figure",
+    about="predicted samples/s of all workers",
+    cell=_predicted,
+)
+PREDICTED_AGAINST_ONE_NODE = msgspec.structs.replace(
+    PREDICTED_OVER_ONE_NODE, cell=lambda row: _times(row.item.against_one_node)
+)
+EXPECTED = Figure[float]("expected_s", "a run", "takes", form="duration", about="expected duration of a run")
 LEARNING_RATE = Figure[float]("learning_rate", "lr", form="number", about="learning rate, the best of those tried")
 SPEED = msgspec.structs.replace(SAMPLES_PER_S, cell=_state)
 GAIN = Figure[Estimate](
@@ -200,17 +203,10 @@ def _sheet(tuning: Tuning) -> Sheet:
     rate = (LEARNING_RATE,) if tuning.learning_rates else ()
     by_loss: tuple[Figure[Any], ...] = (CHANGE, *rate, SPEED, LOSS, TIME_TO_LOSS, AGAINST_ONE_NODE)
     frame = Frame(
-        rows=tuple(Row(row, msgspec.structs.asdict(row)) for row in tuning.rows),
+        rows=tuple(Row(row, msgspec.structs.asdict(row) | {CHANGE.name: row.candidate.name}) for row in tuning.rows),
         figures=by_speed if tuning.judged_by == "speed" else by_loss,
     )
     return msgspec.structs.replace(frame.sheet(), notes=tuple(_notes(tuning)), legend=tuple(_legend(tuning)))
-
-
-def _predicted(row: TunedRow) -> str:
-    rate = row.candidate.predicted_samples_per_s
-    if rate is None:
-        return UNKNOWN
-    return format_sig(rate.value) + ("" if rate.is_exact else f" ({rate.text('range')})")
 
 
 def _notes(tuning: Tuning) -> Iterator[str]:

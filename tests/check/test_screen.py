@@ -5,12 +5,13 @@ import re
 import msgspec
 import pytest
 
-from multinode.check.check import CHECK_NAMES, RULES
+from multinode.check.check import CHECK_NAMES, RULES, CheckedNode, CheckReport
 from multinode.check.rule import CheckFinding
-from multinode.check.screen import check_parts, next_step
-from multinode.render.table import screen_text
+from multinode.check.screen import next_step, show
+from multinode.render.blocks import blocks_html
+from multinode.render.sheet import NextCommand, blocks_markdown
 from tests.check.inspecting import command_in_words
-from tests.golden import Golden
+from tests.golden import Golden, screen_of
 
 CLOCK = CheckFinding(
     severity="warning",
@@ -47,6 +48,13 @@ MISSING = tuple(
 TWO = (("node0", True), ("node1", True))
 
 
+def report_of(nodes: tuple[tuple[str, bool], ...], *findings: CheckFinding) -> CheckReport:
+    checked = tuple(
+        CheckedNode(name=name, node_rank=rank, reached=reached) for rank, (name, reached) in enumerate(nodes)
+    )
+    return CheckReport(ok=not findings, nodes=checked, findings=findings, time_s=1.0)
+
+
 @pytest.mark.parametrize(
     ("name", "nodes", "findings", "details"),
     [
@@ -62,12 +70,12 @@ TWO = (("node0", True), ("node1", True))
 def test_the_screen(
     golden: Golden, name: str, nodes: tuple[tuple[str, bool], ...], findings: tuple[CheckFinding, ...], *, details: bool
 ) -> None:
-    golden.check_screen(name, check_parts(nodes, CHECK_NAMES, findings, details=details), None if details else 22)
+    golden.check_answer(name, show(report_of(nodes, *findings)), details=details, most_lines=None if details else 22)
 
 
 def test_what_a_launch_by_hand_alone_would_meet_does_not_count_as_failed() -> None:
     (note,) = FINDINGS[4:]
-    text = screen_text(check_parts(TWO, CHECK_NAMES, (note,)))
+    text = screen_of(show(report_of(TWO, note)))
     assert text.startswith("OK: no errors or warnings (")
     assert "127.0.1.1" not in text
     assert f"all {len(CHECK_NAMES)} checks (node0 and node1)" in text
@@ -80,7 +88,7 @@ def test_every_fix_is_copied_whole_from_a_terminal_of_80_columns() -> None:
         CheckFinding(severity="error", node="node1", code=rule.code, message=str(number), hint=hint)
         for number, (rule, hint) in enumerate(zip(RULES, hints, strict=True))
     ]
-    lines = screen_text(check_parts(TWO, CHECK_NAMES, findings), 80).splitlines()
+    lines = screen_of(show(report_of(TWO, *findings)), 80).splitlines()
     commands = {line for hint in hints for line in hint.split("\n")[1:]}
     assert len(commands) > len(RULES) / 3
     assert not commands - {line.strip() for line in lines}
@@ -88,7 +96,7 @@ def test_every_fix_is_copied_whole_from_a_terminal_of_80_columns() -> None:
 
 def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
     both = [msgspec.structs.replace(CLOCK, node=node, hint=f"on {node}:\nsudo x") for node in ("a", "b")]
-    text = screen_text(check_parts(TWO, CHECK_NAMES, both))
+    text = screen_of(show(report_of(TWO, *both)))
     assert [line.strip() for line in text.splitlines() if line.strip().startswith(("fix", "sudo"))] == [
         "fix: on a:",
         "sudo x",
@@ -97,16 +105,27 @@ def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
     ]
 
 
+def test_a_page_and_markdown_have_the_whole_report_with_the_marks_of_the_terminal() -> None:
+    report = report_of(TWO, *FINDINGS)
+    page = blocks_html(show(report))
+    assert '<td class="marks bad">ERROR</td>' in page
+    assert "<h2>errors</h2>" in page
+    text = blocks_markdown(show(report))
+    assert "| :-- | :-: | :-: | :-: |\n| ssh | ok | ok |  |" in text
+    assert "### notes\n\n- **node0**: nvidia-smi took 3.0 s" in text
+
+
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
-        ((), "Next        multinode launch --hosts h train.yaml"),
-        ((CLOCK,), "Next        fix the 1 warning above, then: multinode check --hosts h --strict train.yaml"),
+        ((), "multinode launch --hosts h train.yaml"),
+        ((CLOCK,), "fix the 1 warning above, then: multinode check --hosts h --strict train.yaml"),
         (
             (FINDINGS[0], *MISSING, CLOCK),
-            "Next        fix the 2 errors and 1 warning above, then: multinode check --hosts h --strict train.yaml",
+            "fix the 2 errors and 1 warning above, then: multinode check --hosts h --strict train.yaml",
         ),
     ],
 )
 def test_the_next_command_has_the_options_that_were_given(failures: tuple[CheckFinding, ...], expected: str) -> None:
-    assert next_step(failures, " --hosts h --strict train.yaml", "multinode launch --hosts h train.yaml") == expected
+    step = next_step(failures, " --hosts h --strict train.yaml", "multinode launch --hosts h train.yaml")
+    assert step == NextCommand("Next", expected)

@@ -139,3 +139,30 @@ def test_a_measured_stream_counts_over_the_rate_and_over_what_figures_tell() -> 
     assert measured["measure"] == ""
     with pytest.raises(UsageError, match="--stream: '0' is not a link rate"):
         predict("b-one", "a-sweep", "--stream", "0")
+
+
+@pytest.mark.parametrize(
+    ("ending", "wanted"),
+    [
+        ("md", "| nodes | link | workers |"),
+        ("csv", "\nforecast,break-even,2,efficiency 90%,,"),
+        ("html", "<h2>break-even</h2>"),
+        ("json", '"schema": "multinode.predict/2"'),
+    ],
+)
+@pytest.mark.parametrize("verb", ["predict", "advise"])
+def test_a_forecast_and_advice_are_written_in_the_form_of_the_ending(
+    tmp_path: Path, verb: str, ending: str, wanted: str
+) -> None:
+    path = tmp_path / f"answer.{ending}"
+    result = CliRunner().invoke(
+        build_app(), [verb, "b-one", "b-two", "a-sweep", "-o", str(path)], catch_exceptions=False
+    )
+    assert result.stdout.strip() == str(path)
+    advised = {
+        "md": "| change | gain | range | memory (GiB) |",
+        "csv": "advice,changes,1,gain,,",
+        "html": "<h2>changes</h2>",
+        "json": '"schema": "multinode.advise/2"',
+    }
+    assert (wanted if verb == "predict" else advised[ending]) in path.read_text()

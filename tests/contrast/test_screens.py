@@ -10,13 +10,15 @@ import pytest
 
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
-from multinode.contrast.screen import following, show
+from multinode.contrast.screen import show
 from multinode.findings.finding import Finding
 from multinode.predict.advice import Recommendations
-from multinode.predict.advice_screen import advice_parts
+from multinode.predict.advice_screen import show as show_advice
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.request import forecast_benchmarks
-from multinode.predict.screen import forecast_parts
+from multinode.predict.screen import show as show_forecast
+from multinode.render.following import following
+from multinode.render.sheet import Block
 from multinode.render.table import Part, screen_text
 from multinode.render.terminal import block_parts
 from multinode.stats.estimate import exactly, of_bounds
@@ -89,13 +91,20 @@ TITAN = Path(__file__).parent.parent / "predict" / "published_pairs" / "titan-70
 BADLY_USED = forecast_benchmarks(TITAN, ForecastRequest(links=(100.0, 3200.0)))
 
 
+def answered(*blocks: Block, details: bool) -> list[Part]:
+    return list(block_parts(blocks, details=details))
+
+
 def advised(recommendations: Recommendations, count: int = 3, *, details: bool = False) -> Iterable[Part]:
-    advice = recommendations.advice if details else recommendations.advice[:count]
-    return advice_parts(recommendations, advice, details=details, more="" if details else MORE, next_command=NEXT)
+    return answered(*show_advice(recommendations, None if details else count), *following(MORE, NEXT), details=details)
 
 
 def contrasted(contrast: Contrast, more: str = "", next_command: str = "", *, details: bool = False) -> list[Part]:
-    return list(block_parts((*show(contrast), *following(more, next_command)), details=details))
+    return answered(*show(contrast), *following(more, next_command), details=details)
+
+
+def forecast(forecast: Forecast, more: str = "", next_command: str = "", *, details: bool = False) -> list[Part]:
+    return answered(*show_forecast(forecast), *following(more, next_command), details=details)
 
 
 SCREENS = {
@@ -114,12 +123,12 @@ SCREENS = {
     "advise": advised(RECOMMENDATIONS),
     "advise-details": advised(RECOMMENDATIONS, details=True),
     "advise-nothing": advised(USELESS),
-    "predict": forecast_parts(predicted(), more="multinode predict --details", next_command="multinode advise"),
-    "predict-details": forecast_parts(predicted(links=(0.1, 1.0), accumulations=(1, 4)), details=True),
-    "predict-many": forecast_parts(predicted(links=(0.1, 1.0), accumulations=tuple(range(1, 21)))),
-    "predict-one": forecast_parts(predicted(links=(10.0,))),
-    "predict-badly-used": forecast_parts(BADLY_USED, more="multinode predict --benchmarks figures.yaml --details"),
-    "predict-slow": forecast_parts(msgspec.structs.replace(predicted(links=(0.8,)), **SLOW)),
+    "predict": forecast(predicted(), more="multinode predict --details", next_command="multinode advise"),
+    "predict-details": forecast(predicted(links=(0.1, 1.0), accumulations=(1, 4)), details=True),
+    "predict-many": forecast(predicted(links=(0.1, 1.0), accumulations=tuple(range(1, 21)))),
+    "predict-one": forecast(predicted(links=(10.0,))),
+    "predict-badly-used": forecast(BADLY_USED, more="multinode predict --benchmarks figures.yaml --details"),
+    "predict-slow": forecast(msgspec.structs.replace(predicted(links=(0.8,)), **SLOW)),
 }
 
 
@@ -158,7 +167,7 @@ def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
             ),
             details=True,
         ),
-        forecast_parts(msgspec.structs.replace(predicted(), notes=(HOSTILE,), sources=(HOSTILE,)), details=True),
+        forecast(msgspec.structs.replace(predicted(), notes=(HOSTILE,), sources=(HOSTILE,)), details=True),
     ],
 )
 def test_nothing_that_a_record_holds_moves_the_cursor_or_is_taken_for_markup(parts: Iterable[Part]) -> None:

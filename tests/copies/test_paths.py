@@ -29,10 +29,10 @@ from multinode.copy.paths import (
     CopyRequest,
     PathLook,
     choose_source,
-    copy_parts,
     copy_paths,
     progress_text,
 )
+from multinode.copy.screen import show
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeFailed, UsageError
 from multinode.node.copies.manifest import BLOCK_BYTES
 from multinode.transport.agent import AgentTransport
@@ -406,4 +406,4 @@ def test_the_screen_names_every_node(golden: Golden) -> None:
         time_s=150.0,
         unreached=True,
     )
-    golden.check_screen("copy", copy_parts(report))
+    golden.check_answer("copy", show(report))

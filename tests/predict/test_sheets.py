@@ -125,4 +125,4 @@ def test_rows_of_fewer_workers_than_the_break_even_say_so() -> None:
     assert found.break_even is not None
     of_two = msgspec.structs.replace(found.break_even, one_node_workers=2, full_beats_one=found.break_even.beats_one)
     told = rows_words(msgspec.structs.replace(found, break_even=of_two))
-    assert told == "These rows have 1 worker per node; the break-even is for 2 per node (--workers-per-node):"
+    assert told == "These rows have 1 worker per node; the break-even is for 2 per node (--workers-per-node)."

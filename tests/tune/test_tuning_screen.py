@@ -11,7 +11,7 @@ from multinode.levers.levers import Levers
 from multinode.render.sheet import NextCommand
 from multinode.stats.estimate import of_bounds
 from multinode.tune.judge import Tuning, judge
-from multinode.tune.screen import plan_parts, show
+from multinode.tune.screen import show, show_plan
 from multinode.tune.trial import Candidate, CandidateTrial, LeftOut, Losses
 from tests.golden import Golden
 from tests.tune.trials import curve, trial
@@ -122,12 +122,10 @@ def test_the_screen_of_a_plan(golden: Golden) -> None:
     trials = [
         trial(one.label, state="waiting", candidate=one) for one in (BASELINE.candidate, ALONE.candidate, AVERAGED)
     ]
-    golden.check_screen("tuning_plan", list(plan_parts(judge(planned, trials))))
-    golden.check_screen(
-        "tuning_plan_rates", list(plan_parts(judge(changed(planned, learning_rates=(1e-3, 2e-3)), trials)))
-    )
+    golden.check_answer("tuning_plan", show_plan(judge(planned, trials)))
+    golden.check_answer("tuning_plan_rates", show_plan(judge(changed(planned, learning_rates=(1e-3, 2e-3)), trials)))
     unknown = judge(changed(ASKED, left_out=()), trials[:2])
-    golden.check_screen("tuning_plan_unknown", list(plan_parts(unknown)))
+    golden.check_answer("tuning_plan_unknown", show_plan(unknown))
 
 
 def with_losses(one: CandidateTrial, losses: Losses) -> CandidateTrial:
