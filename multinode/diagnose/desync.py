@@ -91,7 +91,7 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective in which some ranks of a group wait for others."""
+    """A collective in which some ranks of a group wait, and the ranks that do not meet them there."""
 
     group: _Group
     number: int
@@ -125,7 +125,7 @@ def find_desync(dumps: Mapping[int, FlightDump], places: Mapping[int, RankPlace]
     for wait in waits:
         # One that waits elsewhere is late because of others.
         if free := tuple(rank for rank in wait.missing if rank not in stuck):
-            return words.missing(wait, free)
+            return words.missing(msgspec.structs.replace(wait, missing=free))
     return words.circle(waits) if waits else None
 
 
@@ -178,7 +178,8 @@ def _mismatch(group: _Group, words: _Words) -> Desync | None:
                 odd = [rank for rank in called if rank not in most] if len(kinds) == 2 else odd  # noqa: PLR2004 - two sides
                 # Operations that all have called, in turn.
                 ordered = rule is _OTHER_OPERATION and _in_turn(group, number, odd[0], most[0])
-                return words.mismatch(_OTHER_ORDER if ordered else rule, group, number, odd, most)
+                wait = _Wait(group=group, number=number, waiting=tuple(most), missing=tuple(odd))
+                return words.mismatch(_OTHER_ORDER if ordered else rule, wait)
     return None
 
 
@@ -210,26 +211,19 @@ class _Words:
         self._dumps = dumps
         self._places = places
 
-    def missing(self, wait: _Wait, ranks: tuple[int, ...]) -> Desync:
+    def missing(self, wait: _Wait) -> Desync:
+        """Ranks have not come yet."""
+        ranks = wait.missing
         elsewhere = self._place(ranks[0]).elsewhere
-        position = f", and {'is' if len(ranks) == 1 else 'are'} in {elsewhere}" if elsewhere else ""
-        return self._found(
-            _MISSING, wait.group, wait.number, ranks, wait.waiting, has=_verb(ranks, "has", "have"), position=position
-        )
+        position = f", and {_verb(ranks, 'is', 'are')} in {elsewhere}" if elsewhere else ""
+        return self._found(_MISSING, wait, has=_verb(ranks, "has", "have"), position=position)
 
-    def mismatch(self, rule: Rule, group: _Group, number: int, ranks: Sequence[int], others: Sequence[int]) -> Desync:
-        call = group.calls[ranks[0]][number]
+    def mismatch(self, rule: Rule, wait: _Wait) -> Desync:
+        """Ranks have called something else."""
+        call = wait.group.calls[wait.missing[0]][wait.number]
         sized = rule is _OTHER_SIZE
-        return self._found(
-            rule,
-            group,
-            number,
-            ranks,
-            others,
-            called=_call(call, sized=sized),
-            sized=sized,
-            position=self._line(ranks[0], call),
-        )
+        position = self._line(wait.missing[0], call)
+        return self._found(rule, wait, sized=sized, called=_call(call, sized=sized), position=position)
 
     def circle(self, waits: Sequence[_Wait]) -> Desync:
         """Each of these waits is for ranks that wait in another."""
@@ -237,43 +231,29 @@ class _Words:
         most = next((wait for wait in waits if wait is not odd), odd)
         called = f"{_call(odd.call)} #{odd.number}{odd.group.shown}"
         position = self._line(odd.waiting[0], odd.call)
-        return self._found(
-            _OTHER_ORDER, most.group, most.number, odd.waiting, most.waiting, called=called, position=position
-        )
+        met = msgspec.structs.replace(most, missing=odd.waiting)
+        return self._found(_OTHER_ORDER, met, called=called, position=position)
 
-    def _found(
-        self,
-        rule: Rule,
-        group: _Group,
-        number: int,
-        ranks: Sequence[int],
-        others: Sequence[int],
-        *,
-        sized: bool = False,
-        **values: str,
-    ) -> Desync:
-        call = group.calls[others[0]][number]
-        message, hint = rule.worded(
-            None,
-            {
-                "who": _names(ranks),
-                "others": _names(others),
-                "collective": f"{_call(call, sized=sized)} #{number}{group.shown}",
-                "line": self._line(others[0], call),
-                "waits": _verb(ranks, "waits", "wait"),
-                "wait": _verb(others, "waits", "wait"),
-                "waited": self._waited(others, group, number),
-                **values,
-            },
-        )
-        return Desync(ranks=tuple(ranks), others=tuple(others), code=rule.code, message=message, hint=hint)
+    def _found(self, rule: Rule, wait: _Wait, *, sized: bool = False, **values: str) -> Desync:
+        ranks, others = wait.missing, wait.waiting
+        known = {
+            "who": _names(ranks),
+            "others": _names(others),
+            "collective": f"{_call(wait.call, sized=sized)} #{wait.number}{wait.group.shown}",
+            "line": self._line(others[0], wait.call),
+            "waits": _verb(ranks, "waits", "wait"),
+            "wait": _verb(others, "waits", "wait"),
+            "waited": self._waited(wait),
+        }
+        message, hint = rule.worded(None, {**known, **values})
+        return Desync(ranks=ranks, others=others, code=rule.code, message=message, hint=hint)
 
-    def _waited(self, ranks: Sequence[int], group: _Group, number: int) -> str:
+    def _waited(self, wait: _Wait) -> str:
         times = [
             (now - created) / 1e9
-            for rank in ranks
+            for rank in wait.waiting
             if (now := self._dumps[rank].time_ns) is not None
-            and (created := group.calls[rank][number].time_created_ns) is not None
+            and (created := wait.group.calls[rank][wait.number].time_created_ns) is not None
         ]
         return f" for {max(times):.0f} s" if times else ""
 
