@@ -43,6 +43,18 @@ _OTHER_ORDER = DESYNCS.rule(
     message="{who} {waits} in {called}{position} while {others} {wait} in {collective}{line}{waited}",
     hint=_SAME_ORDER,
 )
+_NO_DUMP = DESYNCS.rule(
+    "no_dump",
+    about="a rank without a dump, of whose group the others wait in a collective",
+    message="{who} left no dump, while {others} {wait} in {collective}{line}{waited}",
+    hint="see the log of that rank, which may have ended before, and pass its dump too",
+)
+_NOBODY_MISSING = DESYNCS.rule(
+    "nobody_missing",
+    about="a collective that all ranks have entered, and that does not end",
+    message="all {count} ranks have entered {collective}{line}, and it does not end{waited}",
+    hint="test the network between the nodes: multinode check",
+)
 _DEFAULT = {"default_pg", "undefined", ""}
 # Their sizes may differ between ranks.
 _UNEVEN = {"all_to_all", "alltoall", "alltoall_base", "all_to_allv", "gather", "scatter", "barrier", "coalesced"}
@@ -127,6 +139,23 @@ def find_desync(dumps: Mapping[int, FlightDump], places: Mapping[int, RankPlace]
         if free := tuple(rank for rank in wait.missing if rank not in stuck):
             return words.missing(msgspec.structs.replace(wait, missing=free))
     return words.circle(waits) if waits else None
+
+
+def find_stuck(dumps: Mapping[int, FlightDump]) -> Desync | None:
+    """In which collective all ranks that have a dump wait, where `find_desync` finds nothing.
+
+    Args:
+        dumps: by global rank.
+    """
+    words = _Words(dumps, {})
+    for group in _groups(dumps):
+        numbers = [number for rank in group.calls if (number := group.waited(rank)) is not None]
+        if numbers:
+            number = min(numbers)
+            waiting = tuple(rank for rank, calls in group.calls.items() if number in calls)
+            missing = tuple(rank for rank in group.members if rank not in group.calls)
+            return words.stuck(_Wait(group=group, number=number, waiting=waiting, missing=missing))
+    return None
 
 
 def _groups(dumps: Mapping[int, FlightDump]) -> Iterator[_Group]:
@@ -233,6 +262,10 @@ class _Words:
         position = self._line(odd.waiting[0], odd.call)
         met = msgspec.structs.replace(most, missing=odd.waiting)
         return self._found(_OTHER_ORDER, met, called=called, position=position)
+
+    def stuck(self, wait: _Wait) -> Desync:
+        """Nobody who has a dump is missing."""
+        return self._found(_NO_DUMP if wait.missing else _NOBODY_MISSING, wait, count=str(len(wait.waiting)))
 
     def _found(self, rule: Rule, wait: _Wait, *, sized: bool = False, **values: str) -> Desync:
         ranks, others = wait.missing, wait.waiting
