@@ -10,7 +10,6 @@ import pytest
 
 from multinode.diagnose.explanation import Explanation, explain_logs
 from tests.diagnose.test_desync import DONE, WORLD, call, dump
-from tests.diagnose.test_stall import SITE
 
 # The words of torch 2.5's watchdog, pytorch/pytorch#134017.
 WATCHDOG = (
