@@ -6,6 +6,7 @@ numbers belong together. A collective that has ended proves nothing: only those 
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -15,15 +16,15 @@ import msgspec
 from multinode.cluster.hostfile import fold_numbers
 from multinode.diagnose.place import LIBRARY
 from multinode.findings.rule import Rule, RuleGroup
-from multinode.records.flight import FlightDump, FlightEntry
+from multinode.records.flight import FlightDump, FlightEntry, FlightGroup
 
 DESYNCS = RuleGroup("Ranks that do not meet in a collective")
 _SAME_ORDER = "every rank of a group must call the same collectives in the same order"
-_MISSING = DESYNCS.rule(
+MISSING = DESYNCS.rule(
     "missing_rank",
     about="a rank that has not entered a collective that others wait in",
     message="{who} {has} not entered {collective}{line}{position}; {others} {wait} in it{waited}",
-    hint="see what keeps it from getting there; if it is only slow, set a longer --hang-timeout",
+    hint="see what keeps it from getting there, by its log and its stack",
 )
 _OTHER_OPERATION = DESYNCS.rule(
     "other_operation",
@@ -67,6 +68,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     collective: str = ""  # `train.py:88`, if it waits in a collective there
     elsewhere: str = ""  # `load_batch (train.py:70)`, if it does not
+    has_ended: bool = False
 
 
 class Desync(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,15 @@ class _Wait(msgspec.Struct, frozen=True, kw_only=True):
         return min((time for time in times if time), default=0)
 
 
+def with_open_call(dump: FlightDump) -> FlightDump:
+    """The dump of a rank whose last collective failed, which torch takes for one that has ended."""
+    if not dump.entries:
+        return dump
+    return msgspec.structs.replace(
+        dump, entries=(*dump.entries[:-1], msgspec.structs.replace(dump.entries[-1], retired=False, state="started"))
+    )
+
+
 def find_desync(dumps: Mapping[int, FlightDump], places: Mapping[int, RankPlace]) -> Desync | None:
     """Who does not meet the others, and where.
 
@@ -161,6 +172,10 @@ def find_stuck(dumps: Mapping[int, FlightDump]) -> Desync | None:
 def _groups(dumps: Mapping[int, FlightDump]) -> Iterator[_Group]:
     calls: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, FlightEntry]]] = {}
     descriptions: dict[tuple[str, tuple[int, ...]], str] = {}
+    every: dict[str, list[FlightGroup]] = collections.defaultdict(list)
+    for dump in dumps.values():
+        for name, config in dump.pg_config.items():
+            every[config.name or name].append(config)
     for rank, dump in dumps.items():
         # Groups of other ranks may have the same name.
         known = {config.name or name: config for name, config in dump.pg_config.items() if config.members}
@@ -169,16 +184,18 @@ def _groups(dumps: Mapping[int, FlightDump]) -> Iterator[_Group]:
             descriptions[name, config.members] = config.desc
         for entry in dump.entries:
             name, description = entry.process_group
-            key = (name, known[name].members if name in known else ())
+            # A rank that has destroyed its groups does not know their members.
+            own = known.get(name) or next((group for group in every[name] if rank in group.members), None)
+            key = (name, own.members if own is not None else ())
             descriptions.setdefault(key, description)
             numbered = calls.setdefault(key, {}).setdefault(rank, {})
             if not entry.is_p2p:
                 numbered[entry.number] = entry
     for (name, members), by_rank in calls.items():
-        every = members or (tuple(sorted(dumps)) if name in {"0", ""} else tuple(sorted(by_rank)))
-        complete = {rank: by_rank.get(rank, {}) for rank in every if rank in dumps}
+        ranks = members or (tuple(sorted(dumps)) if name in {"0", ""} else tuple(sorted(by_rank)))
+        complete = {rank: by_rank.get(rank, {}) for rank in ranks if rank in dumps}
         if complete:
-            yield _Group(name=name, desc=descriptions[name, members], members=every, calls=complete)
+            yield _Group(name=name, desc=descriptions[name, members], members=ranks, calls=complete)
 
 
 def _wait(group: _Group) -> _Wait | None:
@@ -243,9 +260,11 @@ class _Words:
     def missing(self, wait: _Wait) -> Desync:
         """Ranks have not come yet."""
         ranks = wait.missing
-        elsewhere = self._place(ranks[0]).elsewhere
-        position = f", and {_verb(ranks, 'is', 'are')} in {elsewhere}" if elsewhere else ""
-        return self._found(_MISSING, wait, has=_verb(ranks, "has", "have"), position=position)
+        place = self._place(ranks[0])
+        position = f", and {_verb(ranks, 'is', 'are')} in {place.elsewhere}" if place.elsewhere else ""
+        if place.has_ended:
+            position = f", and {_verb(ranks, 'has', 'have')} ended"
+        return self._found(MISSING, wait, has=_verb(ranks, "has", "have"), position=position)
 
     def mismatch(self, rule: Rule, wait: _Wait) -> Desync:
         """Ranks have called something else."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.cluster.hostfile import fold_numbers
-from multinode.diagnose.desync import RankPlace, find_desync
+from multinode.diagnose.desync import MISSING, RankPlace, find_desync
 from multinode.diagnose.failure import told_by_nccl
 from multinode.diagnose.place import LIBRARY
 from multinode.records.flight import decode_flight
@@ -323,7 +323,8 @@ def _desync(run: _Hanging) -> Stall | None:
     if found is None:
         return None
     first = next(rank for rank in run.ranks if rank.rank == found.ranks[0])
-    stall = run.found(found.code, found.message, found.hint, first.node)
+    slow = "; if it is only slow, set a longer --hang-timeout" if found.code == MISSING.code else ""
+    stall = run.found(found.code, found.message, f"{found.hint}{slow}", first.node)
     return msgspec.structs.replace(stall, rank=first.rank, stack=_stack_text(first))
 
 

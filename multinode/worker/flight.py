@@ -6,12 +6,17 @@ added, which torch's JSON form leaves out, and the time, by which a reader knows
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
+from .recorder import Recorder
+
 _MOST_OF_GROUP = 32
+_MOST_OF_GROUP_AT_END = 4
 _MOST_ENTRIES = 512
 _FIELDS = (
     "collective_seq_id",
@@ -33,25 +38,46 @@ MOST_BYTES = 1 << 18
 
 
 def dump(rank: int) -> Optional[bytes]:
-    """JSON of this worker's last collectives; None before it has a process group, or if torch has no recorder.
+    """JSON of this worker's last collectives; None before the first, or if torch has no recorder.
 
     It can be called from any thread, even while the main thread waits in a collective.
     """
+    told = _read(_MOST_OF_GROUP)
+    while told is not None and told["entries"]:
+        data = json.dumps({"rank": rank, **told}).encode()
+        if len(data) <= MOST_BYTES:
+            return data
+        told["entries"] = told["entries"][(len(told["entries"]) + 1) // 2 :]
+    return None
+
+
+def record_at_end(recorder: Recorder) -> None:
+    """Record the last collectives when this worker ends: peers may then fail, and which rank came late is in them."""
+
+    def record() -> None:
+        # torch may be half gone.
+        with contextlib.suppress(Exception):
+            told = _read(_MOST_OF_GROUP_AT_END)
+            if told is not None and told["entries"]:
+                recorder.write("flight", told)
+                recorder.flush()
+
+    atexit.register(record)
+
+
+def _read(most_of_group: int) -> Optional[Dict[str, Any]]:
     # Only look at a module that the training has imported.
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     torch = sys.modules.get("torch._C._distributed_c10d")
     read = next((getattr(torch, name) for name in _DUMPS if hasattr(torch, name)), None)
-    if c10d is None or read is None or not c10d.is_initialized():
+    if c10d is None or read is None:
         return None
     told = json.loads(read())
-    known = {"rank": rank, "time_ns": time.time_ns(), "version": told.get("version", "")}
-    known["pg_config"] = {group["name"]: group for group in _groups(c10d)}
-    entries = _last(told.get("entries", ()))
-    while True:
-        data = json.dumps({**known, "entries": entries}).encode()
-        if len(data) <= MOST_BYTES or not entries:
-            return data if len(data) <= MOST_BYTES else None
-        entries = entries[(len(entries) + 1) // 2 :]
+    return {
+        "time_ns": time.time_ns(),
+        "pg_config": {group["name"]: group for group in _groups(c10d)},
+        "entries": _last(told.get("entries", ()), most_of_group),
+    }
 
 
 def _groups(c10d: Any) -> List[Dict[str, Any]]:
@@ -66,13 +92,13 @@ def _groups(c10d: Any) -> List[Dict[str, Any]]:
     ]
 
 
-def _last(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def _last(entries: List[Dict[str, Any]], most_of_group: int) -> List[Dict[str, Any]]:
     """The last entries of each group, in their order."""
     counts: Dict[str, int] = {}
     kept = []
     for entry in reversed(entries):
         name = str(entry.get("process_group"))
         counts[name] = counts.get(name, 0) + 1
-        if counts[name] <= _MOST_OF_GROUP:
+        if counts[name] <= most_of_group:
             kept.append({field: entry[field] for field in _FIELDS if field in entry})
     return kept[:_MOST_ENTRIES][::-1]

@@ -12,7 +12,11 @@ import msgspec
 import pytest
 
 from multinode.diagnose.desync import Desync, RankPlace, find_desync
+from multinode.diagnose.evidence import NodeEvidence
+from multinode.diagnose.failure import first_failure
 from multinode.records.flight import FlightDump, decode_flight, read_flight
+from multinode.records.samples import FlightSample
+from tests.diagnose.test_failure import GLOO, ended
 from tests.diagnose.test_stall import explain, stack
 
 WORLD = {"name": "0", "desc": "default_pg", "ranks": [0, 1, 2, 3]}
@@ -196,3 +200,39 @@ def test_torchs_pickle_holds_itself_but_once() -> None:
     file = io.BytesIO()
     pickle.Pickler(file).dump({"entries": values})
     assert read_flight(file.getvalue()) is None
+
+
+def early(*ranks: int, last: int) -> list[NodeEvidence]:
+    """Two ranks that ended, on a node each; these raised an error of their connection."""
+    told = [dump(rank, [DONE, *([call(7, "all_reduce", ended=True)] if rank in ranks else [])]) for rank in (0, 1)]
+    if last == 1:
+        # It has destroyed its groups.
+        told[1]["pg_config"] = {}
+    failed = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/a/train.py", line 88, in <module>\n'
+        f"RuntimeError: {GLOO.message}\n"
+    )
+    return [
+        NodeEvidence(
+            run=ended(rank, exit_code=1 if rank in ranks else 0),
+            exceptions=[msgspec.structs.replace(GLOO, rank=rank, traceback=failed)] if rank in ranks else [],
+            flights=[msgspec.convert({"kind": "flight", **told[rank]}, FlightSample)],
+        )
+        for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("last", [0, 1], ids=["with-groups", "without"])
+def test_a_rank_that_ended_before_a_collective_is_the_first_cause(last: int) -> None:
+    failure = first_failure(early(0, last=last))
+    assert failure is not None
+    assert failure.message.startswith("rank 1 has not entered all_reduce #7 (train.py:88), and has ended; rank 0 waits")
+    assert (failure.rank, failure.node) == (1, "node1")
+    assert "Connection closed by peer" in failure.consequences[0]
+
+
+def test_ranks_that_all_lost_their_connection_are_told_as_before() -> None:
+    failure = first_failure(early(0, 1, last=0))
+    assert failure is not None
+    assert "Connection closed by peer" in failure.message

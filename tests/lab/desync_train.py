@@ -21,13 +21,13 @@ def load_batch() -> None:
 
 for step in range(1, at + 3):
     breaks = rank == guilty and step == at
-    if breaks and kind == "sleep":
-        load_batch()
     if breaks and kind == "end":
         sys.exit(0)
     if breaks and kind == "group":
         load_batch()
     dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.ones(4), group=pair)
+    if breaks and kind == "sleep":
+        load_batch()
     if breaks and kind == "operation":
         dist.broadcast(torch.ones(8), guilty)
     elif breaks and kind == "size":

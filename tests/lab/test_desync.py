@@ -27,9 +27,15 @@ SCRIPT = Path(__file__).parent / "desync_train.py"
         pytest.param(
             "group",
             2,
-            "rank 2 has not entered all_gather #2 of group pair (desync_train.py:30), "
+            "rank 2 has not entered all_gather #2 of group pair (desync_train.py:28), "
             "and is in load_batch (desync_train.py:19), idle; rank 3 waits in it for ",
             id="group",
+        ),
+        pytest.param(
+            "end",
+            1,
+            "rank 1 has not entered all_gather #2 of group pair (desync_train.py:28), and has ended; rank 0 waits",
+            id="end",
         ),
     ],
 )
