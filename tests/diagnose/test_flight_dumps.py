@@ -92,3 +92,41 @@ def test_a_log_whose_name_ends_in_a_number_stays_a_log(tmp_path: Path) -> None:
     told = explain(tmp_path).first_failure
     assert told is not None
     assert told.message == "rank 1: the collective timed out: allreduce took longer than 600 s"
+
+
+# The entry of PyTorch's tutorial on the flight recorder (flight_recorder_tutorial.rst), two ranks, and with numbers as
+# text, as the tests of torch's own analyzer have them (test_fr_analysis.py).
+TUTORIAL = {
+    "version": "2.5",
+    "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
+    "pg_status": {"0": {"last_enqueued_collective": 2, "last_started_collective": -1, "last_completed_collective": 2}},
+    "entries": [
+        {
+            "frames": [{"name": "test_short_pickle", "filename": "test/distributed/test_c10d_nccl.py", "line": 3647}],
+            "record_id": 0,
+            "pg_id": 0,
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": "1",
+            "p2p_seq_id": "0",
+            "op_id": 1,
+            "profiling_name": "nccl:all_reduce",
+            "time_created_ns": 1724779239936775119,
+            "input_sizes": [[3, 4]],
+            "input_dtypes": "float32",
+            "output_sizes": [[3, 4]],
+            "output_dtypes": "float32",
+            "state": "scheduled",
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None,
+            "retired": False,
+            "timeout_ms": 600000,
+            "is_p2p": False,
+        }
+    ],
+}
+
+
+def test_the_form_that_torch_documents(tmp_path: Path) -> None:
+    (tmp_path / "nccl_trace_rank_0").write_text(json.dumps(TUTORIAL))
+    (tmp_path / "nccl_trace_rank_1").write_text(json.dumps({**TUTORIAL, "entries": []}))
+    assert message(tmp_path) == "rank 1 has not entered all_reduce #1 (test_c10d_nccl.py:3647); rank 0 waits in it"
