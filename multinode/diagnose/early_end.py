@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from multinode.diagnose.desync import MISSING, RankPlace, find_desync, with_open_call
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.place import raised_at
-from multinode.records.flight import recorded_flight
+from multinode.records.flight import decode_flight
 from multinode.records.log import last_lines
 from multinode.records.run import Failure
 
@@ -25,7 +25,7 @@ def find_early_end(failure: Failure, nodes: Sequence[NodeEvidence]) -> Failure |
     """
     raised = {sample.rank: sample for node in nodes for sample in node.exceptions}
     homes = {sample.rank: (node, sample) for node in nodes for sample in node.flights}
-    told = {rank: flight for rank, (_, sample) in homes.items() if (flight := recorded_flight(sample)) is not None}
+    told = {rank: flight for rank, (_, sample) in homes.items() if (flight := decode_flight(sample.flight)) is not None}
     flights = {rank: with_open_call(flight) if rank in raised else flight for rank, flight in told.items()}
     lines = {rank: raised_at(sample.traceback) for rank, sample in raised.items()}
     places = {rank: RankPlace(collective=line.words) for rank, line in lines.items() if line is not None}

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import msgspec
 
 from multinode.decoding import LineDecoder, convert, printable_values
-from multinode.records.samples import FlightSample
 
 MOST_BYTES = 1 << 26
 _MOST_VALUES = 4_000_000
@@ -96,14 +95,6 @@ def decode_flight(text: str | bytes) -> FlightDump | None:
     try:
         return _decoder.decode(data) if len(data) <= MOST_BYTES else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def recorded_flight(sample: FlightSample) -> FlightDump | None:
-    """The dump that a worker has recorded; None if it is none."""
-    try:
-        return convert(msgspec.structs.asdict(sample), FlightDump, strict=False)
-    except msgspec.ValidationError:
         return None
 
 

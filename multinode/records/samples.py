@@ -315,12 +315,10 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class FlightSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="flight"):
-    """The last collectives of a worker when it ended, in the form of torch's flight recorder: `FlightDump`."""
+    """The last collectives of a worker when it ended."""
 
     rank: Count
-    time_ns: int
-    pg_config: dict[str, Any]
-    entries: tuple[Any, ...]
+    flight: str  # JSON, as `ProcessDiagnosis.flight`
 
 
 class NicSample(NicBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):

@@ -17,6 +17,8 @@ from .recorder import Recorder
 
 _MOST_OF_GROUP = 32
 _MOST_OF_GROUP_AT_END = 4
+# A reader cuts a longer text of a record.
+_MOST_BYTES_AT_END = 16_000
 _MOST_ENTRIES = 512
 _FIELDS = (
     "collective_seq_id",
@@ -42,27 +44,31 @@ def dump(rank: int) -> Optional[bytes]:
 
     It can be called from any thread, even while the main thread waits in a collective.
     """
-    told = _read(_MOST_OF_GROUP)
-    while told is not None and told["entries"]:
-        data = json.dumps({"rank": rank, **told}).encode()
-        if len(data) <= MOST_BYTES:
-            return data
-        told["entries"] = told["entries"][(len(told["entries"]) + 1) // 2 :]
-    return None
+    return _text(rank, _MOST_OF_GROUP, MOST_BYTES)
 
 
-def record_at_end(recorder: Recorder) -> None:
+def record_at_end(recorder: Recorder, rank: int) -> None:
     """Record the last collectives when this worker ends: peers may then fail, and which rank came late is in them."""
 
     def record() -> None:
         # torch may be half gone.
         with contextlib.suppress(Exception):
-            told = _read(_MOST_OF_GROUP_AT_END)
-            if told is not None and told["entries"]:
-                recorder.write("flight", told)
+            text = _text(rank, _MOST_OF_GROUP_AT_END, _MOST_BYTES_AT_END)
+            if text is not None:
+                recorder.write("flight", {"flight": text.decode()})
                 recorder.flush()
 
     atexit.register(record)
+
+
+def _text(rank: int, most_of_group: int, most_bytes: int) -> Optional[bytes]:
+    told = _read(most_of_group)
+    while told is not None and told["entries"]:
+        data = json.dumps({"rank": rank, **told}).encode()
+        if len(data) <= most_bytes:
+            return data
+        told["entries"] = told["entries"][(len(told["entries"]) + 1) // 2 :]
+    return None
 
 
 def _read(most_of_group: int) -> Optional[Dict[str, Any]]:

@@ -27,7 +27,7 @@ def install() -> None:
     rank = int(os.environ.get("RANK", "0"))
     recorder = Recorder(os.environ["MULTINODE_SAMPLES"], rank)
     record_exceptions(recorder)
-    flight.record_at_end(recorder)
+    flight.record_at_end(recorder, rank)
     guard = Guard(recorder)
     if "MULTINODE_RUN_DIR" in os.environ:
         guard.quietly(hang.register)(os.environ["MULTINODE_RUN_DIR"], rank)

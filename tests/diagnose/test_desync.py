@@ -217,7 +217,7 @@ def early(*ranks: int, last: int) -> list[NodeEvidence]:
         NodeEvidence(
             run=ended(rank, exit_code=1 if rank in ranks else 0),
             exceptions=[msgspec.structs.replace(GLOO, rank=rank, traceback=failed)] if rank in ranks else [],
-            flights=[msgspec.convert({"kind": "flight", **told[rank]}, FlightSample)],
+            flights=[FlightSample(rank=rank, flight=json.dumps(told[rank]))],
         )
         for rank in (0, 1)
     ]
