@@ -17,7 +17,7 @@ from multinode.errors import MultinodeError
 from multinode.findings.finding import Finding
 from multinode.records.log import clean_log
 from multinode.records.run import NodeRun
-from multinode.records.samples import ExceptionSample, GpuSample, KernelSample, NicSample, Sample
+from multinode.records.samples import ExceptionSample, FlightSample, GpuSample, KernelSample, NicSample, Sample
 
 if TYPE_CHECKING:
     from multinode.diagnose.log_words import LogReading
@@ -141,6 +141,7 @@ class NodeEvidence(msgspec.Struct, kw_only=True):
 
     run: NodeRun
     exceptions: list[ExceptionSample] = []
+    flights: list[FlightSample] = []  # the last collectives of workers that have ended
     clock_offset_s: float | None = None  # the node's clock minus the controller's; None is unknown
     # whether all of it came as it happened, without a gap in the contact: then `exceptions_heard_s` and `ended_heard_s`
     # say when, on the controller's clock

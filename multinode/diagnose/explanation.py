@@ -18,8 +18,10 @@ from msgspec.structs import replace
 
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.benchmark_line import benchmark_of
+from multinode.diagnose.desync import Desync
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure, signal_error
+from multinode.diagnose.flight_dumps import explain_dumps, read_dumps
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.launcher_report import BEGINNINGS, LauncherReport
 from multinode.diagnose.log_line import FRAME_PLACE, LogLine, parse_line
@@ -586,9 +588,37 @@ def explain_logs(paths: Sequence[str], progress: Progress) -> Explanation:
     """The first failure of logs.
 
     `-` is standard input; of directories all files are read. `progress` gets a name, bytes read, and the size or 0.
+    Dumps of torch's flight recorder among the files say which rank is to blame for a hang.
     """
-    names = [name for path in paths for name in _files(path)]
-    return explain([(name, _read(name, progress)) for name in dict.fromkeys(names)])
+    names = tuple(dict.fromkeys(name for path in paths for name in _files(path)))
+    dumps = read_dumps(names)
+    explanation = explain([(name, _read(name, progress)) for name in names if name not in dumps])
+    files = {**explanation.files, **{name: len(found.dump.entries) for name, found in dumps.items()}}
+    told = explain_dumps(dumps)
+    if told is None:
+        return replace(explanation, files=files)
+    # A watchdog's message follows from the hang.
+    later = () if explanation.first_failure is None else (explanation.first_failure, *explanation.other_failures)
+    hang = _hang_of(*told)
+    return Explanation(first_failure=hang, other_failures=later, order_known=True, next=(), files=files)
+
+
+def _hang_of(name: str, desync: Desync) -> LogFailure:
+    return LogFailure(
+        file=name,
+        line=None,
+        node=None,
+        rank=desync.ranks[0] if desync.ranks else None,
+        time=None,
+        message=desync.message,
+        kind="hang",
+        error_id=None,
+        cause=desync.message,
+        hint=desync.hint,
+        details=(),
+        is_own=False,
+        of_peers=False,
+    )
 
 
 def _files(path: str) -> Iterator[str]:

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.cluster.hostfile import fold_numbers
+from multinode.diagnose.desync import MISSING, RankPlace, find_desync
 from multinode.diagnose.failure import told_by_nccl
 from multinode.diagnose.place import LIBRARY
+from multinode.records.flight import decode_flight
 from multinode.records.run import NodeDiagnosis, ProcessDiagnosis, Stall
 
 # CPython's faulthandler:   File "/home/a/train.py", line 12 in main
@@ -211,10 +213,9 @@ class _Hanging(msgspec.Struct, frozen=True, kw_only=True):
         verb, _, rest = text.partition(" ")
         if len(ranks) == 1:
             verb = {"are": "is", "have": "has", "wait": "waits"}.get(verb, verb)
-        stack = (f"{frame.path}:{frame.line} in {frame.name}" for frame in ranks[0].frames[:_MOST_FRAMES])
         message = f"{_names(ranks)} {verb} {rest}{_others(self.ranks, ranks) if others is None else others}"
         stall = self.found(code, message, hint, ranks[0].node)
-        return msgspec.structs.replace(stall, rank=ranks[0].rank, stack="\n".join(stack))
+        return msgspec.structs.replace(stall, rank=ranks[0].rank, stack=_stack_text(ranks[0]))
 
     def network_hint(self, hint: str) -> str:
         """What NCCL warned of, before a hint where the network may be the cause, or NCCL's settings."""
@@ -230,10 +231,10 @@ def find_hang(nodes: Sequence[NodeDiagnosis], time_s: float, silent_s: float) ->
     """Say which rank is behind.
 
     The surest sign decides: a worker that is stopped; one that is gone; one that the kernel holds; a node that does not
-    answer; one worker outside of any collective while others wait in one, where the host waits for its collectives;
-    one that launched fewer collectives than others, by their own counts or NCCL's; workers in different collectives;
-    one with fewer steps than the rest; a connection on which nothing gets through. Without any of these nobody is
-    blamed.
+    answer; workers that do not meet in a collective, by torch's flight recorder; one worker outside of any collective
+    while others wait in one, where the host waits for its collectives; one that launched fewer collectives than others,
+    by their own counts or NCCL's; workers in different collectives; one with fewer steps than the rest; a connection on
+    which nothing gets through. Without any of these nobody is blamed.
     """
     ranks = tuple(_rank(node, number) for node in nodes if node.error is None for number in node.ranks)
     hanging = _Hanging(nodes=nodes, ranks=ranks, time_s=time_s, silent_s=silent_s)
@@ -312,6 +313,31 @@ def _silent_node(run: _Hanging) -> Stall | None:
         return None
     message = f"{node.node} did not report what its ranks are doing: {node.error}"
     return run.found("silent_node", message, f"see whether it is up: ssh {node.node} uptime", node)
+
+
+def _desync(run: _Hanging) -> Stall | None:
+    """Ranks that do not meet in a collective, by torch's flight recorder, and where they are by their stacks."""
+    told = {rank.rank: decode_flight(rank.process.flight) for rank in run.ranks if rank.process and rank.process.flight}
+    dumps = {rank: dump for rank, dump in told.items() if dump is not None}
+    found = find_desync(dumps, {rank.rank: _rank_place(rank) for rank in run.ranks if rank.frames})
+    if found is None:
+        return None
+    first = next(rank for rank in run.ranks if rank.rank == found.ranks[0])
+    slow = "; if it is only slow, set a longer --hang-timeout" if found.code == MISSING.code else ""
+    stall = run.found(found.code, found.message, f"{found.hint}{slow}", first.node)
+    return msgspec.structs.replace(stall, rank=first.rank, stack=_stack_text(first))
+
+
+def _rank_place(rank: RankState) -> RankPlace:
+    own = next((frame for frame in rank.frames if not LIBRARY.search(frame.path)), None)
+    line = f"{own.path.rpartition('/')[2]}:{own.line}" if own is not None else ""
+    return RankPlace(
+        collective=line if rank.waits_in else "", elsewhere="" if rank.waits_in else f"{rank.place}{_busy(rank)}"
+    )
+
+
+def _stack_text(rank: RankState) -> str:
+    return "\n".join(f"{frame.path}:{frame.line} in {frame.name}" for frame in rank.frames[:_MOST_FRAMES])
 
 
 def _elsewhere(run: _Hanging) -> Stall | None:
@@ -396,6 +422,7 @@ _CAUSES: tuple[Callable[[_Hanging], Stall | None], ...] = (
     _uninterruptible,
     _launcher_stopped,
     _silent_node,
+    _desync,
     _elsewhere,
     _fewest_collectives,
     _lagging_in_nccl,

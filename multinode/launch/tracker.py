@@ -20,7 +20,7 @@ from multinode.records.plan import LaunchPlan, Place
 from multinode.records.progress import NodeProgress, RunProgress, start_progress
 from multinode.records.run import Failure, NodeRun
 from multinode.records.run_directory import RunDirectory
-from multinode.records.samples import ExceptionSample, NcclWarningSample, parse_samples
+from multinode.records.samples import ExceptionSample, FlightSample, NcclWarningSample, parse_samples
 from multinode.records.status import Status
 from multinode.units import format_size
 
@@ -371,6 +371,8 @@ def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
     raised = raised[: _MOST_EXCEPTIONS - len(track.exceptions)]
     track.exceptions += raised
     track.exceptions_heard_s += [steady_s()] * len(raised)
+    flights = [sample for sample in samples if isinstance(sample, FlightSample)]
+    track.flights += flights[: _MOST_EXCEPTIONS - len(track.flights)]
     warnings = [sample.message for sample in samples if isinstance(sample, NcclWarningSample)]
     track.nccl_warnings += warnings[: _MOST_EXCEPTIONS - len(track.nccl_warnings)]
     track.hardware.take(samples)

@@ -58,6 +58,8 @@ class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     stack_missing: str | None = None
     # launched in groups of all workers; None for a launcher, or if the backend does not count
     collectives: int | None = None
+    # what torch's flight recorder holds of it (`multinode/worker/flight.py`); None if it did not answer
+    flight: str | None = None
     gpu: bool = False  # whether it has a GPU open
 
 

@@ -314,6 +314,13 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     traceback: str = ""
 
 
+class FlightSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="flight"):
+    """The last collectives of a worker when it ended."""
+
+    rank: Count
+    flight: str  # JSON, as `ProcessDiagnosis.flight`
+
+
 class NicSample(NicBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
     """Counters of a NIC or RDMA port (`mlx5_0/1`; no packets) since it came up.
 
@@ -493,6 +500,7 @@ Sample = (
     | EvaluationSample
     | TrainEndSample
     | ExceptionSample
+    | FlightSample
     | NicSample
     | CpuSample
     | GpuSample

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict
 
-from . import batches, compiler, ddp, hang, model, nics, phases, trace
+from . import batches, compiler, ddp, flight, hang, model, nics, phases, trace
 from .guard import AfterImport, Guard, Hooks, add_trainer_callback
 from .levers.install import deals_samples, guarded_hooks, unguarded_hooks
 from .recorder import Recorder, record_exceptions
@@ -27,6 +27,7 @@ def install() -> None:
     rank = int(os.environ.get("RANK", "0"))
     recorder = Recorder(os.environ["MULTINODE_SAMPLES"], rank)
     record_exceptions(recorder)
+    flight.record_at_end(recorder, rank)
     guard = Guard(recorder)
     if "MULTINODE_RUN_DIR" in os.environ:
         guard.quietly(hang.register)(os.environ["MULTINODE_RUN_DIR"], rank)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from multinode.records.flight import decode_flight
+
 from .gloo_pair import run_pair
 
 COUNTED = """
@@ -35,6 +37,33 @@ tell([os.getpid(), *kept()])
 """
 
 
+ASKED = """
+import time
+import multinode_agent.worker.flight
+worker.hang._INTERVAL_S = 0.05
+worker.hang.start_counting(FOLDER, RANK)
+torch = begin()
+pair = torch.distributed.new_group([0, 1], group_desc="tp")
+for _ in range(40):
+    torch.distributed.all_reduce(torch.ones(4))
+torch.distributed.all_gather([torch.ones(3), torch.ones(3)], torch.ones(3), group=pair)
+
+def answered():
+    try:
+        with open(FOLDER + "/stacks/rank-%d.flight" % RANK) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+with open(FOLDER + "/stacks/asked", "w") as file:
+    file.write("question")
+end = time.monotonic() + 60
+while not answered() and time.monotonic() < end:
+    time.sleep(0.05)
+tell(answered())
+"""
+
+
 ENDS_WHILE_COUNTING = """
 import atexit, sys, threading, types
 from multinode.worker import hang
@@ -57,6 +86,20 @@ def test_collectives_of_all_workers_are_counted_in_groups_that_hold_them_all(tmp
     for told in run_pair(tmp_path / "run", COUNTED):
         pid, *kept = told.said
         assert kept == [str(pid), "4"]
+
+
+@pytest.mark.torch
+def test_a_worker_that_is_asked_writes_its_last_collectives_with_the_members_of_their_groups(tmp_path: Path) -> None:
+    for rank, told in enumerate(run_pair(tmp_path / "run", ASKED)):
+        question, _, text = told.said.partition("\n")
+        dump = decode_flight(text)
+        assert (question, dump is not None) == ("question", True)
+        assert dump is not None
+        gathered = dump.entries[-1]
+        assert (gathered.op, gathered.number, gathered.process_group[1]) == ("all_gather", 1, "tp")
+        assert dump.pg_config[gathered.process_group[0]].members == (0, 1)
+        assert [entry.number for entry in dump.entries if entry.op == "all_reduce"] == [*range(9, 41)]
+        assert dump.rank == rank
 
 
 def test_its_thread_is_gone_before_the_interpreter_is_finalized(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, Optional
 
 from ..channel import Channel, Record
 from ..facts.gpus import uses_gpu
 from ..facts.network import describe_connections
-from ..files import list_names, read_end, try_read
+from ..files import list_names, read_end, replace_file, try_read
 from ..nccl_files import read_nccl_warnings
 from ..processes import Family, Process, environ_of, find_process, stat_fields
 from ..programs import Query, QueryFailed, find_program
@@ -32,6 +32,9 @@ _FILE_BYTES = 1 << 22
 _QUIET_S = 0.15
 _POLL_S = 0.02
 _PY_SPY_S = 4.0
+# Workers look once a second whether they are asked.
+_FLIGHT_S = 3.0
+_MOST_FLIGHT_BYTES = (1 << 18) + 64
 _HELD = {"T": "it is stopped", "t": "a debugger holds it", "Z": "it has ended", "X": "it has ended"}
 
 
@@ -102,6 +105,40 @@ class StackReader:
             self._missing[pid] = "it is not instrumented, and py-spy is not on PATH"
         else:
             self._queries[pid] = Query([program, "dump", "--pid", str(pid)], deadline_s=_PY_SPY_S)
+
+
+class FlightReader:
+    """Asks instrumented workers at once for what torch's flight recorder holds, and reads the answers afterwards.
+
+    Args:
+        marks: marks of the instrumented workers, by pid.
+    """
+
+    def __init__(self, run_dir: RunDir, marks: dict[int, Mark]) -> None:
+        self._folder = os.path.join(run_dir.path, _FOLDER)
+        self._marks = marks
+        self._question = f"{os.getpid()} {time.time_ns()}"
+        self._asked = time.monotonic()
+        if marks:
+            with contextlib.suppress(OSError):
+                replace_file(os.path.join(self._folder, "asked"), self._question.encode())
+
+    def answers(self, pids: Collection[int]) -> dict[int, str]:
+        """The answers of these processes by pid, without those that have none in time."""
+        waiting, found = {pid: self._marks[pid].rank for pid in pids if pid in self._marks}, {}
+        while waiting:
+            in_time = time.monotonic() - self._asked < _FLIGHT_S
+            for pid, rank in list(waiting.items()):
+                data = try_read(os.path.join(self._folder, f"rank-{rank}.flight"), _MOST_FLIGHT_BYTES) or ""
+                question, _, text = data.partition("\n")
+                if question == self._question:
+                    del waiting[pid]
+                    if text:
+                        found[pid] = text
+            if not in_time:
+                break
+            time.sleep(_POLL_S)
+        return found
 
 
 def read_marks(run_dir: RunDir) -> dict[int, Mark]:
@@ -265,6 +302,7 @@ def run(request: Record, channel: Channel) -> None:
     run_dir = open_run(request["run_id"])
     marks = read_marks(run_dir)
     members = _find_members(run_dir, marks)
+    flight = FlightReader(run_dir, marks)
     ras = _RasQuestion(_variable(members, "NCCL_RAS_ADDR"))
     first = {member.process.pid: _look(member.process.pid) for member in members}
     began = time.monotonic()
@@ -272,6 +310,8 @@ def run(request: Record, channel: Channel) -> None:
     second = {member.process.pid: _look(member.process.pid) for member in members}
     looked_s = time.monotonic() - began
     stacks = _read_stacks(run_dir, marks, members, second)
+    able = [pid for pid, look in second.items() if look is not None and look.state not in _HELD]
+    flights = flight.answers(able)
     channel.emit(
         {
             "kind": "diagnosis",
@@ -282,6 +322,7 @@ def run(request: Record, channel: Channel) -> None:
                 {
                     **_describe(member, first[member.process.pid], second[member.process.pid]),
                     "collectives": _read_sequence(run_dir, member),
+                    "flight": flights.get(member.process.pid),
                     "looked_s": looked_s,
                     **stacks.get(member.process.pid, {}),
                 }

@@ -1,0 +1,51 @@
+"""Four ranks of which one breaks step, on a lab of two nodes: rank, collective and line are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab.launching import Command
+from tests.lab.supervised import LAUNCH
+
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
+
+OPTIONS = ("--env", "REAL_TORCH=1", "--grace-period", "3", "--hang-timeout", "15", "--workers-per-node", "2")
+SCRIPT = Path(__file__).parent / "desync_train.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "message"),
+    [
+        pytest.param(
+            "operation",
+            3,
+            "rank 3 called broadcast (desync_train.py:32) where ranks 0-2 called all_reduce #3 (desync_train.py:36)",
+            id="operation",
+        ),
+        pytest.param(
+            "group",
+            2,
+            "rank 2 has not entered all_gather #2 of group pair (desync_train.py:28), "
+            "and is in load_batch (desync_train.py:19), idle; rank 3 waits in it for ",
+            id="group",
+        ),
+        pytest.param(
+            "end",
+            1,
+            "rank 1 has not entered all_gather #2 of group pair (desync_train.py:28), and has ended; rank 0 waits",
+            id="end",
+        ),
+    ],
+)
+def test_the_rank_that_breaks_step_is_named_with_the_collective(
+    command: Command, shared_dir: Path, kind: str, rank: int, message: str
+) -> None:
+    script = shared_dir / SCRIPT.name
+    script.write_bytes(SCRIPT.read_bytes())
+    code, document = command.code_and_document(
+        *LAUNCH, *OPTIONS, "--on-hang", "stop", "--", str(script), kind, str(rank), "2"
+    )
+    assert (code, document["first_failure"]["rank"]) == (1, rank)
+    assert document["first_failure"]["message"].startswith(message)
