@@ -30,12 +30,13 @@ from multinode.profile.measured import (
     EXPOSED_SHARE,
     NODES,
     PRICE_PER_HOUR,
+    SPEEDS,
     SPEEDUP,
     WHOLE_COST,
     WHOLE_TIME,
     WORLD_SIZE,
 )
-from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME, STEP_TIME_P95, TGS, TOKENS_PER_S
+from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME, STEP_TIME_P95
 from multinode.render.sheet import RANGES, Column, Sheet
 from multinode.stats.estimate import PLUS_MINUS
 from multinode.stats.unknown import Unknown, or_none, unknown_fields
@@ -193,7 +194,7 @@ def tells(cells: Sequence[str]) -> bool:
 
 _ASKED: tuple[Figure[Any], ...] = (GLOBAL_BATCH, PER_DEVICE_BATCH, ACCUMULATION, SEQUENCE_LENGTH)
 _FOUND_OF_SPEED: tuple[Figure[Any], ...] = (
-    *(SAMPLES_PER_S, SAMPLES_PER_S.ranged, TOKENS_PER_S, TGS, STEP_TIME, STEP_TIME.ranged, STEP_TIME_P95, EXPOSED),
+    *(SAMPLES_PER_S, SAMPLES_PER_S.ranged, *SPEEDS, STEP_TIME, STEP_TIME.ranged, STEP_TIME_P95, EXPOSED),
     *(EXPOSED_SHARE, PAYLOAD, NIC_TRAFFIC, SPEEDUP, SPEEDUP.ranged),
 )
 _COSTS: tuple[Figure[Any], ...] = (*(POWER, ENERGY, PRICE_PER_HOUR, WHOLE_TIME, WHOLE_COST, COST_PER_MILLION_TOKENS),)

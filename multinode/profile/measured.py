@@ -17,7 +17,7 @@ from multinode.figures.figure import MONEY, Figure, Row
 from multinode.findings.finding import Finding
 from multinode.model.workload import SETTINGS, FullRun, JobSettings
 from multinode.profile.machine_use import NodeUse
-from multinode.profile.throughput import STEP_TIME_CV, STEP_TIME_P95
+from multinode.profile.throughput import STEP_TIME_CV, STEP_TIME_P95, TGS, TOKENS_PER_S
 from multinode.records.plan import LaunchPlan
 from multinode.stats.estimate import Estimate, Spread, inverse, known_sum
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
@@ -166,6 +166,10 @@ SPEEDUP = Figure[Estimate](
 EFFICIENCY = Figure[float](
     "efficiency", "efficiency", form="percent", about="speed-up over the ratio of workers: 100% is ideal scaling"
 )
+
+
+SPEEDS: tuple[Figure[Any], ...] = (TOKENS_PER_S, TGS)
+"""The speed of a training beside samples/s, in the tables of contrasts and sweeps; `measured_values` has the values."""
 
 
 M = TypeVar("M", bound=Measured)
