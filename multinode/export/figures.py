@@ -33,6 +33,7 @@ from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import transfers_us
 from multinode.profile.summary import Summary
 from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS, SAMPLES_PER_S, TGS, TOKENS_PER_S
+from multinode.records import progress
 from multinode.records.progress import NodeProgress
 from multinode.records.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
 from multinode.units import GIB
@@ -101,23 +102,7 @@ STEP_FIGURES = {
 }
 """Of each step, during the run and afterwards."""
 
-NODE_FIGURES = {
-    "nodes.*.step": "last finished step of the node's workers",
-    "nodes.*.total_steps": "steps of the training",
-    "nodes.*.loss": "last logged loss",
-    "nodes.*.step_time_us": "step time, median of the last steps",
-    "nodes.*.samples_per_s": "samples per second of the node's workers, over the last steps",
-    "nodes.*.tgs": "tokens per second and worker, over the last steps",
-    "nodes.*.exposed_share": "exposed communication over step time, over the last steps",
-    "nodes.*.net_in_gbit_per_s": "received by the node's busiest NIC",
-    "nodes.*.net_out_gbit_per_s": "sent by the node's busiest NIC",
-    "nodes.*.link_share": "busier direction of the data-plane NIC over its line rate",
-    "nodes.*.gpu_percent": "SM use of the node's GPUs, mean",
-    "nodes.*.gpu_memory_gib": "memory in use on the fullest GPU",
-    "nodes.*.gpu_power_w": "power draw of a GPU, mean",
-    "nodes.*.gpu_temperature_c": "temperature of the hottest GPU",
-    "nodes.*.left_s": "estimated time to the end of the training",
-}
+NODE_FIGURES = {f"nodes.*.{figure.name}": figure.about for figure in progress.NODE_FIGURES}
 """Current state of a node, during the run."""
 
 # Label by the name of the list.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from multinode.render.sheet import Column, megabytes, percent, sanitize
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import UNMEASURED, Unknown
-from multinode.units import UNKNOWN, format_duration, format_sig, format_size, times
+from multinode.units import UNKNOWN, format_duration, format_figure, format_sig, format_size, times
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -24,6 +25,7 @@ Form = Literal[
     "words",
     "number",
     "figure",
+    "four_digits",
     "range",
     "interval",
     "share",
@@ -64,6 +66,7 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
     "words": _identity,
     "number": _identity,
     "figure": format_sig,
+    "four_digits": partial(format_figure, digits=4),
     "share": percent,
     "percent": lambda share: percent(share, ".0f"),
     "times": times,

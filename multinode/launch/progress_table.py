@@ -6,7 +6,6 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -15,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from multinode.cluster.hostfile import fold_ranges
-from multinode.records.progress import NodeProgress, RunProgress
+from multinode.figures.figure import Figure
+from multinode.records.progress import NODE_FIGURES, NodeProgress, RunProgress
 from multinode.records.run import Stall
 from multinode.render.sheet import sanitize
 from multinode.render.table import make_table
@@ -32,9 +32,6 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     states: str  # in a few words, `24 running, 1 ended`
     step: int | None  # their minimum step
     step_time_us: float | None  # their median; None if none is known
-    samples_per_s: float | None  # their sum; likewise the two network rates
-    net_in_gbit_per_s: float | None
-    net_out_gbit_per_s: float | None
 
 
 def worst_first(nodes: Sequence[NodeProgress], most: int) -> tuple[tuple[NodeProgress, ...], tuple[NodeProgress, ...]]:
@@ -55,9 +52,6 @@ def sum_up(nodes: Sequence[NodeProgress]) -> Rest:
         states=", ".join(f"{states[state]} {state}" for state in _STATES if states[state]),
         step=min(steps, default=None),
         step_time_us=statistics.median(times) if times else None,
-        samples_per_s=_sum([node.samples_per_s for node in nodes]),
-        net_in_gbit_per_s=_sum([node.net_in_gbit_per_s for node in nodes]),
-        net_out_gbit_per_s=_sum([node.net_out_gbit_per_s for node in nodes]),
     )
 
 
@@ -65,11 +59,6 @@ def _badness(node: NodeProgress) -> tuple[int, bool, int, float, int]:
     state = _STATES.index(node.state) if node.state in _STATES else 0
     step = node.step if node.step is not None else -1
     return state, not node.message, step, -(node.step_time_us or 0.0), node.node_rank
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    measured = [value for value in values if value is not None]
-    return sum(measured) if measured else None
 
 
 _STATE_STYLES = {"running": "green", "ended": "bold", "lost": "bold red", "stopping": "yellow"}
@@ -83,43 +72,29 @@ _LONGEST_NAMES = 20
 _LONG = 1e9
 
 
-class _Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """An optional column."""
+class _Column(msgspec.Struct, frozen=True, kw_only=True):
+    """How the table treats a figure."""
 
-    title: str
-    form: Callable[[float], str]  # How a value is written.
-    name: str  # Of NodeProgress; None is unknown.
-    # Of a group of nodes, from each known value and the node's number of workers, if Rest has no such field.
-    of_rest: Callable[[Sequence[tuple[float, int]]], float] | None = None
     rank: int  # The higher, the earlier it gives way where the terminal is narrow.
+    of_rest: Callable[[Sequence[float]], float] | None = None  # Of a group of nodes, from the known values.
+    by_worker: bool = False  # Whether a node counts as often as it has workers.
     is_rate: bool = False  # Of this moment, so an idle node has none.
 
 
-def _least(pairs: Sequence[tuple[float, int]]) -> float:
-    return min(value for value, _ in pairs)
-
-
-def _mean(pairs: Sequence[tuple[float, int]]) -> float:
-    return statistics.fmean(value for value, _ in pairs)
-
-
-def _mean_of_workers(pairs: Sequence[tuple[float, int]]) -> float:
-    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
-
-
-_FIGURES = (
-    _Figure(title="samples\n(/s)", form="{:.1f}".format, name="samples_per_s", rank=3),
-    _Figure(title="TGS", form="{:.0f}".format, name="tgs", of_rest=_mean_of_workers, rank=7),
-    _Figure(title="loss", form=partial(format_figure, digits=4), name="loss", rank=6),
-    _Figure(title="exposed\ncomm", form="{:.0%}".format, name="exposed_share", of_rest=_least, rank=1),
-    _Figure(title="net in\nGbit/s", form="{:.3f}".format, name="net_in_gbit_per_s", rank=4, is_rate=True),
-    _Figure(title="net out\nGbit/s", form="{:.3f}".format, name="net_out_gbit_per_s", rank=4, is_rate=True),
-    _Figure(title="of\nlink", form="{:.0%}".format, name="link_share", of_rest=_mean, rank=2, is_rate=True),
-    _Figure(title="SM\n(%)", form="{:.0f}".format, name="gpu_percent", of_rest=_mean, rank=5),
-    _Figure(title="mem\n(GiB)", form="{:.1f}".format, name="gpu_memory_gib", rank=8),
-    _Figure(title="power\n(W)", form="{:.0f}".format, name="gpu_power_w", rank=9),
-    _Figure(title="temp\n(C)", form="{:.0f}".format, name="gpu_temperature_c", rank=10),
-)
+_COLUMNS = {
+    "samples_per_s": _Column(rank=3, of_rest=sum),
+    "tgs": _Column(rank=7, of_rest=statistics.fmean, by_worker=True),
+    "loss": _Column(rank=6),
+    "exposed_share": _Column(rank=1, of_rest=min),
+    "net_in_gbit_per_s": _Column(rank=4, of_rest=sum, is_rate=True),
+    "net_out_gbit_per_s": _Column(rank=4, of_rest=sum, is_rate=True),
+    "link_share": _Column(rank=2, of_rest=statistics.fmean, is_rate=True),
+    "gpu_percent": _Column(rank=5, of_rest=statistics.fmean),
+    "gpu_memory_gib": _Column(rank=8),
+    "gpu_power_w": _Column(rank=9),
+    "gpu_temperature_c": _Column(rank=10),
+}
+_FIGURES = tuple(figure for figure in NODE_FIGURES if figure.title)
 
 
 class ProgressTable:
@@ -143,7 +118,8 @@ class ProgressTable:
             figure.name: {
                 node.node_rank: value
                 for node in progress.nodes
-                if (value := getattr(node, figure.name)) is not None and not (figure.is_rate and node.state == "ended")
+                if (value := getattr(node, figure.name)) is not None
+                and not (_COLUMNS[figure.name].is_rate and node.state == "ended")
             }
             for figure in _FIGURES
         }
@@ -152,40 +128,38 @@ class ProgressTable:
         figures = [figure for figure in _FIGURES if self._values[figure.name]]
         table = self._table(figures)
         while figures and Measurement.get(console, options.update(max_width=1000), table).maximum > options.max_width:
-            least = max(figure.rank for figure in figures)
-            figures = [figure for figure in figures if figure.rank != least]
+            least = max(_COLUMNS[figure.name].rank for figure in figures)
+            figures = [figure for figure in figures if _COLUMNS[figure.name].rank != least]
             table = self._table(figures)
         # As wide as the terminal, where the table is narrow.
         yield Text(sanitize(f"{self._progress.job}  run {self._progress.run_id}"), style="italic")
         yield table
         yield self._caption(has_tgs=any(figure.name == "tgs" for figure in figures))
 
-    def _table(self, figures: Sequence[_Figure]) -> Table:
+    def _table(self, figures: Sequence[Figure[float]]) -> Table:
         table = make_table()
         for name in ("node", "ranks", "state"):
             table.add_column(name, no_wrap=True)
-        for name in ("step", "time\n(ms)", *(figure.title for figure in figures)):
+        for name in ("step", "time\n(ms)", *(f"{figure.title}\n{figure.unit}".strip() for figure in figures)):
             table.add_column(name, justify="right", no_wrap=True)
         for node in self._shown:
             values = (self._values[figure.name].get(node.node_rank) for figure in figures)
             table.add_row(
-                *_row(node), *(_number(value, figure.form) for figure, value in zip(figures, values, strict=True))
+                *_row(node), *(_number(value, figure.text) for figure, value in zip(figures, values, strict=True))
             )
         for group in self._groups:
             rest = sum_up(group)
             table.add_row(
                 *_rest_row(group, rest),
-                *(_number(self._of_group(figure, group, rest), figure.form) for figure in figures),
+                *(_number(self._of_group(figure, group), figure.text) for figure in figures),
             )
         return table
 
-    def _of_group(self, figure: _Figure, group: Sequence[NodeProgress], rest: Rest) -> float | None:
-        value: float | None = getattr(rest, figure.name, None)
-        if value is not None or figure.of_rest is None:
-            return value
-        mine = self._values[figure.name]
-        pairs = [(mine[node.node_rank], len(node.ranks)) for node in group if node.node_rank in mine]
-        return figure.of_rest(pairs) if pairs else None
+    def _of_group(self, figure: Figure[float], group: Sequence[NodeProgress]) -> float | None:
+        column, mine = _COLUMNS[figure.name], self._values[figure.name]
+        known = [(mine[node.node_rank], len(node.ranks)) for node in group if node.node_rank in mine]
+        values = [value for value, workers in known for _ in range(workers if column.by_worker else 1)]
+        return column.of_rest(values) if column.of_rest is not None and values else None
 
     def _caption(self, *, has_tgs: bool) -> Text:
         progress = self._progress
@@ -241,10 +215,11 @@ def _duration(progress: RunProgress) -> str:
     left_s = progress.left_s
     if left_s:
         text += f", about {format_duration(left_s)} left"
-    rates = [node.samples_per_s for node in progress.nodes if node.state == "running"]
-    total = _sum(rates)
-    if total is not None and len(rates) == len(progress.nodes) > 1 and None not in rates:
-        text += f"; {total:,.1f} samples/s in total"
+    rates = [
+        node.samples_per_s for node in progress.nodes if node.state == "running" and node.samples_per_s is not None
+    ]
+    if len(rates) == len(progress.nodes) > 1:
+        text += f"; {sum(rates):,.1f} samples/s in total"
     return text
 
 

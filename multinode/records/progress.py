@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from multinode.figures.figure import Figure
 from multinode.records.benchmark import CollectiveTest, time_left_s
 from multinode.records.log import FIRST_STEP
 from multinode.records.plan import LaunchPlan
@@ -443,3 +444,25 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+NODE_FIGURES: tuple[Figure[float], ...] = (
+    Figure("step", about="last finished step of the node's workers"),
+    Figure("total_steps", about="steps of the training"),
+    Figure("step_time_us", about="step time, median of the last steps"),
+    Figure(
+        "samples_per_s", "samples", "(/s)", "tenths", "samples per second of the node's workers, over the last steps"
+    ),
+    Figure("tgs", "TGS", form="whole", about="tokens per second and worker, over the last steps"),
+    Figure("loss", "loss", form="four_digits", about="last logged loss"),
+    Figure("exposed_share", "exposed", "comm", "percent", "exposed communication over step time, over the last steps"),
+    Figure("net_in_gbit_per_s", "net in", "Gbit/s", "thousandths", "received by the node's busiest NIC"),
+    Figure("net_out_gbit_per_s", "net out", "Gbit/s", "thousandths", "sent by the node's busiest NIC"),
+    Figure("link_share", "of", "link", "percent", "busier direction of the data-plane NIC over its line rate"),
+    Figure("gpu_percent", "SM", "(%)", "whole", "SM use of the node's GPUs, mean"),
+    Figure("gpu_memory_gib", "mem", "(GiB)", "tenths", "memory in use on the fullest GPU"),
+    Figure("gpu_power_w", "power", "(W)", "whole", "power draw of a GPU, mean"),
+    Figure("gpu_temperature_c", "temp", "(C)", "whole", "temperature of the hottest GPU"),
+    Figure("left_s", about="estimated time to the end of the training"),
+)
+"""The figures of NodeProgress that are exported; the live table shows those that have a title."""

@@ -34,14 +34,19 @@ def test_of_many_the_worst_come_first_and_the_rest_is_summed() -> None:
     assert others[:2] == ["21", "others"]
     assert {"running", ">=", "12"} <= set(others)
     assert f"{21 * 26.666:.1f}"[:4] in text
+    assert f"{21 * 0.5:.3f}" in others
 
 
-def test_the_rest_says_least_step_median_time_and_sums() -> None:
+def test_a_group_of_ended_nodes_has_no_network_rate() -> None:
+    nodes = [busy(rank, state="ended" if rank >= 20 else "running") for rank in range(64)]
+    rows = [line.split() for line in rendered(*nodes).splitlines() if "others" in line and "ended" in line]
+    assert [f"{int(cells[0]) * 0.5:.3f}" in cells for cells in rows] == [False]
+
+
+def test_the_rest_says_least_step_and_median_time() -> None:
     rest = sum_up([busy(0), busy(1, step=5, state="ended"), NodeProgress(name="x", node_rank=2, ranks=(4,))])
     assert (rest.count, rest.states, rest.step) == (3, "1 waiting, 1 ended, 1 running", 5)
     assert rest.step_time_us == 300_000.0
-    assert rest.net_out_gbit_per_s == 1.0
-    assert sum_up([NodeProgress(name="x", node_rank=0, ranks=(0,))]).samples_per_s is None
 
 
 def test_the_line_stays_a_line() -> None:

@@ -108,7 +108,7 @@ def test_a_column_that_has_nothing_on_any_node_is_left_out() -> None:
 def test_tokens_exposed_communication_and_gpus_are_shown_where_they_are_known() -> None:
     text = rendered(PROFILED, WAITING)
     assert row(text, "box1") == [
-        "box1", "0-1", "running", "12/100", "300.0", "26.7", "4096", "1.235", "29%", "0.250", "0.500", "50%", "92",
+        "box1", "0-1", "running", "12/100", "300.0", "26.7", "4,096", "1.235", "29%", "0.250", "0.500", "50%", "92",
         "21.3", "380", "71",
     ]  # fmt: skip
     assert row(text, "box2")[-1] == "-"
