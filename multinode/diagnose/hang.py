@@ -18,6 +18,7 @@ from multinode.diagnose.failure import told_by_nccl
 from multinode.diagnose.place import LIBRARY
 from multinode.records.flight import decode_flight
 from multinode.records.run import NodeDiagnosis, ProcessDiagnosis, Stall
+from multinode.stats.unknown import or_none, reason_of
 
 # CPython's faulthandler:   File "/home/a/train.py", line 12 in main
 _FAULTHANDLER = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$')
@@ -244,7 +245,7 @@ def find_hang(nodes: Sequence[NodeDiagnosis], time_s: float, silent_s: float) ->
 
 def _rank(node: NodeDiagnosis, number: int) -> RankState:
     process = next((process for process in node.processes if process.rank == number), None)
-    frames = parse_main_thread(process.stack) if process is not None and process.stack else ()
+    frames = parse_main_thread(or_none(process.stack) or "") if process is not None else ()
     step = next((last.step for last in node.last_steps if last.rank == number), None)
     return RankState(rank=number, node=node, process=process, frames=frames, step=step)
 
@@ -366,7 +367,7 @@ def _fewest_collectives(run: _Hanging) -> Stall | None:
 
 def _lagging_in_nccl(run: _Hanging) -> Stall | None:
     for node in run.nodes:
-        for lag in find_lagging(node.ras) if node.ras else ():
+        for lag in find_lagging(or_none(node.ras) or ""):
             ranks = [rank for rank in run.ranks if lag.pid is not None and rank.pid == lag.pid]
             if len(ranks) == 1:
                 text = (
@@ -443,7 +444,7 @@ def _unexplained(run: _Hanging) -> Stall:
         hint = run.network_hint("if this is only slow, set a longer --hang-timeout")
         return run.found("same_place", f"all {count} ranks are in {places.pop()}", hint)
     unknown = [rank for rank in run.ranks if not rank.frames]
-    reason = next((rank.process.stack_missing for rank in unknown if rank.process and rank.process.stack_missing), None)
+    reason = next(filter(None, (reason_of(rank.process.stack) for rank in unknown if rank.process)), None)
     why = f" ({_names(unknown)} returned no stack: {reason})" if reason else ""
     return run.found(
         "unknown",

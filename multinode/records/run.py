@@ -16,6 +16,7 @@ from multinode.records.invocation import Invocation
 from multinode.records.plan import LaunchPlan
 from multinode.records.status import Status
 from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.units import format_count
 
 
@@ -52,10 +53,8 @@ class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     wchan: str | None = None  # the kernel function in which it waits; None if unknown or none
     kernel_stack: str | None = None
     sockets: Sockets | None = None
-    # Python stacks of all threads, printed by `stack_source`; None for the reason `stack_missing`
-    stack: str | None = None
+    stack: str | Unknown = UNMEASURED  # Python stacks of all threads, printed by `stack_source`
     stack_source: str | None = None
-    stack_missing: str | None = None
     # launched in groups of all workers; None for a launcher, or if the backend does not count
     collectives: int | None = None
     # what torch's flight recorder holds of it (`multinode/worker/flight.py`); None if it did not answer
@@ -88,8 +87,7 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float | None = None
     processes: tuple[ProcessDiagnosis, ...] = ()  # launchers, then workers by rank
     last_steps: tuple[LastStep, ...] = ()  # by rank, including workers that have ended
-    ras: str | None = None  # the answer of NCCL's RAS service; None for the reason `ras_missing`
-    ras_missing: str | None = None
+    ras: str | Unknown = UNMEASURED  # the answer of NCCL's RAS service
     flight_records: tuple[FlightRecord, ...] = ()
     nccl_warnings: tuple[str, ...] = ()  # the last WARN lines of each process in NCCL's logs
 

@@ -7,6 +7,7 @@ import pytest
 
 from multinode.diagnose.hang import find_hang
 from multinode.records.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets, Stall
+from multinode.stats.unknown import Unknown
 from tests.diagnose.test_nccl_ras import MISMATCH
 
 SITE = "/env/lib/python3.11/site-packages"
@@ -55,7 +56,7 @@ def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] 
 
 
 def test_a_stopped_rank_is_named_with_the_command_that_lets_it_go_on() -> None:
-    found = explain({3: {"state": "T", "stack": None}})
+    found = explain({3: {"state": "T", "stack": Unknown("stopped")}})
     assert found.message == ("rank 3 on node1 is stopped (state T) by SIGSTOP; the other 3 ranks wait in all_reduce")
     assert found.hint == "resume it, on node1: kill -CONT 203"
     assert (found.code, found.node, found.node_rank, found.rank) == ("stopped", "node1", 1, 3)
@@ -130,9 +131,7 @@ def test_ranks_in_different_collectives_are_told_apart() -> None:
 
 
 def test_the_rank_with_fewer_steps_is_named_where_stacks_say_nothing() -> None:
-    unknown: dict[int, dict[str, Any] | None] = {
-        rank: {"stack": None, "stack_missing": "no py-spy"} for rank in range(4)
-    }
+    unknown: dict[int, dict[str, Any] | None] = {rank: {"stack": Unknown("no py-spy")} for rank in range(4)}
     assert explain(unknown, steps={2: 6}).message == "rank 2 on node1 is behind at step 6 of 7"
     found = explain(unknown)
     assert found.rank is None

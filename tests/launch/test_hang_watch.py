@@ -26,7 +26,14 @@ def diagnosis(node: str, *, stopped: int | None = None) -> dict[str, Any]:
         {"role": "worker", "pid": 200 + rank, "rank": rank, "state": "T" if rank == stopped else "S", "newer": 1}
         for rank in (first, first + 1)
     ]
-    return {"kind": "diagnosis", "schema": 1, "time_s": 1.0, "processes": processes, "last_steps": [], "ras": None}
+    return {
+        "kind": "diagnosis",
+        "schema": 1,
+        "time_s": 1.0,
+        "processes": processes,
+        "last_steps": [],
+        "ras": {"is": "unknown", "reason": "no RAS"},
+    }
 
 
 class Hanging:

@@ -14,15 +14,16 @@ import re
 import socket
 import time
 from collections.abc import Collection, Iterable
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from ..channel import Channel, Record
 from ..facts.gpus import uses_gpu
 from ..facts.network import describe_connections
+from ..facts.unknown import Unknown, found
 from ..files import list_names, read_end, replace_file, try_read
 from ..nccl_files import read_nccl_warnings
 from ..processes import Family, Process, environ_of, find_process, stat_fields
-from ..programs import Query, QueryFailed, find_program
+from ..programs import Query, find_program
 from ..rundir import RunDir, open_run
 
 _FOLDER = "stacks"
@@ -75,13 +76,13 @@ class StackReader:
             self._start_py_spy(process.pid)
 
     def answers(self, deadline_s: float) -> dict[int, Record]:
-        """`stack`, `stack_source` and `stack_missing` by pid, for all processes of `ask`."""
-        stacks = {pid: _stack(None, None, reason) for pid, reason in self._missing.items()}
+        """`stack` and `stack_source` by pid, for all processes of `ask`."""
+        stacks: dict[int, Record] = {pid: {"stack": Unknown(reason)} for pid, reason in self._missing.items()}
         end = time.monotonic() + deadline_s
         for pid, (path, start) in self._asked.items():
             text = _read_grown(path, start, end)
-            reason = None if text else "it did not answer: a C call blocks the signal, or the disk is full"
-            stacks[pid] = _stack(text or None, "faulthandler", reason)
+            silent = Unknown("it did not answer: a C call blocks the signal, or the disk is full")
+            stacks[pid] = {"stack": text, "stack_source": "faulthandler"} if text else {"stack": silent}
         for pid, query in self._queries.items():
             stacks[pid] = _py_spy_stack(query)
         return stacks
@@ -189,14 +190,8 @@ def _read_grown(path: str, start: int, end: float) -> str:
 
 
 def _py_spy_stack(query: Query) -> Record:
-    try:
-        return _stack(query.answer()[-_MOST_BYTES:], "py-spy", None)
-    except QueryFailed as error:
-        return _stack(None, None, str(error))
-
-
-def _stack(text: Optional[str], source: Optional[str], missing: Optional[str]) -> Record:
-    return {"stack": text, "stack_source": source if text else None, "stack_missing": missing}
+    text = found(query.answer)
+    return {"stack": text} if isinstance(text, Unknown) else {"stack": text[-_MOST_BYTES:], "stack_source": "py-spy"}
 
 
 _LOOK_S = 0.3
@@ -265,8 +260,8 @@ class _RasQuestion:
             self._missing = f"no NCCL RAS on port {target[1]}: {error.strerror or error}"
             self.close()
 
-    def answer(self, deadline_s: float) -> Record:
-        """`ras` and `ras_missing`; an answer that is incomplete at the deadline is kept."""
+    def answer(self, deadline_s: float) -> Union[str, Unknown]:
+        """The text, or why there is none; one that is incomplete at the deadline is kept."""
         data = b""
         end = time.monotonic() + deadline_s
         while self._socket is not None and len(data) < _MOST_RAS_BYTES and (left_s := end - time.monotonic()) > 0:
@@ -281,7 +276,7 @@ class _RasQuestion:
         self.close()
         # The answer to `timeout`; releases that do not know it report an error, and answer the rest.
         text = re.sub(r"\A(OK|ERROR: Unknown command .*)\n", "", data.decode(errors="replace"))
-        return {"ras": text or None, "ras_missing": None if text else self._missing or "NCCL RAS gave no answer"}
+        return text or Unknown(self._missing or "NCCL RAS gave no answer")
 
     def close(self) -> None:
         """Close the connection."""
@@ -331,7 +326,7 @@ def run(request: Record, channel: Channel) -> None:
             "last_steps": _last_steps(run_dir),
             "flight_records": list_flight_records(run_dir.path, [member.environ for member in members]),
             "nccl_warnings": read_nccl_warnings(run_dir.path),
-            **ras.answer(_RAS_S),
+            "ras": ras.answer(_RAS_S),
         }
     )
 
