@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -74,7 +73,6 @@ def probe(  # noqa: PLR0913 - each is a question
         "contents": contents,
         "datasets": datasets,
         "model": model,
-        "count": _count_question(count) if model is not None else None,
         "arguments": arguments,
     }
 
@@ -87,13 +85,12 @@ def probe(  # noqa: PLR0913 - each is a question
         offset_s = _clock_offset(facts.time_s, asked_s, time.time())
         return NodeFacts(**{**msgspec.structs.asdict(facts), "node": node.name, "clock_offset_s": offset_s})
 
-    return gather(cluster.nodes, ask, deadline_s=PROBE_DEADLINE_S)
+    outcomes = gather(cluster.nodes, ask, deadline_s=PROBE_DEADLINE_S)
+    if model is None or count is None:
+        return outcomes
+    from multinode.check.model_count import with_count
 
-
-def _count_question(job: Job | Benchmark | None) -> dict[str, Any] | None:
-    from multinode.model.model_count import count_question
-
-    return count_question(job)
+    return with_count(agent, cluster, outcomes, count, {"controller_cwd": controller_cwd, "model": model})
 
 
 def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:

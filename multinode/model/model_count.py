@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from multinode.job.job import Job, LlamaFactoryJob
@@ -34,18 +35,20 @@ def attach(model, asked):
 _FILES = ("_path", "_dir", "_file", "_token")
 
 
-def count_question(job: Job | Benchmark | None) -> dict[str, Any] | None:
-    """What a node is asked; None of a job whose model nobody can build before it runs.
+def count_question(job: Job | Benchmark | None, model: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a node is asked about a job and its model's config.json.
 
-    Nodes leave out the architectures that `model_size` knows, unless a key of the job changes what they train.
+    None of a job whose model nobody can build before it runs, and of an architecture that `model_size` knows, unless a
+    key of the job changes what it trains.
     """
     if not isinstance(job, LlamaFactoryJob):
         return None
-    arguments = {key: value for key, value in job.config.items() if not key.endswith(_FILES)}
     is_plain = job.settings.finetuning_type in {"full", "lora"} and not any(map(job.config.get, COUNTED_KEYS))
+    if is_plain and model.get("model_type") in KNOWN_TYPES:
+        return None
+    arguments = {key: value for key, value in job.config.items() if not key.endswith(_FILES)}
     return {
         "source": _LLAMAFACTORY,
         "arguments": {**arguments, "model_name_or_path": "model"},
         "small": {"finetuning_type": "lora", "lora_target": "all", "lora_rank": 8},
-        "unless": sorted(KNOWN_TYPES) if is_plain else [],
     }

@@ -21,7 +21,7 @@ from .facts.gpus import (
     query_gpus,
     query_processes,
 )
-from .facts.model_count import digest_config, is_counted, model_directory, parse_count, query_count
+from .facts.model_count import digest_config, model_directory, parse_count, query_count
 from .facts.network import find_port_users, find_routes, is_port_taken, list_interfaces, read_port_range
 from .facts.nics import list_rdma_ports
 from .facts.software import (
@@ -52,6 +52,8 @@ _TOOL_S = 30.0
 # Importing torch from a cold disk; and the whole probe, for which the controller waits 45 s.
 _TORCH_S = 20.0
 _PROBE_S = 40.0
+# Importing transformers, too, for which a probe of its own is asked.
+_COUNT_S = 120.0
 _LATE = {"hostname_address": f"the resolver did not answer within {_RESOLVE_S:.0f} s"}
 _INSTALLED = ("python_version", "cuda_version", "nccl_version")
 # Kinds of accelerator that torch addresses as `cuda`.
@@ -270,8 +272,6 @@ class Probe:
         if question is None or isinstance(model, Unknown) or python is None:
             return
         values = model["values"]
-        if not is_counted(question, values):
-            return
         if not self._request.get("packages"):
             installed = found(lambda: parse_packages(query_packages(python, self._place["cwd"]).answer()))
         if isinstance(installed, Unknown):
@@ -282,8 +282,7 @@ class Probe:
         key = cache.key({}, question, python, installed.packages, digest_config(folder))
         counted = cache.get(key)
         if counted is None:
-            left_s = min(_TORCH_S, _PROBE_S - (time.monotonic() - self._began))
-            query = query_count(python, folder, question, left_s)
+            query = query_count(python, folder, question, _COUNT_S)
             counted = found(lambda: parse_count(query.answer()))
             if not isinstance(counted, Unknown):
                 cache.put(key, counted)

@@ -82,11 +82,6 @@ def query_count(python: str, model: str, question: Record, deadline_s: float) ->
     return Query([python, "-c", _SCRIPT], deadline_s=deadline_s, cwd="/", stdin=json.dumps(asked))
 
 
-def is_counted(question: Record, model: Record) -> bool:
-    """Whether the model is none of the architectures that the controller counts itself."""
-    return model.get("model_type") not in question["unless"]
-
-
 def model_directory(model: str, cwd: str) -> str:
     """Absolute path of the model."""
     return os.path.join(cwd, os.path.expanduser(model))
