@@ -196,7 +196,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
             detail: where it is shown.
         """
         if across:
-            lines = [(figure.heading, *map(figure.tell, self.rows)) for figure in self.figures]
+            lines = [(each.heading, *map(each.tell, self.rows)) for each in self.figures if each.heading]
             columns, rows = tuple(heads), tuple(line for line in lines if set(line[1:]) != {UNKNOWN})
         else:
             columns = tuple(figure.column for figure in self.figures)

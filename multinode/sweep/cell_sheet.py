@@ -306,7 +306,7 @@ def _charts(table: CellTable) -> Iterable[Chart]:
 
 def with_notes(table: CellTable) -> CellTable:
     """The table with what its rows give occasion to say behind its own notes."""
-    return msgspec.structs.replace(table, notes=distinct((*_own_notes(table), *_from_rows(table.cells))))
+    return msgspec.structs.replace(table, notes=distinct((*_own_notes(table), *table_notes.notes_of(table.cells))))
 
 
 def combined(tables: Sequence[CellTable]) -> CellTable:
@@ -317,34 +317,6 @@ def combined(tables: Sequence[CellTable]) -> CellTable:
 
 def _own_notes(table: CellTable) -> list[Finding]:
     return [note for note in table.notes if not table_notes.FROM_ROWS.has(note)]
-
-
-def _from_rows(rows: Sequence[CellRow]) -> Iterator[Finding]:
-    if any(or_none(row.global_batch) is not None or row.settings.per_device_batch is not None for row in rows):
-        yield table_notes.BATCH_TERMS.found(None)
-    fast = [row for row in rows if has_speed(row)]
-    work = other_work(fast)
-    if work:
-        yield table_notes.OTHER_WORK.found(None, work=work, so=_so(fast))
-    if any(row.source == "imported" for row in rows):
-        yield table_notes.IMPORTED.found(None)
-    few = [row for row in rows if not isinstance(row.network_share, Unknown) and row.exposed_steps.words]
-    if few:
-        least = min(few, key=lambda row: row.exposed_steps.known / row.exposed_steps.measured)
-        yield table_notes.FEW_EXPOSED.found(
-            None, rows=format_count(len(few), "row"), label=least.label, steps=least.exposed_steps.words
-        )
-    paid = [currency or "an unknown currency" for currency in currencies(rows)]
-    if len(paid) > 1:
-        yield table_notes.CURRENCIES.found(None, currencies=format_list(paid))
-
-
-def _so(rows: Sequence[CellRow]) -> str:
-    names = differing(rows)
-    if not names:
-        return "a sample may be different work in each, so samples/s may not be comparable"
-    tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s are not comparable"
-    return f"a sample is different work in each, so {tokens}"
 
 
 def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None) -> CellTable:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+from multinode.findings.finding import Finding
 from multinode.findings.rule import RuleGroup
+from multinode.stats.unknown import Unknown, or_none
+from multinode.sweep.cells import CellRow, currencies, differing, has_speed, other_work
+from multinode.units import format_count, format_list
 
 OWN = RuleGroup("Notes on a sweep or an import")
 FROM_ROWS = RuleGroup("Notes that follow from the rows of a table")
@@ -87,3 +93,32 @@ UNPRICED = FROM_PRICES.rule(
     message="The prices file has no price of {devices}; their cells have no price.",
     figures=("devices",),
 )
+
+
+def notes_of(rows: Sequence[CellRow]) -> Iterator[Finding]:
+    """What the rows of a table give occasion to say."""
+    if any(or_none(row.global_batch) is not None or row.settings.per_device_batch is not None for row in rows):
+        yield BATCH_TERMS.found(None)
+    fast = [row for row in rows if has_speed(row)]
+    work = other_work(fast)
+    if work:
+        yield OTHER_WORK.found(None, work=work, so=_so(fast))
+    if any(row.source == "imported" for row in rows):
+        yield IMPORTED.found(None)
+    few = [row for row in rows if not isinstance(row.network_share, Unknown) and row.exposed_steps.words]
+    if few:
+        least = min(few, key=lambda row: row.exposed_steps.known / row.exposed_steps.measured)
+        yield FEW_EXPOSED.found(
+            None, rows=format_count(len(few), "row"), label=least.label, steps=least.exposed_steps.words
+        )
+    paid = [currency or "an unknown currency" for currency in currencies(rows)]
+    if len(paid) > 1:
+        yield CURRENCIES.found(None, currencies=format_list(paid))
+
+
+def _so(rows: Sequence[CellRow]) -> str:
+    names = differing(rows)
+    if not names:
+        return "a sample may be different work in each, so samples/s may not be comparable"
+    tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s are not comparable"
+    return f"a sample is different work in each, so {tokens}"
