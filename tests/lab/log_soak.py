@@ -16,13 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from multinode.lab.cluster import down_lab
 from multinode.lab.state import MANAGEMENT_IFNAME, Lab
-from multinode.units import format_size
 from tests.equipment.faults import LinkDown, clear_faults, make_fault
 from tests.lab.conftest import SHARED, stand_lab
 from tests.lab.launching import MULTINODE, REPOSITORY, processes_of
@@ -43,9 +42,9 @@ while time.monotonic() - began < seconds:
     time.sleep(max(0.0, began + count / {_LINES_PER_S} - time.monotonic()))
 print(f"the end after {{count}} lines")
 """
-_WHOLE = re.compile(rf"line (\d{{10}}) \.{{{_LINE_BYTES - 17}}}")
-_GONE = re.compile(r"multinode: (.*) of the log are missing")
-_END = re.compile(r"the end after (\d+) lines")
+_WHOLE = re.compile(rf"^line (\d{{10}}) \.{{{_LINE_BYTES - 17}}}$", re.MULTILINE)
+_GONE = re.compile(r"\nmultinode: .* of the log are missing: .*\n")
+_END = re.compile(r"^the end after (\d+) lines$", re.MULTILINE)
 
 
 class Account(NamedTuple):
@@ -54,38 +53,37 @@ class Account(NamedTuple):
     printed: int
     home: int
     gaps: int
-    missing_bytes: int  # by the numbers of the lines around the gaps
+    missing_bytes: int
 
 
-def account_of(lines: Iterator[str]) -> Account:
+def account_of(log: str, gaps: Sequence[int]) -> Account:
     """What became of the lines in a log.
+
+    Args:
+        log: as it is stored.
+        gaps: beside it, for each of its notices how many bytes the notice is shorter than what it stands for.
 
     Raises:
         AssertionError: a line is missing without a notice of as many bytes, came twice, or out of order.
     """
-    following, home, gaps, missing = 0, 0, 0, 0
-    told: list[str] = []
-    broken = 0
-    for line in lines:
-        text = line.rstrip("\n")
-        end, whole, gone = _END.fullmatch(text), _WHOLE.fullmatch(text), _GONE.match(text)
-        if end is not None or whole is not None:
-            number = int((end or whole)[1])  # type: ignore[index]  # one of them is there
-            gap_bytes = (number - following) * _LINE_BYTES - broken
-            assert gap_bytes >= 0, f"line {number} again, or out of order, after {following}"
-            said = [*told, *([] if gap_bytes else ["0 B"])]
-            assert len(told) > 1 or format_size(gap_bytes) in said, f"{gap_bytes} bytes before {number}: {told}"
-            gaps, missing = gaps + len(told), missing + gap_bytes
-            told, broken = [], 0
-            if end is not None:
-                return Account(number, home, gaps, missing)
-            following, home = number + 1, home + 1
-        elif gone is not None:
-            told.append(gone[1])
-        elif text:
-            # A part of a line beside a gap.
-            broken += len(line)
-    raise AssertionError("the log has no end")
+    # A notice begins with a line break of its own.
+    pieces = _GONE.split(log)
+    notices = [len(notice) for notice in _GONE.findall(log)]
+    assert len(notices) == len(gaps), f"{len(notices)} notices, {len(gaps)} gaps"
+    gone = [notice + gap for notice, gap in zip(notices, gaps, strict=True)]
+    position, home, last = 0, 0, -1
+    for piece, missing in zip(pieces, [*gone, 0], strict=True):
+        # Lines are of one length, so a byte's place tells which line it belongs to.
+        for found in _WHOLE.finditer(piece):
+            number = int(found[1])
+            assert number > last, f"line {number} after line {last}"
+            assert position + found.start() == number * _LINE_BYTES, f"line {number} is not at its place"
+            home, last = home + 1, number
+        position += len(piece) + missing
+    end = _END.search(pieces[-1])
+    assert end is not None, "the log has no end"
+    assert position == int(end[1]) * _LINE_BYTES + len(end[0]) + 1, f"{position} bytes of {end[1]} lines"
+    return Account(int(end[1]), home, len(gone), sum(gone))
 
 
 def soak(lab: Lab, home: Path, minutes: float, period_s: float = 60.0) -> dict[str, Any]:
@@ -131,8 +129,9 @@ def soak(lab: Lab, home: Path, minutes: float, period_s: float = 60.0) -> dict[s
     assert not processes_of(run_id)
     accounts = []
     for path in sorted((home / run_id / "logs").glob("*.log")):
-        with path.open() as file:
-            accounts.append(account_of(iter(file))._asdict())
+        gaps = path.with_suffix(".gaps")
+        told = [int(line) for line in gaps.read_text().splitlines()] if gaps.exists() else []
+        accounts.append(account_of(path.read_text(), told)._asdict())
     assert len(accounts) == len(lab.nodes)
     return {"minutes": minutes, "cuts": cuts, "nodes": accounts}
 

@@ -9,9 +9,8 @@ import pytest
 from multinode.lab.state import Lab
 from tests.lab.log_soak import account_of, soak
 
-LINES = [f"line {number:010d} ".ljust(99, ".") + "\n" for number in range(200)]
-GONE = "multinode: 1.953 KiB of the log are missing: it exceeded --log-limit, or the job truncated it\n"
-END = "the end after 200 lines\n"
+LINES = "".join(f"line {number:010d} ".ljust(99, ".") + "\n" for number in range(200)) + "the end after 200 lines\n"
+GONE = "\nmultinode: 1.953 KiB of the log are missing: it exceeded --log-limit, or the job truncated it\n"
 
 
 @pytest.mark.lab
@@ -24,10 +23,20 @@ def test_every_line_of_a_run_that_prints_past_its_limit_is_accounted_for(lab: La
         assert node["home"] < node["printed"]
 
 
-def test_a_gap_without_its_notice_is_no_account() -> None:
-    assert account_of(iter([*LINES, END])).home == 200
-    told = account_of(iter([*LINES[:100], "\n", GONE, *LINES[120:], END]))
-    assert (told.home, told.gaps, told.missing_bytes) == (180, 1, 2000)
-    for wrong in ([*LINES[:100], *LINES[120:]], [*LINES[:100], GONE, *LINES[121:]], [*LINES, LINES[3]]):
+@pytest.mark.parametrize("start", [10_000, 10_055])
+def test_a_gap_of_any_place_is_accounted_for_by_its_bytes(start: int) -> None:
+    assert account_of(LINES, []).home == 200
+    log, gap = LINES[:start] + GONE + LINES[start + 2000 :], 2000 - len(GONE)
+    told = account_of(log, [gap])
+    assert (told.printed, told.gaps, told.missing_bytes) == (200, 1, 2000)
+    assert told.home == 180 - (start % 100 > 0)
+    wrong = [
+        (LINES[:start] + LINES[start + 2000 :], []),
+        (log, []),
+        (log, [gap + 1]),
+        (LINES[:start] + GONE + GONE + LINES[start + 9000 :], [gap, gap]),
+        (LINES + LINES[:100], []),
+    ]
+    for each, gaps in wrong:
         with pytest.raises(AssertionError):
-            account_of(iter([*wrong, END]))
+            account_of(each, gaps)

@@ -119,7 +119,9 @@ class LocalNode:
         self.env = {"HOME": str(home), "PATH": os.environ["PATH"]}
         self.command = [*PYTHON, str(archive)]
 
-    def call(self, verb: str, request: Record, *, env: dict[str, str] | None = None) -> tuple[int, list[Record]]:
+    def call(
+        self, verb: str, request: Record, *, env: dict[str, str] | None = None, deadline_s: float = DEADLINE_S
+    ) -> tuple[int, list[Record]]:
         """Exit code and records of a verb, with stdin at its end after the request."""
         ended = subprocess.run(
             [*self.command, verb],
@@ -127,7 +129,7 @@ class LocalNode:
             env={**self.env, **(env or {})},
             cwd=self.home,
             capture_output=True,
-            timeout=DEADLINE_S,
+            timeout=deadline_s,
             check=False,
         )
         assert ended.stderr == b""

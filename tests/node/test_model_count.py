@@ -19,7 +19,6 @@ from multinode.node.facts.model_count import digest_config, parse_count, query_c
 from multinode.node.programs import QueryFailed
 
 from .localnode import LocalNode
-from .test_probe import probe
 
 DEADLINE_S = 300.0
 TEXT = {
@@ -207,7 +206,9 @@ def test_the_count_is_made_once_for_each_config_and_job(node: LocalNode) -> None
     model, asked = write_model(node.home, "glm"), question(LORA)
 
     def counted(question_: dict[str, Any] | None) -> Any:
-        facts = probe(node, python=sys.executable, model=str(model), count=question_)
+        request = {"python": sys.executable, "packages": False, "model": str(model), "count": question_}
+        code, (facts,) = node.call("probe", request, deadline_s=DEADLINE_S)
+        assert code == 0
         return facts["model"]["values"].get("counted")
 
     assert counted(None) is None
