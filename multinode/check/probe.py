@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -90,7 +91,11 @@ def probe(  # noqa: PLR0913 - each is a question
         return outcomes
     from multinode.check.model_count import with_count
 
-    return with_count(agent, cluster, outcomes, count, {"controller_cwd": controller_cwd, "model": model})
+    def ask_count(node: Node, question: Mapping[str, Any], deadline_s: float) -> NodeFacts:
+        place = {"python": node.python, "workdir": node.workdir, "controller_cwd": controller_cwd, "model": model}
+        return agent.call(node, "probe", {"schema": 1, **place, "count": question}, SentFacts, deadline_s=deadline_s)
+
+    return with_count(cluster, outcomes, count, ask_count)
 
 
 def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ class Desync(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
 
 
-class _Group(msgspec.Struct, frozen=True, kw_only=True):
+class _RankGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One group: what each of its members that has a dump called, by number."""
 
     name: str
@@ -107,7 +107,7 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
 class _Wait(msgspec.Struct, frozen=True, kw_only=True):
     """A collective in which some ranks of a group wait, and the ranks that do not meet them there."""
 
-    group: _Group
+    group: _RankGroup
     number: int
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
@@ -169,7 +169,7 @@ def find_stuck(dumps: Mapping[int, FlightDump]) -> Desync | None:
     return None
 
 
-def _groups(dumps: Mapping[int, FlightDump]) -> Iterator[_Group]:
+def _groups(dumps: Mapping[int, FlightDump]) -> Iterator[_RankGroup]:
     calls: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, FlightEntry]]] = {}
     descriptions: dict[tuple[str, tuple[int, ...]], str] = {}
     every: dict[str, list[FlightGroup]] = collections.defaultdict(list)
@@ -195,10 +195,10 @@ def _groups(dumps: Mapping[int, FlightDump]) -> Iterator[_Group]:
         ranks = members or (tuple(sorted(dumps)) if name in {"0", ""} else tuple(sorted(by_rank)))
         complete = {rank: by_rank.get(rank, {}) for rank in ranks if rank in dumps}
         if complete:
-            yield _Group(name=name, desc=descriptions[name, members], members=ranks, calls=complete)
+            yield _RankGroup(name=name, desc=descriptions[name, members], members=ranks, calls=complete)
 
 
-def _wait(group: _Group) -> _Wait | None:
+def _wait(group: _RankGroup) -> _Wait | None:
     waited = {rank: number for rank in group.calls if (number := group.waited(rank)) is not None}
     if not waited:
         return None
@@ -210,7 +210,7 @@ def _wait(group: _Group) -> _Wait | None:
     return None
 
 
-def _mismatch(group: _Group, words: _Words) -> Desync | None:
+def _mismatch(group: _RankGroup, words: _Words) -> Desync | None:
     """The first collective that a rank waits in, and that not all have called alike."""
     numbers = sorted({number for calls in group.calls.values() for number, call in calls.items() if not call.has_ended})
     for number in numbers:
@@ -229,7 +229,7 @@ def _mismatch(group: _Group, words: _Words) -> Desync | None:
     return None
 
 
-def _in_turn(group: _Group, number: int, rank: int, other: int) -> bool:
+def _in_turn(group: _RankGroup, number: int, rank: int, other: int) -> bool:
     """Whether two ranks called the same operations from this number on, in another order."""
     ours, theirs = (
         [(_operation(call), _size(call)) for at, call in sorted(group.calls[each].items()) if at >= number]

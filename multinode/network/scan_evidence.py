@@ -275,7 +275,9 @@ SIZE = Figure[int]("size_bytes", "size", "B", form="digits", about="size of a me
 TIME = Figure[Estimate](
     "time_us", "time", "us", form="interval", about="duration of the operation, median of the slowest worker's times"
 )
-TIME_MS = Figure[Estimate]("time_ms", "time", "ms", form="interval", about="the same, of long operations")
+TIME_MS = Figure[Estimate](
+    "time_ms", "time", "ms", form="interval", about="duration of a long operation, median of the slowest worker's times"
+)
 ALGBW = Figure[float]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="size over time")
 BUSBW = Figure[float]("busbw_gb_per_s", "busbw", "GB/s", form="figure", about="algbw times the collective's factor")
 WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with a wrong value, over all workers")
