@@ -11,8 +11,9 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError
 from multinode.job.job import Job
-from multinode.model.model_count import count_question
+from multinode.model.model_count import UNCOUNTED, count_question
 from multinode.records.benchmark import Benchmark
+from multinode.stats.unknown import Entries
 from multinode.transport.base import Outcomes
 
 # Longer than the node gives an import of torch and transformers from a cold file system.
@@ -42,11 +43,9 @@ def with_count(
             break
         # Importing torch alone may take longer than a probe.
         try:
-            counted = ask(node, question, _DEADLINE_S)
-        except MultinodeError:
-            # Nothing but predictions needs it.
-            break
-        return outcomes._replace(
-            found={**outcomes.found, node.name: msgspec.structs.replace(facts, model=counted.model)}
-        )
+            described = ask(node, question, _DEADLINE_S).model
+        except MultinodeError as error:
+            # Nothing but predictions needs it, and these say why it is missing.
+            described = Entries(values={**facts.model_config, UNCOUNTED: error.message})
+        return outcomes._replace(found={**outcomes.found, node.name: msgspec.structs.replace(facts, model=described)})
     return outcomes

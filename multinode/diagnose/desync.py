@@ -15,6 +15,7 @@ import msgspec
 
 from multinode.cluster.hostfile import fold_numbers
 from multinode.diagnose.place import LIBRARY
+from multinode.findings.finding import Finding
 from multinode.findings.rule import Rule, RuleGroup
 from multinode.records.flight import FlightDump, FlightEntry, FlightGroup
 
@@ -71,14 +72,11 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     has_ended: bool = False
 
 
-class Desync(msgspec.Struct, frozen=True, kw_only=True):
+class Desync(Finding, frozen=True, kw_only=True):
     """Ranks that do not meet the others of their group."""
 
     ranks: tuple[int, ...]  # those that differ
     others: tuple[int, ...]
-    code: str
-    message: str
-    hint: str
 
 
 class _RankGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,8 +295,7 @@ class _Words:
             "wait": _verb(others, "waits", "wait"),
             "waited": self._waited(wait),
         }
-        message, hint = rule.worded(None, {**known, **values})
-        return Desync(ranks=ranks, others=others, code=rule.code, message=message, hint=hint)
+        return Desync(ranks=ranks, others=others, **rule.fields(None, {**known, **values}))
 
     def _waited(self, wait: _Wait) -> str:
         times = [

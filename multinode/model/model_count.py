@@ -11,6 +11,8 @@ from multinode.records.benchmark import Benchmark
 
 COUNTED_KEYS = frozenset({"additional_target", "quantization_bit", "use_dora", "use_galore", "use_apollo"})
 """Keys that change what is trained in ways that a node's count of the job's own model includes."""
+UNCOUNTED = "uncounted"
+"""The key, among the entries of a config.json, of why a node could not count the model."""
 # As `load_model` and `init_adapter` of LLaMA-Factory 0.9 (model/loader.py, model/adapter.py) do it.
 _LLAMAFACTORY = """
 import transformers

@@ -15,7 +15,7 @@ from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.engines.accelerate import fsdp_version
 from multinode.job.job import PLAIN_STAGES, LlamaFactoryJob, LlamaFactorySettings
-from multinode.model.model_count import COUNTED_KEYS
+from multinode.model.model_count import COUNTED_KEYS, UNCOUNTED
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model
 from multinode.model.tensors import Adapter, ModelTensors, counted_model, tensors_of
 from multinode.traffic.algorithms import Layout
@@ -140,7 +140,7 @@ def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelS
         )
     shape = parse_model(model)
     if shape is None:
-        kind, reason = model.get("model_type"), model.get("uncounted")
+        kind, reason = model.get("model_type"), model.get(UNCOUNTED)
         why = f"no node could build it: {reason}" if reason else "no node was asked to build it"
         raise JobError(
             f"{job.config_path}: the number of parameters of {name} is unknown: its model_type is {kind!r}, and {why}",

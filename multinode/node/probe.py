@@ -109,7 +109,7 @@ class Probe:
         installed = _answer(query, self._request.get("packages"), parse_packages)
         facts.update(_facts_of(installed))
         facts["torch_devices"] = self._read_devices(installed, facts)
-        self._count_model(installed, facts)
+        self._count_model(facts)
         facts["unknown_arguments"] = entries(_answer(query, keys, parse_unknown))
         facts["absent_modules"] = _answer(query, modules, parse_absent)
         facts.update(self._read_tools(installed), contents=contents.facts(), hung_paths=self._hung)
@@ -265,15 +265,15 @@ class Probe:
                 cache.put(key, devices)
         return devices if isinstance(devices, Unknown) else {"is": "devices", **devices}
 
-    def _count_model(self, installed: Union[Installed, Unknown], facts: Record) -> None:
+    def _count_model(self, facts: Record) -> None:
         """Add the tensors of a model that the controller cannot count to the facts of its config.json."""
         question: Optional[Record] = self._request.get("count")
         model, python = facts["model"], self._place["python"]
         if question is None or isinstance(model, Unknown) or python is None:
             return
         values = model["values"]
-        if not self._request.get("packages"):
-            installed = found(lambda: parse_packages(query_packages(python, self._place["cwd"]).answer()))
+        # A probe that asks this asks for no packages.
+        installed = found(lambda: parse_packages(query_packages(python, self._place["cwd"]).answer()))
         if isinstance(installed, Unknown):
             values["uncounted"] = installed["reason"]
             return
