@@ -76,14 +76,13 @@ _SIZE_IN_WORDS = msgspec.structs.replace(SIZE, unit="", form="size")
 
 
 def _sheet(rows: Iterable[Row], figures: Sequence[Figure[Any]], title: str = "") -> Sheet:
-    """One row per message; wrong values only where there are any."""
-    rows = tuple(rows)
-    shown = tuple(figure for figure in figures if figure is not WRONG or figures is _FULL or _has_wrong(rows))
-    return Frame(rows=rows, figures=shown, title=title).sheet()
+    """One row per message."""
+    return Frame(rows=tuple(rows), figures=tuple(figures), title=title).sheet()
 
 
-def _has_wrong(rows: Iterable[Row]) -> bool:
-    return any(or_none(row[WRONG]) for row in rows)
+def _wrong(rows: Iterable[CollectiveRow]) -> tuple[Figure[int], ...]:
+    """The column of wrong values, where there are any."""
+    return (WRONG,) if any(row.num_wrong for row in rows) else ()
 
 
 def _time_of(rows: Iterable[CollectiveRow]) -> Figure[Estimate]:
@@ -293,7 +292,9 @@ def _read_sheet(scan: ReadScan) -> Sheet:
     line_rate = msgspec.structs.replace(OF_LINE, unit="")
     raw_rate = msgspec.structs.replace(OF_RAW, title="of raw RDMA") if scan.rdma else OF_RAW
     shares = [figure for figure in (line_rate, raw_rate) if any(or_none(row[figure]) for row in rows)]
-    return _sheet(rows, (_SIZE_IN_WORDS, _time_of(scan.rows).as_form("figure"), ALGBW, BUSBW, *shares, WRONG))
+    return _sheet(
+        rows, (_SIZE_IN_WORDS, _time_of(scan.rows).as_form("figure"), ALGBW, BUSBW, *shares, *_wrong(scan.rows))
+    )
 
 
 def next_step(report: ScanReport, given: str, contrast: str) -> str:
@@ -318,7 +319,7 @@ def scan_lines(report: ScanReport) -> list[str]:
 
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
-    figures = (_SIZE_IN_WORDS, _time_of(rows), BUSBW, OF_LINE, OF_RAW, WRONG)
+    figures = (_SIZE_IN_WORDS, _time_of(rows), BUSBW, OF_LINE, OF_RAW, *_wrong(rows))
     sheet = _sheet(map(collective_row, rows), figures, title)
     legend = (_RAW_TCP,) if any(row.share_of_tcp is not None for row in rows) else ()
     return msgspec.structs.replace(sheet, legend=legend)
