@@ -100,6 +100,10 @@ class JobError(UsageError):
     """A training configuration cannot be understood."""
 
 
+class AlreadyFollowed(UsageError):
+    """Another process of this machine follows the run."""
+
+
 class NodeError(MultinodeError):
     """A node could not be reached."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.quoting import as_steps
-from multinode.errors import ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
+from multinode.errors import AlreadyFollowed, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch.context import STOP_FILE, ExecuteOptions, Launched, RunContext, StopOrder, StopRequest
 from multinode.launch.launch import follow_run
 from multinode.launch.node_runs import ANSWER_S, runs_of_node, stop_on_node
@@ -144,8 +144,13 @@ def stop(stored: StoredRun, context: RunContext, grace_s: float, cluster: Cluste
     if followed is None:
         request = StopRequest()
         request.ask("stop")
-        launched = attach(stored, context.with_stop(request), ExecuteOptions(grace_s=grace_s), nodes)
-        return _stop_left(launched, stored, nodes, context, grace_s)
+        try:
+            launched = attach(stored, context.with_stop(request), ExecuteOptions(grace_s=grace_s), nodes)
+        except AlreadyFollowed:
+            # Another stop began at the same time.
+            followed = stored
+        else:
+            return _stop_left(launched, stored, nodes, context, grace_s)
     if followed is whole:
         whole.directory.write(STOP_FILE, StopOrder(grace_s))
     launched = _stop_followed(stored, followed.directory, nodes, context, grace_s)

@@ -21,7 +21,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import redact_hostfile
 from multinode.decoding import decode_json
-from multinode.errors import MultinodeError, UsageError, printable_line
+from multinode.errors import AlreadyFollowed, MultinodeError, UsageError, printable_line
 from multinode.node.files import describe_stranger, read_end, replace_file
 from multinode.records.files import (
     DIRECTORY_MODE,
@@ -124,7 +124,7 @@ class RunDirectory:
         """Lock the run: one process at a time follows it and writes its files. No lock on file systems without locks.
 
         Raises:
-            UsageError: another process holds it.
+            AlreadyFollowed: another process holds it.
         """
         with writing(self.path / _LOCK):
             fd = open_private(str(self.path / _LOCK), os.O_RDWR | os.O_CREAT)
@@ -142,7 +142,7 @@ class RunDirectory:
                 if error.errno not in {errno.EAGAIN, errno.EACCES}:
                     raise MultinodeError(f"{self.path / _LOCK} cannot be locked: {error.strerror}") from error
                 pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
-                raise UsageError(
+                raise AlreadyFollowed(
                     f"another multinode (pid {pid}) already follows run {self.run_id}",
                     hint=f"watch its output: multinode logs -f {self.run_id}",
                 ) from None

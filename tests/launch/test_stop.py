@@ -69,6 +69,25 @@ def test_the_recorded_end_counts_and_without_one_the_error_of_the_node(
         assert raised.value.node == unreachable[0]
 
 
+class FollowedSinceThen(RunDirectory):
+    """A run that nobody followed when it was asked about, and that somebody does by now."""
+
+    @property
+    def is_locked(self) -> bool:
+        return False
+
+
+def test_a_stop_that_another_stop_forestalls_records_what_that_one_does(known: StoredRun) -> None:
+    def answer(*_: object) -> list[bytes]:
+        ended = msgspec.structs.replace(known.run, status="stopped", stop_reason="stop")
+        known.directory.write("run.json", ended)
+        return [json.dumps(STOPPED).encode() + b"\n"]
+
+    late = StoredRun(FollowedSinceThen(known.directory.path))
+    context = RunContext(FakeTransport(answer), known.directory.path.parent)
+    assert stop(late, context, 0.1).run.status == "stopped"
+
+
 def test_an_end_that_nobody_records_is_an_error(known: StoredRun) -> None:
     answers = FakeTransport(lambda *_: [json.dumps(STOPPED).encode() + b"\n"])
     with pytest.raises(MultinodeError, match="its end was not recorded"):
