@@ -71,6 +71,7 @@ def test_a_run_that_was_lost_when_a_node_was_frozen_is_stopped_by_what_check_say
     end_by_check(command, run_id)
 
 
+@pytest.mark.usefixtures("lab")
 def test_two_stops_at_once_end_a_run_and_a_third_is_content(command: Command) -> None:
     run_id = detach(command)
     stop = ("stop", run_id, *HURRY, "--json")
