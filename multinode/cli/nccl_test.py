@@ -235,7 +235,7 @@ def nccl_test(
     if as_json:
         print_document(report)
     else:
-        words, contrast = given_options(ctx, {"--hosts", "--nodes"}), contrast_command(hosts, nodes, like)
+        words, contrast = given_options(ctx, {"--hosts", "--nodes"}), contrast_command(hosts, nodes, like, set_)
         _print_report(report, form, details=details, given=words, contrast=contrast)
     _check_least(report.rows, min_busbw)
     raise typer.Exit(1 if report.verdict.is_failure or not report.rows else 0)
@@ -319,8 +319,10 @@ def _print_report(report: ScanReport, form: str, *, details: bool, given: str, c
         typer.echo(f"# {line}")
 
 
-def contrast_command(hosts: str | None, nodes: int | None, like: Path | None) -> str:
-    """The contrast of a training on these nodes: that of `--like`, the last one launched, or the default job."""
+def contrast_command(
+    hosts: str | None, nodes: int | None, like: Path | None, settings: Sequence[str] | None = None
+) -> str:
+    """The contrast of a training on these nodes: that of `--like` and `--set`, the last one, or the default job."""
     from multinode.launch.one_node import newest_training
 
     where = (("--hosts", hosts) if hosts is not None else (), ("--nodes", f"1,{nodes}") if nodes is not None else ())
@@ -331,7 +333,8 @@ def contrast_command(hosts: str | None, nodes: int | None, like: Path | None) ->
             return line
     own = "" if like is not None or _has_default_job() else " JOB.yaml (or your command after --)"
     named = (str(like),) if like is not None else ()
-    invocation = Invocation(verb="contrast", options=tuple(filter(None, where)), job=named)
+    changed = [("--set", setting) for setting in settings or ()]
+    invocation = Invocation(verb="contrast", options=tuple(filter(None, (*where, *changed))), job=named)
     return f"multinode contrast{invocation.arguments}{own}"
 
 

@@ -139,6 +139,8 @@ def test_a_measured_network_is_tried_with_the_training_that_last_succeeded_there
     assert proposed == "multinode contrast --hosts 'my hosts' --nodes 1,2 --set max_steps=5 sft.yaml"
     require_parsed(proposed)
     assert contrast_command(None, None, Path("other.yaml")) == "multinode contrast other.yaml"
+    changed = contrast_command(None, None, Path("other.yaml"), ["max_steps=8", "output_dir=/tmp/my run"])
+    assert changed == "multinode contrast --set max_steps=8 --set 'output_dir=/tmp/my run' other.yaml"
 
 
 def said_by_show() -> list[str]:
