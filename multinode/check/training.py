@@ -278,7 +278,6 @@ _WARN_S = 1.0
 _NOTE_S = 0.4
 _LEAST_S = 0.1
 _MUCH_LESS = 0.5
-_SHARDED = (Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD)
 _GIGA = 1e9
 # A link is never assumed slower than any network.
 _LEAST_GBIT_PER_S = 1e-4
@@ -353,12 +352,10 @@ def _read(inspection: Inspection) -> ShardedTraining | None:
 def _way_to_small(training: ShardedTraining, inspection: Inspection) -> str | None:
     """How a person gets to DDP with LoRA; None if that is what is trained, or a GPU cannot hold the whole model."""
     strategy = training.strategy
-    sharded = strategy in _SHARDED
+    sharded = strategy.gathers
     if (training.lora and strategy is Strategy.DDP) or (sharded and not _fits(training, inspection)):
         return None
-    from multinode.model.training import STAGES
-
-    leave = "--set deepspeed=null" if strategy in STAGES else "remove fsdp from the YAML"
+    leave = "remove fsdp from the YAML" if strategy.engine == "FSDP" else "--set deepspeed=null"
     memory = ", if a GPU holds the whole model" if sharded else ""
     if training.lora:
         return f"{leave}{memory}; DeepSpeed ZeRO-2 with gradient_accumulation_steps: 1 also sends little"

@@ -69,7 +69,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="ddp,zero2",
-            help="Sharding: ddp, zero1, zero2, zero3, fsdp, shard_grad_op or hybrid_shard.",
+            help="Sharding: ddp, zero1, zero2, zero3, zero3_hpz, fsdp, shard_grad_op or hybrid_shard.",
         ),
     ] = None,
     method: Annotated[str | None, typer.Option(metavar="full,lora:8", help="full, or lora:RANK.")] = None,
@@ -178,12 +178,4 @@ def _or_none(word: str) -> str | None:
 def _strategy(word: str) -> Strategy:
     from multinode.api import Strategy
 
-    return {
-        "ddp": Strategy.DDP,
-        "zero1": Strategy.ZERO1,
-        "zero2": Strategy.ZERO2,
-        "zero3": Strategy.ZERO3,
-        "fsdp": Strategy.FSDP,
-        "shard_grad_op": Strategy.SHARD_GRAD_OP,
-        "hybrid_shard": Strategy.HYBRID_SHARD,
-    }[word.lower()]
+    return Strategy.of_option(word.lower())

@@ -40,6 +40,8 @@ _DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "bfp16": 2, "bfloat16": 2, "hal
 _OPTION = "--deepspeed-set"
 _DOTTED = re.compile(r"\w+(?:\.\w+)*", re.ASCII)
 _STAGE = ("zero_optimization", "stage")
+HPZ_WORKERS = "zero_hpz_partition_size"
+"""The key under `zero_optimization` that shares a second copy of the parameters among so many workers."""
 
 # From DeepSpeed 0.19.8 (constants and `DeepSpeedZeroConfig`), plus the keys of 0.14.0 and 0.16.9.
 _ZERO = "zero_optimization"
@@ -90,6 +92,11 @@ class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     persistent_elements: int | None = _PERSISTENT_ELEMENTS
     reuse_elements: int = _REUSE_ELEMENTS  # stage 3 keeps a parameter that is reused within this many elements
     communication_bytes: int | None = None  # bytes per gradient element on the wire; None if the JSON does not say
+    # ZeRO++: workers that share a second copy of the parameters (hpZ), 1 without; parameters sent in int8 (qwZ),
+    # gradients in int4 (qgZ)
+    hpz_workers: int = 1
+    quantized_weights: bool = False
+    quantized_gradients: bool = False
 
 
 class DeepSpeedEdit(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +133,9 @@ def parse_deepspeed(text: str | None) -> DeepSpeedConfig | None:
         persistent_elements=_elements(zero, "stage3_param_persistence_threshold", _PERSISTENT_ELEMENTS),
         reuse_elements=_REUSE_ELEMENTS if reuse is None else reuse,
         communication_bytes=_DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None,
+        hpz_workers=max(1, _elements(zero, HPZ_WORKERS, 1) or 1),
+        quantized_weights=zero.get("zero_quantized_weights") is True,
+        quantized_gradients=zero.get("zero_quantized_gradients") is True,
     )
 
 

@@ -330,6 +330,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     overrides: tuple[str, ...] = ()  # `KEY=VALUE` for `--set`
     deepspeed: tuple[str, ...] = ()  # `DOTTED.KEY=VALUE` for `--deepspeed-set`
     levers: Levers = NONE
+    env: dict[str, str] = {}  # for `--env`
     nodes: int | None = None  # number of first nodes of the hostfile to use; None is unchanged
     workers_per_node: int | None = None  # None is unchanged
 
@@ -342,6 +343,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             *self.levers.options,
             *(word for override in self.overrides for word in ("--set", override)),
             *(word for edit in self.deepspeed for word in ("--deepspeed-set", edit)),
+            *(word for name, value in self.env.items() for word in ("--env", f"{name}={value}")),
         ]
         return shlex.join(words)
 
@@ -352,6 +354,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             # A job without DeepSpeed has no configuration to edit.
             deepspeed=(*(() if "deepspeed=null" in second.overrides else self.deepspeed), *second.deepspeed),
             levers=self.levers.joined(second.levers),
+            env={**self.env, **second.env},
             nodes=second.nodes if second.nodes is not None else self.nodes,
             workers_per_node=second.workers_per_node or self.workers_per_node,
         )
@@ -384,6 +387,7 @@ class _ChangeFile(LeverFields, frozen=True, kw_only=True, forbid_unknown_fields=
     workers_per_node: _Count | None = None
     set_: dict[str, Any] = msgspec.field(name="set", default_factory=dict)
     deepspeed_set: dict[str, Any] = msgspec.field(default_factory=dict)
+    env: dict[str, str] = {}
 
 
 _CHANGE_HINT = f"its keys are options of launch: {', '.join(_ChangeFile.__struct_encode_fields__)}"
@@ -404,6 +408,7 @@ def parse_change(text: str, source: object) -> Change:
             overrides=tuple(override_text(key, value) for key, value in file.set_.items()),
             deepspeed=tuple(override_text(key, value) for key, value in file.deepspeed_set.items()),
             levers=read_levers(file),
+            env=file.env,
             nodes=file.nodes,
             workers_per_node=file.workers_per_node,
         )
@@ -425,6 +430,7 @@ def change_text(change: Change, comment: str) -> str:
         **change.levers.given,
         "set": parse_overrides(change.overrides),
         "deepspeed-set": {".".join(edit.path): edit.value for edit in parse_deepspeed_edits(change.deepspeed)},
+        "env": change.env,
     }
     written = {name: value for name, value in options.items() if value}
     # A comment ends with its line.

@@ -462,6 +462,8 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
             self,
             set_=change.overrides,
             deepspeed_set=change.deepspeed,
+            # What is typed comes last, and wins.
+            env=(*(f"{name}={value}" for name, value in file.env.items()), *self.env),
             nodes=change.nodes,
             workers_per_node=change.workers_per_node,
         )

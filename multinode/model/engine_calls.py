@@ -26,6 +26,8 @@ from multinode.units import MIB
 # DDP's first bucket is smaller unless the user sets the cap.
 _FIRST_CAP_BYTES = MIB
 _CAP_MIB = 25
+# What ZeRO++ sends.
+_INT8_BYTES, _INT4_BYTES = 1, 0.5
 # DeepSpeed pads a parameter group to a multiple of this many elements per worker.
 _ALIGNMENT = 2
 
@@ -43,6 +45,7 @@ _FILLED = (
     "the parameters that ZeRO-3 gathers together depend on its trace of the model; they are approximated by filling "
     "stage3_prefetch_bucket_size in module order"
 )
+_SCALES = "the scales beside quantised values are excluded: one number for some thousand"
 _STAY_WHOLE = "parameters that are reused soon stay gathered for the backward pass (stage3_max_reuse_distance)"
 _WRAPS_LAYERS = (
     "FSDP is assumed to wrap each decoder layer and to reduce gradients in the last micro-batch only, as with the "
@@ -104,8 +107,8 @@ def engine_calls(job: LlamaFactoryJob, training: ShardedTraining, layout: Layout
     if training.strategy is Strategy.DDP:
         calls, notes = _ddp(job, training) if training.settings is None else _zero_0(training)
     elif training.settings is not None:
-        stage_3 = training.strategy is Strategy.ZERO3
-        calls, notes = (_zero_3 if stage_3 else _zero_1_and_2)(training, training.settings, layout)
+        zero = _zero_3 if training.strategy.gathers else _zero_1_and_2
+        calls, notes = zero(training, training.settings, layout)
     else:
         calls, notes = _fsdp(training, layout)
     return calls, notes
@@ -251,25 +254,83 @@ def _zero_3(training: ShardedTraining, settings: DeepSpeedConfig, layout: Layout
         for part, passes in ((large[:cut], again), (large[cut:], 1), (tied, 1))
         for elements in fill_past(part, [prefetch]) * passes
     ]
-    trained = [_padded(element, n) for element in _elements(model.arriving)]
-    buckets = fill_up_to(trained, _reduce_cap(training, settings))
     gather = Call(
         collective="all_gather",
-        size_bytes=load.parameter_bytes,
+        size_bytes=_INT8_BYTES if settings.quantized_weights else load.parameter_bytes,
         per_micro_batch=True,
         what="parameters before their use",
     )
-    bucket = Call(
-        collective="reduce_scatter", size_bytes=load.gradient_bytes, per_micro_batch=True, what="gradient buckets"
-    )
+    gathers = _calls(gather, gathered)
+    if training.strategy is Strategy.ZERO3_HPZ:
+        fresh = [_padded(element, n) for element in _elements(model.trained) if element > small]
+        once = fill_past(fresh, [prefetch])
+        gathers = _kept_in_node(gather, gathered, once, training.accumulation)
     after = Call(
         collective="all_gather",
         size_bytes=load.parameter_bytes,
         hideable=False,
         what="small parameters after the step",
     )
-    calls = [*_calls(gather, gathered), *_calls(bucket, buckets), *_calls(after, kept)]
-    return calls, (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
+    notes = (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
+    if settings.quantized_weights or settings.quantized_gradients:
+        notes = (*notes, _SCALES)
+    return [*gathers, *_zero_3_gradients(training, settings, layout), *_calls(after, kept)], notes
+
+
+def _kept_in_node(gather: Call, gathered: Iterable[int], once: Iterable[int], accumulation: int) -> list[Call]:
+    """Gathers of ZeRO-3 hpZ.
+
+    Args:
+        gather: of one element.
+        gathered: elements of all gathers of a micro-batch.
+        once: elements of those that cross the nodes, in the first micro-batch of a step.
+        accumulation: micro-batches of a step.
+    """
+    inside = msgspec.structs.replace(gather, reach=GroupScope.NODE)
+    counts: dict[int, float] = dict(Counter(gathered))
+    for elements in once:
+        # A first gather that is filled in other company is still one of that many elements.
+        nearest = min(counts, key=lambda size: abs(size - elements))
+        counts[nearest] -= 1 / accumulation
+    across = msgspec.structs.replace(gather, per_micro_batch=False, what="trained parameters, once a step")
+    return [
+        *_calls(across, once),
+        *(
+            msgspec.structs.replace(inside, size_bytes=size * inside.size_bytes, times=count)
+            for size, count in counts.items()
+            if count > 0
+        ),
+    ]
+
+
+def _zero_3_gradients(training: ShardedTraining, settings: DeepSpeedConfig, layout: Layout) -> list[Call]:
+    """DeepSpeed reduce-scatters buckets; with qgZ each matrix by itself, in int4, inside the nodes and then between."""
+    model, n = training.tensors, layout.workers
+    bucket = Call(
+        collective="reduce_scatter",
+        size_bytes=training.load.gradient_bytes,
+        per_micro_batch=True,
+        what="gradient buckets",
+    )
+    if not settings.quantized_gradients:
+        trained = [_padded(element, n) for element in _elements(model.arriving)]
+        return _calls(bucket, fill_up_to(trained, _reduce_cap(training, settings)))
+    narrow = [tensor.matrix and tensor.elements % (2 * n) == 0 for tensor in model.arriving]
+    kinds: list[list[int]] = [[], []]
+    for tensor, is_narrow in zip(model.arriving, narrow, strict=True):
+        kinds[is_narrow].append(tensor.elements)
+    exchange = msgspec.structs.replace(
+        bucket, collective="all_to_all", size_bytes=_INT4_BYTES, reach=GroupScope.NODE, what="gradients in int4"
+    )
+    between = msgspec.structs.replace(
+        exchange, size_bytes=_INT4_BYTES / layout.workers_per_node, reach=GroupScope.ACROSS
+    )
+    whole, matrices = kinds
+    return [
+        *_calls(bucket, [_padded(elements, n) for elements in whole]),
+        *_calls(exchange, matrices),
+        *_calls(between, matrices),
+    ]
 
 
 def _fsdp(training: ShardedTraining, layout: Layout) -> _Sent:

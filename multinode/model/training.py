@@ -22,8 +22,6 @@ from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs
 from multinode.units import GIB
 
-STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
-"""Strategies by ZeRO stage."""
 SMALL_RANK = LlamaFactorySettings().lora_rank or 0
 """Default rank of an adapter."""
 # Keys that change what is trained or sent in ways not modeled here.
@@ -172,7 +170,7 @@ def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strateg
     if job.config.get("deepspeed") is not None:
         if settings is None or fsdp:
             raise _unknown(job, "fsdp" if fsdp else "deepspeed")
-        return STAGES[settings.stage]
+        return deepspeed_strategy(settings)
     if not fsdp:
         return Strategy.DDP
     strategy = named_fsdp(fsdp)
@@ -181,10 +179,21 @@ def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strateg
     return strategy
 
 
+def deepspeed_strategy(settings: DeepSpeedConfig) -> Strategy:
+    """That of a DeepSpeed configuration."""
+    is_hpz = settings.stage == Strategy.ZERO3_HPZ.stage and settings.hpz_workers > 1
+    return Strategy.ZERO3_HPZ if is_hpz else Strategy.of_stage(settings.stage)
+
+
 def named_fsdp(fsdp: object) -> Strategy | None:
     """FSDP's sharding strategy from the words of the YAML; None if they do not say."""
     words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     return next((_FSDP[word] for word in words if isinstance(word, str) and word in _FSDP), None)
+
+
+def fsdp_word(strategy: Strategy) -> str:
+    """What the YAML's `fsdp` calls a strategy of FSDP."""
+    return next(word for word, named in _FSDP.items() if named is strategy)
 
 
 def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
@@ -247,7 +256,7 @@ def _gathers(training: ShardedTraining, version: int) -> float | None:
     reshard that as well.
     """
     model, parameters = training.tensors, training.load.parameters or 0
-    if training.settings is not None and training.strategy is Strategy.ZERO3:
+    if training.settings is not None and training.strategy.gathers:
         kept, again = zero_3_gathers(training.settings, model, recompute=training.recompute)
         # A tied embedding that was released is gathered again for the output layer.
         tied = model.table if model.tied and kept < parameters else 0
@@ -276,12 +285,6 @@ def _unknown(job: LlamaFactoryJob, key: str) -> JobError:
 
 COUNTED = "parameters, gradients, Adam states and DDP buckets, without activations"
 _ADAM_BYTES = 2 * _FP32_BYTES
-_SHARES_OPTIMIZER = frozenset(set(Strategy) - {Strategy.DDP})
-_SHARES_GRADIENTS = frozenset(
-    {Strategy.ZERO2, Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD}
-)
-_SHARES_PARAMETERS = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.HYBRID_SHARD})
-_DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 
 
 class StatePlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,6 +321,7 @@ def memory_need(
     - ZeRO-1 in half: 2T, gradients 2T, (4 + 8)T/n (Rajbhandari et al. 2020); in fp32 4T and 4T. ZeRO-2: gradients
     /n.
       ZeRO-3: parameters /n as well, frozen ones included.
+    - ZeRO-3 hpZ: as ZeRO-3, and all parameters once more over the workers of a node.
     - FSDP: 4T, 4T and 8T, all /n, frozen parameters too; SHARD_GRAD_OP keeps the parameters whole; hybrid shard
       divides by the workers of a node.
     """
@@ -325,20 +329,19 @@ def memory_need(
         return None
     workers = layout.workers_per_node if strategy is Strategy.HYBRID_SHARD else layout.workers
     trained, frozen = load.trainable, max(0, load.parameters - load.trainable)
-    deepspeed = strategy in _DEEPSPEED
+    deepspeed = strategy.engine == "DeepSpeed"
     width = _HALF_BYTES if deepspeed and placement.half else _FP32_BYTES
     frozen_bits = placement.frozen_bits or 8 * (_HALF_BYTES if placement.half else _FP32_BYTES)
     parameters = trained * width + frozen * frozen_bits / 8
     optimizer = trained * (_ADAM_BYTES + (_FP32_BYTES if deepspeed else 0))
+    kept = 0.0 if placement.parameters_elsewhere else parameters / (workers if strategy.shards_parameters else 1)
+    if strategy is Strategy.ZERO3_HPZ:
+        kept += parameters / layout.workers_per_node
     return MemoryNeed(
-        parameters_gib=0.0
-        if placement.parameters_elsewhere
-        else _gib(parameters, workers, strategy, _SHARES_PARAMETERS),
-        gradients_gib=_gib(trained * width, workers, strategy, _SHARES_GRADIENTS),
-        optimizer_gib=0.0 if placement.optimizer_elsewhere else _gib(optimizer, workers, strategy, _SHARES_OPTIMIZER),
+        parameters_gib=kept / GIB,
+        gradients_gib=trained * width / (workers if strategy.shards_gradients else 1) / GIB,
+        optimizer_gib=0.0
+        if placement.optimizer_elsewhere
+        else optimizer / (1 if strategy is Strategy.DDP else workers) / GIB,
         buckets_gib=trained * width / GIB if strategy is Strategy.DDP and layout.workers > 1 else 0.0,
     )
-
-
-def _gib(size_bytes: float, workers: int, strategy: Strategy, shared: frozenset[Strategy]) -> float:
-    return size_bytes / (workers if strategy in shared else 1) / GIB

@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _RANKED = frozenset({"lora", "oft"})
 _SHORTENING = frozenset({"max_steps", "num_train_epochs"})
-_DEEPSPEED_NAMES = ("DeepSpeed ZeRO-0", Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+_ZERO_0 = "DeepSpeed ZeRO-0"
 
 
 _QLORA = "qlora"
@@ -374,11 +374,12 @@ def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
 def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
     if job.config.get("deepspeed") is not None:
         from multinode.job.deepspeed import parse_deepspeed
+        from multinode.model.training import deepspeed_strategy
 
         deepspeed = parse_deepspeed(job.deepspeed_text)
-        return (
-            (str(_DEEPSPEED_NAMES[deepspeed.stage]), deepspeed.overlap_comm) if deepspeed is not None else (None, None)
-        )
+        if deepspeed is None:
+            return None, None
+        return str(deepspeed_strategy(deepspeed)) if deepspeed.stage else _ZERO_0, deepspeed.overlap_comm
     fsdp = job.config.get("fsdp")
     if not fsdp:
         return str(Strategy.DDP), True

@@ -147,7 +147,6 @@ def overlaps(strategy: Strategy, backend: str) -> bool:
     return strategy is Strategy.DDP or backend != "gloo"
 
 
-_GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD})
 HIDEABLE_SHARE = 2 / 3
 """`hideable_share` of an unknown training: the backward pass without activation checkpointing."""
 
@@ -165,7 +164,7 @@ def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = 
         lora: whether an adapter is trained instead of the whole model.
         recompute: whether activations are recomputed.
     """
-    if strategy in _GATHERS_BEFORE_USE:
+    if strategy.gathers:
         return 1.0
     backward = 1 + (not lora) + recompute
     return backward / (1 + backward)

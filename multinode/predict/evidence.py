@@ -6,7 +6,7 @@ CalibrationInputs are shared by all calibrations of one training; a HoldoutRun i
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -66,7 +66,10 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
     strategy = _strategy(summary, seen)
     accumulation = float(summary.accumulation)
     once = _once_a_step(summary, seen, strategy, accumulation)
-    calls = tuple(_step_call(call, strategy, layout, None if call.op in once else accumulation) for call in seen)
+    calls = tuple(
+        _step_call(call, strategy, layout, None if _is_once(call, once, strategy, layout) else accumulation)
+        for call in seen
+    )
     if compressed:
         calls = with_gradients(calls, _WIDTHS[0] / _WIDTHS[1])
     reduced = sum(call.size_bytes * call.times for call in calls if call.collective in _REDUCTIONS)
@@ -106,7 +109,7 @@ def _once_a_step(summary: Summary, seen: Sequence[SeenCall], strategy: Strategy,
     if strategy is Strategy.ZERO2:
         return frozenset({_GATHER})
     gathers, reductions = (sum(call.count for call in seen if call.op == op) for op in (_GATHER, "reduce_scatter"))
-    if strategy is Strategy.ZERO3 or not reductions:
+    if strategy.stage == Strategy.ZERO3.stage or not reductions:
         return frozenset()
     keeps = strategy is Strategy.SHARD_GRAD_OP
     if accumulation == 1 or gathers / reductions > _MORE * (1 if keeps else 2):
@@ -114,6 +117,11 @@ def _once_a_step(summary: Summary, seen: Sequence[SeenCall], strategy: Strategy,
     gathered = sum(call.size_bytes * call.count for call in seen if call.op == _GATHER)
     whole = _WIDTHS[0] * (or_none(summary.parameters) or 0)
     return _REDUCTIONS | {_GATHER} if keeps and gathered < _MORE * whole else frozenset()
+
+
+def _is_once(call: SeenCall, once: Collection[str], strategy: Strategy, layout: Layout) -> bool:
+    fills_nodes = strategy is Strategy.ZERO3_HPZ and call.op == _GATHER and _reach(call, layout) is GroupScope.WORLD
+    return call.op in once or fills_nodes
 
 
 def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation: float | None) -> Call:

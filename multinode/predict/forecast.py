@@ -240,7 +240,6 @@ _MOST_ACCUMULATION = 1 << 16
 _GBIT_PER_S, _BATCH, _MIBS = (1e-4, 1e5), (1e-3, 1e6), (1e-3, 1e6)
 _ALIKE = 1e-6
 _replace = msgspec.structs.replace
-_SHARDED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 
 
 class _Point(NamedTuple):
@@ -417,7 +416,7 @@ class _Variants:
         overlap = point.overlap
         if overlap is None:
             # Other strategies as in LLaMA-Factory's examples: DeepSpeed's stages with overlap_comm: false.
-            overlap = today.overlap if point.strategy is today.strategy else point.strategy not in _SHARDED
+            overlap = today.overlap if point.strategy is today.strategy else point.strategy.engine != "DeepSpeed"
         return Scenario(
             link=msgspec.structs.replace(today.link, gbit_per_s=point.link_gbit_per_s),
             layout=_layout(today, point.nodes, point.workers_per_node),

@@ -182,15 +182,6 @@ _MS_PER_S, _MB_PER_GB, _BITS_PER_BYTE = 1e3, 1e3, 8
 # Rounding allowance of a stream over its link rate.
 _ABOVE_ITS_RATE = 1.05
 _HALF_BYTES, _FP32_BYTES = 2, 4
-_OUR_STRATEGIES = {
-    "ddp": Strategy.DDP,
-    "zero1": Strategy.ZERO1,
-    "zero2": Strategy.ZERO2,
-    "zero3": Strategy.ZERO3,
-    "fsdp": Strategy.FSDP,
-    "shard_grad_op": Strategy.SHARD_GRAD_OP,
-    "hybrid_shard": Strategy.HYBRID_SHARD,
-}
 _ENGINE_WORDS = re.compile(r"deepspeed|stage|[^a-z0-9]")
 
 
@@ -199,7 +190,7 @@ def _bare(strategy: str) -> str:
 
 
 # Without case and signs: DeepSpeed's stages, PyTorch's ShardingStrategy, and FSDP's versions.
-_STRATEGIES = {_bare(name): strategy for name, strategy in _OUR_STRATEGIES.items()} | {
+_STRATEGIES = {_bare(strategy.option): strategy for strategy in Strategy} | {
     **{_bare(strategy): strategy for strategy in Strategy},
     "zero0": Strategy.DDP,
     "noshard": Strategy.DDP,
@@ -220,7 +211,7 @@ def parse_strategy(text: str) -> Strategy:
     """
     strategy = _STRATEGIES.get(_bare(text))
     if strategy is None:
-        raise ValueError(f"Invalid strategy {text!r}: {', '.join(_OUR_STRATEGIES)}")
+        raise ValueError(f"Invalid strategy {text!r}: {', '.join(strategy.option for strategy in Strategy)}")
     return strategy
 
 

@@ -24,7 +24,6 @@ from multinode.profile.figures import BalanceOutlook, Straggler
 from multinode.stats.estimate import Estimate
 from multinode.traffic.step_calls import Strategy
 
-DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 _QUANTISED_BITS = 4
 # GPUs are never filled to the last byte: CUDA's context, workspaces and fragments take their part.
 _USABLE = 0.95
@@ -100,7 +99,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     def memory_need(self) -> MemoryNeed | None:
         """What the states of the model take of a worker; None where the model's size is not known."""
         settings, scenario = self.settings, self.scenario
-        sharing = self.deepspeed if scenario.strategy in DEEPSPEED else None
+        sharing = self.deepspeed if scenario.strategy.engine == "DeepSpeed" else None
         placement = StatePlacement(
             half=settings.precision in {"bf16", "fp16"},
             frozen_bits=_QUANTISED_BITS if settings.is_quantised else None,
@@ -108,7 +107,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
             # Below stage 3 each worker keeps them whole, and DeepSpeed ignores `offload_param`.
             parameters_elsewhere=sharing is not None
             and sharing.offload_parameters is not None
-            and scenario.strategy is Strategy.ZERO3,
+            and scenario.strategy.shards_parameters,
         )
         return memory_need(scenario.strategy, self.calibration.work.load, scenario.layout, placement)
 

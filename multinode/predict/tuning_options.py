@@ -8,17 +8,17 @@ import msgspec
 
 from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import JobError, UsageError
-from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
+from multinode.job.deepspeed import HPZ_WORKERS, DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
 from multinode.levers.compression import Compression
 from multinode.levers.levers import NONE, Levers
-from multinode.model.training import COUNTED
+from multinode.model.training import COUNTED, fsdp_word
 from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.cost_model import make_low_rank
 from multinode.predict.network_model import comm_times
 from multinode.predict.screen import link_words
-from multinode.predict.training_state import DEEPSPEED, NOTHING, TrainingState, TuningOption
+from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.variants import vary
 from multinode.profile.summary_sheets import SMALLER
 from multinode.traffic.algorithms import Layout
@@ -41,10 +41,11 @@ _LOG_EVERY = 10
 _OFTEN = 0.5
 # From a strategy that communicates much to those that communicate less; each makes the same steps, and costs memory.
 _MOVES = {
-    Strategy.ZERO3: (Strategy.ZERO2, Strategy.DDP),
+    Strategy.ZERO3: (Strategy.ZERO3_HPZ, Strategy.ZERO2, Strategy.DDP),
+    Strategy.ZERO3_HPZ: (Strategy.ZERO2, Strategy.DDP),
     Strategy.ZERO2: (Strategy.ZERO1, Strategy.DDP),
     Strategy.ZERO1: (Strategy.DDP,),
-    Strategy.FSDP: (Strategy.DDP,),
+    Strategy.FSDP: (Strategy.HYBRID_SHARD, Strategy.DDP),
     Strategy.SHARD_GRAD_OP: (Strategy.DDP,),
     Strategy.HYBRID_SHARD: (Strategy.DDP,),
 }
@@ -56,7 +57,6 @@ _AVERAGINGS = (
     Averaging(every=16, dtype="fp16"),
     Averaging(every=64, dtype="fp16", outer_lr=0.7, momentum=0.9),
 )
-_STAGE = {Strategy.ZERO1: 1, Strategy.ZERO2: 2}
 # What NICs and switches are sold with, Gbit/s.
 _STANDARD_GBIT_PER_S = (1, 2.5, 5, 10, 25, 40, 100)
 _MOST_LINKS = 4
@@ -81,7 +81,7 @@ def setting_options(state: TrainingState) -> Iterator[TuningOption]:
     )
     for options in (*several, _larger_batch, _lora, _strategies):
         for option in options(state):
-            written = option.change is not None and (option.change.overrides or option.change.deepspeed)
+            written = option.change is not None and (option.change.overrides or option.change.deepspeed or option.change.env)
             yield _replace(option, change=None) if state.is_script and written else option
 
 
@@ -188,7 +188,6 @@ def _repeated(option: TuningOption) -> str:
     collectives, strategy = repeated_calls(option.before), option.before.scenario.strategy
     if not collectives:
         return ""
-    engine = "DeepSpeed" if strategy in DEEPSPEED else "FSDP"
     gathers = ["gathers the parameters"] if "all_gather" in collectives else []
     reduces = ["reduces the gradients"] if _REDUCTIONS & set(collectives) else []
     traffic = (
@@ -198,7 +197,7 @@ def _repeated(option: TuningOption) -> str:
     if strategy is Strategy.ZERO2:
         traffic += ", saving only the gathering of the updated parameters once per step"
     return (
-        f"with {strategy} accumulation does not reduce the traffic per sample as with DDP: {engine} "
+        f"with {strategy} accumulation does not reduce the traffic per sample as with DDP: {strategy.engine} "
         f"{' and '.join([*gathers, *reduces])} in every micro-batch, {traffic}"
     )
 
@@ -211,7 +210,7 @@ def repeated_calls(state: TrainingState) -> Collection[str]:
 
 def _overlap(state: TrainingState) -> Iterator[TuningOption]:
     deepspeed = state.deepspeed
-    if deepspeed is not None and state.scenario.strategy in DEEPSPEED and not state.scenario.overlap:
+    if deepspeed is not None and state.scenario.strategy.engine == "DeepSpeed" and not state.scenario.overlap:
         # A second buffer of a whole bucket (stage_1_and_2.py); without a known size of the bucket none is told.
         elements, width = deepspeed.reduce_bucket_elements, state.calibration.work.load.gradient_bytes
         on = {"overlap": True}
@@ -337,12 +336,10 @@ def _strategies(state: TrainingState) -> Iterator[TuningOption]:
         # ZeRO-1 and ZeRO-2 send alike unless micro-batches are accumulated.
         if strategy is Strategy.ZERO1 and state.scenario.accumulation == 1:
             continue
-        person = "wrap the model in torch's DistributedDataParallel in your script"
-        if strategy in _STAGE:
-            person = f'"stage": {_STAGE[strategy]} under "zero_optimization" of your DeepSpeed JSON'
-            change = Change(deepspeed=(f"zero_optimization.stage={_STAGE[strategy]}",))
-        else:
-            change = Change(overrides=("deepspeed=null",) if today in DEEPSPEED else ("fsdp=null", "fsdp_config=null"))
+        within = strategy in {Strategy.HYBRID_SHARD, Strategy.ZERO3_HPZ}
+        if within and not _has_insides(state.scenario.layout):
+            continue
+        change, person = _to_strategy(state, strategy)
         try:
             after = _under(state, strategy, change)
         except UsageError:
@@ -357,6 +354,41 @@ def _strategies(state: TrainingState) -> Iterator[TuningOption]:
             person=person,
             remark=_memory,
         )
+
+
+def _has_insides(layout: Layout) -> bool:
+    """Whether there is communication inside nodes and between them, in equal groups."""
+    return layout.nodes > 1 and layout.workers_per_node > 1 and not layout.unequal
+
+
+def _to_strategy(state: TrainingState, strategy: Strategy) -> tuple[Change, str]:
+    """The change, and what a script's author does."""
+    layout, today = state.scenario.layout, state.scenario.strategy
+    if strategy is Strategy.DDP:
+        none = ("deepspeed=null",) if today.engine == "DeepSpeed" else ("fsdp=null", "fsdp_config=null")
+        return Change(overrides=none), "wrap the model in torch's DistributedDataParallel in your script"
+    if strategy is Strategy.HYBRID_SHARD:
+        return _to_hybrid_shard(state), (
+            "sharding_strategy=HYBRID_SHARD of FullyShardedDataParallel, or fully_shard over a mesh of "
+            f"{layout.nodes} x {layout.workers_per_node}"
+        )
+    key, value = ("stage", strategy.stage) if strategy.stage != today.stage else (HPZ_WORKERS, layout.workers_per_node)
+    change = Change(deepspeed=(f"zero_optimization.{key}={value}",))
+    return change, f'"{key}": {value} under "zero_optimization" of your DeepSpeed JSON'
+
+
+def _to_hybrid_shard(state: TrainingState) -> Change:
+    """FSDP 1 is told by accelerate's variable, version 2 by the sizes of its mesh."""
+    layout = state.scenario.layout
+    if state.calibration.work.load.fsdp_version != 1:
+        sizes = {"DP_REPLICATE": layout.nodes, "DP_SHARD": layout.workers_per_node}
+        mesh = {f"PARALLELISM_CONFIG_{name}_SIZE": str(size) for name, size in sizes.items()}
+        return Change(env={"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **mesh})
+    word, named = fsdp_word(Strategy.HYBRID_SHARD), "full_shard auto_wrap"
+    if state.subject is not None and state.subject.job is not None:
+        named = str(state.subject.job.config.get("fsdp") or named)
+    words = named.replace(fsdp_word(Strategy.FSDP), word)
+    return Change(overrides=(f"fsdp={words}",), env={"FSDP_SHARDING_STRATEGY": word.upper()})
 
 
 def _memory(option: TuningOption) -> str:

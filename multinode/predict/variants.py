@@ -12,22 +12,19 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
+from multinode.job.deepspeed import HPZ_WORKERS
 from multinode.job.job import LlamaFactoryJob
 from multinode.model.flops import flops_per_token
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
+from multinode.model.training import fsdp_word
 from multinode.model.workload import JobSettings, read_work
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import hideable_share
 from multinode.predict.network_model import DoubtRules
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, passing_bytes
 from multinode.units import format_figure
 
-_ZERO = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
-_FSDP = {
-    Strategy.FSDP: "full_shard auto_wrap",
-    Strategy.SHARD_GRAD_OP: "shard_grad_op auto_wrap",
-    Strategy.HYBRID_SHARD: "hybrid_shard auto_wrap",
-}
 # Of compute, where FLOPs alone tell how much less or more another method has.
 _OTHER_METHOD = 0.2
 _FULL = "full"
@@ -162,7 +159,7 @@ def _trained(
 
 def _work(calibration: Calibration, subject: Subject, strategy: Strategy, rank: int | None, *, other: bool) -> Work:
     if subject.job is not None and subject.model is not None:
-        config, text = _shared_out(subject.job, strategy)
+        config, text = _shared_out(subject.job, strategy, calibration.layout)
         if other:
             config |= {"finetuning_type": _FULL} if rank is None else {"finetuning_type": "lora", "lora_rank": rank}
         job = msgspec.structs.replace(subject.job, config=config, deepspeed_text=text)
@@ -187,17 +184,17 @@ def _load_of(load: TrafficInputs, subject: Subject, rank: int | None) -> Traffic
     return msgspec.structs.replace(load, parameters=parameters, trainable=trainable)
 
 
-def _shared_out(job: LlamaFactoryJob, strategy: Strategy) -> tuple[dict[str, Any], str | None]:
+def _shared_out(job: LlamaFactoryJob, strategy: Strategy, layout: Layout) -> tuple[dict[str, Any], str | None]:
     config = {key: value for key, value in job.config.items() if key not in {"deepspeed", "fsdp"}}
-    if strategy in _FSDP:
-        return config | {"fsdp": _FSDP[strategy]}, None
+    if strategy.engine == "FSDP":
+        return config | {"fsdp": f"{fsdp_word(strategy)} auto_wrap"}, None
     if strategy is Strategy.DDP:
         return config, None
-    text = _zero_json(job.deepspeed_text, _ZERO.index(strategy))
+    text = _zero_json(job.deepspeed_text, strategy, layout)
     return config | {"deepspeed": job.config.get("deepspeed") or "ds.json"}, text
 
 
-def _zero_json(text: str | None, stage: int) -> str:
+def _zero_json(text: str | None, strategy: Strategy, layout: Layout) -> str:
     data: dict[str, Any] = {}
     if text is not None:
         try:
@@ -206,4 +203,6 @@ def _zero_json(text: str | None, stage: int) -> str:
             data = {}
     own = data.get("zero_optimization")
     zero = own if isinstance(own, Mapping) else {"overlap_comm": False}
-    return msgspec.json.encode({**data, "zero_optimization": {**zero, "stage": stage}}).decode()
+    hpz = layout.workers_per_node if strategy is Strategy.ZERO3_HPZ else 1
+    changed = {**zero, "stage": strategy.stage, HPZ_WORKERS: hpz}
+    return msgspec.json.encode({**data, "zero_optimization": changed}).decode()

@@ -139,12 +139,17 @@ def _as_told(model: ModelSample) -> Recognised | None:
     if model.wrapper == "ddp":
         return Recognised(name="DDP", strategy=Strategy.DDP)
     if model.zero_stage is not None:
-        stages = {1: Strategy.ZERO1, 2: Strategy.ZERO2, 3: Strategy.ZERO3}
-        strategy = stages.get(model.zero_stage)
-        if strategy is None:
-            return Recognised(name="DDP (DeepSpeed's ZeRO-0)", strategy=Strategy.DDP)
-        return Recognised(name=strategy.value, strategy=strategy)
+        strategy = _of_stage(model, model.zero_stage)
+        name = "DDP (DeepSpeed's ZeRO-0)" if strategy is Strategy.DDP else strategy.value
+        return Recognised(name=name, strategy=strategy)
     return _fsdp(model, None, hybrid=False) if _is_fsdp(model) else None
+
+
+def _of_stage(model: ModelSample, stage: int) -> Strategy:
+    hpz = model.settings.get("zero_hpz_partition_size")
+    if stage == Strategy.ZERO3_HPZ.stage and type(hpz) is int and hpz > 1:
+        return Strategy.ZERO3_HPZ
+    return Strategy.of_stage(stage) if stage in range(4) else Strategy.DDP
 
 
 def _is_fsdp(model: ModelSample) -> bool:
@@ -219,7 +224,7 @@ def _groups(calls: Mapping[int, WorkerCalls], op: str = "") -> set[frozenset[int
 def _contradicts(strategy: Strategy | None, sent: _Sent) -> bool:
     if strategy is Strategy.DDP:
         return sent.part("all_reduce", "reduce") < _MOST and not sent.part("broadcast") > _MOST
-    if strategy is Strategy.ZERO3:
+    if strategy is not None and strategy.stage == Strategy.ZERO3.stage:
         return not sent.has("all_gather")
     return not (sent.has("all_gather", "broadcast") and sent.has("all_reduce", "reduce", "reduce_scatter"))
 

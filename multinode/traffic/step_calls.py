@@ -20,18 +20,68 @@ from multinode.records.samples import plausible_us
 from multinode.traffic.algorithms import Layout, bus_factor, worker_factor
 
 _BYTES_PER_GB = 1e9
+_GATHERING_STAGE = 3
 
 
 class Strategy(enum.StrEnum):
-    """How parameters, gradients and optimizer states are sharded over the workers."""
+    """How parameters, gradients and optimizer states are sharded over the workers.
 
-    DDP = "DDP"
-    ZERO1 = "ZeRO-1"
-    ZERO2 = "ZeRO-2"
-    ZERO3 = "ZeRO-3"
-    FSDP = "FSDP"
-    SHARD_GRAD_OP = "FSDP SHARD_GRAD_OP"
-    HYBRID_SHARD = "FSDP hybrid shard"
+    Attributes:
+        option: as options and files spell it.
+        engine: what shards, `DeepSpeed` or `FSDP`; `DDP` shards nothing.
+        stage: of ZeRO; DDP is stage 0; None for FSDP.
+    """
+
+    option: str
+    engine: Literal["DDP", "DeepSpeed", "FSDP"]
+    stage: int | None
+
+    DDP = "DDP", "ddp", "DDP", 0
+    ZERO1 = "ZeRO-1", "zero1", "DeepSpeed", 1
+    ZERO2 = "ZeRO-2", "zero2", "DeepSpeed", 2
+    ZERO3 = "ZeRO-3", "zero3", "DeepSpeed", 3
+    # ZeRO-3 that keeps a second copy of the parameters inside each node (hpZ of ZeRO++, Wang et al. 2023)
+    ZERO3_HPZ = "ZeRO-3 hpZ", "zero3_hpz", "DeepSpeed", 3
+    FSDP = "FSDP", "fsdp", "FSDP", None
+    SHARD_GRAD_OP = "FSDP SHARD_GRAD_OP", "shard_grad_op", "FSDP", None
+    HYBRID_SHARD = "FSDP hybrid shard", "hybrid_shard", "FSDP", None
+
+    def __new__(
+        cls, value: str, option: str, engine: Literal["DDP", "DeepSpeed", "FSDP"], stage: int | None
+    ) -> Strategy:
+        """A member with its attributes."""
+        member = str.__new__(cls, value)
+        member._value_, member.option, member.engine, member.stage = value, option, engine, stage
+        return member
+
+    @classmethod
+    def of_option(cls, option: str) -> Strategy:
+        """The one that is spelled so.
+
+        Raises:
+            KeyError: none is.
+        """
+        return {strategy.option: strategy for strategy in cls}[option]
+
+    @classmethod
+    def of_stage(cls, stage: int) -> Strategy:
+        """That of a ZeRO stage, 0 to 3."""
+        return (cls.DDP, cls.ZERO1, cls.ZERO2, cls.ZERO3)[stage]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters are gathered before their use."""
+        return self.engine == "FSDP" or self.stage == _GATHERING_STAGE
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether each worker holds a part of the gradients; of the optimizer's states it does in all but DDP."""
+        return self.gathers or self is Strategy.ZERO2
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether parameters are released between their uses in a step."""
+        return self.gathers and self is not Strategy.SHARD_GRAD_OP
 
 
 class GroupScope(enum.StrEnum):
@@ -63,7 +113,7 @@ class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     def reduces_often(self, strategy: Strategy) -> bool:
         """Whether a strategy that shards gradients reduces them in every micro-batch."""
-        return strategy is Strategy.ZERO3 or not self.no_sync
+        return strategy.stage == _GATHERING_STAGE or not self.no_sync
 
     def gathers_often(self, strategy: Strategy) -> bool:
         """Whether a strategy that shards parameters gathers them in every micro-batch."""
@@ -103,7 +153,10 @@ def strategy_calls(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
       there (InternLM's `zero1.size`, the number of a node's GPUs).
     - ZeRO-2: all-reduce G in every micro-batch (DeepSpeed#373), all-gather T once.
     - ZeRO-3: in every micro-batch all-gather P in the forward and in the backward pass, reduce-scatter G.
-    - FSDP: the same, but reduce-scatter G once if the other micro-batches are under `no_sync`.
+    - ZeRO-3 hpZ: each node has all parameters in a second copy, which is filled by the first gather of a step and
+      counts until the optimizer changes them: T once a step between the nodes, all other gathers inside each node
+      (DeepSpeed 0.19.8, `_partition_param_sec`, `invalidate_secondary_tensor`). Frozen parameters stay valid.
+    - FSDP: as ZeRO-3, but reduce-scatter G once if the other micro-batches are under `no_sync`.
     - FSDP SHARD_GRAD_OP: all-gather P and reduce-scatter G in every micro-batch. Under `no_sync` once; but version 2
       frees the parameters after every backward pass and gathers them again, while version 1 keeps them.
     - FSDP hybrid shard: as FSDP inside each node; each time that gradients are scattered there, one all-reduce of each
@@ -125,7 +178,8 @@ def strategy_calls(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     if load.parameters is None:
         raise ValueError(f"{strategy} gathers all parameters, whose number is unknown")
     gathers = load.gathers or (1 if strategy is Strategy.SHARD_GRAD_OP else 2)
-    reach = GroupScope.NODE if strategy is Strategy.HYBRID_SHARD else GroupScope.WORLD
+    within = strategy in {Strategy.HYBRID_SHARD, Strategy.ZERO3_HPZ}
+    reach = GroupScope.NODE if within else GroupScope.WORLD
     weights = float(load.parameters * load.parameter_bytes)
     reduces_often = load.reduces_often(strategy)
     sharded = (
@@ -136,8 +190,16 @@ def strategy_calls(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
             per_micro_batch=load.gathers_often(strategy),
             reach=reach,
         ),
-        Call(collective="reduce_scatter", size_bytes=gradients, per_micro_batch=reduces_often, reach=reach),
+        Call(
+            collective="reduce_scatter",
+            size_bytes=gradients,
+            per_micro_batch=reduces_often,
+            reach=GroupScope.WORLD if strategy is Strategy.ZERO3_HPZ else reach,
+        ),
     )
+    if strategy is Strategy.ZERO3_HPZ:
+        fresh = Call(collective="all_gather", size_bytes=float(load.trainable * load.parameter_bytes))
+        return (fresh, *sharded)
     if strategy is not Strategy.HYBRID_SHARD:
         return sharded
     share = gradients / layout.workers_per_node

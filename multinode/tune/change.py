@@ -30,14 +30,17 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
     cluster, launch = with_workers(cluster.first(nodes), launch, workers)
     if isinstance(job, LlamaFactoryJob):
         job = _whole_rounds(fit_batch(changed_job(job, change), sum(workers)), change)
-    elif change.overrides or change.deepspeed:
+    elif change.overrides or change.deepspeed or change.env:
         raise UsageError(
             "only settings of a LLaMA-Factory YAML can be changed",
             hint="give it: multinode tune --judge speed --from RUN train.yaml",
         )
     # On one node the gradients pass no network.
     kept = launch.levers.beside(change.levers) if nodes != 1 else NONE
-    return msgspec.structs.replace(launch, cluster=cluster, job=job, levers=kept.joined(change.levers))
+    given = launch.environment
+    environment = msgspec.structs.replace(given, env={**given.env, **change.env}) if change.env else given
+    levers = kept.joined(change.levers)
+    return msgspec.structs.replace(launch, cluster=cluster, job=job, environment=environment, levers=levers)
 
 
 def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:

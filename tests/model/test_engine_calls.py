@@ -8,6 +8,7 @@ from multinode.errors import JobError
 from multinode.job.job import ScriptJob
 from multinode.model.engine_calls import (
     StepMessages,
+    engine_calls,
     estimate_step_us,
     fill_past,
     fill_up_to,
@@ -20,7 +21,7 @@ from multinode.model.training import read_training
 from multinode.model.workload import read_work
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.step_calls import Call, GroupScope, nic_bytes, strategy_calls
+from multinode.traffic.step_calls import Call, GroupScope, Strategy, nic_bytes, strategy_calls
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
 
@@ -112,6 +113,61 @@ def test_zero_3_makes_the_calls_that_were_recorded() -> None:
     defaults = messages(FULL, stage=3)
     assert calls(defaults, "all_gather") == [(10_551_296, 1), (SQUARE, 16), (NORM, 21)]
     assert calls(defaults, "reduce_scatter") == [(ALL, 1)]
+
+
+# Counted with DeepSpeed 0.19.8 on two nodes with two workers each, in fp32; none stays gathered, none is small.
+ALL_ALONE: dict[str, Any] = {
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_reuse_distance": 1,
+}
+TWO_WORKERS_EACH = Layout(nodes=2, workers_per_node=2)
+
+
+def test_a_second_copy_of_zero_3_leaves_the_first_gathers_of_a_step_between_the_nodes() -> None:
+    found = {}
+    for hpz in (1, 2):
+        job = training_job(FULL, stage=3, zero_hpz_partition_size=hpz, **ALL_ALONE)
+        training = read_training(job, TINY)
+        assert training.strategy is (Strategy.ZERO3_HPZ if hpz > 1 else Strategy.ZERO3)
+        gathers = [one for one in engine_calls(job, training, TWO_WORKERS_EACH)[0] if one.collective == "all_gather"]
+        found[hpz] = {
+            reach: {one.size_bytes: one.times for one in gathers if one.reach is reach} for reach in GroupScope
+        }
+    once = {MLP: 12, SQUARE: 16, TABLE: 1, NORM: 21}
+    assert found[2][GroupScope.WORLD] == once
+    others = {size: times - once[round(size)] for size, times in found[1][GroupScope.WORLD].items()}
+    assert found[2][GroupScope.NODE] == others
+
+
+def test_an_adapter_under_zero_3_with_a_second_copy_sends_none_of_the_frozen_model_between_nodes() -> None:
+    job = training_job(LORA, stage=3, zero_hpz_partition_size=2, **ALL_ALONE)
+    found = engine_calls(job, read_training(job, TINY), TWO_WORKERS_EACH)[0]
+    sent = {reach: sum(call.size_bytes * call.times for call in found if call.reach is reach) for reach in GroupScope}
+    assert sent[GroupScope.WORLD] == 2 * ADAPTER  # gathered once, reduced once
+    assert sent[GroupScope.NODE] > 20 * sent[GroupScope.WORLD]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_quantised_weights_and_gradients_send_a_byte_and_half_a_byte(accumulation: int) -> None:
+    config = FULL | {"bf16": True, "gradient_accumulation_steps": accumulation}
+    words = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+    job = training_job(config, stage=3, **ALL_ALONE, **words)
+    found = engine_calls(job, read_training(job, TINY), TWO_WORKERS_EACH)[0]
+    gathered = sum(call.size_bytes * call.times for call in found if call.collective == "all_gather")
+    plain = training_job(config, stage=3, **ALL_ALONE)
+    before = engine_calls(plain, read_training(plain, TINY), TWO_WORKERS_EACH)[0]
+    assert gathered * 2 == sum(call.size_bytes * call.times for call in before if call.collective == "all_gather")
+    exchanged = {
+        reach: sum(
+            call.size_bytes * call.times for call in found if call.collective == "all_to_all" and call.reach is reach
+        )
+        for reach in GroupScope
+    }
+    matrices = ALL / 4 - 21 * NORM / 4
+    assert exchanged[GroupScope.NODE] == matrices / 2
+    # A node's two workers have halves of the sum.
+    assert exchanged[GroupScope.ACROSS] == matrices / 4
 
 
 def test_zero_3_gathers_an_adapter_with_the_frozen_model() -> None:

@@ -55,6 +55,7 @@ def test_a_small_model_in_fp32_as_counted_by_hand() -> None:
     assert total_bytes(Strategy.ZERO1, what, fp32) == pytest.approx((4 + 4 + 12 / 4) * 3_691_776)
     assert total_bytes(Strategy.FSDP, what, fp32) == pytest.approx(16 * 3_691_776 / 4)
     assert total_bytes(Strategy.HYBRID_SHARD, what, fp32) == pytest.approx(16 * 3_691_776 / 2)
+    assert total_bytes(Strategy.ZERO3_HPZ, what, fp32) == pytest.approx((20 / 4 + 4 / 2) * 3_691_776)
     assert total_bytes(Strategy.SHARD_GRAD_OP, what, fp32) == pytest.approx((4 + 12 / 4) * 3_691_776)
 
 

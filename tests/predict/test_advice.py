@@ -65,7 +65,7 @@ def state(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **others: 
         network=NetworkModel(link=LINK, layout=TWO, backend="gloo", curves=CURVES),
     )
     scenario = Scenario(link=Link(gbit_per_s=gbit_per_s), layout=TWO, per_device_batch=2, strategy=strategy)
-    deepspeed = DeepSpeedConfig(stage=int(strategy[-1])) if strategy.startswith("ZeRO") else None
+    deepspeed = DeepSpeedConfig(stage=strategy.stage or 0) if strategy.engine == "DeepSpeed" else None
     usual: dict[str, Any] = {
         "settings": JobSettings(method="full", model="tiny", precision="fp32" if width == 4 else "bf16"),
         "deepspeed": deepspeed,

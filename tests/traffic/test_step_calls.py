@@ -91,6 +91,16 @@ def test_hybrid_sharding_sends_one_all_reduce_between_the_nodes_and_the_rest_wit
     assert inside == pytest.approx(3 * 7 / 8 * S + 2 * 3 / 4 * S / 8)
 
 
+@pytest.mark.parametrize(("trainable", "factor"), [(TINY.trainable, 1 + 1), (TINY.trainable // 100, 0.02)])
+def test_a_second_copy_inside_each_node_leaves_one_gather_of_what_is_trained(trainable: int, factor: float) -> None:
+    layout, load = Layout(nodes=1000, workers_per_node=8), msgspec.structs.replace(TINY, trainable=trainable)
+    assert sent(Strategy.ZERO3_HPZ, layout, load=load) / S == pytest.approx(factor, rel=0.01)
+    assert sent(Strategy.ZERO3, layout, load=load) / S == pytest.approx(2 + trainable / TINY.trainable, rel=0.01)
+    # What a micro-batch more sends between the nodes are its gradients alone.
+    more = sent(Strategy.ZERO3_HPZ, layout, load=load, k=2) - sent(Strategy.ZERO3_HPZ, layout, load=load)
+    assert more / S == pytest.approx(trainable / TINY.trainable, rel=0.01)
+
+
 def test_gloo_reduces_to_all_where_a_part_was_asked_for() -> None:
     # FSDP on gloo, two workers: 2 S for 1.5 S.
     assert sent(Strategy.FSDP) == pytest.approx(1.5 * S)
