@@ -283,22 +283,26 @@ BUSBW = Figure[float]("busbw_gb_per_s", "busbw", "GB/s", form="figure", about="a
 WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with a wrong value, over all workers")
 P95 = Figure[float]("p95_us", "p95", "us", form="hundredths", about="95th percentile of the slowest worker's times")
 OF_LINE = Figure[float](
-    "share_of_ceiling", "of line rate", "TCP", form="percent", about="busbw over the TCP line rate of the slowest NIC"
+    "share_of_ceiling",
+    "of line rate",
+    "TCP",
+    form="percent",
+    about="busbw over the TCP line rate of the slowest NIC",
+    phrase="of TCP line rate",
 )
-OF_RAW = Figure[float](
-    "share_of_raw", "of raw TCP", form="percent", about="busbw over plain transfers between the same NICs, same run"
+OF_TCP = Figure[float](
+    "share_of_tcp", "of raw TCP", form="percent", about="busbw over plain transfers between the same NICs, same run"
+)
+OF_RDMA = Figure[float](
+    "share_of_rdma", "of raw RDMA", form="percent", about="speed through a NIC over raw RDMA between the same NICs"
 )
 
 
 def collective_row(row: CollectiveRow, share: SizeShare | None = None) -> Row:
-    """The figures of a message; its shares are its own, or those of `share`, which may be of raw RDMA."""
-    line, raw = (
-        (row.share_of_ceiling, row.share_of_tcp)
-        if share is None
-        else (share.share_of_ceiling, share.share_of_tcp or share.share_of_rdma)
-    )
-    more = {"time_ms": row.time_us * (1 / _US_PER_MS), OF_LINE.name: line, OF_RAW.name: raw}
-    return Row(row, {**msgspec.structs.asdict(row), **more})
+    """The figures of a message; its shares are its own, or those of `share`."""
+    shares: CollectiveRow | SizeShare = share or row
+    values = {figure.name: getattr(shares, figure.name, None) for figure in (OF_LINE, OF_TCP, OF_RDMA)}
+    return Row(row, msgspec.structs.asdict(row) | {TIME_MS.name: row.time_us * (1 / _US_PER_MS)} | values)
 
 
 def collective_rows(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
@@ -17,7 +17,8 @@ from multinode.network.scan_evidence import (
     ALGBW,
     BUSBW,
     OF_LINE,
-    OF_RAW,
+    OF_RDMA,
+    OF_TCP,
     P95,
     SIZE,
     TIME,
@@ -33,7 +34,6 @@ from multinode.render.sheet import (
     Block,
     Chart,
     Charts,
-    Column,
     Labels,
     NextCommand,
     Prose,
@@ -41,12 +41,11 @@ from multinode.render.sheet import (
     Tiles,
     Tone,
     page_blocks,
-    percent,
 )
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import or_none
-from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
+from multinode.traffic.pair_speeds import PAIR_RATE, SENDER, NetworkFinding, PairSpeed
 from multinode.units import (
     BITS_PER_BYTE,
     UNKNOWN,
@@ -54,8 +53,6 @@ from multinode.units import (
     format_duration,
     format_figure,
     format_rate,
-    format_sig,
-    format_size,
 )
 
 # torch.distributed has these in one buffer; the others have two. Columns of the missing variant are N/A.
@@ -70,9 +67,9 @@ _NAMES_WIDTH = 80
 
 _FULL = (
     *(SIZE, TIME.as_form("hundredths"), ALGBW.as_form("thousandths"), BUSBW.as_form("thousandths")),
-    *(WRONG, P95, OF_LINE.as_form("share"), OF_RAW.as_form("share")),
+    *(WRONG, P95, OF_LINE.as_form("share"), OF_TCP.as_form("share")),
 )
-_SIZE_IN_WORDS = msgspec.structs.replace(SIZE, unit="", form="size")
+_SIZE_IN_WORDS = replace(SIZE, unit="", form="size")
 
 
 def _sheet(rows: Iterable[Row], figures: Sequence[Figure[Any]], title: str = "") -> Sheet:
@@ -171,19 +168,23 @@ def pair_sheet(pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *
     names = tuple(dict.fromkeys([*nodes, *(name for pair in pairs for name in (pair.source, pair.target))]))
     speeds = {(pair.source, pair.target): pair for pair in pairs}
     heads = _heads(names)
-    return Sheet(
-        title="",
-        columns=(Column("from \\ to", words=True), *map(Column, heads)),
-        rows=tuple(
-            (
-                name if head == name else f"{head} {name}",
-                *(_cell(speeds.get((name, peer)), odd) if peer != name else "" for peer in names),
-            )
-            for name, head in zip(names, heads, strict=True)
-        ),
-        notes=("Gbit/s; ! is an outlier" if odd else "Gbit/s",),
-        dense=True,
+    columns = [_column(peer, head, odd) for peer, head in zip(names, heads, strict=True)]
+    rows = (
+        Row(
+            name,
+            {SENDER.name: name if head == name else f"{head} {name}"}
+            | {column.name: speeds.get((name, peer)) for column, peer in zip(columns, names, strict=True)},
+        )
+        for name, head in zip(names, heads, strict=True)
     )
+    unit = f"{PAIR_RATE.unit}; ! is an outlier" if odd else PAIR_RATE.unit
+    return replace(Frame(rows=tuple(rows), figures=(SENDER, *columns)).sheet(notes=(unit,)), dense=True)
+
+
+def _column(peer: str, head: str, odd: Sequence[NetworkFinding]) -> Figure[PairSpeed]:
+    """The speeds to a node."""
+    own = replace(PAIR_RATE, name=f"to {peer}", title=head, unit="")
+    return replace(own, cell=lambda row: _cell(or_none(row[own]), odd) if row.item != peer else "")
 
 
 def _heads(names: Sequence[str]) -> tuple[str, ...]:
@@ -224,9 +225,9 @@ def show(report: ScanReport) -> Iterator[Block]:
     for collective in dict.fromkeys(row.collective for row in report.rows):
         rows = [row for row in report.rows if row.collective == collective]
         title = f"{collective}, {report.title}"
-        yield msgspec.structs.replace(_small_sheet(rows, title), detail="brief")
+        yield replace(_small_sheet(rows, title), detail="brief")
         kind = f"{title}; {rows[0].dtype}, {rows[0].redop}"
-        yield msgspec.structs.replace(_sheet(map(collective_row, rows), _FULL, kind), detail="full")
+        yield replace(_sheet(map(collective_row, rows), _FULL, kind), detail="full")
     if report.tcp.pairs:
         yield pair_sheet(report.tcp.pairs, report.odd, nodes=report.nodes)
     yield Labels((*_causes(report), *_path(report)))
@@ -245,13 +246,12 @@ def _charts(report: ScanReport) -> Iterable[Chart]:
 def _key_figures(report: ScanReport) -> Iterator[tuple[str, str]]:
     for collective in dict.fromkeys(row.collective for row in report.rows):
         largest = max((row for row in report.rows if row.collective == collective), key=lambda row: row.size_bytes)
-        size = format_size(largest.size_bytes)
+        row = collective_row(largest)
         figures = (
-            (f"busbw of {collective}, {size} (GB/s)", format_sig(largest.busbw_gb_per_s)),
-            (f"of TCP line rate, {collective}", percent(largest.share_of_ceiling, ".0f")),
-            (f"of raw TCP, {collective}", percent(largest.share_of_tcp, ".0f")),
+            (f"{BUSBW.title} of {collective}, {_SIZE_IN_WORDS.tell(row)} ({BUSBW.unit})", BUSBW),
+            *((f"{share.words}, {collective}", share) for share in (OF_LINE, OF_TCP)),
         )
-        yield from ((name, value) for name, value in figures if value != UNKNOWN)
+        yield from ((name, value) for name, figure in figures if (value := figure.tell(row)) != UNKNOWN)
 
 
 def read_parts(report: ReadReport) -> Iterator[Part]:
@@ -289,9 +289,10 @@ def _raw(scan: ReadScan) -> Iterator[tuple[str, str]]:
 def _read_sheet(scan: ReadScan) -> Sheet:
     large = {share.size_bytes: share for share in scan.verdict.shares}
     rows = [collective_row(row, large.get(row.size_bytes)) for row in scan.rows]
-    line_rate = msgspec.structs.replace(OF_LINE, unit="")
-    raw_rate = msgspec.structs.replace(OF_RAW, title="of raw RDMA") if scan.rdma else OF_RAW
-    shares = [figure for figure in (line_rate, raw_rate) if any(or_none(row[figure]) for row in rows)]
+    # The line rate may be that of InfiniBand.
+    shares = [
+        figure for figure in (replace(OF_LINE, unit=""), OF_TCP, OF_RDMA) if any(or_none(row[figure]) for row in rows)
+    ]
     return _sheet(
         rows, (_SIZE_IN_WORDS, _time_of(scan.rows).as_form("figure"), ALGBW, BUSBW, *shares, *_wrong(scan.rows))
     )
@@ -319,10 +320,10 @@ def scan_lines(report: ScanReport) -> list[str]:
 
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
-    figures = (_SIZE_IN_WORDS, _time_of(rows), BUSBW, OF_LINE, OF_RAW, *_wrong(rows))
+    figures = (_SIZE_IN_WORDS, _time_of(rows), BUSBW, OF_LINE, OF_TCP, *_wrong(rows))
     sheet = _sheet(map(collective_row, rows), figures, title)
     legend = (_RAW_TCP,) if any(row.share_of_tcp is not None for row in rows) else ()
-    return msgspec.structs.replace(sheet, legend=legend)
+    return replace(sheet, legend=legend)
 
 
 def _causes(report: ScanReport) -> Iterator[tuple[str, str]]:

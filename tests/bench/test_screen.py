@@ -9,7 +9,8 @@ from rich.console import Console
 
 from multinode.bench.figures import BenchReport
 from multinode.bench.nodes import BenchPart
-from multinode.bench.screen import bench_sheets, next_step, show
+from multinode.bench.screen import next_step, show
+from multinode.bench.sheets import bench_sheets
 from multinode.render.sheet import Block, Labels, Sheet
 from multinode.render.table import screen_text, sheet_table
 from multinode.render.terminal import block_parts
