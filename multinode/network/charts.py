@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from multinode.network.nccl_tuning import GAIN, TuneReport
+from multinode.network.read_scan import ReadScan
 from multinode.network.scan_evidence import BUSBW, SIZE
 from multinode.network.size_scan import ScanReport
 from multinode.render.charts import GREY, Figure, Scatter, bars_height, interval_bars, with_axes
 from multinode.render.sheet import Chart
 
 
-def scan_chart(report: ScanReport) -> Chart:
-    """One line per collective with points at the sizes, and one level line per bound."""
-    rows = report.rows
+def scan_chart(scan: ScanReport | ReadScan, name: str = "sweep") -> Chart:
+    """Busbw over size: one line per collective with points at the sizes, and one level line per bound."""
+    rows = scan.rows
     figure = Figure()
     for collective in dict.fromkeys(row.collective for row in rows):
         mine = [row for row in rows if row.collective == collective]
@@ -29,12 +30,12 @@ def scan_chart(report: ScanReport) -> Chart:
             )
         )
     sizes = [row.size_bytes for row in rows]
-    for bound, level in report.levels.items():
+    for bound, level in scan.levels.items():
         ends = [min(sizes), max(sizes)] if sizes else []
         figure.add_trace(Scatter(x=ends, y=[level] * len(ends), mode="lines", line={"dash": "dash"}, name=bound))
     figure.update_layout(hovermode="closest")
     with_axes(figure, SIZE.heading, BUSBW.heading, type="log")
-    return Chart(title=f"collectives: {report.title}", name="sweep", figure=figure, rows=2)
+    return Chart(title=f"collectives: {scan.title}", name=name, figure=figure, rows=2)
 
 
 def tune_charts(report: TuneReport) -> Iterator[Chart]:

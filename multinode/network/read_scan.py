@@ -96,6 +96,13 @@ class ReadScan(msgspec.Struct, frozen=True, kw_only=True):
             return ", ".join(self.programs)
         return f"{self.collective}, {PrintedLayout(layout=self.layout).sentence}"
 
+    @property
+    def levels(self) -> dict[str, float]:
+        """Bounds of busbw in GB/s, by name."""
+        raw = {"raw TCP": slowest_gb_per_s(self.tcp.ring), "raw RDMA": slowest_gb_per_s(self.rdma)}
+        levels = {"line rate": self.ceiling_gb_per_s} | raw
+        return {name: level for name, level in levels.items() if level is not None}
+
 
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `nccl-test --read --json`."""

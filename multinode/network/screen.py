@@ -42,7 +42,6 @@ from multinode.render.sheet import (
     Tone,
     page_blocks,
 )
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import or_none
 from multinode.traffic.pair_speeds import PAIR_RATE, SENDER, NetworkFinding, PairSpeed
@@ -220,7 +219,7 @@ _RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 def show(report: ScanReport) -> Iterator[Block]:
     """The verdict, the measurements, their causes; in detail with every column, latency and curves."""
     yield Prose(report.verdict.message, "lead", tone=_TONES.get(report.verdict.code, "bad"))
-    yield Tiles(tuple(_key_figures(report)))
+    yield Tiles(tuple(_key_figures(map(collective_row, report.rows), (OF_LINE, OF_TCP))))
     yield Charts(lambda: _charts(report))
     for collective in dict.fromkeys(row.collective for row in report.rows):
         rows = [row for row in report.rows if row.collective == collective]
@@ -237,37 +236,32 @@ def show(report: ScanReport) -> Iterator[Block]:
     yield NextCommand("Details", f"multinode show {report.run_id} --details", detail="brief")
 
 
-def _charts(report: ScanReport) -> Iterable[Chart]:
+def _charts(scan: ScanReport | ReadScan, name: str = "sweep") -> Iterable[Chart]:
     from multinode.network.charts import scan_chart  # noqa: PLC0415 - plotly is an extra
 
-    return (scan_chart(report),)
+    return (scan_chart(scan, name),)
 
 
-def _key_figures(report: ScanReport) -> Iterator[tuple[str, str]]:
-    for collective in dict.fromkeys(row.collective for row in report.rows):
-        largest = max((row for row in report.rows if row.collective == collective), key=lambda row: row.size_bytes)
-        row = collective_row(largest)
+def _key_figures(rows: Iterable[Row], shares: Iterable[Figure[float]]) -> Iterator[tuple[str, str]]:
+    """Of the largest size of each collective, its speed and its share of what the network carries."""
+    largest: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: row.item.size_bytes):
+        largest[row.item.collective] = row
+    for collective, row in largest.items():
         figures = (
             (f"{BUSBW.title} of {collective}, {_SIZE_IN_WORDS.tell(row)} ({BUSBW.unit})", BUSBW),
-            *((f"{share.words}, {collective}", share) for share in (OF_LINE, OF_TCP)),
+            *((f"{share.words}, {collective}", share) for share in shares),
         )
         yield from ((name, value) for name, figure in figures if (value := figure.tell(row)) != UNKNOWN)
 
 
-def read_parts(report: ReadReport) -> Iterator[Part]:
-    """The screen of `nccl-test --read`: each output that the texts have."""
-    for number, scan in enumerate(report.scans):
-        if number:
-            yield ""
-        yield paragraph(scan.verdict.message, style="bold")
+def show_read(report: ReadReport) -> Iterator[Block]:
+    """What `nccl-test --read` found in each output that the texts have."""
+    for number, scan in enumerate(report.scans, 1):
+        yield Prose(scan.verdict.message, "lead", tone=_TONES.get(scan.verdict.code, "bad"))
         if scan.rows and scan.verdict.code != "alone":
-            yield ""
-            yield f"{scan.title} ({', '.join(scan.programs)})"
-            yield sheet_table(_read_sheet(scan))
-        rows = [*_fixes(scan.verdict), *_raw(scan), *(("Assumed", text) for text in scan.assumed)]
-        if rows:
-            yield ""
-            yield labelled(rows)
+            yield from _read_rows(scan, f"sweep-{number}")
+        yield Labels((*_fixes(scan.verdict), *_raw(scan), *(("Assumed", text) for text in scan.assumed)))
 
 
 def _raw(scan: ReadScan) -> Iterator[tuple[str, str]]:
@@ -286,19 +280,20 @@ def _raw(scan: ReadScan) -> Iterator[tuple[str, str]]:
         yield "NCCL", scan.nccl.sentence
 
 
-def _read_sheet(scan: ReadScan) -> Sheet:
+def _read_rows(scan: ReadScan, chart: str) -> Iterator[Block]:
     large = {share.size_bytes: share for share in scan.verdict.shares}
     rows = [collective_row(row, large.get(row.size_bytes)) for row in scan.rows]
     # The line rate may be that of InfiniBand.
-    shares = [
-        figure for figure in (replace(OF_LINE, unit=""), OF_TCP, OF_RDMA) if any(or_none(row[figure]) for row in rows)
-    ]
-    return _sheet(
-        rows, (_SIZE_IN_WORDS, _time_of(scan.rows).as_form("figure"), ALGBW, BUSBW, *shares, *_wrong(scan.rows))
-    )
+    line_rate = replace(OF_LINE, unit="", phrase="")
+    shares = [figure for figure in (line_rate, OF_TCP, OF_RDMA) if any(or_none(row[figure]) for row in rows)]
+    yield Tiles(tuple(_key_figures(rows, shares)))
+    yield Charts(lambda: _charts(scan, chart))
+    time = _time_of(scan.rows).as_form("figure")
+    figures = (_SIZE_IN_WORDS, time, ALGBW, BUSBW, *shares, *_wrong(scan.rows))
+    yield _sheet(rows, figures, f"{scan.title} ({', '.join(scan.programs)})")
 
 
-def next_step(report: ScanReport, given: str, contrast: str) -> str:
+def next_step(report: ScanReport, given: str, contrast: str) -> NextCommand:
     """The next command.
 
     Args:
@@ -307,10 +302,8 @@ def next_step(report: ScanReport, given: str, contrast: str) -> str:
         contrast: the command that trains on the measured nodes and on one.
     """
     if len(report.nodes) == 1:
-        return footer("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
-    if report.verdict.causes:
-        return footer("Next", f"multinode check{given} --bandwidth")
-    return footer("Next", contrast)
+        return NextCommand("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
+    return NextCommand("Next", f"multinode check{given} --bandwidth" if report.verdict.causes else contrast)
 
 
 def scan_lines(report: ScanReport) -> list[str]:
