@@ -350,7 +350,8 @@ def _write(
 
 
 def _print_nccl_tests(report: ScanReport) -> None:
-    from multinode.network.screen import nccl_tests_text, pair_sheet, scan_lines
+    from multinode.network.screen import change_sheets, nccl_tests_text, pair_sheet, scan_lines
+    from multinode.render.sheet import IN_BRIEF
     from multinode.render.table import sheet_table
 
     typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
@@ -358,6 +359,9 @@ def _print_nccl_tests(report: ScanReport) -> None:
         print_table(sheet_table(pair_sheet(report.tcp.pairs, report.odd, nodes=report.nodes)), prefix="# ")
     for line in scan_lines(report):
         typer.echo(f"# {line}")
+    for sheet in change_sheets(report):
+        if sheet.detail in IN_BRIEF:
+            print_table(sheet_table(sheet), prefix="# ")
 
 
 def contrast_command(hosts: str | None, nodes: int | None, like: Path | None) -> str:

@@ -10,12 +10,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from multinode.figures.compared import ComparedFigure, compared_frame
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
 from multinode.network.read_scan import ReadReport, ReadScan
 from multinode.network.scan_evidence import (
     ALGBW,
     BUSBW,
+    MESSAGE,
     OF_LINE,
     OF_RDMA,
     OF_TCP,
@@ -34,6 +36,7 @@ from multinode.render.sheet import (
     Block,
     Chart,
     Charts,
+    Detail,
     Labels,
     NextCommand,
     Prose,
@@ -231,7 +234,9 @@ def show(report: ScanReport) -> Iterator[Block]:
         yield pair_sheet(report.tcp.pairs, report.odd, nodes=report.nodes)
     yield Labels((*_causes(report), *_path(report)))
     yield Labels(tuple(_odd(report)), detail="full")
-    yield Labels((*_like(report), *_changes(report), *_enough(report)))
+    yield Labels((*_like(report), *_changes(report)))
+    yield from change_sheets(report)
+    yield Labels(tuple(_enough(report)))
     yield Labels((*_network(report), *_curves(report), *_launches(report)), detail="full")
     yield NextCommand("Details", f"multinode show {report.run_id} --details", detail="brief")
 
@@ -409,10 +414,26 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
     if changes is None:
         return
     yield "Changes", f"since run {changes.before}: {changes.text}"
-    yield from (("", message) for message in (finding.message for finding in (*changes.environment, *changes.rows)))
-    for title, names in (("new", changes.came), ("gone", changes.gone)):
+    yield from (("", finding.message) for finding in (*changes.environment, *changes.wrong))
+    for title, names in (
+        *(("new", changes.came), ("gone", changes.gone)),
+        *((f"only in run {changes.before}", changes.only_before), (f"only in run {changes.now}", changes.only_now)),
+    ):
         if names:
             yield "", f"{title}: {', '.join(names)}"
+
+
+def change_sheets(report: ScanReport) -> Iterator[Sheet]:
+    """The common messages of two scans: those whose speed changed or was not judged, and in detail all."""
+    changes = report.changes
+    if changes is None:
+        return
+    told = [row for row in changes.rows if row.changed is not False]
+    details: tuple[tuple[Sequence[ComparedFigure], Detail], ...] = ((told, "brief"), (changes.rows, "full"))
+    for rows, detail in details:
+        if rows:
+            run_ids, title = (changes.before, changes.now), f"{BUSBW.title} of both runs"
+            yield compared_frame(rows, MESSAGE, run_ids, unit=BUSBW.unit, title=title).sheet(detail=detail)
 
 
 def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:

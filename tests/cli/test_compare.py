@@ -80,7 +80,11 @@ def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
     changes = json.loads(compare(FIRST, SECOND, "--json"))["changes"]
     assert changes["before"] == FIRST
     (slower,) = changes["rows"]
-    assert slower["message"] in " ".join(compare(FIRST, SECOND).split())
+    assert (slower["name"], slower["changed"]) == ("all_reduce 1 MiB", True)
+    assert slower["ratio"]["value"] == pytest.approx(0.5)
+    shown = compare(FIRST, SECOND)
+    assert "1 slower, most: all_reduce 1 MiB (-50%)" in " ".join(shown.split())
+    assert "0.50x (0.49-0.51)" in shown
 
 
 def test_records_that_have_nothing_in_common_are_named_with_their_kinds(root: Path) -> None:
