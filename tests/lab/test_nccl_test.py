@@ -89,7 +89,7 @@ def test_a_slow_link_is_told_and_compared_with_the_time_before(
     assert changes["before"] == healthy["run_id"]
     (row,) = changes["rows"]
     assert (row["name"], row["changed"]) == ("all_reduce 2 MiB", True)
-    assert row["ratio"]["high"] < 0.2
+    assert row["ratio"]["value"] < 0.2
     assert changes["environment"] == []
 
 
