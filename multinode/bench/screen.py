@@ -9,7 +9,6 @@ import msgspec
 from multinode.bench.figures import BEST, WORST, Anomaly, BenchReport
 from multinode.bench.sheets import bench_sheets, main_speeds, small_sheet
 from multinode.render.sheet import Block, Chart, Charts, Labels, NextCommand, Prose, Tiles
-from multinode.render.table import footer
 
 
 def show(report: BenchReport) -> Iterator[Block]:
@@ -34,11 +33,11 @@ def _charts(report: BenchReport) -> Iterable[Chart]:
     return bench_charts(report)
 
 
-def next_step(report: BenchReport, given: str) -> str:
+def next_step(report: BenchReport, given: str) -> NextCommand:
     """The next command; `given` are the options as typed."""
     if report.anomalies:
-        return footer("Next", f"fix that, then: multinode bench{given}")
-    return footer("Next", f"multinode {'nccl-test' if len(report.nodes) > 1 else 'check'}{given}")
+        return NextCommand("Next", f"fix that, then: multinode bench{given}")
+    return NextCommand("Next", f"multinode {'nccl-test' if len(report.nodes) > 1 else 'check'}{given}")
 
 
 _Causes = tuple[Labels, ...]

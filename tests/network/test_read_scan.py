@@ -319,6 +319,12 @@ def test_a_share_is_titled_after_the_raw_stream_that_it_is_of() -> None:
         assert other not in heads
 
 
+def test_the_chart_has_the_line_rate_that_the_share_is_of() -> None:
+    for scan in read_scans([("log", pasted("nccl-tests-78"))], told("100gbit", nodes=8)).scans:
+        largest = max(scan.verdict.shares, key=lambda share: share.size_bytes)
+        assert largest.share_of_ceiling == pytest.approx(largest.busbw_gb_per_s / scan.levels["line rate"])
+
+
 def test_a_long_log_is_read_in_time() -> None:
     streams = "".join(f"[{n % 8:>3}] {n}.00-{n + 1}.00  sec  1.09 GBytes  9.40 Gbits/sec\n" for n in range(20_000))
     rows = "   1048576  262144  float  sum  -1  105.9  9.90  17.33  0  105.7  9.92  17.37  0\n" * 5_000
