@@ -134,12 +134,18 @@ def _figures(name: str, value: object) -> Iterator[tuple[str, Estimate]]:
             if key not in _ASIDE and not (key in _NAMES and not isinstance(inner, dict | list)):
                 yield from _figures(name if key == "value" else f"{name} {key}".strip(), inner)
     elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _figures(f"{name} {_label(inner, index)}".strip(), inner)
+        for label, inner in zip(_labels(value), value, strict=True):
+            yield from _figures(f"{name} {label}".strip(), inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield name, exactly(float(value))
 
 
-def _label(value: object, index: int) -> str:
-    names = [str(value[key]) for key in _NAMES if value.get(key) is not None] if isinstance(value, dict) else []
-    return names[0] if names else str(index)
+def _labels(values: list[Any]) -> Iterator[str]:
+    """What names each element; of several alike the first has the short name, as where it is the only one."""
+    seen: set[str] = set()
+    for index, value in enumerate(values):
+        names = [str(value[key]) for key in _NAMES if value.get(key) is not None] if isinstance(value, dict) else []
+        full = " ".join(names)
+        label = next(each for each in (*names[:1], full, f"{full} {index}".strip()) if each and each not in seen)
+        seen.add(label)
+        yield label
