@@ -288,7 +288,7 @@ def _read(
 
     report = read_scans([(name, _text(name)) for name in dict.fromkeys(files)], missing)
     title, blocks = "nccl-test", tuple(show_read(report))
-    shown = _write(shown, title, title, blocks, report, as_json=as_json)
+    shown = _write(shown, title, blocks, report, as_json=as_json)
     show_blocks(shown, title, blocks, report, as_json=as_json, below=())
     _check_least([row for scan in report.scans for row in scan.rows], min_busbw)
     raise typer.Exit(1 if any(scan.verdict.is_failure for scan in report.scans) else 0)
@@ -327,23 +327,21 @@ def _show(report: ScanReport, shown: FormOptions, below: NextCommand, *, as_nccl
     from multinode.network.screen import show
 
     blocks = tuple(show(report))
-    shown = _write(shown, report.run_id, report.title, blocks, report, as_json=as_json)
+    shown = _write(shown, report.run_id, blocks, report, as_json=as_json)
     if as_nccl_tests and not as_json:
         _print_nccl_tests(report)
     else:
-        show_blocks(shown, report.title, blocks, report, as_json=as_json, below=(below,))
+        show_blocks(shown, report.run_id, blocks, report, as_json=as_json, below=(below,))
 
 
-def _write(
-    shown: FormOptions, name: str, title: str, blocks: Sequence[Block], document: object, *, as_json: bool
-) -> FormOptions:
+def _write(shown: FormOptions, title: str, blocks: Sequence[Block], document: object, *, as_json: bool) -> FormOptions:
     """Write the answer to a file, if one is named; returns the form that is printed besides."""
     if shown.output is None:
         return shown
     from multinode.results.answer import answer_in
 
     form = shown.choose(as_json=as_json)
-    path = answer_path(shown.output, (name,), form)
+    path = answer_path(shown.output, (title,), form)
     write_text(path, answer_in(form, title, blocks, document))
     note(f"answer: {path}")
     return dataclasses.replace(shown, form=None, output=None)

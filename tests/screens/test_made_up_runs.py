@@ -96,4 +96,4 @@ def test_tables_side_by_side(folder: Path, golden: Golden) -> None:
 
 
 def test_what_the_page_of_an_nccl_test_says_that_its_own_verb_writes(golden: Golden) -> None:
-    golden.check("made-up/scan-own-page.txt", page_text(answer_in("html", WELL.title, show(WELL), WELL)))
+    golden.check("made-up/scan-own-page.txt", page_text(answer_in("html", WELL.run_id, show(WELL), WELL)))
