@@ -64,7 +64,6 @@ def _contrast(one: Sequence[StoredRun], two: Sequence[StoredRun]) -> Contrast:
 def _print_table(contrasts: Mapping[float, Contrast]) -> None:
     baseline = next(iter(contrasts.values())).baseline
     table = make_table(
-        "The same training with the same two workers, on one node and on two",
         caption=f"\N{PLUS-MINUS SIGN}: 95% confidence interval over {baseline.samples_per_s.repeats} repeats",
     )
     for name in ("", "samples/s", "exposed\ncomm", "against 1 node"):
@@ -72,7 +71,7 @@ def _print_table(contrasts: Mapping[float, Contrast]) -> None:
     table.add_row("1 node", *_figures(baseline), "-")
     for link, contrast in contrasts.items():
         table.add_row(f"2 nodes, {format_rate(link)}", *_figures(contrast.candidate), _against(contrast.speedup))
-    print()
+    print("\nThe same training with the same two workers, on one node and on two")
     print_table(table)
     print(f"\n{_break_even(next(iter(contrasts.values())))}")
 

@@ -295,5 +295,6 @@ def test_what_nccl_tests_printed_is_judged_in_one_call(tmp_path: Path) -> None:
     (scan,) = judged.value.scans
     assert scan.verdict.code == "slow"
     assert scan.verdict.message in str(judged)
+    assert "256 MiB" in judged._repr_html_().partition("<table")[2]
     with pytest.raises(UsageError, match="link"):
         api.read_nccl_test(output, link="fast")

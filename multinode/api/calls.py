@@ -25,7 +25,7 @@ from multinode.launch.launch import fetch_results
 from multinode.launch.notice import tell_of
 from multinode.launch.progress_lines import ProgressLines, telling_stalls
 from multinode.network.inputs import NcclTestInput
-from multinode.network.screen import read_parts
+from multinode.network.screen import show_read
 from multinode.records.files import read_text
 from multinode.render.sheet import Block
 from multinode.results.run_page import load_report, report_blocks
@@ -200,7 +200,7 @@ def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
     names = [str(name) for name in ([files] if isinstance(files, (str, os.PathLike)) else files)]
     missing = read_missing((collective,) if collective else (), link, nodes, workers_per_node, over_rdma=rdma)
     report = read_scans([(name, read_text(Path(name), "the output")) for name in names], missing)
-    return Result(value=report, screen=lambda: read_parts(report))
+    return Result(value=report, blocks=lambda: show_read(report))
 
 
 @takes(SweepInput, "sweep")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from multinode.bench.figures import BenchReport, BenchTest, DeviceSpeed
+from multinode.bench.figures import MATRIX_ROWS, TFLOPS, BenchReport, BenchTest, DeviceSpeed
 from multinode.render.charts import PALETTE, Bar, Figure, Scatter, error_bars, line_style, with_axes
 from multinode.render.sheet import Chart, html_text
 
@@ -77,4 +77,4 @@ def _size_chart(tests: Sequence[BenchTest]) -> Figure | None:
         figure.add_trace(Scatter(x=sizes, y=speeds, mode="lines+markers", name=html_text(dtype), line=line))
     ticks = sorted({size for by_size in by_dtype.values() for size in by_size})
     figure.update_layout(showlegend=True)
-    return with_axes(figure, "rows of the matrices", "TFLOP/s", type="log", tickvals=ticks)
+    return with_axes(figure, MATRIX_ROWS.about, TFLOPS.unit, type="log", tickvals=ticks)

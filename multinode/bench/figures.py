@@ -1,4 +1,4 @@
-"""The document of `bench`: nodes, workers, speeds; its tests with their FLOPs or bytes, and data sheets."""
+"""The document of `bench`: nodes, workers, speeds, and their figures; tests with FLOPs or bytes, and data sheets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import math
 
 import msgspec
 
+from multinode.figures.figure import Figure, Row
 from multinode.findings.finding import Finding
 from multinode.model.flops import Peak, peak_of
 from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse
 from multinode.records.benchmark import DEVICE_DTYPES
 from multinode.records.samples import SpeedSample
+from multinode.render.sheet import figure
 from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import or_none
+from multinode.units import UNKNOWN
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +32,86 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     launch_bound: bool = False
     clock_mhz: float | None = None  # of the GPU while it was timed, median of its samples; likewise `power_w`
     power_w: float | None = None
+
+
+Speeds = tuple[DeviceSpeed | None, ...]
+"""Of the tests that a column joins, each the fastest; None where a test was not measured."""
+TFLOPS = Figure[Speeds](
+    "tflop_per_s", "speed", "TFLOP/s", form="figure", about="1e12 FLOP per second, median of a test's timings"
+)
+MEMORY_RATE = Figure[Speeds](
+    "gb_per_s", "speed", "GB/s", form="figure", about="1e9 bytes read and written per second, median of the timings"
+)
+
+
+def speed_in(speed: Figure[Speeds], title: str) -> Figure[Speeds]:
+    """The speed in some tests, as a figure of its own.
+
+    As an interval it has only the mark of a slow device; otherwise also that of a lower bound, and, if it has a unit,
+    the share of the data sheet's figure.
+    """
+    own = msgspec.structs.replace(speed, name=title, title=title)
+    cell = lambda row: " / ".join(_tell_speed(own, each) for each in or_none(row[own]) or ())  # noqa: E731
+    return msgspec.structs.replace(own, cell=cell)
+
+
+def _tell_speed(column: Figure[Speeds], speed: DeviceSpeed | None) -> str:
+    if speed is None:
+        return UNKNOWN
+    share = f" {OF_SHEET.text(speed.of_peak)}" if column.unit and speed.of_peak is not None else ""
+    marks = "" if column.form == "interval" else f"{_bound(speed)}{share}"
+    return f"{column.text(speed.value)}{marks}{'!' if speed.slow else ''}"
+
+
+def _bound(speed: DeviceSpeed) -> str:
+    return "~" if speed.launch_bound else ""
+
+
+def _best(row: Row) -> str:
+    return _tell_bounded(BEST, or_none(row[BEST]))
+
+
+def _worst(row: Row) -> str:
+    return _tell_bounded(WORST, or_none(row[WORST]))
+
+
+def _tell_bounded(column: Figure[DeviceSpeed], speed: DeviceSpeed | None) -> str:
+    return UNKNOWN if speed is None else f"{column.text(speed.value)}{_bound(speed)}"
+
+
+def _sensors(row: Row) -> str:
+    return "/".join(figure(value, ".0f") for value in or_none(row[SENSORS]) or ())
+
+
+BEST = Figure[DeviceSpeed](
+    "best",
+    "best",
+    TFLOPS.unit,
+    form="figure",
+    about="speed of the fastest worker",
+    cell=_best,
+)
+WORST = Figure[DeviceSpeed](
+    "worst",
+    "worst",
+    TFLOPS.unit,
+    form="figure",
+    about="speed of the slowest worker",
+    cell=_worst,
+)
+MEDIAN = Figure[float]("median", "median", TFLOPS.unit, form="figure", about="median speed of the workers")
+WHOSE_BEST = Figure[str]("whose_best", "whose", about="fastest worker on its node")
+WHOSE_WORST = Figure[str]("whose_worst", "whose", about="slowest worker on its node")
+OF_SHEET = Figure[float]("of_peak", "of sheet", form="percent", about="best, as a share of the data sheet's figure")
+CV = Figure[float]("cv", "cv", form="share", about="of the timings, median over workers")
+SENSORS = Figure[tuple[float | None, ...]](
+    "sensors",
+    "at",
+    "MHz/W",
+    form="figure",
+    about="clock and power of the GPU while it was timed, medians",
+    cell=_sensors,
+)
 
 
 class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +145,14 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
         return self.alone if phase == "alone" else self.together
 
 
+LABEL = Figure[str]("label", "test", about="test in words, with its element type")
+DTYPE = Figure[str]("dtype", "type", about="element type of a test")
+MATRIX_ROWS = Figure[str]("size", "rows", form="digits", about="rows of the matrices")
+PHASE = Figure[str]("phase", "phase", about="whether one worker measures alone, or all together")
+WHOSE = Figure[str]("whose", "whose", about="worker that could not measure a test, and the number of others")
+WHY = Figure[str]("error", "why", about="why a test could not be measured")
+
+
 class WorkerUse(msgspec.Struct, frozen=True, kw_only=True):
     """Use of a worker's device and node during one phase; None if unknown."""
 
@@ -90,6 +182,20 @@ class BenchWorker(msgspec.Struct, frozen=True, kw_only=True):
     tests: tuple[BenchTest, ...] = ()  # in order of measurement
     use: dict[str, WorkerUse] = {}  # of device and node, by phase
     gpu_holders: tuple[str, ...] = ()  # other processes that held memory of its GPU before, in words
+
+
+def _device(row: Row) -> str:
+    worker: BenchWorker = row.item
+    place = f"GPU {worker.gpu}" if worker.gpu is not None else worker.device
+    return f"{place}: {worker.name or 'unknown'}"
+
+
+WORKER = Figure[int]("rank", "worker", form="digits", about="rank of a worker on its node")
+DEVICE = Figure[str]("device", "device", about="device of a worker, and its name", cell=_device)
+THREADS = Figure[int]("threads", "threads", form="digits", about="threads of torch on a CPU")
+CORES = Figure[int]("cores", "cores", form="digits", about="processors that a worker may run on")
+CAPABILITY = Figure[str]("capability", "kernels for", about="target of a worker's kernels")
+TORCH = Figure[str]("torch", "torch", about="version of torch")
 
 
 class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,13 +350,13 @@ def work_of(sample: SpeedSample) -> TestWork | None:
     """The work of a call; None if unknown."""
     if sample.test == "matmul":
         # n x n by n x n: n multiply-adds per result.
-        return _work(_FLOP * float(sample.size) ** 3 if sample.size else None, "TFLOP/s", _TERA)
+        return _work(_FLOP * float(sample.size) ** 3 if sample.size else None, TFLOPS.unit, _TERA)
     if sample.test in _LAYERS:
-        return _work(_layer_flops(sample), "TFLOP/s", _TERA)
+        return _work(_layer_flops(sample), TFLOPS.unit, _TERA)
     parts = 1 if sample.test in _BUS else _MEMORY.get(sample.test)
     if parts is None or not sample.size or not sample.width_bytes:
         return None
-    return _work(float(parts) * sample.size * sample.width_bytes, "GB/s", _GIGA)
+    return _work(float(parts) * sample.size * sample.width_bytes, MEMORY_RATE.unit, _GIGA)
 
 
 def sheet_of(device: str, name: str | None, key: TestKey) -> DataSheet:

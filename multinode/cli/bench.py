@@ -122,8 +122,8 @@ def bench(
     else:
         from multinode.bench.screen import next_step, show
 
-        print_blocks(show(report), details=details)
-        typer.echo(next_step(report, given_options(ctx, {"--hosts", "--nodes"})))
+        below = next_step(report, given_options(ctx, {"--hosts", "--nodes"}))
+        print_blocks((*show(report), below), details=details)
     raise typer.Exit(1 if any(node.failures or not node.is_measured for node in report.nodes) else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Sequence
@@ -26,14 +27,16 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import fail_gate, note, print_blocks, print_document, print_screen, print_table
+from multinode.cli.output import fail_gate, note, print_blocks, print_document, print_table
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
+from multinode.cli.table import FormOptions, show_blocks
 from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import UsageError
-from multinode.records.files import MAX_BYTES, choose_form, read_text, write_text
+from multinode.records.files import MAX_BYTES, read_text, write_text
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import runs_root
+from multinode.results.forms import answer_path
 from multinode.units import format_figure
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from multinode.network.read_scan import Missing
     from multinode.network.scan_evidence import CollectiveRow
     from multinode.network.size_scan import ScanReport
+    from multinode.render.sheet import Block, NextCommand
 
 
 def register(app: typer.Typer) -> None:
@@ -126,7 +130,13 @@ def nccl_test(
             help="With --tune: measure everything again. Default: the same command resumes what was interrupted.",
         ),
     ] = False,
-    form: Annotated[Literal["table", "nccl-tests"], typer.Option("--format", help="Output format.")] = "table",
+    form: Annotated[
+        Literal["table", "html", "markdown", "csv", "json", "nccl-tests"] | None,
+        typer.Option(
+            "--format",
+            help="Output format; nccl-tests: as that program prints. Default: from the suffix of --output, or a table.",
+        ),
+    ] = None,
     read: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,7 +165,11 @@ def nccl_test(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Write a chart of busbw over size to this .html file."),
+        typer.Option(
+            "--output",
+            metavar="FILE|DIR",
+            help="Also write the answer to this file: .html (a page with charts), .md, .csv, .json or .txt.",
+        ),
     ] = None,
     min_busbw: Annotated[
         float | None,
@@ -174,25 +188,29 @@ def nccl_test(
 
     Columns, units and busbw are as in nccl-tests.
     """
+    shown = FormOptions(form=form if form != "nccl-tests" else None, output=output, details=details)
+    shown.choose(as_json=as_json)
     if read:
         _only_read([option[0] for option in read_invocation(ctx).options])
+        if form == "nccl-tests":
+            raise UsageError("--format nccl-tests is a form of measurements, and --read measures nothing")
         from multinode.network.read_scan import read_missing
 
         missing = read_missing(collectives or (), link, nodes, workers_per_node, over_rdma=rdma)
-        _read(read, missing, min_busbw, as_json=as_json)
+        _read(read, missing, min_busbw, shown, as_json=as_json)
     if link is not None or rdma is not None:
         raise UsageError("--link and --rdma describe the output of --read, which is missing", hint="add --read FILE")
     from multinode import api
     from multinode.network.inputs import NcclTestInput
 
-    if tune and (output or min_busbw is not None):
+    if tune and (shown.is_given or min_busbw is not None):
         raise UsageError(
-            "--tune measures one test with several settings between nodes; it cannot be combined with --output or "
-            "--min-busbw"
+            "--tune measures one test with several settings between nodes; it cannot be combined with --format, "
+            "--output or --min-busbw",
+            hint="for a page of its result: multinode show last --output tune.html",
         )
     if write and not tune:
         raise UsageError("--write is an option of --tune, which is missing", hint="add --tune")
-    choose_form(None, output, {".html": "html", ".htm": "html"})
     options = {
         "hosts": hosts,
         "nodes": nodes,
@@ -228,15 +246,13 @@ def nccl_test(
     if tune:
         _tune(launch, extent, repeats, write=write, details=details, as_json=as_json)
         return
+    from multinode.network.screen import next_step
+
     with open_context(launch.cluster, local=local is not None) as context:
         report = api.nccl_test(launch, context, extent)
-    if output is not None:
-        _write_page(report, output)
-    if as_json:
-        print_document(report)
-    else:
-        words, contrast = given_options(ctx, {"--hosts", "--nodes"}), contrast_command(hosts, nodes, like, set_)
-        _print_report(report, form, details=details, given=words, contrast=contrast)
+    contrast = contrast_command(hosts, nodes, like, set_)
+    below = next_step(report, given_options(ctx, {"--hosts", "--nodes"}), contrast)
+    _show(report, shown, below, as_nccl_tests=form == "nccl-tests", as_json=as_json)
     _check_least(report.rows, min_busbw)
     raise typer.Exit(1 if report.verdict.is_failure or not report.rows else 0)
 
@@ -252,7 +268,10 @@ def _check_least(rows: Sequence[CollectiveRow], min_busbw: float | None) -> None
 
 # What says something of a printed text; everything else measures.
 _OF_READING = frozenset(
-    {"--read", "--link", "--rdma", "--no-rdma", "--nodes", "--workers-per-node", "--min-busbw", "--json"}
+    {
+        *("--read", "--link", "--rdma", "--no-rdma", "--nodes", "--workers-per-node", "--min-busbw"),
+        *("--format", "--output", "--details", "--json"),
+    }
 )
 
 
@@ -262,15 +281,16 @@ def _only_read(options: Sequence[str]) -> None:
         raise UsageError(f"--read judges a text and measures nothing: {', '.join(others)} cannot be combined with it")
 
 
-def _read(files: Sequence[str], missing: Missing, min_busbw: float | None, *, as_json: bool) -> NoReturn:
+def _read(
+    files: Sequence[str], missing: Missing, min_busbw: float | None, shown: FormOptions, *, as_json: bool
+) -> NoReturn:
     from multinode.network.read_scan import read_scans
-    from multinode.network.screen import read_parts
+    from multinode.network.screen import show_read
 
     report = read_scans([(name, _text(name)) for name in dict.fromkeys(files)], missing)
-    if as_json:
-        print_document(report)
-    else:
-        print_screen(read_parts(report))
+    title, blocks = "nccl-test", tuple(show_read(report))
+    shown = _write(shown, title, blocks, report, as_json=as_json)
+    show_blocks(shown, title, blocks, report, as_json=as_json, below=())
     _check_least([row for scan in report.scans for row in scan.rows], min_busbw)
     raise typer.Exit(1 if any(scan.verdict.is_failure for scan in report.scans) else 0)
 
@@ -304,19 +324,43 @@ def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details:
         note(f"{path}: {env_keys(report)} on the line of every node")
 
 
-def _print_report(report: ScanReport, form: str, *, details: bool, given: str, contrast: str) -> None:
-    from multinode.network.screen import nccl_tests_text, next_step, pair_sheet, scan_lines, show
+def _show(report: ScanReport, shown: FormOptions, below: NextCommand, *, as_nccl_tests: bool, as_json: bool) -> None:
+    from multinode.network.screen import show
+
+    blocks = tuple(show(report))
+    shown = _write(shown, report.run_id, blocks, report, as_json=as_json)
+    if as_nccl_tests and not as_json:
+        _print_nccl_tests(report)
+    else:
+        show_blocks(shown, report.run_id, blocks, report, as_json=as_json, below=(below,))
+
+
+def _write(shown: FormOptions, title: str, blocks: Sequence[Block], document: object, *, as_json: bool) -> FormOptions:
+    """Write the answer to a file, if one is named; returns the form that is printed besides."""
+    if shown.output is None:
+        return shown
+    from multinode.results.answer import answer_in
+
+    form = shown.choose(as_json=as_json)
+    path = answer_path(shown.output, (title,), form)
+    write_text(path, answer_in(form, title, blocks, document))
+    note(f"answer: {path}")
+    return dataclasses.replace(shown, form=None, output=None)
+
+
+def _print_nccl_tests(report: ScanReport) -> None:
+    from multinode.network.screen import change_sheets, nccl_tests_text, pair_sheet, scan_lines
+    from multinode.render.sheet import IN_BRIEF
     from multinode.render.table import sheet_table
 
-    if form != "nccl-tests":
-        print_blocks(show(report), details=details)
-        typer.echo(next_step(report, given, contrast))
-        return
     typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
     if report.tcp.pairs:
         print_table(sheet_table(pair_sheet(report.tcp.pairs, report.odd, nodes=report.nodes)), prefix="# ")
     for line in scan_lines(report):
         typer.echo(f"# {line}")
+    for sheet in change_sheets(report):
+        if sheet.detail in IN_BRIEF:
+            print_table(sheet_table(sheet), prefix="# ")
 
 
 def contrast_command(
@@ -346,10 +390,3 @@ def _has_default_job() -> bool:
     except UsageError:
         return False
     return True
-
-
-def _write_page(report: ScanReport, path: Path) -> None:
-    from multinode.network.page import scan_page
-
-    write_text(path, scan_page(report))
-    note(f"chart: {path}")

@@ -15,6 +15,7 @@ import msgspec
 
 from multinode.render.sheet import Column, megabytes, percent, sanitize
 from multinode.stats.estimate import Estimate
+from multinode.stats.estimate import Form as EstimateForm
 from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.units import UNKNOWN, format_duration, format_figure, format_sig, format_size, times
 
@@ -28,6 +29,7 @@ Form = Literal[
     "four_digits",
     "range",
     "interval",
+    "times_interval",
     "share",
     "percent",
     "times",
@@ -43,8 +45,8 @@ Form = Literal[
 ]
 """How a value is written. `words` and `number` identify a row; all others are measured or predicted.
 
-`range` is the interval of an estimate alone, `interval` the estimate with it; `share` has one decimal in percent,
-`percent` none. `size` is bytes in their largest unit, `digits` a whole number without separators.
+`range` is the interval of an estimate alone, `interval` the estimate with it, `times_interval` likewise of a ratio;
+`share` has one decimal in percent, `percent` none. `size` is bytes in their largest unit, `digits` has no separators.
 """
 
 
@@ -63,13 +65,12 @@ def _money(amount: float) -> str:
 
 
 _FORMS: dict[Form, Callable[[Any], str]] = {
-    "words": _identity,
-    "number": _identity,
-    "figure": format_sig,
+    **dict.fromkeys(("words", "number"), _identity),
+    **dict.fromkeys(("figure", "interval", "range"), format_sig),
     "four_digits": partial(format_figure, digits=4),
     "share": percent,
     "percent": lambda share: percent(share, ".0f"),
-    "times": times,
+    **dict.fromkeys(("times", "times_interval"), times),
     "money": _money,
     "duration": format_duration,
     "megabytes": megabytes,
@@ -80,6 +81,7 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
     "hundredths": lambda value: f"{value:.2f}",
     "thousandths": lambda value: f"{value:.3f}",
 }
+_WITH_INTERVAL: dict[Form, EstimateForm] = {"range": "range", "interval": "figure", "times_interval": "times"}
 MONEY = "{money}"
 """Stands for the currency in a unit."""
 _SEPARATORS = re.compile(r"[\s_.:#-]+")
@@ -204,8 +206,6 @@ class Figure(msgspec.Struct, Generic[T_co], frozen=True):
         """A value in words; a dash where it is unknown."""
         if value is None or isinstance(value, Unknown):
             return UNKNOWN
-        if isinstance(value, Estimate):
-            if self.form in {"range", "interval"}:
-                return value.text("range" if self.form == "range" else "figure")
-            return _FORMS[self.form](value.value)
-        return _FORMS["figure" if self.form == "interval" else self.form](value)
+        if isinstance(value, Estimate) and self.form in _WITH_INTERVAL:
+            return value.text(_WITH_INTERVAL[self.form])
+        return _FORMS[self.form](plain(value))

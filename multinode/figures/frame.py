@@ -121,16 +121,31 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         unknown = (row for row in self.rows if plain(row[figure]) is None)
         return msgspec.structs.replace(self, rows=(*(row for _, row in valued), *unknown))
 
-    def over(self, baseline: Row | None, of: Figure[Estimate], into: Figure[Estimate]) -> Frame:
+    def over(self, baseline: Row | Frame | None, of: Figure[Estimate], into: Figure[Estimate]) -> Frame:
         """The rows with one figure over that of a baseline, with the interval of the ratio.
 
         Args:
-            baseline: a row; None, or a row without the figure, leaves the ratio unknown.
+            baseline: a row; or a frame with the same figures, whose row with the same identity is that of each row.
+                None, or a row without the figure, leaves the ratio unknown.
             of: a positive figure.
             into: what the ratio is called.
         """
-        rows = tuple(row.with_value(into, _over(row, baseline, of)) for row in self.rows)
-        return msgspec.structs.replace(self, rows=rows)
+        rows = baseline.by_identity if isinstance(baseline, Frame) else {}
+        bases = (rows.get(self.identity(row)) if isinstance(baseline, Frame) else baseline for row in self.rows)
+        over = (row.with_value(into, _over(row, base, of)) for row, base in zip(self.rows, bases, strict=True))
+        return msgspec.structs.replace(self, rows=tuple(over))
+
+    def identity(self, row: Row) -> tuple[object, ...]:
+        """The values that identify a row: of all figures that are no results."""
+        return tuple(plain(row[figure]) for figure in self.figures if not figure.is_measured)
+
+    @property
+    def by_identity(self) -> dict[tuple[object, ...], Row]:
+        """The rows by what identifies them; of several alike the first."""
+        rows: dict[tuple[object, ...], Row] = {}
+        for row in self.rows:
+            rows.setdefault(self.identity(row), row)
+        return rows
 
     def only(self, figures: Sequence[Figure[Any]]) -> Frame:
         """The frame with these figures."""
@@ -254,7 +269,7 @@ def _over(row: Row, baseline: Row | None, of: Figure[Estimate]) -> Estimate | Un
     if row is baseline:
         # Over itself it is 1, however much its repeats scatter.
         return Estimate(value=1.0, low=1.0, high=1.0, repeats=value.repeats)
-    return ratio(value, base)
+    return ratio(value, base) if min(value.low, base.low) > 0 else Unknown("one of them is not positive")
 
 
 def _is(figure: Figure[Any], value: object, wanted: str) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multinode.network.nccl_tuning import TuneReport
+from multinode.network.nccl_tuning import GAIN, TuneReport
+from multinode.network.read_scan import ReadScan
+from multinode.network.scan_evidence import BUSBW, SIZE
 from multinode.network.size_scan import ScanReport
 from multinode.render.charts import GREY, Figure, Scatter, bars_height, interval_bars, with_axes
 from multinode.render.sheet import Chart
 
 
-def scan_chart(report: ScanReport) -> Chart:
-    """One line per collective with points at the sizes, and one level line per bound."""
-    rows = report.rows
+def scan_chart(scan: ScanReport | ReadScan, name: str = "sweep") -> Chart:
+    """Busbw over size: one line per collective with points at the sizes, and one level line per bound."""
+    rows = scan.rows
     figure = Figure()
     for collective in dict.fromkeys(row.collective for row in rows):
         mine = [row for row in rows if row.collective == collective]
@@ -21,18 +23,19 @@ def scan_chart(report: ScanReport) -> Chart:
                 x=[row.size_bytes for row in mine],
                 y=[row.busbw_gb_per_s for row in mine],
                 customdata=[[row.time_us.value, row.p95_us] for row in mine],
-                hovertemplate="%{x} B: %{y:.4f} GB/s, median %{customdata[0]:.0f} us, p95 %{customdata[1]:.0f} us",
+                hovertemplate=f"%{{x}} {SIZE.unit}: %{{y:.4f}} {BUSBW.unit}, "
+                "median %{customdata[0]:.0f} us, p95 %{customdata[1]:.0f} us",
                 mode="lines+markers",
                 name=collective,
             )
         )
     sizes = [row.size_bytes for row in rows]
-    for bound, level in report.levels.items():
+    for bound, level in scan.levels.items():
         ends = [min(sizes), max(sizes)] if sizes else []
         figure.add_trace(Scatter(x=ends, y=[level] * len(ends), mode="lines", line={"dash": "dash"}, name=bound))
     figure.update_layout(hovermode="closest")
-    with_axes(figure, "size (B)", "busbw (GB/s)", type="log")
-    return Chart(title=f"collectives: {report.title}", name="sweep", figure=figure, rows=2)
+    with_axes(figure, SIZE.heading, BUSBW.heading, type="log")
+    return Chart(title=f"collectives: {scan.title}", name=name, figure=figure, rows=2)
 
 
 def tune_charts(report: TuneReport) -> Iterator[Chart]:
@@ -41,6 +44,6 @@ def tune_charts(report: TuneReport) -> Iterator[Chart]:
     measured = [(one.text, one.gain) for one in (*report.settings, *together) if one.gain is not None]
     if not measured:
         return
-    figure = interval_bars(dict(measured), "speed-up over NCCL's default")
+    figure = interval_bars(dict(measured), f"{GAIN.title} over NCCL's default")
     figure.add_vline(x=1, line={"color": GREY, "dash": "dash"})
-    yield Chart(title="speed-up of each setting", name="settings", figure=figure, rows=bars_height(len(measured)))
+    yield Chart(title=f"{GAIN.title} of each setting", name="settings", figure=figure, rows=bars_height(len(measured)))

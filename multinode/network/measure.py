@@ -18,8 +18,9 @@ from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.model.engine_calls import StepMessages, messages_to_test, step_messages
+from multinode.network.scan_changes import compare_scans
 from multinode.network.scan_evidence import nic_ceilings
-from multinode.network.size_scan import ScanReport, compare_scans, estimate_step, nics_of, read_ring, summarise_scan
+from multinode.network.size_scan import ScanReport, estimate_step, nics_of, read_ring, summarise_scan
 from multinode.records.benchmark import COLLECTIVES, CollectiveTest, Message, check_choice
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import parse_samples

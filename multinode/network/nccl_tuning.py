@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.figures.figure import Figure, Row
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
-from multinode.stats.estimate import Estimate, of_repeats, ratio
+from multinode.stats.estimate import Estimate, exactly, of_repeats, ratio
 from multinode.units import MIB, goodput_gb_per_s
 
 AXES = {
@@ -52,6 +53,42 @@ class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
     def is_faster(self) -> bool:
         """Whether its gain's 95% confidence interval is above 1."""
         return self.gain is not None and self.gain.low > 1
+
+
+def _gain(row: Row) -> str:
+    # The default's is 1 by definition.
+    return "1" if row.item is None else GAIN.text(row[GAIN])
+
+
+SETTING = Figure[str]("setting", "setting", about="variables of NCCL that were set")
+ALL_MESSAGES = Figure[Estimate](
+    "all_messages_ms", "all messages", "ms", form="interval", about="time of all messages in sequence"
+)
+GAIN = Figure[Estimate](
+    "nccl_gain",
+    "speed-up",
+    "95%",
+    form="times_interval",
+    about="speed over that of NCCL's default, round by round",
+    cell=_gain,
+)
+NOT_MEASURED = Figure[str]("reason", "not measured", about="why a setting could not be measured")
+
+
+def setting_row(setting: TunedSetting) -> Row:
+    """The figures of a setting."""
+    return _row(setting, setting.text, setting.time_us, setting.gain, setting.reason)
+
+
+def default_row(default_us: Estimate) -> Row:
+    """The figures of NCCL's default, which the others are compared with."""
+    return _row(None, "NCCL's default", default_us, exactly(1.0), "")
+
+
+def _row(setting: TunedSetting | None, name: str, time_us: Estimate | None, gain: Estimate | None, reason: str) -> Row:
+    time_ms = time_us * 1e-3 if time_us is not None else None
+    values = {SETTING: name, ALL_MESSAGES: time_ms, GAIN: gain, NOT_MEASURED: reason}
+    return Row(setting, {figure.name: value for figure, value in values.items()})
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):

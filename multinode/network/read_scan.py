@@ -96,6 +96,16 @@ class ReadScan(msgspec.Struct, frozen=True, kw_only=True):
             return ", ".join(self.programs)
         return f"{self.collective}, {PrintedLayout(layout=self.layout).sentence}"
 
+    @property
+    def levels(self) -> dict[str, float]:
+        """Bounds of busbw in GB/s, by name: what the NICs carry, as busbw of the largest message."""
+        share = max(self.verdict.shares, key=lambda share: share.size_bytes, default=None)
+        # Workers share a NIC, and a collective may send more through it than its busbw says.
+        scale = share.busbw_gb_per_s / share.nic_gb_per_s if share is not None and share.nic_gb_per_s else 1.0
+        raw = {"raw TCP": slowest_gb_per_s(self.tcp.ring), "raw RDMA": slowest_gb_per_s(self.rdma)}
+        levels = {"line rate": self.ceiling_gb_per_s} | raw
+        return {name: scale * level for name, level in levels.items() if level is not None}
+
 
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `nccl-test --read --json`."""

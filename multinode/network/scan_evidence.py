@@ -12,7 +12,7 @@ from multinode.cluster.facts import Interface
 from multinode.figures.figure import Figure, Row
 from multinode.network.nic_path import NicPathCheck
 from multinode.records.samples import CollectiveSample
-from multinode.stats.estimate import Estimate, estimate_median, spread_of
+from multinode.stats.estimate import Estimate, estimate_median, exactly, spread_of
 from multinode.traffic.algorithms import Layout, bus_factor, link_share, nic_factor
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, RawTcp, find_odd, slowest_gb_per_s
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, goodput_gb_per_s
@@ -270,7 +270,19 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     # measured
     share_of_tcp: float | None = None
 
+    def speed(self, gb_per_s: float) -> Estimate:
+        """Its algbw or busbw with an interval: they are inverse to the time."""
+        time_us = self.time_us
+        if time_us.is_exact or time_us.low <= 0:
+            return exactly(gb_per_s)
+        low, high = (gb_per_s * time_us.value / end for end in (time_us.high, time_us.low))
+        return Estimate(value=gb_per_s, low=low, high=high, repeats=time_us.repeats)
 
+
+MESSAGE = Figure[str]("message", "message", about="operation and size of a message")
+COLLECTIVE = Figure[str]("collective", "collective", about="operation of a message")
+DTYPE = Figure[str]("dtype", "type", about="element type of a message, as nccl-tests names it")
+REDOP = Figure[str]("redop", "redop", about="reduction of a message, as nccl-tests names it")
 SIZE = Figure[int]("size_bytes", "size", "B", form="digits", about="size of a message, as nccl-tests counts it")
 TIME = Figure[Estimate](
     "time_us", "time", "us", form="interval", about="duration of the operation, median of the slowest worker's times"
@@ -278,27 +290,34 @@ TIME = Figure[Estimate](
 TIME_MS = Figure[Estimate](
     "time_ms", "time", "ms", form="interval", about="duration of a long operation, median of the slowest worker's times"
 )
-ALGBW = Figure[float]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="size over time")
-BUSBW = Figure[float]("busbw_gb_per_s", "busbw", "GB/s", form="figure", about="algbw times the collective's factor")
+ALGBW = Figure[Estimate]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="size over time")
+BUSBW = Figure[Estimate]("busbw_gb_per_s", "busbw", "GB/s", form="figure", about="algbw times the collective's factor")
 WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with a wrong value, over all workers")
 P95 = Figure[float]("p95_us", "p95", "us", form="hundredths", about="95th percentile of the slowest worker's times")
 OF_LINE = Figure[float](
-    "share_of_ceiling", "of line rate", "TCP", form="percent", about="busbw over the TCP line rate of the slowest NIC"
+    "share_of_ceiling",
+    "of line rate",
+    "TCP",
+    form="percent",
+    about="busbw over the TCP line rate of the slowest NIC",
+    phrase="of TCP line rate",
 )
-OF_RAW = Figure[float](
-    "share_of_raw", "of raw TCP", form="percent", about="busbw over plain transfers between the same NICs, same run"
+OF_TCP = Figure[float](
+    "share_of_tcp", "of raw TCP", form="percent", about="busbw over plain transfers between the same NICs, same run"
+)
+OF_RDMA = Figure[float](
+    "share_of_rdma", "of raw RDMA", form="percent", about="speed through a NIC over raw RDMA between the same NICs"
 )
 
 
 def collective_row(row: CollectiveRow, share: SizeShare | None = None) -> Row:
-    """The figures of a message; its shares are its own, or those of `share`, which may be of raw RDMA."""
-    line, raw = (
-        (row.share_of_ceiling, row.share_of_tcp)
-        if share is None
-        else (share.share_of_ceiling, share.share_of_tcp or share.share_of_rdma)
-    )
-    more = {"time_ms": row.time_us * (1 / _US_PER_MS), OF_LINE.name: line, OF_RAW.name: raw}
-    return Row(row, {**msgspec.structs.asdict(row), **more})
+    """The figures of a message; its shares are its own, or those of `share`."""
+    shares: CollectiveRow | SizeShare = share or row
+    values: dict[str, object] = {
+        figure.name: getattr(shares, figure.name, None) for figure in (OF_LINE, OF_TCP, OF_RDMA)
+    }
+    speeds = {figure.name: row.speed(getattr(row, figure.name)) for figure in (ALGBW, BUSBW)}
+    return Row(row, msgspec.structs.asdict(row) | {TIME_MS.name: row.time_us * (1 / _US_PER_MS)} | speeds | values)
 
 
 def collective_rows(

@@ -8,16 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
+from multinode.figures.compared import ComparedFigure, compared_frame
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
 from multinode.network.read_scan import ReadReport, ReadScan
 from multinode.network.scan_evidence import (
     ALGBW,
     BUSBW,
+    MESSAGE,
     OF_LINE,
-    OF_RAW,
+    OF_RDMA,
+    OF_TCP,
     P95,
     SIZE,
     TIME,
@@ -33,7 +36,7 @@ from multinode.render.sheet import (
     Block,
     Chart,
     Charts,
-    Column,
+    Detail,
     Labels,
     NextCommand,
     Prose,
@@ -41,12 +44,10 @@ from multinode.render.sheet import (
     Tiles,
     Tone,
     page_blocks,
-    percent,
 )
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import or_none
-from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
+from multinode.traffic.pair_speeds import PAIR_RATE, SENDER, NetworkFinding, PairSpeed
 from multinode.units import (
     BITS_PER_BYTE,
     UNKNOWN,
@@ -54,8 +55,6 @@ from multinode.units import (
     format_duration,
     format_figure,
     format_rate,
-    format_sig,
-    format_size,
 )
 
 # torch.distributed has these in one buffer; the others have two. Columns of the missing variant are N/A.
@@ -70,9 +69,9 @@ _NAMES_WIDTH = 80
 
 _FULL = (
     *(SIZE, TIME.as_form("hundredths"), ALGBW.as_form("thousandths"), BUSBW.as_form("thousandths")),
-    *(WRONG, P95, OF_LINE.as_form("share"), OF_RAW.as_form("share")),
+    *(WRONG, P95, OF_LINE.as_form("share"), OF_TCP.as_form("share")),
 )
-_SIZE_IN_WORDS = msgspec.structs.replace(SIZE, unit="", form="size")
+_SIZE_IN_WORDS = replace(SIZE, unit="", form="size")
 
 
 def _sheet(rows: Iterable[Row], figures: Sequence[Figure[Any]], title: str = "") -> Sheet:
@@ -171,19 +170,23 @@ def pair_sheet(pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *
     names = tuple(dict.fromkeys([*nodes, *(name for pair in pairs for name in (pair.source, pair.target))]))
     speeds = {(pair.source, pair.target): pair for pair in pairs}
     heads = _heads(names)
-    return Sheet(
-        title="",
-        columns=(Column("from \\ to", words=True), *map(Column, heads)),
-        rows=tuple(
-            (
-                name if head == name else f"{head} {name}",
-                *(_cell(speeds.get((name, peer)), odd) if peer != name else "" for peer in names),
-            )
-            for name, head in zip(names, heads, strict=True)
-        ),
-        notes=("Gbit/s; ! is an outlier" if odd else "Gbit/s",),
-        dense=True,
+    columns = [_column(peer, head, odd) for peer, head in zip(names, heads, strict=True)]
+    rows = (
+        Row(
+            name,
+            {SENDER.name: name if head == name else f"{head} {name}"}
+            | {column.name: speeds.get((name, peer)) for column, peer in zip(columns, names, strict=True)},
+        )
+        for name, head in zip(names, heads, strict=True)
     )
+    unit = f"{PAIR_RATE.unit}; ! is an outlier" if odd else PAIR_RATE.unit
+    return replace(Frame(rows=tuple(rows), figures=(SENDER, *columns)).sheet(notes=(unit,)), dense=True)
+
+
+def _column(peer: str, head: str, odd: Sequence[NetworkFinding]) -> Figure[PairSpeed]:
+    """The speeds to a node."""
+    own = replace(PAIR_RATE, name=f"to {peer}", title=head, unit="")
+    return replace(own, cell=lambda row: _cell(or_none(row[own]), odd) if row.item != peer else "")
 
 
 def _heads(names: Sequence[str]) -> tuple[str, ...]:
@@ -219,55 +222,51 @@ _RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 def show(report: ScanReport) -> Iterator[Block]:
     """The verdict, the measurements, their causes; in detail with every column, latency and curves."""
     yield Prose(report.verdict.message, "lead", tone=_TONES.get(report.verdict.code, "bad"))
-    yield Tiles(tuple(_key_figures(report)))
+    yield Tiles(tuple(_key_figures(map(collective_row, report.rows), (OF_LINE, OF_TCP))))
     yield Charts(lambda: _charts(report))
     for collective in dict.fromkeys(row.collective for row in report.rows):
         rows = [row for row in report.rows if row.collective == collective]
         title = f"{collective}, {report.title}"
-        yield msgspec.structs.replace(_small_sheet(rows, title), detail="brief")
+        yield replace(_small_sheet(rows, title), detail="brief")
         kind = f"{title}; {rows[0].dtype}, {rows[0].redop}"
-        yield msgspec.structs.replace(_sheet(map(collective_row, rows), _FULL, kind), detail="full")
+        yield replace(_sheet(map(collective_row, rows), _FULL, kind), detail="full")
     if report.tcp.pairs:
         yield pair_sheet(report.tcp.pairs, report.odd, nodes=report.nodes)
     yield Labels((*_causes(report), *_path(report)))
     yield Labels(tuple(_odd(report)), detail="full")
-    yield Labels((*_like(report), *_changes(report), *_enough(report)))
+    yield Labels((*_like(report), *_changes(report)))
+    yield from change_sheets(report)
+    yield Labels(tuple(_enough(report)))
     yield Labels((*_network(report), *_curves(report), *_launches(report)), detail="full")
     yield NextCommand("Details", f"multinode show {report.run_id} --details", detail="brief")
 
 
-def _charts(report: ScanReport) -> Iterable[Chart]:
+def _charts(scan: ScanReport | ReadScan, name: str = "sweep") -> Iterable[Chart]:
     from multinode.network.charts import scan_chart  # noqa: PLC0415 - plotly is an extra
 
-    return (scan_chart(report),)
+    return (scan_chart(scan, name),)
 
 
-def _key_figures(report: ScanReport) -> Iterator[tuple[str, str]]:
-    for collective in dict.fromkeys(row.collective for row in report.rows):
-        largest = max((row for row in report.rows if row.collective == collective), key=lambda row: row.size_bytes)
-        size = format_size(largest.size_bytes)
+def _key_figures(rows: Iterable[Row], shares: Iterable[Figure[float]]) -> Iterator[tuple[str, str]]:
+    """Of the largest size of each collective, its speed and its share of what the network carries."""
+    largest: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: row.item.size_bytes):
+        largest[row.item.collective] = row
+    for collective, row in largest.items():
         figures = (
-            (f"busbw of {collective}, {size} (GB/s)", format_sig(largest.busbw_gb_per_s)),
-            (f"of TCP line rate, {collective}", percent(largest.share_of_ceiling, ".0f")),
-            (f"of raw TCP, {collective}", percent(largest.share_of_tcp, ".0f")),
+            (f"{BUSBW.title} of {collective}, {_SIZE_IN_WORDS.tell(row)} ({BUSBW.unit})", BUSBW),
+            *((f"{share.words}, {collective}", share) for share in shares),
         )
-        yield from ((name, value) for name, value in figures if value != UNKNOWN)
+        yield from ((name, value) for name, figure in figures if (value := figure.tell(row)) != UNKNOWN)
 
 
-def read_parts(report: ReadReport) -> Iterator[Part]:
-    """The screen of `nccl-test --read`: each output that the texts have."""
-    for number, scan in enumerate(report.scans):
-        if number:
-            yield ""
-        yield paragraph(scan.verdict.message, style="bold")
+def show_read(report: ReadReport) -> Iterator[Block]:
+    """What `nccl-test --read` found in each output that the texts have."""
+    for number, scan in enumerate(report.scans, 1):
+        yield Prose(scan.verdict.message, "lead", tone=_TONES.get(scan.verdict.code, "bad"))
         if scan.rows and scan.verdict.code != "alone":
-            yield ""
-            yield f"{scan.title} ({', '.join(scan.programs)})"
-            yield sheet_table(_read_sheet(scan))
-        rows = [*_fixes(scan.verdict), *_raw(scan), *(("Assumed", text) for text in scan.assumed)]
-        if rows:
-            yield ""
-            yield labelled(rows)
+            yield from _read_rows(scan, f"sweep-{number}")
+        yield Labels((*_fixes(scan.verdict), *_raw(scan), *(("Assumed", text) for text in scan.assumed)))
 
 
 def _raw(scan: ReadScan) -> Iterator[tuple[str, str]]:
@@ -286,18 +285,20 @@ def _raw(scan: ReadScan) -> Iterator[tuple[str, str]]:
         yield "NCCL", scan.nccl.sentence
 
 
-def _read_sheet(scan: ReadScan) -> Sheet:
+def _read_rows(scan: ReadScan, chart: str) -> Iterator[Block]:
     large = {share.size_bytes: share for share in scan.verdict.shares}
     rows = [collective_row(row, large.get(row.size_bytes)) for row in scan.rows]
-    line_rate = msgspec.structs.replace(OF_LINE, unit="")
-    raw_rate = msgspec.structs.replace(OF_RAW, title="of raw RDMA") if scan.rdma else OF_RAW
-    shares = [figure for figure in (line_rate, raw_rate) if any(or_none(row[figure]) for row in rows)]
-    return _sheet(
-        rows, (_SIZE_IN_WORDS, _time_of(scan.rows).as_form("figure"), ALGBW, BUSBW, *shares, *_wrong(scan.rows))
-    )
+    # The line rate may be that of InfiniBand.
+    line_rate = replace(OF_LINE, unit="", phrase="")
+    shares = [figure for figure in (line_rate, OF_TCP, OF_RDMA) if any(or_none(row[figure]) for row in rows)]
+    yield Tiles(tuple(_key_figures(rows, shares)))
+    yield Charts(lambda: _charts(scan, chart))
+    time = _time_of(scan.rows).as_form("figure")
+    figures = (_SIZE_IN_WORDS, time, ALGBW, BUSBW, *shares, *_wrong(scan.rows))
+    yield _sheet(rows, figures, f"{scan.title} ({', '.join(scan.programs)})")
 
 
-def next_step(report: ScanReport, given: str, contrast: str) -> str:
+def next_step(report: ScanReport, given: str, contrast: str) -> NextCommand:
     """The next command.
 
     Args:
@@ -306,10 +307,8 @@ def next_step(report: ScanReport, given: str, contrast: str) -> str:
         contrast: the command that trains on the measured nodes and on one.
     """
     if len(report.nodes) == 1:
-        return footer("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
-    if report.verdict.causes:
-        return footer("Next", f"multinode check{given} --bandwidth")
-    return footer("Next", contrast)
+        return NextCommand("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
+    return NextCommand("Next", f"multinode check{given} --bandwidth" if report.verdict.causes else contrast)
 
 
 def scan_lines(report: ScanReport) -> list[str]:
@@ -319,10 +318,10 @@ def scan_lines(report: ScanReport) -> list[str]:
 
 
 def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
-    figures = (_SIZE_IN_WORDS, _time_of(rows), BUSBW, OF_LINE, OF_RAW, *_wrong(rows))
+    figures = (_SIZE_IN_WORDS, _time_of(rows), BUSBW, OF_LINE, OF_TCP, *_wrong(rows))
     sheet = _sheet(map(collective_row, rows), figures, title)
     legend = (_RAW_TCP,) if any(row.share_of_tcp is not None for row in rows) else ()
-    return msgspec.structs.replace(sheet, legend=legend)
+    return replace(sheet, legend=legend)
 
 
 def _causes(report: ScanReport) -> Iterator[tuple[str, str]]:
@@ -415,10 +414,26 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
     if changes is None:
         return
     yield "Changes", f"since run {changes.before}: {changes.text}"
-    yield from (("", message) for message in (finding.message for finding in (*changes.environment, *changes.rows)))
-    for title, names in (("new", changes.came), ("gone", changes.gone)):
+    yield from (("", finding.message) for finding in (*changes.environment, *changes.wrong))
+    for title, names in (
+        *(("new", changes.came), ("gone", changes.gone)),
+        *((f"only in run {changes.before}", changes.only_before), (f"only in run {changes.now}", changes.only_now)),
+    ):
         if names:
             yield "", f"{title}: {', '.join(names)}"
+
+
+def change_sheets(report: ScanReport) -> Iterator[Sheet]:
+    """The common messages of two scans: those whose speed changed or was not judged, and in detail all."""
+    changes = report.changes
+    if changes is None:
+        return
+    told = [row for row in changes.rows if row.changed is not False]
+    details: tuple[tuple[Sequence[ComparedFigure], Detail], ...] = ((told, "brief"), (changes.rows, "full"))
+    for rows, detail in details:
+        if rows:
+            run_ids, title = (changes.before, changes.now), f"{BUSBW.title} of both runs"
+            yield compared_frame(rows, MESSAGE, run_ids, unit=BUSBW.unit, title=title).sheet(detail=detail)
 
 
 def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:

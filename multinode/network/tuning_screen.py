@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from multinode.network.nccl_tuning import AXES, TuneReport, gain_of
-from multinode.render.sheet import Block, Chart, Charts, Column, Labels, NextCommand, Prose, Sheet, Tiles
-from multinode.stats.estimate import Estimate, text_of
+from multinode.figures.frame import Frame
+from multinode.network.nccl_tuning import (
+    ALL_MESSAGES,
+    AXES,
+    GAIN,
+    NOT_MEASURED,
+    SETTING,
+    TuneReport,
+    default_row,
+    gain_of,
+    setting_row,
+)
+from multinode.render.sheet import Block, Chart, Charts, Labels, NextCommand, Prose, Sheet, Tiles
 from multinode.units import format_count, format_list, format_rate, times
 
 _GLOO = "Nothing to tune: gloo uses one connection between two workers and one algorithm per collective."
@@ -17,7 +27,8 @@ def show(report: TuneReport) -> Iterator[Block]:
     """The verdict, the settings and what to keep; in detail every setting, and reasons of failures."""
     yield Prose(_verdict(report), "lead")
     if report.together is not None and report.together.gain is not None:
-        yield Tiles((("speed-up of the best settings together", times(report.together.gain.value)),))
+        best = GAIN.as_form("times").text(report.together.gain)
+        yield Tiles(((f"{GAIN.title} of the best settings together", best),))
     yield Charts(lambda: _charts(report))
     if report.settings:
         yield _sheet(report, detail="brief")
@@ -84,37 +95,14 @@ def _sheet(report: TuneReport, detail: Literal["brief", "full"]) -> Sheet:
     by_axis = ([setting for setting in report.settings if setting.axis == axis] for axis in AXES)
     tried = report.settings if details else [max(alike, key=gain_of) for alike in by_axis if alike]
     together = [report.together] if report.together is not None and len(report.together.env) > 1 else []
-    default = [("NCCL's default", _ms(report.default_us), "1", "")] if report.default_us is not None else []
+    default = [default_row(report.default_us)] if report.default_us is not None else []
     reasons = details and any(setting.reason for setting in tried)
-    rows = [
-        *default,
-        *(
-            (
-                setting.text,
-                _ms(setting.time_us),
-                text_of(setting.gain, "times"),
-                setting.reason,
-            )
-            for setting in (*tried, *together)
-        ),
-    ]
-    columns = (
-        Column("setting", words=True),
-        Column("all messages", "ms"),
-        Column("speed-up", "95%"),
-        *((Column("not measured", words=True),) if reasons else ()),
-    )
     kind = "each setting" if details else "the best setting of each kind"
-    return Sheet(
+    return Frame(
         title=f"{kind}: {report.repeats} repeats, interleaved with the default",
-        columns=columns,
-        rows=tuple(row[: len(columns)] for row in rows),
-        detail=detail,
-    )
-
-
-def _ms(time_us: Estimate | None) -> str:
-    return text_of(time_us * 1e-3 if time_us is not None else None)
+        rows=(*default, *map(setting_row, (*tried, *together))),
+        figures=(SETTING, ALL_MESSAGES, GAIN, *((NOT_MEASURED,) if reasons else ())),
+    ).sheet(detail=detail)
 
 
 def _keep(report: TuneReport) -> Iterator[tuple[str, str]]:

@@ -78,12 +78,10 @@ def _plain(cell: RenderableType) -> str:
     return Text.from_markup(cell).plain if isinstance(cell, str) else str(cell)
 
 
-def make_table(title: str | None = None, *, caption: str | None = None, header: bool = True) -> Table:
-    """An empty table; title and caption are plain text."""
+def make_table(*, caption: str | None = None, header: bool = True) -> Table:
+    """An empty table; the caption is plain text."""
     return _FittingTable(
-        title=Text(title, no_wrap=True) if title else None,
         caption=Text(caption) if caption else None,
-        title_justify="left",
         caption_justify="left",
         show_header=header,
         box=box.SIMPLE_HEAD,
@@ -94,10 +92,9 @@ def make_table(title: str | None = None, *, caption: str | None = None, header: 
 
 
 def sheet_table(sheet: Sheet, *, legend: bool = True) -> Table:
-    """One sheet; none of its text is interpreted as markup or moves the cursor."""
+    """One sheet without its title; none of its text is interpreted as markup or moves the cursor."""
     notes = "\n".join(sanitize(note) for note in (*sheet.notes, *(sheet.legend if legend else ())))
-    table = make_table(sanitize(sheet.title), caption=notes or None, header=bool(sheet.columns))
-    table.title_style = "bold"
+    table = make_table(caption=notes or None, header=bool(sheet.columns))
     if sheet.dense:
         # The rule between the columns leaves a space already.
         table.padding = (0, 0)

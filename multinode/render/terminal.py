@@ -63,6 +63,9 @@ def _parts(block: Block, *, details: bool, width: int) -> Iterator[Part]:
         for number, part in enumerate(_beside(block)):
             if number:
                 yield ""
+            if part.title:
+                # Within a table, rich cuts it at the table's width.
+                yield paragraph(part.title, style="bold")
             yield sheet_table(part, legend=details)
     elif isinstance(block, Labels):
         yield from labelled_parts(block.rows)

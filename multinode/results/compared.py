@@ -5,7 +5,7 @@ Trainings are compared as a contrast's sides are, nccl-tests size by size, table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,18 @@ from multinode.contrast.figures import Contrast
 from multinode.contrast.side import compare_runs
 from multinode.decoding import convert
 from multinode.errors import UsageError
+from multinode.figures.compared import ComparedFigure, compare_frames, compared_frame
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
 from multinode.network.measure import load_scan
-from multinode.network.size_scan import ScanReport, compare_scans
+from multinode.network.scan_changes import compare_scans
+from multinode.network.size_scan import ScanReport
 from multinode.records.run_directory import RunDirectory
-from multinode.render.sheet import Block, Prose
-from multinode.stats.estimate import Estimate, exactly, ratio
-from multinode.stats.unknown import Unknown
+from multinode.render.sheet import Block, Detail, Prose, Sheet
+from multinode.stats.estimate import Estimate, exactly
 from multinode.sweep.cells import CellTable
 from multinode.sweep.sweep import load_table, load_tables
-from multinode.units import UNKNOWN, format_count, format_figure
+from multinode.units import format_count
 
 # Results that are compared figure by figure, and what names an element of a list in them.
 _RESULTS = ("bench.json", "contrast.json", "tuning.json", "tune.json", "summary.json")
@@ -35,19 +36,11 @@ _ASIDE = frozenset({"interval", "cv", "timings", "forecast", "steps", "time_s"})
 _NOTICEABLE = 0.02
 
 
-class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure that both records have; its unit is part of its name."""
-
-    name: str
-    first: Estimate  # without an interval where the record has none; likewise `second`
-    second: Estimate
-    ratio: Estimate | Unknown  # the second over the first
-    # whether it changed: the ratio's interval excludes 1; of figures without an interval, by more than 2%
-    changed: bool = False
-
-
 class ComparedRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """Two records figure by figure, in the order of the first."""
+    """Two records figure by figure, in the order of the first.
+
+    Units are part of the figures' names. Of a figure without an interval, more than 2% is a change.
+    """
 
     schema: str = "multinode.comparison/2"
     kind: str
@@ -90,14 +83,13 @@ def compare_records(
         )
     if file == "summary.json":
         return compare_runs(root, first, second, anyway=anyway)
-    documents = [directory.read(file, dict[str, Any]) or {} for directory in directories]
-    return ComparedRecords(kind=kinds[1], run_ids=names, figures=_common(*documents))
+    before, now = (_frame(directory.read(file, dict[str, Any]) or {}) for directory in directories)
+    figures = compare_frames(before, now, VALUE, NAME.tell)
+    return ComparedRecords(kind=kinds[1], run_ids=names, figures=tuple(map(_noticed, figures)))
 
 
-NAME = Figure[str]("name", "figure", about="keys that lead to it in the document", cell=lambda row: row.item.name)
-RATIO = Figure[Estimate](
-    "ratio", "ratio", form="times", about="second record over the first", cell=lambda row: _ratio(row.item)
-)
+NAME = Figure[str]("name", "figure", about="keys that lead to it in the document")
+VALUE = Figure[Estimate]("value", "value", form="interval", about="figure of a stored record")
 
 
 def show(compared: ComparedRecords) -> Iterator[Block]:
@@ -108,56 +100,29 @@ def show(compared: ComparedRecords) -> Iterator[Block]:
     if not changed:
         yield Prose(f"{_title(compared)}: no figure changed", "lead", detail="brief")
         yield Prose(within, "note", detail="brief")
-    yield _frame(compared, changed).sheet(notes=[within] if within else (), detail="brief")
-    yield _frame(compared, compared.figures).sheet(detail="full")
+    yield _sheet(compared, changed, [within] if within else (), "brief")
+    yield _sheet(compared, compared.figures, (), "full")
 
 
 def _title(compared: ComparedRecords) -> str:
     return f"{compared.kind}: {compared.run_ids[1]} against {compared.run_ids[0]}"
 
 
-def _frame(compared: ComparedRecords, shown: Iterable[ComparedFigure]) -> Frame:
-    return Frame(
-        title=_title(compared),
-        rows=tuple(Row(figure, msgspec.structs.asdict(figure)) for figure in shown),
-        figures=(
-            NAME,
-            *(
-                Figure[Estimate](name, run_id, form="interval", about="figure of the record", cell=_told(name))
-                for name, run_id in zip(("first", "second"), compared.run_ids, strict=True)
-            ),
-            RATIO,
-        ),
-    )
+def _sheet(compared: ComparedRecords, shown: Iterable[ComparedFigure], notes: Sequence[str], detail: Detail) -> Sheet:
+    frame = compared_frame(shown, NAME, compared.run_ids, title=_title(compared))
+    return frame.sheet(notes=notes, detail=detail)
 
 
-def _told(name: str) -> Callable[[Row], str]:
-    def tell(row: Row) -> str:
-        figure: Estimate = getattr(row.item, name)
-        return format_figure(figure.value, digits=4) if figure.is_exact else figure.text()
-
-    return tell
-
-
-def _ratio(figure: ComparedFigure) -> str:
-    if isinstance(figure.ratio, Unknown):
-        return UNKNOWN
-    return f"{format_figure(figure.ratio.value)}x" if figure.ratio.is_exact else figure.ratio.text("times")
+def _noticed(figure: ComparedFigure) -> ComparedFigure:
+    if figure.changed is not None:
+        return figure
+    changed = abs(figure.second.value - figure.first.value) > _NOTICEABLE * abs(figure.first.value)
+    return msgspec.structs.replace(figure, changed=changed)
 
 
-def _common(first: dict[str, Any], second: dict[str, Any]) -> tuple[ComparedFigure, ...]:
-    others = dict(_figures("", second))
-    return tuple(_compared(name, value, others[name]) for name, value in _figures("", first) if name in others)
-
-
-def _compared(name: str, first: Estimate, second: Estimate) -> ComparedFigure:
-    is_positive = min(first.low, second.low) > 0
-    over: Estimate | Unknown = ratio(second, first) if is_positive else Unknown("one of them is not positive")
-    if isinstance(over, Unknown) or over.is_exact:
-        changed = abs(second.value - first.value) > _NOTICEABLE * abs(first.value)
-    else:
-        changed = not over.low <= 1 <= over.high
-    return ComparedFigure(name=name, first=first, second=second, ratio=over, changed=changed)
+def _frame(document: dict[str, Any]) -> Frame:
+    rows = (Row(name, {NAME.name: name, VALUE.name: value}) for name, value in _figures("", document))
+    return Frame(rows=tuple(rows), figures=(NAME, VALUE))
 
 
 def _figures(name: str, value: object) -> Iterator[tuple[str, Estimate]]:
@@ -169,12 +134,18 @@ def _figures(name: str, value: object) -> Iterator[tuple[str, Estimate]]:
             if key not in _ASIDE and not (key in _NAMES and not isinstance(inner, dict | list)):
                 yield from _figures(name if key == "value" else f"{name} {key}".strip(), inner)
     elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _figures(f"{name} {_label(inner, index)}".strip(), inner)
+        for label, inner in zip(_labels(value), value, strict=True):
+            yield from _figures(f"{name} {label}".strip(), inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield name, exactly(float(value))
 
 
-def _label(value: object, index: int) -> str:
-    names = [str(value[key]) for key in _NAMES if value.get(key) is not None] if isinstance(value, dict) else []
-    return names[0] if names else str(index)
+def _labels(values: list[Any]) -> Iterator[str]:
+    """What names each element; of several alike the first has the short name, as where it is the only one."""
+    seen: set[str] = set()
+    for index, value in enumerate(values):
+        names = [str(value[key]) for key in _NAMES if value.get(key) is not None] if isinstance(value, dict) else []
+        full = " ".join(names)
+        label = next(each for each in (*names[:1], full, f"{full} {index}".strip()) if each and each not in seen)
+        seen.add(label)
+        yield label

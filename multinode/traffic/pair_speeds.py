@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.figures.figure import Figure
 from multinode.findings.finding import Finding
 from multinode.findings.rule import Rule, RuleGroup
 from multinode.records.samples import StreamResult
@@ -44,6 +45,10 @@ class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
     gbit_per_s: float | None = None  # received payload, of the better try; None if the stream failed
     worse_gbit_per_s: float | None = None  # of the other try; None if there was one
     error: str | None = None
+
+
+SENDER = Figure[str]("source", "from \\ to", about="node that sends; the columns are those that receive")
+PAIR_RATE = Figure[PairSpeed]("gbit_per_s", "to", "Gbit/s", form="figure", about="payload of raw TCP to a node")
 
 
 class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import pytest
 
 from multinode.bench.figures import DeviceSpeed
 from multinode.bench.judge import summarise_bench, with_progress
-from multinode.bench.screen import bench_sheets
+from multinode.bench.sheets import bench_sheets
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts
 from multinode.records.benchmark import DeviceTest
 from multinode.records.samples import Sample, parse_samples

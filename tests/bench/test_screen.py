@@ -9,7 +9,8 @@ from rich.console import Console
 
 from multinode.bench.figures import BenchReport
 from multinode.bench.nodes import BenchPart
-from multinode.bench.screen import bench_sheets, next_step, show
+from multinode.bench.screen import next_step, show
+from multinode.bench.sheets import bench_sheets
 from multinode.render.sheet import Block, Labels, Sheet
 from multinode.render.table import screen_text, sheet_table
 from multinode.render.terminal import block_parts
@@ -70,8 +71,8 @@ def test_the_screen(golden: Golden, name: str, found: BenchReport, *, details: b
 
 
 def test_the_next_command_is_the_same_bench_after_a_fix_or_the_network() -> None:
-    assert next_step(report(*GPUS), " --hosts h") == "Next        fix that, then: multinode bench --hosts h"
-    assert next_step(report(GPUS[0], part(1, on_gpu(speeds(), gpu()))), "") == "Next        multinode nccl-test"
+    assert next_step(report(*GPUS), " --hosts h").command == "fix that, then: multinode bench --hosts h"
+    assert next_step(report(GPUS[0], part(1, on_gpu(speeds(), gpu()))), "").command == "multinode nccl-test"
 
 
 def test_a_row_a_worker_with_the_share_of_the_data_sheet_and_a_mark_where_it_is_slow() -> None:

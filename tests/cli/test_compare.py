@@ -63,6 +63,20 @@ def test_two_records_of_another_kind_are_compared_figure_by_figure(root: Path) -
     assert "copy" in compare(FIRST, SECOND, "--details")
 
 
+def test_workers_with_the_same_device_are_compared_each_with_itself(root: Path) -> None:
+    for run_id, speeds in ((FIRST, (2.0, 8.0)), (SECOND, (3.0, 8.5))):
+        workers = [
+            {"rank": rank, "name": "A100", "tests": [{"label": "copy", "alone": {"value": speed}}]}
+            for rank, speed in enumerate(speeds)
+        ]
+        keep(root, run_id, "bench", "bench.json", {"nodes": [{"node": "a", "workers": workers}]})
+    figures = json.loads(compare(FIRST, SECOND, "--json"))["figures"]
+    assert {one["name"]: (one["first"]["value"], one["second"]["value"]) for one in figures} == {
+        "nodes a workers A100 tests copy alone": (2.0, 3.0),
+        "nodes a workers A100 1 tests copy alone": (8.0, 8.5),
+    }
+
+
 def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
     for run_id, time_us in ((FIRST, 1000.0), (SECOND, 2000.0)):
         scan = ScanReport(
@@ -80,7 +94,11 @@ def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
     changes = json.loads(compare(FIRST, SECOND, "--json"))["changes"]
     assert changes["before"] == FIRST
     (slower,) = changes["rows"]
-    assert slower["message"] in " ".join(compare(FIRST, SECOND).split())
+    assert (slower["name"], slower["changed"]) == ("all_reduce 1 MiB", True)
+    assert slower["ratio"]["value"] == pytest.approx(0.5)
+    shown = compare(FIRST, SECOND)
+    assert "1 slower, most: all_reduce 1 MiB (-50%)" in " ".join(shown.split())
+    assert "0.50x (0.49-0.51)" in shown
 
 
 def test_records_that_have_nothing_in_common_are_named_with_their_kinds(root: Path) -> None:

@@ -42,10 +42,31 @@ def test_a_pipe_is_read_and_the_document_has_every_figure() -> None:
     assert scan["layout"]["nodes"] == 3
 
 
+def test_the_answer_is_a_page_markdown_or_csv_too(tmp_path: Path) -> None:
+    words = ("--read", str(PASTED / "nccl-tests-119.txt"), "--link", "4x200gbit", "--nodes", "3")
+    written = {ending: tmp_path / f"answer.{ending}" for ending in ("html", "md", "csv", "json")}
+    for path in written.values():
+        done = read(*words, "--output", str(path))
+        assert done.stdout.startswith("network OK for a link of 800 Gbit/s")
+        assert f"answer: {path}" in done.stderr
+    markdown = written["md"].read_text()
+    assert "**network OK for a link of 800 Gbit/s" in markdown
+    assert "| 127 MiB | 2,660 | 50.1 | 95.9 | 96% |" in markdown
+    assert read(*words, "--format", "markdown").stdout == markdown
+    title = '"all_reduce, 3 nodes with 8 workers each (nccl-tests)"'
+    assert f"nccl-test,{title},4,busbw,GB/s,95.9" in written["csv"].read_text().splitlines()
+    page = written["html"].read_text()
+    assert "collectives: all_reduce, 3 nodes with 8 workers each" in page
+    assert "busbw of all_reduce, 127 MiB (GB/s)" in page
+    assert json.loads(written["json"].read_text())["schema"] == "multinode.nccl-test-read/2"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--read", "log", "--pairs", "-b", "8"), "-b, --pairs cannot be combined with it"),
+        (("--read", "log", "--format", "nccl-tests"), "--format nccl-tests is a form of measurements"),
+        (("--read", "log", "--format", "html"), "html needs an output file"),
         (("--link", "100gbit", "--local", "2"), "--link and --rdma describe the output of --read"),
         (("--read", "log", "--link", "fast"), "'fast' is not a link rate"),
         (("--read", "log", "--link", "0x100gbit"), "is not the rate of NICs"),

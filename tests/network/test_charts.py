@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 
 from multinode.network.charts import scan_chart
-from multinode.network.page import scan_page
+from multinode.network.screen import show
+from multinode.results.answer import answer_in
 from tests.network.test_nccl_tests_text import row
 from tests.network.test_size_scan import measured, plan, report
 
@@ -21,7 +22,8 @@ def test_the_chart_has_a_line_for_each_collective_and_each_bound() -> None:
 
 def test_the_page_needs_nothing_from_outside_and_runs_nothing_that_a_node_said() -> None:
     verdict = msgspec.structs.replace(WELL.verdict, message="node <script>alert(1)</script> is slow")
-    page = scan_page(msgspec.structs.replace(WELL, backend="<b>run</b>", verdict=verdict))
+    scan = msgspec.structs.replace(WELL, backend="<b>run</b>", verdict=verdict)
+    page = answer_in("html", scan.title, show(scan), scan)
     assert "<script>alert(1)" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<b>run</b>" not in page

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from multinode.errors import UsageError
 from multinode.network.read_scan import Missing, ReadScan, read_scans
 from multinode.network.scan_evidence import CollectiveRow
-from multinode.network.screen import nccl_tests_text, read_parts
+from multinode.network.screen import nccl_tests_text, show_read
 from multinode.records.benchmark import CollectiveTest, Message
+from multinode.render.sheet import Sheet
 from multinode.stats.estimate import exactly
 from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.units import parse_nics
-from tests.golden import Golden
+from tests.golden import Golden, screen_of
 
 PASTED = Path(__file__).parent / "pasted"
 MIB = 1 << 20
@@ -109,7 +110,7 @@ def test_small_rdma_messages_measure_no_bandwidth(name: str) -> None:
 )
 def test_the_screen(golden: Golden, name: str) -> None:
     missing = THREADS.get(name, (told("100gbit", nodes=8),))[0]
-    golden.check_screen(f"read_{name}", read_parts(read_scans([(name, pasted(name))], missing)))
+    golden.check_answer(f"read_{name}", show_read(read_scans([(name, pasted(name))], missing)))
 
 
 PERFTEST = """\
@@ -303,10 +304,25 @@ def test_a_document_that_was_cut_still_has_its_sum() -> None:
 
 def test_names_in_a_document_cannot_move_the_cursor() -> None:
     text = iperf_json(1.0).replace("10.0.0.1", "\\u001b[2Ja") + iperf_json(9.4, reverse=1)
-    shown = "".join(str(part) for part in read_parts(read_scans([("log", text)], told("10gbit"))))
+    shown = screen_of(show_read(read_scans([("log", text)], told("10gbit"))))
     assert "\x1b" not in shown
     scan = read(text, told("10gbit"))
     assert all("\x1b" not in pair.source + pair.target for pair in scan.tcp.one)
+
+
+def test_a_share_is_titled_after_the_raw_stream_that_it_is_of() -> None:
+    text = perftest(92.0) + iperf_json(90.0) + table(4.0, Layout(nodes=2))
+    for over_rdma, title, other in ((True, "of raw RDMA", "of raw TCP"), (False, "of raw TCP", "of raw RDMA")):
+        found = read_scans([("log", text)], told("100gbit", over_rdma=over_rdma))
+        heads = {column.name for block in show_read(found) if isinstance(block, Sheet) for column in block.columns}
+        assert title in heads
+        assert other not in heads
+
+
+def test_the_chart_has_the_line_rate_that_the_share_is_of() -> None:
+    for scan in read_scans([("log", pasted("nccl-tests-78"))], told("100gbit", nodes=8)).scans:
+        largest = max(scan.verdict.shares, key=lambda share: share.size_bytes)
+        assert largest.share_of_ceiling == pytest.approx(largest.busbw_gb_per_s / scan.levels["line rate"])
 
 
 def test_a_long_log_is_read_in_time() -> None:
@@ -358,4 +374,4 @@ def test_no_text_breaks_the_reader(lines: list[str]) -> None:
         return
     for scan in report.scans:
         assert scan.verdict.code
-        assert list(read_parts(report))
+        assert screen_of(show_read(report))

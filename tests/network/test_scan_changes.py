@@ -5,11 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.network.scan_changes import compare_scans
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
-from multinode.network.size_scan import NodeState, ScanReport, compare_scans
+from multinode.network.screen import show
+from multinode.network.size_scan import NodeState, ScanChanges, ScanReport
 from multinode.records.benchmark import CollectiveTest, Message
-from multinode.stats.estimate import Estimate
+from multinode.stats.estimate import Estimate, exactly
+from tests.golden import Golden, screen_of
 
 MIB = 1 << 20
 BOX = NodeState(name="node3", ifname="ens1f0", link_gbit_per_s=10.0, mtu=9000, duplex="full", torch="2.7.1", cores=8)
@@ -56,28 +59,33 @@ def environment(before: ScanReport, now: ScanReport) -> list[str]:
 
 def test_a_sweep_has_not_changed_from_itself() -> None:
     changes = compare_scans(record(row()), record(row(), run_id="r2"))
-    assert (changes.before, changes.now, changes.unchanged) == ("r1", "r2", 1)
-    assert changes.text == "No speed changed beyond noise (1 message compared)."
-    assert (changes.environment, changes.came, changes.gone, changes.rows) == ((), (), (), ())
+    assert (changes.before, changes.now) == ("r1", "r2")
+    assert changes.text == "No speed changed beyond its interval (1 message compared)."
+    assert (changes.environment, changes.came, changes.gone, changes.wrong) == ((), (), (), ())
+    assert [one.changed for one in changes.rows] == [False]
     assert (changes.only_before, changes.only_now) == ((), ())
 
 
-def test_a_speed_that_changed_is_told_with_both_figures() -> None:
+def test_a_speed_that_changed_is_told_with_both_figures_and_their_ratio() -> None:
     changes = compare_scans(record(row(1000.0)), record(row(2000.0)))
     (change,) = changes.rows
-    assert (change.code, change.figures["size_bytes"]) == ("slower", MIB)
-    assert change.figures["change"] == pytest.approx(-0.5)
-    assert change.message == "all_reduce 1 MiB is slower: 0.524 GB/s, was 1.05 GB/s (-50%)"
-    assert changes.text == "1 of 1 messages changed; 1 slower, most: all_reduce 1 MiB (-50%)."
-    (back,) = compare_scans(record(row(2000.0)), record(row(1000.0))).rows
-    assert "is faster" in back.message
+    assert (change.name, change.changed) == ("all_reduce 1 MiB", True)
+    # Busbw is inverse to the time, and so is its interval.
+    assert change.first.value == pytest.approx(1.048576)
+    assert change.first.bounds == pytest.approx((1.048576 / 1.01, 1.048576 / 0.99))
+    assert isinstance(change.ratio, Estimate)
+    assert change.ratio.value == pytest.approx(0.5)
+    assert changes.text == "1 of 1 message changed; 1 slower, most: all_reduce 1 MiB (-50%)."
+    back = compare_scans(record(row(2000.0)), record(row(1000.0)))
+    assert "1 faster, most: all_reduce 1 MiB (+100%)" in back.text
 
 
 @pytest.mark.parametrize(
     ("before", "now", "changed"),
     [
-        pytest.param(row(1000), row(1040), False, id="run to run"),
-        pytest.param(row(1000), row(1080), True, id="steady, so 8% shows"),
+        # Both to within 1%: the ratio to within 1.4%.
+        pytest.param(row(1000), row(1010), False, id="run to run"),
+        pytest.param(row(1000), row(1020), True, id="steady, so 2% shows"),
         pytest.param(
             row(1000, time_us=around(1000, 940, 1060)),
             row(1080, time_us=around(1080, 1020, 1150)),
@@ -85,36 +93,65 @@ def test_a_speed_that_changed_is_told_with_both_figures() -> None:
             id="unsteady",
         ),
         pytest.param(row(1000, cv=0.9), row(1200, cv=0.9), True, id="one slow iteration swells the cv alone"),
-        pytest.param(row(1000, iters=3), row(1150, iters=3), False, id="few iterations"),
-        pytest.param(row(1000, iters=3), row(1300, iters=3), True, id="few, and a great change"),
+        # Whoever measured few iterations has a wide interval.
+        pytest.param(row(1000, iters=3), row(1150, iters=3), True, id="few iterations"),
+        pytest.param(
+            row(1000, time_us=exactly(1000.0)), row(2000, time_us=exactly(2000.0)), None, id="without intervals"
+        ),
     ],
 )
-def test_a_change_is_what_exceeds_the_noise_of_both(
-    before: CollectiveRow, now: CollectiveRow, *, changed: bool
+def test_the_interval_of_the_ratio_decides_what_changed(
+    before: CollectiveRow, now: CollectiveRow, *, changed: bool | None
 ) -> None:
-    assert bool(compare_scans(record(before), record(now)).rows) is changed
-    assert bool(compare_scans(record(now), record(before)).rows) is changed
+    for first, second in ((before, now), (now, before)):
+        (change,) = compare_scans(record(first), record(second)).rows
+        assert change.changed is changed
+
+
+def test_a_speed_without_an_interval_is_shown_and_not_judged() -> None:
+    before, now = record(row(1000, time_us=exactly(1000.0))), record(row(2000, time_us=exactly(2000.0)), run_id="r2")
+    changes = compare_scans(before, now)
+    assert changes.text == "1 message without an interval, not judged."
+    shown = screen_of(show(msgspec.structs.replace(now, changes=changes)))
+    assert ["all_reduce 1 MiB", "1.049", "0.5243", "0.5x"] in [
+        [cell.strip() for cell in line.split("  ") if cell] for line in shown.splitlines()
+    ]
 
 
 def test_values_that_became_wrong_are_told_at_the_same_speed() -> None:
-    (change,) = compare_scans(record(row()), record(row(num_wrong=3))).rows
+    changes = compare_scans(record(row()), record(row(num_wrong=3)))
+    (change,) = changes.wrong
     assert (change.message, change.code) == ("3 values of all_reduce 1 MiB are wrong, 0 before", "wrong_values")
-    assert compare_scans(record(row(num_wrong=None)), record(row(num_wrong=3))).rows == ()
+    assert changes.text.endswith("; values of 1 message became wrong or right.")
+    assert compare_scans(record(row(num_wrong=None)), record(row(num_wrong=3))).wrong == ()
 
 
 def test_messages_that_only_one_has_are_named_and_not_compared() -> None:
-    changes = compare_scans(
-        record(row(), row(collective="broadcast")), record(row(), row(size_bytes=2 * MIB), row(9000, dtype="half"))
-    )
+    before = record(row(), row(collective="broadcast"))
+    now = record(row(), row(size_bytes=2 * MIB), row(9000, dtype="half"), run_id="r2")
+    changes = compare_scans(before, now)
     assert changes.only_before == ("broadcast 1 MiB",)
     assert changes.only_now == ("all_reduce 2 MiB", "all_reduce 1 MiB of half")
-    assert (changes.rows, changes.unchanged) == ((), 1)
+    assert [one.changed for one in changes.rows] == [False]
+    shown = screen_of(show(msgspec.structs.replace(now, changes=changes)))
+    assert "only in run r1: broadcast 1 MiB\n" in shown
+    assert "only in run r2: all_reduce 2 MiB, all_reduce 1 MiB of half\n" in shown
     assert compare_scans(record(row()), record()).text == "The two scans have no message in common."
 
 
-def test_a_size_that_was_rounded_for_other_workers_is_the_same_message() -> None:
+def test_a_size_that_was_rounded_for_other_workers_is_another_message() -> None:
     changes = compare_scans(record(row(size_bytes=64 * MIB)), record(row(size_bytes=64 * MIB - 4)))
-    assert (changes.only_before, changes.only_now, changes.unchanged) == ((), (), 1)
+    assert (changes.only_before, changes.only_now) == (("all_reduce 64 MiB",), ("all_reduce 67,108,860 B",))
+    assert changes.rows == ()
+
+
+def test_the_screen_has_both_speeds_of_what_changed_and_in_detail_of_every_message(golden: Golden) -> None:
+    before = record(row(1000), row(3000, size_bytes=4 * MIB), row(collective="broadcast"), run_id="20260101-aa")
+    slower = row(4000, size_bytes=4 * MIB, num_wrong=2)
+    now = record(row(1001), slower, nodes=(OTHER, msgspec.structs.replace(BOX, mtu=1500)), run_id="20260102-bb")
+    compared = msgspec.structs.replace(now, changes=compare_scans(before, now))
+    for name, details in (("nccl_test_changes", False), ("nccl_test_changes_details", True)):
+        golden.check_answer(name, show(compared), details=details)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +193,7 @@ def test_nodes_that_came_went_or_changed_places() -> None:
 
 def test_changes_are_a_json_document() -> None:
     changes = compare_scans(record(row(1000)), record(row(2000)))
-    assert msgspec.json.decode(msgspec.json.encode(changes))["rows"][0]["figures"]["collective"] == "all_reduce"
+    assert msgspec.json.decode(msgspec.json.encode(changes), type=ScanChanges) == changes
 
 
 def test_another_backend_or_other_workers_are_told_before_the_speeds() -> None:

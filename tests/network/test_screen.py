@@ -71,13 +71,13 @@ def test_what_was_not_measured_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (WELL, "Next        multinode contrast --hosts h"),
-        (SLOW, "Next        multinode check --hosts h --bandwidth"),
+        (WELL, "multinode contrast --hosts h"),
+        (SLOW, "multinode check --hosts h --bandwidth"),
         (
             msgspec.structs.replace(WELL, nodes=("a",)),
-            "Next        multinode nccl-test --hosts HOSTFILE (for the network ",
+            "multinode nccl-test --hosts HOSTFILE (for the network ",
         ),
     ],
 )
 def test_the_next_command_looks_for_the_cause_or_goes_on_to_the_training(found: ScanReport, expected: str) -> None:
-    assert next_step(found, " --hosts h", "multinode contrast --hosts h").startswith(expected)
+    assert next_step(found, " --hosts h", "multinode contrast --hosts h").command.startswith(expected)

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import io
-
 import msgspec
 import pytest
-from rich.console import Console
 
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.screen import break_even_sheet, forecast_notes, forecast_sheet, rows_words, what_if_sheet
-from multinode.render.table import sheet_table
+from tests.golden import screen_of
 from tests.levers.compressed import compressed, compressions
 from tests.predict.stored import comm_ms, sweep_record, training_record
 
@@ -24,9 +21,7 @@ def forecast(request: ForecastRequest) -> Forecast:
 
 
 def shown(found: Forecast, width: int = 100) -> str:
-    out = io.StringIO()
-    Console(file=out, width=width).print(sheet_table(forecast_sheet(found)))
-    return out.getvalue()
+    return screen_of([forecast_sheet(found)], width)
 
 
 def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title() -> None:

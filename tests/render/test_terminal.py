@@ -55,6 +55,11 @@ def test_with_details_a_terminal_has_every_table_and_its_legend() -> None:
     assert text.endswith("\nCause       heat\nOdd         two\n            three\n")
 
 
+def test_a_title_that_is_wider_than_its_table_is_whole() -> None:
+    title = "each setting: 3 repeats, interleaved with the default"
+    assert screen_text(block_parts([msgspec.structs.replace(SHEET, title=title)])).splitlines()[0] == title
+
+
 @pytest.mark.parametrize("draw", [blocks_html, blocks_markdown])
 def test_a_page_has_the_details_in_one_list_and_no_command(draw: type[str]) -> None:
     text = draw(ANSWER)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.network.page import scan_page
+from multinode.network.screen import show
+from multinode.results.answer import answer_in
 from tests.golden import Golden
 from tests.network.test_screen import WELL
 from tests.predict.stored import comm_ms, sweep_record, training_record
@@ -95,4 +96,4 @@ def test_tables_side_by_side(folder: Path, golden: Golden) -> None:
 
 
 def test_what_the_page_of_an_nccl_test_says_that_its_own_verb_writes(golden: Golden) -> None:
-    golden.check("made-up/scan-own-page.txt", page_text(scan_page(WELL)))
+    golden.check("made-up/scan-own-page.txt", page_text(answer_in("html", WELL.run_id, show(WELL), WELL)))
