@@ -6,7 +6,7 @@ Untrusted: a line of another form, or out of bounds, is skipped and counted, nev
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -319,6 +319,8 @@ class FlightSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
     rank: Count
     flight: str  # JSON, as `ProcessDiagnosis.flight`
+    # torch's flight recorder, read by the worker when it ended; or the calls that the worker wrote down before each
+    source: Literal["recorder", "calls"] = "recorder"
 
 
 class NicSample(NicBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):

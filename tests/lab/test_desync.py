@@ -32,6 +32,13 @@ SCRIPT = Path(__file__).parent / "desync_train.py"
             id="group",
         ),
         pytest.param(
+            "size",
+            2,
+            "rank 2 called all_reduce of 8192 elements (Float) (desync_train.py:34) "
+            "where ranks 0, 1, 3 called all_reduce of 8 elements (Float) #3 (desync_train.py:36)",
+            id="size",
+        ),
+        pytest.param(
             "end",
             1,
             "rank 1 has not entered all_gather #2 of group pair (desync_train.py:28), and has ended; rank 0 waits",
