@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from multinode.diagnose.desync import MISSING, Desync, RankPlace, find_desync, find_mismatch, with_open_call
+from multinode.diagnose.desync import MISSING, Desync, RankPlace, find_desync, find_mismatch, find_stuck, with_open_call
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.place import raised_at
 from multinode.records.flight import FlightDump, decode_flight
@@ -18,23 +18,32 @@ from multinode.records.run import Failure
 from multinode.records.samples import ExceptionSample
 
 _LINES = 20
+_KINDS = {"connection", "timeout", "desync"}
 
 
 def find_ended_desync(failure: Failure, nodes: Sequence[NodeEvidence]) -> Failure | None:
     """The failure of the ranks that did not meet the others, by the last collectives of all; None without one.
 
     Args:
-        failure: what it led to in a worker: it becomes a consequence.
+        failure: a failure that may follow from it, and then becomes a consequence.
         nodes: all of the run.
     """
+    # gloo aborts a rank that gets another size than it called, and NCCL's watchdog one that waits too long.
+    if failure.kind not in _KINDS and failure.signal != "SIGABRT":
+        return None
     raised = {sample.rank: sample for node in nodes for sample in node.exceptions}
     homes = {sample.rank: node for node in nodes for sample in node.flights}
-    recorded, called = (_dumps(nodes, source) for source in ("recorder", "calls"))
-    # By its calls, a rank that others wait for may have been ended because of them.
-    found = _find_early_end(recorded, raised) or find_mismatch(called, {})
+    recorded, dumped, called = (_dumps(nodes, source) for source in ("recorder", "watchdog", "calls"))
+    found = (
+        _find_early_end(recorded, raised)
+        or find_desync(dumped, {})
+        or find_stuck(dumped)
+        # By its calls, a rank that others wait for may have been ended because of them.
+        or find_mismatch(called, {})
+    )
     if found is None:
         return None
-    node = homes[found.ranks[0]]
+    node = next(homes[rank] for rank in (*found.ranks, *found.others) if rank in homes)
     return replace(
         failure,
         node=node.run.name,

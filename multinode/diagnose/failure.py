@@ -223,7 +223,7 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
     `stop` is the command that ends a run without a lease where contact to a node was lost.
     """
     causes = _find(nodes)
-    if causes is not None and _may_be_desync(causes) and any(node.flights for node in nodes):
+    if causes is not None and any(node.flights for node in nodes):
         from multinode.diagnose.ended_desync import find_ended_desync
 
         causes = find_ended_desync(causes, nodes) or causes
@@ -234,11 +234,6 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
     peers = sorted((node for node in nodes if node.run.state != "lost"), key=lambda node: node.run.node_rank)
     followers = [failure for node in peers if (failure := _find([node])) is not None and _follows(failure, lost, nodes)]
     return replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in followers))
-
-
-def _may_be_desync(failure: Failure) -> bool:
-    # gloo aborts a rank that gets another size than it called.
-    return failure.kind in {"connection", "timeout", "desync"} or failure.signal == "SIGABRT"
 
 
 def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:

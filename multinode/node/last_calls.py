@@ -10,13 +10,13 @@ It has a block for each rank: a head, then groups, each with a ring of its last 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
 from .channel import Record
+from .flight import MOST_BYTES_AT_END, fit
 
 NAME = "last-calls"
 """Name of the link in the run's directory."""
@@ -43,8 +43,6 @@ ENTERED, ISSUED, ENDED = 1, 2, 3
 # A run has fewer workers on a node, and a group fewer members.
 _MOST_BLOCKS = 256
 _MOST_MEMBERS = 1 << 14
-# A reader cuts a longer text of a record.
-_MOST_BYTES = 16_000
 
 
 def group_at(index: int) -> int:
@@ -96,12 +94,7 @@ def _parse(data: bytes, rank: int) -> Optional[str]:
             groups[_text(name)] = group
             calls += [(group, call) for call in made]
     entries = [_entry(group, call) for group, call in _until_failed(calls)]
-    while entries:
-        text = json.dumps({"rank": rank, "pg_config": groups, "entries": entries})
-        if len(text) <= _MOST_BYTES:
-            return text
-        entries = entries[(len(entries) + 1) // 2 :]
-    return None
+    return fit({"rank": rank, "pg_config": groups, "entries": entries}, MOST_BYTES_AT_END)
 
 
 def _read_call(data: bytes, at: int) -> _Call:

@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..node import last_calls as memory
+from ..node.flight import LIBRARIES
 
 # Frames between the function that looks and who calls the collective.
 _OWN_FRAMES = 4
@@ -23,13 +24,6 @@ _OWN_FRAMES = 4
 _MOST_FRAMES = 16
 # Functions that are remembered; a training with ever new ones must not fill the memory.
 _MOST_REMEMBERED = 4096
-_LIBRARIES = (
-    "/site-packages/",
-    "/dist-packages/",
-    "/lib/python3",
-    "<frozen",
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-)
 _POINT_TO_POINT = frozenset({"send", "recv"})
 
 
@@ -202,7 +196,7 @@ class LastCalls:
         if len(self._files) >= _MOST_REMEMBERED:
             self._files.clear()
         path = code.co_filename
-        is_own = not any(part in path for part in _LIBRARIES)
+        is_own = not any(part in path for part in LIBRARIES)
         file = self._files[code] = os.path.basename(path).encode(errors="replace") if is_own else b""
         return file
 

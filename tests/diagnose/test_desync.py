@@ -328,3 +328,41 @@ def test_a_rank_that_was_ended_before_it_called_is_not_blamed_by_its_calls() -> 
     failure = first_failure(nodes)
     assert failure is not None
     assert failure.message == "rank 1 was killed by SIGABRT"
+
+
+def timed_out(*last: int) -> list[NodeEvidence]:
+    """Ranks whose watchdog left a dump, with the number of their last call, which each waits in from the seventh on."""
+    log = ABORTED.replace("rank      : 1", "rank      : 0")
+    return [
+        NodeEvidence(
+            run=ended(rank, exit_code=1, ended_s=float(rank)),
+            flights=[
+                FlightSample(
+                    rank=rank,
+                    flight=json.dumps(dump(rank, [DONE, call(7, "all_reduce")][: number - 5], WORLD)),
+                    source="watchdog",
+                )
+            ],
+            log=log if rank == 0 else "",
+        )
+        for rank, number in enumerate(last)
+        if number
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "rank", "message"),
+    [
+        pytest.param((7, 7, 6, 7), 2, "rank 2 has not entered all_reduce #7; ranks 0, 1, 3 wait in it", id="missing"),
+        pytest.param((7, 7, 7, 0), 3, "rank 3 left no dump, while ranks 0-2 wait in all_reduce #7", id="without"),
+        pytest.param((7, 7, 7, 7), None, "all 4 ranks have entered all_reduce #7, and it does not end", id="all"),
+    ],
+)
+def test_dumps_of_a_watchdog_name_the_collective_that_ended_the_run(
+    last: tuple[int, ...], rank: int | None, message: str
+) -> None:
+    failure = first_failure(timed_out(*last))
+    assert failure is not None
+    assert failure.message.startswith(message)
+    assert failure.consequences == ("node0: rank 0 was killed by SIGABRT",)
+    assert failure.rank == rank

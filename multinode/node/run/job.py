@@ -136,11 +136,13 @@ def hold_files(run: RunDir, files: list[Record]) -> None:
             run.add_link(file["path"], f"/proc/{os.getpid()}/fd/{fd}")
 
 
-def hold_last_calls(run: RunDir) -> int:
+def hold_last_calls(run: RunDir, request: Record) -> Optional[int]:
     """Make the memory for the last collectives of the workers, with a link to it in the run directory.
 
-    Returns its descriptor.
+    Returns its descriptor; None for workers that do not write them.
     """
+    if not request["observation"]["profile"] or request.get("failures_only"):
+        return None
     fd = open_unnamed()
     run.add_link(last_calls.NAME, f"/proc/{os.getpid()}/fd/{fd}")
     return fd

@@ -19,6 +19,8 @@ from typing import Optional
 
 from ..channel import AgentError, Channel, Record
 from ..facts.cgroups import MemoryKills
+from ..flight import read_watchdog_dumps
+from ..hang.diagnose import list_flight_records
 from ..last_calls import read_last_calls
 from ..nccl_files import read_nccl_warnings
 from ..processes import Family, adopt_orphans, find_process, fork_child, reap_children
@@ -154,6 +156,7 @@ class Supervisor:
         self._ending: Optional[Ending] = None
         self._has_job = False
         self._memory_kills = MemoryKills()
+        self._environ: dict[str, str] = {}
         self._last_calls: Optional[int] = None  # descriptor
         self._log = LogLimit(run, request.get("log_limit_bytes"))
 
@@ -167,10 +170,11 @@ class Supervisor:
         try:
             self._sign_in(subreaper=subreaper)
             hold_files(self._run, self._request.get("files", []))
-            self._last_calls = hold_last_calls(self._run)
+            self._last_calls = hold_last_calls(self._run, self._request)
         except OSError as error:
             # Without supervisor.json nobody could find this run again, so the job must not start.
             raise AgentError(f"the run directory cannot be written: {error}") from error
+        self._environ = job.env
         self._sampler.tick()
         self._memory_kills.look()
         pid = start_job(job)
@@ -256,7 +260,7 @@ class Supervisor:
         self._status["oom_kills"] = self._memory_kills.count
 
     def _note_failure(self) -> None:
-        """Add what only the node can read to the samples of a failed job: NCCL's warnings, and the last collectives."""
+        """Add what only the node can read to the samples of a failed job: NCCL's warnings, and collectives."""
         if self._status.get("exit_code") == 0:
             return
         now = time.time()
@@ -266,6 +270,9 @@ class Supervisor:
         self._add_samples("nccl.jsonl", warnings)
         if self._last_calls is not None:
             self._add_samples("last-calls.jsonl", list(read_last_calls(self._last_calls)))
+        since_s = self._run.created_s()
+        dumps = list_flight_records(self._run.path, [self._environ], since_s=since_s)
+        self._add_samples("watchdog.jsonl", list(read_watchdog_dumps(dump["path"] for dump in dumps)))
 
     def _add_samples(self, name: str, records: list[Record]) -> None:
         if records:
