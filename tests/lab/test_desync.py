@@ -21,27 +21,27 @@ SCRIPT = Path(__file__).parent / "desync_train.py"
         pytest.param(
             "operation",
             3,
-            "rank 3 called broadcast (desync_train.py:32) where ranks 0-2 called all_reduce #3 (desync_train.py:36)",
+            "rank 3 called broadcast (desync_train.py:33) where ranks 0-2 called all_reduce #3 (desync_train.py:37)",
             id="operation",
         ),
         pytest.param(
             "group",
             2,
-            "rank 2 has not entered all_gather #2 of group pair (desync_train.py:28), "
-            "and is in load_batch (desync_train.py:19), idle; rank 3 waits in it for ",
+            "rank 2 has not entered all_gather #2 of group pair (desync_train.py:29), "
+            "and is in load_batch (desync_train.py:20), idle; rank 3 waits in it for ",
             id="group",
         ),
         pytest.param(
             "size",
             2,
-            "rank 2 called all_reduce of 8192 elements (Float) (desync_train.py:34) "
-            "where ranks 0, 1, 3 called all_reduce of 8 elements (Float) #3 (desync_train.py:36)",
+            "rank 2 called all_reduce of 8192 elements (Float) (desync_train.py:35) "
+            "where ranks 0, 1, 3 called all_reduce of 8 elements (Float) #3 (desync_train.py:37)",
             id="size",
         ),
         pytest.param(
             "end",
             1,
-            "rank 1 has not entered all_gather #2 of group pair (desync_train.py:28), and has ended; rank 0 waits",
+            "rank 1 has not entered all_gather #2 of group pair (desync_train.py:29), and has ended; rank 0 waits",
             id="end",
         ),
     ],
