@@ -6,7 +6,7 @@ Untrusted: a line of another form, or out of bounds, is skipped and counted, nev
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -319,7 +319,7 @@ class FlightSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
     rank: Count
     flight: str  # JSON, as `ProcessDiagnosis.flight`
-    source: Literal["recorder", "watchdog", "calls"] = "recorder"  # `calls` are those that the worker wrote down
+    source: str = "recorder"  # or `watchdog`, or `calls` for those that the worker wrote down itself
 
 
 class NicSample(NicBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
