@@ -36,6 +36,15 @@ from multinode.transport.local import LocalTransport
 from tests.gpu.one_gpu import TRAIN, launch_of
 
 _QUERY_S = 60
+# How a rank breaks step (tests/lab/desync_train.py), and what is to be said of it.
+_DESYNCS = {
+    "skip": "^rank 2 (called|has not entered) ",
+    "operation": "^rank 2 called broadcast .* all_reduce #",
+    "size": "^rank 2 called all_reduce of 8192 elements .* all_reduce of 8 elements ",
+    "sleep": "^rank 2 has not entered all_reduce #",
+    "end": "^rank 2 has not entered all_gather #.* of group pair",
+    "group": "^rank 2 has not entered all_gather #.* of group pair",
+}
 # No GPU holds a batch of this many rows of 4096 numbers.
 _TOO_LARGE = 1 << 28
 _TORCH = """
@@ -307,6 +316,19 @@ def _new_failures(home: Path) -> tuple[str, bool]:
     return "\n".join(gpu_lab.table(head, [row.judged for row in rows])), all(row.keeps for row in rows)
 
 
+def _desyncs(home: Path) -> tuple[str, bool]:
+    """One of four ranks breaks step: is it named with its collective?"""
+    rows = []
+    script = str(gpu_lab.ROOT / "tests" / "lab" / "desync_train.py")
+    hang = ("--hang-timeout", "40", "--on-hang", "stop")
+    with gpu_lab.Lab(home, nodes=4, shaped=False, honest=False) as lab:
+        for kind, says in _DESYNCS.items():
+            run = lab.fail("--", script, kind, "2", "2", options=hang)
+            rows.append(gpu_lab.failure_row(kind, run, gpu_lab.Expected((2,), says)))
+    head = ["rank 2 breaks step by", "ended", "rank", "told", "expected", "bound"]
+    return "\n".join(gpu_lab.table(head, [row.judged for row in rows])), all(row.keeps for row in rows)
+
+
 def _restart(home: Path, lab: gpu_lab.Lab) -> gpu_lab.Row:
     """A worker is killed after its first checkpoint; the second attempt goes on from one, to the end."""
     fine_tunings.assets("tiny")
@@ -397,6 +419,7 @@ _PARTS: dict[str, Callable[[Path], tuple[str, bool]]] = {
     "launch-bound": _launch_bound,
     "clock": _clock,
     "new-failures": _new_failures,
+    "desyncs": _desyncs,
     "llamafactory": _llamafactory,
     "failures": _failures,
 }

@@ -207,6 +207,7 @@ def _parts() -> dict[str, Part]:
         **{name: Part(title, (*own, name)) for name, title in _DAY.items()},
         "machine": Part("The machine", (*own, "machine")),
         "train": Part("Trainings of two ranks", _pytest("tests/gpu/test_train.py", "-k", "not sleeps")),
+        "desyncs": Part("A rank that breaks step", (*own, "desyncs")),
         "hang": Part("A rank that sleeps", _pytest("tests/gpu/test_train.py", "-k", "sleeps")),
         "measure": Part("nccl-test, bench and the sampler", _pytest("tests/gpu/test_measure.py")),
         "zero": Part("DeepSpeed's ZeRO", _pytest("tests/gpu/test_zero.py")),

@@ -30,13 +30,13 @@ MISSING = DESYNCS.rule(
 _OTHER_OPERATION = DESYNCS.rule(
     "other_operation",
     about="a rank that called another collective than the others",
-    message="{who} called {called}{position} where {others} called {collective}{line}{waited}",
+    message="{who} called {called}{position} where {others} called {collective}{line}{waited}{tie}",
     hint=_SAME_ORDER,
 )
 _OTHER_SIZE = DESYNCS.rule(
     "other_size",
     about="a rank that called the same collective with another size or dtype",
-    message="{who} called {called}{position} where {others} called {collective}{line}{waited}",
+    message="{who} called {called}{position} where {others} called {collective}{line}{waited}{tie}",
     hint="every rank must pass tensors of the same size and dtype to this collective",
 )
 _OTHER_ORDER = DESYNCS.rule(
@@ -57,6 +57,7 @@ _NOBODY_MISSING = DESYNCS.rule(
     message="all {count} ranks have entered {collective}{line}, and it does not end{waited}",
     hint="test the network between the nodes: multinode check",
 )
+_TIE = "; as many ranks called one as the other, so either may be wrong"
 _DEFAULT = {"default_pg", "undefined", ""}
 # Their sizes may differ between ranks.
 _UNEVEN = {"all_to_all", "alltoall", "alltoall_base", "all_to_allv", "gather", "scatter", "barrier", "coalesced"}
@@ -77,6 +78,12 @@ class Desync(Finding, frozen=True, kw_only=True):
 
     ranks: tuple[int, ...]  # those that differ
     others: tuple[int, ...]
+    is_tie: bool = False  # whether the others may be those to blame, as they are no more
+
+    @property
+    def blamed(self) -> int | None:
+        """The first rank to blame; None if there is none, or it is unknown."""
+        return self.ranks[0] if self.ranks and not self.is_tie else None
 
 
 class _RankGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,18 +143,25 @@ def find_desync(dumps: Mapping[int, FlightDump], places: Mapping[int, RankPlace]
         dumps: by global rank. A rank without one is not judged.
         places: where ranks are, by global rank.
     """
+    if (found := find_mismatch(dumps, places)) is not None:
+        return found
     groups = list(_groups(dumps))
     words = _Words(dumps, places)
-    for group in groups:
-        if (found := _mismatch(group, words)) is not None:
-            return found
-    waits = sorted(filter(None, map(_wait, groups)), key=lambda wait: wait.since_ns)
+    waits = list(filter(None, map(_wait, groups)))
     stuck = set(chain.from_iterable(wait.waiting for wait in waits))
+    # A wait for a rank that waits elsewhere follows from that one; clocks of nodes do not say so.
+    waits.sort(key=lambda wait: (not stuck.isdisjoint(wait.missing), wait.since_ns))
     for wait in waits:
         # One that waits elsewhere is late because of others.
         if free := tuple(rank for rank in wait.missing if rank not in stuck):
             return words.missing(msgspec.structs.replace(wait, missing=free))
     return words.circle(waits) if waits else None
+
+
+def find_mismatch(dumps: Mapping[int, FlightDump], places: Mapping[int, RankPlace]) -> Desync | None:
+    """Who has called something else than the others; parameters as those of `find_desync`."""
+    words = _Words(dumps, places)
+    return next(filter(None, (_mismatch(group, words) for group in _groups(dumps))), None)
 
 
 def find_stuck(dumps: Mapping[int, FlightDump]) -> Desync | None:
@@ -269,7 +283,15 @@ class _Words:
         call = wait.group.calls[wait.missing[0]][wait.number]
         sized = rule is _OTHER_SIZE
         position = self._line(wait.missing[0], call)
-        return self._found(rule, wait, sized=sized, called=_call(call, sized=sized), position=position)
+        found = self._found(
+            rule,
+            wait,
+            sized=sized,
+            called=_call(call, sized=sized),
+            position=position,
+            tie=_TIE if len(wait.missing) == len(wait.waiting) else "",
+        )
+        return msgspec.structs.replace(found, is_tie=len(wait.missing) == len(wait.waiting))
 
     def circle(self, waits: Sequence[_Wait]) -> Desync:
         """Each of these waits is for ranks that wait in another."""

@@ -608,7 +608,7 @@ def _hang_of(name: str, desync: Desync) -> LogFailure:
         file=name,
         line=None,
         node=None,
-        rank=desync.ranks[0] if desync.ranks else None,
+        rank=desync.blamed,
         time=None,
         message=desync.message,
         kind="hang",

@@ -223,10 +223,10 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
     `stop` is the command that ends a run without a lease where contact to a node was lost.
     """
     causes = _find(nodes)
-    if causes is not None and causes.kind in {"connection", "timeout"} and any(node.flights for node in nodes):
-        from multinode.diagnose.early_end import find_early_end
+    if causes is not None and any(node.flights for node in nodes):
+        from multinode.diagnose.ended_desync import find_ended_desync
 
-        causes = find_early_end(causes, nodes) or causes
+        causes = find_ended_desync(causes, nodes) or causes
     losses = [_lost(node, stop) for node in nodes if node.run.state == "lost"]
     lost = min(losses, key=lambda failure: failure.time_s or math.inf, default=None)
     if lost is None or (causes is not None and not _follows(causes, lost, nodes)):

@@ -326,7 +326,7 @@ def _desync(run: _Hanging) -> Stall | None:
     first = next(rank for rank in run.ranks if rank.rank == found.ranks[0])
     slow = "; if it is only slow, set a longer --hang-timeout" if found.code == MISSING.code else ""
     stall = run.found(found.code, found.message, f"{found.hint}{slow}", first.node)
-    return msgspec.structs.replace(stall, rank=first.rank, stack=_stack_text(first))
+    return msgspec.structs.replace(stall, rank=found.blamed, stack=_stack_text(first))
 
 
 def _rank_place(rank: RankState) -> RankPlace:

@@ -43,8 +43,8 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     is_shells: bool = False  # whether a shell says it of a command in its script, and goes on with the next one
     child: str | None = None  # the process that it ended, as its parent names it; others go on without that process
     program: str | None = None  # the script whose process it ended, without folder and ending: `train`
-    points: bool = False  # whether `rank` is one that another rank, `said_by`, names as the first to be late
-    said_by: int | None = None
+    points: bool = False  # whether `rank` is one that another rank names as late, or as the one to blame
+    said_by: int | None = None  # that other rank, if it says that the collective of `rank` timed out first
     went_on: bool = False  # whether its process printed progress after it
     at_exit: bool = False  # whether a destructor or the shutdown of the interpreter raised it
     raised_from: int | None = None  # the line of the exception that this one was raised from or while handling

@@ -1063,10 +1063,16 @@ _RAY_TASK = re.compile(r"\bray::[^ ]{1,200} \(pid=\d{1,9}, ip=([\d.]{7,15})")
 _NODE_IP = re.compile(r"(?:\(IP: |^ip: )([\d.]{7,15})(?:,|$)")
 # The rank that an exception is about, in its words.
 _OWN_RANK = re.compile(r"\b(?:for|on|at) rank[ =:]{0,2}(\d{1,9})\b(?!,? (?:and|to|from)\b)", re.IGNORECASE)
-# Whoever is told by another rank to have been late first.
+# Whoever is told by another rank to have been late first: by a watchdog's signal, a barrier, the report under
+# TORCH_NCCL_DESYNC_DEBUG, or torch's analyzer of flight records.
+_SIGNALLED = re.compile(r"dump signal due to a .{0,60}? from +rank (\d{1,9})\b")
 _POINTS = re.compile(
-    r"dump signal due to a .{0,60}? from +rank (\d{1,9})\b"
+    rf"{_SIGNALLED.pattern}"
     r"|[Rr]anks? (\d{1,9})(?:, \d{1,9}){0,9} failed to pass monitoredBarrier"
+    r"|\[(\d{1,9})(?:, \d{1,9})*\] (?:joined but didn't finish|finished) collective #"
+    r"|\branks \[(\d{1,9})(?:, \d{1,9})*\] are the lagging ranks"
+    r"|\bmissing ranks: \{(\d{1,9})\b"
+    r"|\bCulprit rank (\d{1,9}); Error type: "
 )
 
 
@@ -1149,7 +1155,7 @@ def _read_line(number: int, line: LogLine, *, traceback: _Traceback | None = Non
         child=traceback.child if traceback is not None else None,
         program=(traceback.program or None) if traceback is not None else job[1] if job is not None else None,
         points=points is not None,
-        said_by=plain.rank if points is not None else None,
+        said_by=plain.rank if _SIGNALLED.search(text) is not None else None,
         error=error,
         collective=collective_of(raw),
         source_line=source_line(traceback.frames) if traceback is not None and is_bare_exception(text) else None,

@@ -5,16 +5,12 @@ Worker and user's disk are not trusted: a dump is of limited size, and a pickle 
 
 from __future__ import annotations
 
-import io
-import pickle
-from typing import Any, NoReturn
-
 import msgspec
 
 from multinode.decoding import LineDecoder, convert, printable_values
+from multinode.node.plain_pickle import read_plain
 
 MOST_BYTES = 1 << 26
-_MOST_VALUES = 4_000_000
 
 _Sizes = tuple[tuple[int, ...], ...]
 
@@ -105,32 +101,6 @@ def read_flight(data: bytes) -> FlightDump | None:
     if not data.startswith(b"\x80"):
         return decode_flight(data)
     try:
-        told = _PlainUnpickler(io.BytesIO(data)).load()
-        _limit(told)
-        return convert(printable_values(told), FlightDump, strict=False)
+        return convert(printable_values(read_plain(data)), FlightDump, strict=False)
     except Exception:  # noqa: BLE001 - pickle raises anything for data that is no pickle
         return None
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Makes dicts, lists, tuples, texts, numbers, booleans and None."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError(f"{pid} is no plain value")
-
-
-def _limit(value: object) -> None:
-    """Raise ValueError for too many values: a pickle can hold one list many times, within itself too."""
-    left, count = [value], 0
-    while left:
-        found = left.pop()
-        count += 1
-        if isinstance(found, dict):
-            left += [*found, *found.values()]
-        elif isinstance(found, list | tuple):
-            left += found
-        if count + len(left) > _MOST_VALUES:
-            raise ValueError("too many values")

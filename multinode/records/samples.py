@@ -319,14 +319,14 @@ class FlightSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
     rank: Count
     flight: str  # JSON, as `ProcessDiagnosis.flight`
+    source: str = "recorder"  # or `watchdog`, or `calls` for those that the worker wrote down itself
 
 
 class NicSample(NicBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
     """Counters of a NIC or RDMA port (`mlx5_0/1`; no packets) since it came up.
 
     `carrier_changes` counts how often the link went up or down (for an RDMA port: down), `link_recoveries` how
-    often an
-    RDMA port recovered from errors, `symbol_errors` errors on its physical lanes.
+    often an RDMA port recovered from errors, `symbol_errors` errors on its physical lanes.
     """
 
     time_s: float

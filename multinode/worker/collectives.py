@@ -23,6 +23,7 @@ from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Seque
 
 from . import compiler
 from .guard import Guard, Hooks
+from .last_calls import LastCalls
 from .steps import Steps, is_capturing
 
 # From the first number of waits in a step on, those that are over are added up. The host cannot be further ahead of the
@@ -117,6 +118,7 @@ class CollectiveHooks:
     Args:
         steps: its phase clock times waits of the host.
         count: called with a collective's name, the process group (None: the default one) and S in bytes.
+        last_calls: each call is written there before it is made.
     """
 
     def __init__(
@@ -125,11 +127,13 @@ class CollectiveHooks:
         guard: Guard,
         count: _Count,
         device: DeviceWaits,
+        last_calls: Optional[LastCalls] = None,
     ) -> None:
         self._phases = steps.phases
         self._guard = guard
         self._count = count
         self._device = device
+        self._last_calls = last_calls
         self._nesting = _Nesting()
         # whether each group is inside this node; and asynchronous results of such groups
         self._local: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -252,25 +256,31 @@ class CollectiveHooks:
 
     def _counted(self, function: Callable[..., Any], call: _Call, group_of: Optional[_GroupOf]) -> Callable[..., Any]:
         """Wrap a function so that its outermost calls are counted and timed."""
-        nesting = self._nesting
+        nesting, last_calls = self._nesting, self._last_calls
 
         @functools.wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:
             if compiler.is_compiling() or nesting.inside:
                 return function(*args, **kwargs)
             nesting.inside = True
-            ended = None
+            ended = returned = None
             try:
                 tensors = call.tensors(args, kwargs)
                 group = self._group(call, group_of, args, kwargs)
                 local = self._is_local(group)
                 ended = self._begin(call, tensors, args, kwargs, local=local)
+                if last_calls is not None:
+                    # A functional collective returns a tensor that is waited for later.
+                    is_waited = group_of is None and call.waits(args, kwargs)
+                    returned = self._write(last_calls, call, group, tensors, is_waited=is_waited)
                 result = function(*args, **kwargs)
             finally:
                 nesting.inside = False
                 if ended is not None:
                     self._end(ended)
             try:
+                if returned is not None:
+                    returned()
                 if local and result is not None:
                     self._remember(result)
                 size_bytes = _size_bytes(tensors)
@@ -280,6 +290,16 @@ class CollectiveHooks:
             return result
 
         return counted
+
+    def _write(
+        self, last_calls: LastCalls, call: _Call, group: Any, tensors: Any, *, is_waited: bool
+    ) -> Optional[_Ended]:
+        try:
+            is_waited = is_waited and not _is_on_gpu(tensors)
+            return last_calls.enter(call.op, group, tensors, is_share=call.shared, is_waited=is_waited)
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("writing a collective", error)
+            return None
 
     def _group(self, call: _Call, group_of: Optional[_GroupOf], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         group = call.group(args, kwargs)
@@ -330,10 +350,8 @@ class CollectiveHooks:
         self, call: _Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], *, local: bool
     ) -> Optional[_Ended]:
         try:
-            while isinstance(tensors, (list, tuple)) and tensors:
-                tensors = tensors[0]
             # On a GPU the host continues at once, so its time says nothing.
-            if getattr(tensors, "is_cuda", False):
+            if _is_on_gpu(tensors):
                 return self._device.begin(local=local) if call.waits(args, kwargs) else None
             return self._phases.leave if self._phases.enter(_phase(local=local)) else None
         except Exception as error:  # noqa: BLE001 - see _counted
@@ -811,6 +829,12 @@ def _end_both(first: _Ended, second: _Ended) -> None:
         first()
     finally:
         second()
+
+
+def _is_on_gpu(tensors: Any) -> bool:
+    while isinstance(tensors, (list, tuple)) and tensors:
+        tensors = tensors[0]
+    return bool(getattr(tensors, "is_cuda", False))
 
 
 def _size_bytes(tensors: Any) -> int:

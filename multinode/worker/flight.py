@@ -13,25 +13,11 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
+from ..node.flight import FIELDS, MOST_BYTES_AT_END, MOST_OF_GROUP_AT_END, fit, last_of_groups
 from .recorder import Recorder
 
 _MOST_OF_GROUP = 32
-_MOST_OF_GROUP_AT_END = 4
-# A reader cuts a longer text of a record.
-_MOST_BYTES_AT_END = 16_000
 _MOST_ENTRIES = 512
-_FIELDS = (
-    "collective_seq_id",
-    "input_dtypes",
-    "input_sizes",
-    "is_p2p",
-    "output_sizes",
-    "process_group",
-    "profiling_name",
-    "retired",
-    "state",
-    "time_created_ns",
-)
 # torch 2.8 has the older name, of NCCL alone.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
@@ -44,7 +30,8 @@ def dump(rank: int) -> Optional[bytes]:
 
     It can be called from any thread, even while the main thread waits in a collective.
     """
-    return _text(rank, _MOST_OF_GROUP, MOST_BYTES)
+    text = _text(rank, _MOST_OF_GROUP, MOST_BYTES)
+    return None if text is None else text.encode()
 
 
 def record_at_end(recorder: Recorder, rank: int) -> None:
@@ -53,22 +40,17 @@ def record_at_end(recorder: Recorder, rank: int) -> None:
     def record() -> None:
         # torch may be half gone.
         with contextlib.suppress(Exception):
-            text = _text(rank, _MOST_OF_GROUP_AT_END, _MOST_BYTES_AT_END)
+            text = _text(rank, MOST_OF_GROUP_AT_END, MOST_BYTES_AT_END)
             if text is not None:
-                recorder.write("flight", {"flight": text.decode()})
+                recorder.write("flight", {"flight": text})
                 recorder.flush()
 
     atexit.register(record)
 
 
-def _text(rank: int, most_of_group: int, most_bytes: int) -> Optional[bytes]:
+def _text(rank: int, most_of_group: int, most_bytes: int) -> Optional[str]:
     told = _read(most_of_group)
-    while told is not None and told["entries"]:
-        data = json.dumps({"rank": rank, **told}).encode()
-        if len(data) <= most_bytes:
-            return data
-        told["entries"] = told["entries"][(len(told["entries"]) + 1) // 2 :]
-    return None
+    return None if told is None else fit({"rank": rank, **told}, most_bytes)
 
 
 def _read(most_of_group: int) -> Optional[Dict[str, Any]]:
@@ -78,11 +60,11 @@ def _read(most_of_group: int) -> Optional[Dict[str, Any]]:
     read = next((getattr(torch, name) for name in _DUMPS if hasattr(torch, name)), None)
     if c10d is None or read is None:
         return None
-    told = json.loads(read())
+    entries = last_of_groups(json.loads(read()).get("entries", []), most_of_group)
     return {
         "time_ns": time.time_ns(),
         "pg_config": {group["name"]: group for group in _groups(c10d)},
-        "entries": _last(told.get("entries", ()), most_of_group),
+        "entries": [{field: entry[field] for field in FIELDS if field in entry} for entry in entries[-_MOST_ENTRIES:]],
     }
 
 
@@ -96,15 +78,3 @@ def _groups(c10d: Any) -> List[Dict[str, Any]]:
         }
         for group in groups
     ]
-
-
-def _last(entries: List[Dict[str, Any]], most_of_group: int) -> List[Dict[str, Any]]:
-    """The last entries of each group, in their order."""
-    counts: Dict[str, int] = {}
-    kept = []
-    for entry in reversed(entries):
-        name = str(entry.get("process_group"))
-        counts[name] = counts.get(name, 0) + 1
-        if counts[name] <= most_of_group:
-            kept.append({field: entry[field] for field in _FIELDS if field in entry})
-    return kept[:_MOST_ENTRIES][::-1]

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict
 
 from . import batches, compiler, ddp, flight, hang, model, nics, phases, trace
 from .guard import AfterImport, Guard, Hooks, add_trainer_callback
+from .last_calls import open_last_calls
 from .levers.install import deals_samples, guarded_hooks, unguarded_hooks
 from .recorder import Recorder, record_exceptions
 from .steps import Steps, memory_meter
@@ -37,7 +38,7 @@ def install() -> None:
         sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in resume))
         return
     steps = Steps(recorder, guard)
-    traffic = Traffic(steps, guard)
+    traffic = Traffic(steps, guard, last_calls=open_last_calls(os.environ, rank))
     steps.meters.append(memory_meter())
     nic_meter = nics.meter(guard, os.environ)
     if nic_meter is not None:

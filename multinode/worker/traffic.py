@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, FrozenSet, Optional, Set, Tuple
 
 from .collectives import CollectiveHooks, CudaStream, DeviceWaits
 from .guard import Guard, Hooks
+from .last_calls import LastCalls
 from .steps import Steps
 
 # Rows of one record; a step with more sizes is recorded by mean sizes.
@@ -31,12 +32,20 @@ class Traffic:
 
     Args:
         device: times waits on a GPU; by default with CUDA events.
+        last_calls: each call is written there before it is made.
     """
 
-    def __init__(self, steps: Steps, guard: Guard, device: Optional[DeviceWaits] = None) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        guard: Guard,
+        device: Optional[DeviceWaits] = None,
+        last_calls: Optional[LastCalls] = None,
+    ) -> None:
         self._steps = steps
         self._guard = guard
         self._device = device or DeviceWaits(steps, CudaStream())
+        self._last_calls = last_calls
         self._lock = threading.Lock()
         self._counts: _Counts = {}
         self._groups: Set[str] = set()
@@ -49,7 +58,7 @@ class Traffic:
 
     def hooks(self) -> Hooks:
         """Hooks that count the calls of torch.distributed."""
-        return CollectiveHooks(self._steps, self._guard, self.add, self._device).hooks()
+        return CollectiveHooks(self._steps, self._guard, self.add, self._device, self._last_calls).hooks()
 
     def add(self, op: str, group: Any, size_bytes: float, count: int = 1, source: str = "call") -> None:
         """Count calls, from any thread; `size_bytes` is S of one call, and other fields are those of CallCount.

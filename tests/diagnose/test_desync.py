@@ -74,10 +74,12 @@ def test_a_rank_that_has_not_entered_a_collective_is_named_with_it_and_its_line(
     assert (found.code, found.ranks, found.others) == ("missing_rank", (3,), (0, 1, 2))
 
 
-def test_a_group_of_two_is_named_and_others_are_not_blamed_for_waiting_for_its_ranks() -> None:
+@pytest.mark.parametrize("later_ns", [0, 1_000_000], ids=["first", "later"])
+def test_a_group_of_two_is_named_and_others_are_not_blamed_for_waiting_for_its_ranks(later_ns: int) -> None:
     tensor = {"name": "2", "desc": "tp", "ranks": [2, 3]}
-    world = call(7, "all_reduce")
-    calls = {0: [DONE, world], 1: [DONE, world], 2: [DONE, call(1, "all_gather", group=tensor)], 3: [DONE]}
+    world, gathered = call(7, "all_reduce"), call(1, "all_gather", group=tensor)
+    gathered["time_created_ns"] += later_ns
+    calls = {0: [DONE, world], 1: [DONE, world], 2: [DONE, gathered], 3: [DONE]}
     found = find(calls, tensor)
     assert found.message == "rank 3 has not entered all_gather #1 of group tp; rank 2 waits in it for 41 s"
 
@@ -236,3 +238,131 @@ def test_ranks_that_all_lost_their_connection_are_told_as_before() -> None:
     failure = first_failure(early(0, 1, last=0))
     assert failure is not None
     assert "Connection closed by peer" in failure.message
+
+
+ABORTED = (
+    "Root Cause (first observed failure):\n"
+    "[0]:\n"
+    "  time      : 2026-11-29_04:50:30\n"
+    "  host      : node0\n"
+    "  rank      : 1 (local_rank: 1)\n"
+    "  exitcode  : -6 (pid: 7)\n"
+    "  error_file: <N/A>\n"
+    "  traceback : Signal 6 (SIGABRT) received by PID 7\n"
+)
+
+
+def aborted(*sizes: int, op: str = "all_reduce", log: str = ABORTED) -> list[NodeEvidence]:
+    """One rank on each node, which wrote its calls down; a rank on the first node was aborted, and no Python ran."""
+    group = {**WORLD, "ranks": [*range(len(sizes))]}
+    flights = [
+        FlightSample(
+            rank=rank,
+            flight=json.dumps(dump(rank, [DONE, call(7, op if size else "barrier", size=size)], group)),
+            source="calls",
+        )
+        for rank, size in enumerate(sizes)
+    ]
+    return [
+        NodeEvidence(run=ended(rank, exit_code=1, ended_s=float(rank)), flights=[flight], log=log if rank == 0 else "")
+        for rank, flight in enumerate(flights)
+    ]
+
+
+def test_another_size_that_made_gloo_abort_another_rank_is_the_first_cause() -> None:
+    failure = first_failure(aborted(8, 8, 8192, 8))
+    assert failure is not None
+    assert (failure.rank, failure.node, failure.kind, failure.signal) == (2, "node2", "desync", None)
+    assert failure.message.startswith(
+        "rank 2 called all_reduce of 8192 elements (Float) "
+        "where ranks 0, 1, 3 called all_reduce of 8 elements (Float) #7"
+    )
+    assert failure.consequences == ("node0: rank 1 was killed by SIGABRT",)
+
+
+def test_two_ranks_that_differ_are_both_told_and_neither_is_blamed() -> None:
+    failure = first_failure(aborted(8, 8192))
+    assert failure is not None
+    assert failure.rank is None
+    assert failure.message.startswith(
+        "rank 1 called all_reduce of 8192 elements (Float) where rank 0 called all_reduce"
+    )
+    assert failure.message.endswith("; as many ranks called one as the other, so either may be wrong")
+
+
+def test_another_operation_that_made_gloo_abort_is_the_first_cause() -> None:
+    failure = first_failure(aborted(8, 8, 0))
+    assert failure is not None
+    assert (failure.rank, failure.kind) == (2, "desync")
+    assert failure.message.startswith("rank 2 called barrier where ranks 0, 1 called all_reduce #7")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param(aborted(8, 8, 8), id="all-alike"),
+        pytest.param(aborted(8, 9, 9, op="all_to_all"), id="sizes-may-differ"),
+    ],
+)
+def test_a_worker_that_aborts_in_a_collective_that_all_called_alike_is_told_by_its_signal(
+    nodes: list[NodeEvidence],
+) -> None:
+    failure = first_failure(nodes)
+    assert failure is not None
+    assert (failure.message, failure.kind) == ("rank 1 was killed by SIGABRT", "crashed")
+
+
+def test_what_a_worker_raised_itself_is_not_explained_by_its_calls() -> None:
+    nodes = aborted(8, 8, 8192)
+    own = msgspec.structs.replace(GLOO, rank=1, type="ValueError", message="bad data")
+    nodes[1].exceptions.append(own)
+    failure = first_failure(nodes)
+    assert failure is not None
+    assert failure.message == "rank 1 raised ValueError: bad data"
+
+
+def test_a_rank_that_was_ended_before_it_called_is_not_blamed_by_its_calls() -> None:
+    nodes = aborted(8, 8, 8)
+    flight = msgspec.structs.replace(nodes[2].flights[0], flight=json.dumps(dump(2, [DONE])))
+    nodes[2] = msgspec.structs.replace(nodes[2], flights=[flight])
+    failure = first_failure(nodes)
+    assert failure is not None
+    assert failure.message == "rank 1 was killed by SIGABRT"
+
+
+def timed_out(*last: int) -> list[NodeEvidence]:
+    """Ranks whose watchdog left a dump, with the number of their last call, which each waits in from the seventh on."""
+    log = ABORTED.replace("rank      : 1", "rank      : 0")
+    return [
+        NodeEvidence(
+            run=ended(rank, exit_code=1, ended_s=float(rank)),
+            flights=[
+                FlightSample(
+                    rank=rank,
+                    flight=json.dumps(dump(rank, [DONE, call(7, "all_reduce")][: number - 5], WORLD)),
+                    source="watchdog",
+                )
+            ],
+            log=log if rank == 0 else "",
+        )
+        for rank, number in enumerate(last)
+        if number
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "rank", "message"),
+    [
+        pytest.param((7, 7, 6, 7), 2, "rank 2 has not entered all_reduce #7; ranks 0, 1, 3 wait in it", id="missing"),
+        pytest.param((7, 7, 7, 0), 3, "rank 3 left no dump, while ranks 0-2 wait in all_reduce #7", id="without"),
+        pytest.param((7, 7, 7, 7), None, "all 4 ranks have entered all_reduce #7, and it does not end", id="all"),
+    ],
+)
+def test_dumps_of_a_watchdog_name_the_collective_that_ended_the_run(
+    last: tuple[int, ...], rank: int | None, message: str
+) -> None:
+    failure = first_failure(timed_out(*last))
+    assert failure is not None
+    assert failure.message.startswith(message)
+    assert failure.consequences == ("node0: rank 0 was killed by SIGABRT",)
+    assert failure.rank == rank

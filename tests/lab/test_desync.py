@@ -23,23 +23,30 @@ SCRIPT = Path(__file__).parent / "desync_train.py"
         pytest.param(
             "operation",
             3,
-            r"rank 3 called broadcast \(desync_train.py:32\) "
-            r"where ranks 0-2 called all_reduce #3 \(desync_train.py:36\)",
+            r"rank 3 called broadcast \(desync_train.py:33\) "
+            r"where ranks 0-2 called all_reduce #3 \(desync_train.py:37\)",
             id="operation",
         ),
         pytest.param(
             "group",
             2,
-            r"rank 2 has not entered all_gather #2 of group pair \(desync_train.py:28\), "
-            r"and is in load_batch \(desync_train.py:19\), idle; rank 3 waits in it for ",
+            r"rank 2 has not entered all_gather #2 of group pair \(desync_train.py:29\), "
+            r"and is in load_batch \(desync_train.py:20\), idle; rank 3 waits in it for ",
             id="group",
+        ),
+        pytest.param(
+            "size",
+            2,
+            r"rank 2 called all_reduce of 8192 elements \(Float\) \(desync_train.py:35\) "
+            r"where ranks 0, 1, 3 called all_reduce of 8 elements \(Float\) #3 \(desync_train.py:37\)",
+            id="size",
         ),
         pytest.param(
             "end",
             1,
             # The pair and the world both wait for it: which of the two is told first is not settled.
-            r"rank 1 has not entered all_(gather #2 of group pair \(desync_train.py:28\)"
-            r"|reduce #3 \(desync_train.py:36\)), and has ended; ranks? [0-3, -]+ waits?",
+            r"rank 1 has not entered all_(gather #2 of group pair \(desync_train.py:29\)"
+            r"|reduce #3 \(desync_train.py:37\)), and has ended; ranks? [0-3, -]+ waits?",
             id="end",
         ),
     ],

@@ -434,15 +434,20 @@ def _read_sequence(run_dir: RunDir, member: _Member) -> Optional[int]:
     return _number(words[1])
 
 
-def list_flight_records(run_dir: str, environs: Iterable[dict[str, str]]) -> list[Record]:
-    """Path and size of each dump of the flight recorder, by the workers' variables or in the run directory."""
+def list_flight_records(run_dir: str, environs: Iterable[dict[str, str]], since_s: float = 0.0) -> list[Record]:
+    """Path and size of each dump of the flight recorder, by the workers' variables or in the run directory.
+
+    A dump that is older than `since_s` is another run's.
+    """
     prefixes = {environ[name] for environ in environs for name in _FLIGHT_VARIABLES if environ.get(name)}
     prefixes = {prefix for prefix in prefixes if os.path.isabs(prefix)} | {os.path.join(run_dir, _FLIGHT_NAME)}
     states = []
     paths = sorted({path for prefix in prefixes for path in glob.glob(glob.escape(prefix) + "*")})
     for path in paths[:_MOST_FLIGHT_RECORDS]:
         with contextlib.suppress(OSError):
-            states.append({"path": path, "size_bytes": os.stat(path).st_size})
+            stat = os.stat(path)
+            if stat.st_mtime >= since_s:
+                states.append({"path": path, "size_bytes": stat.st_size})
     return states
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from typing import NamedTuple, NoReturn, Optional
 
+from .. import last_calls
 from ..channel import AgentError, Record
 from ..programs import find_program
 from ..rundir import RunDir
@@ -133,6 +134,18 @@ def hold_files(run: RunDir, files: list[Record]) -> None:
                 held.write(file["text"].encode())
             # Each open through /proc has an offset of its own, so everyone reads from the beginning.
             run.add_link(file["path"], f"/proc/{os.getpid()}/fd/{fd}")
+
+
+def hold_last_calls(run: RunDir, request: Record) -> Optional[int]:
+    """Make the memory for the last collectives of the workers, with a link to it in the run directory.
+
+    Returns its descriptor; None for workers that do not write them.
+    """
+    if not request["observation"]["profile"] or request.get("failures_only"):
+        return None
+    fd = open_unnamed()
+    run.add_link(last_calls.NAME, f"/proc/{os.getpid()}/fd/{fd}")
+    return fd
 
 
 def _prepare(request: Record, run: RunDir, umask: int) -> Job:

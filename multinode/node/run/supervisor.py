@@ -19,12 +19,15 @@ from typing import Optional
 
 from ..channel import AgentError, Channel, Record
 from ..facts.cgroups import MemoryKills
+from ..flight import read_watchdog_dumps
+from ..hang.diagnose import list_flight_records
+from ..last_calls import read_last_calls
 from ..nccl_files import read_nccl_warnings
 from ..processes import Family, adopt_orphans, find_process, fork_child, reap_children
 from ..rundir import RunDir
 from ..sample.sampler import NodeSampler, start_gpu_sampler
 from .follow import Follower, say_hello
-from .job import Job, data_nics, hold_files, prelude_trouble, prepare_job, start_job
+from .job import Job, data_nics, hold_files, hold_last_calls, prelude_trouble, prepare_job, start_job
 from .job_log import INDEX, LogIndex, LogLimit
 from .status import (
     WATCHERS_STDERR,
@@ -153,6 +156,8 @@ class Supervisor:
         self._ending: Optional[Ending] = None
         self._has_job = False
         self._memory_kills = MemoryKills()
+        self._environ: dict[str, str] = {}
+        self._last_calls: Optional[int] = None  # descriptor
         self._log = LogLimit(run, request.get("log_limit_bytes"))
 
     def start(self, job: Job) -> None:
@@ -165,9 +170,11 @@ class Supervisor:
         try:
             self._sign_in(subreaper=subreaper)
             hold_files(self._run, self._request.get("files", []))
+            self._last_calls = hold_last_calls(self._run, self._request)
         except OSError as error:
             # Without supervisor.json nobody could find this run again, so the job must not start.
             raise AgentError(f"the run directory cannot be written: {error}") from error
+        self._environ = job.env
         self._sampler.tick()
         self._memory_kills.look()
         pid = start_job(job)
@@ -192,7 +199,7 @@ class Supervisor:
             if self._ending is not None and self._ending.step():
                 break
         self._sampler.sample_last()
-        self._note_nccl_warnings()
+        self._note_failure()
         self.finish(processes_left=self._ending.left)
 
     def finish(self, **changes: object) -> None:
@@ -252,16 +259,24 @@ class Supervisor:
         self._memory_kills.look()
         self._status["oom_kills"] = self._memory_kills.count
 
-    def _note_nccl_warnings(self) -> None:
-        """Add NCCL's warnings to the samples of a failed job, since NCCL's own logs are not fetched."""
+    def _note_failure(self) -> None:
+        """Add what only the node can read to the samples of a failed job: NCCL's warnings, and collectives."""
         if self._status.get("exit_code") == 0:
             return
         now = time.time()
-        records = [
+        warnings = [
             {"kind": "nccl_warning", "time_s": now, "message": line} for line in read_nccl_warnings(self._run.path)
         ]
+        self._add_samples("nccl.jsonl", warnings)
+        if self._last_calls is not None:
+            self._add_samples("last-calls.jsonl", list(read_last_calls(self._last_calls)))
+        since_s = self._run.created_s()
+        dumps = list_flight_records(self._run.path, [self._environ], since_s=since_s)
+        self._add_samples("watchdog.jsonl", list(read_watchdog_dumps(dump["path"] for dump in dumps)))
+
+    def _add_samples(self, name: str, records: list[Record]) -> None:
         if records:
-            with contextlib.suppress(OSError), open(os.path.join(self._run.samples, "nccl.jsonl"), "w") as file:
+            with contextlib.suppress(OSError), open(os.path.join(self._run.samples, name), "w") as file:
                 file.writelines(json.dumps(record) + "\n" for record in records)
 
     def _look_for_orders(self, *, told_to_stop: bool) -> None:
