@@ -115,10 +115,16 @@ def look_again(stored: StoredRun, say: Callable[[str], None] = lambda _: None) -
 def attach(stored: StoredRun, context: RunContext, options: ExecuteOptions, cluster: Cluster | None = None) -> Launched:
     """Follow a run to its end, from where an earlier controller left it; lease and kind are the run's own.
 
-    `cluster` has its nodes, if not as it was launched.
+    Of an ended run, what could not be stored here is fetched. `cluster` has its nodes, if not as it was launched.
     """
     run = stored.run
     if run.status != "running":
+        if run.missing_bytes:
+            from multinode.launch.missing_data import fetch_missing
+
+            nodes = nodes_of(stored, cluster)
+            with stored.directory.lock(), context.stop.heard():
+                run = fetch_missing(stored, run, nodes, context)
         return _summarise(stored, run, context.say)
     options = msgspec.structs.replace(
         options,
