@@ -76,8 +76,10 @@ def attach(
     require_terminal(if_slower)
     run = _known(run_id) if hosts is None else _known_elsewhere(hosts, run_id)
     if run.run.status != "running" and not run.directory.is_locked:
-        note(f"{_over(run)}: nothing to follow")
-        if not (fetch or notices.are_wanted):
+        missing = run.run.missing_bytes
+        what = f"fetching {format_size(missing)} that could not be stored here" if missing else "nothing to follow"
+        note(f"{_over(run)}: {what}")
+        if not (fetch or notices.are_wanted or missing):
             tell_result(look_again(run, note), as_json=as_json)
     if run.directory.is_locked:
         if if_slower != "report":

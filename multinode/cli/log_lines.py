@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from multinode.records.log import LogPiece, LogReader
+from multinode.records.log import LogCleaner, LogPiece
 from multinode.render.sheet import sanitize
 
 # Characters of a line that are shown.
@@ -20,12 +20,12 @@ class LogLines:
 
     def __init__(self, *, rank: int | None) -> None:
         self._rank = rank
-        self._readers: dict[str, LogReader] = {}
+        self._readers: dict[str, LogCleaner] = {}
 
     def feed(self, node: str, data: bytes) -> list[str]:
         """The lines of a node that have ended."""
         name = sanitize(node)
-        return _named(name, self._readers.setdefault(name, LogReader(self._rank)).feed(data))
+        return _named(name, self._readers.setdefault(name, LogCleaner(self._rank)).feed(data))
 
     def end(self) -> list[str]:
         """The last lines, if they have no end."""

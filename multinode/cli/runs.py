@@ -26,7 +26,7 @@ from multinode.cli.panels import examples
 from multinode.cli.report import show_answer
 from multinode.cli.running import next_commands, open_context
 from multinode.cli.table import FormOptions, ViewOptions, show_tables
-from multinode.records.log import LogPiece, LogReader
+from multinode.records.log import LogCleaner, LogPiece
 from multinode.records.run_directory import runs_root
 from multinode.render.sheet import NextCommand, Prose
 from multinode.secret_values import redact_text
@@ -72,7 +72,7 @@ def print_logs(logs: Logs, run_id: str, rank: int | None, *, raw: bool) -> None:
     printer = _Printer(prefix=sys.stdout.isatty())
     for part_id, name, chunks in logs:
         note(f"--- {name}" if part_id == run_id else f"--- {part_id}: {name}")
-        reader = LogReader(rank)
+        reader = LogCleaner(rank)
         for data in chunks:
             if raw:
                 printer.write_raw(data)
@@ -85,10 +85,10 @@ def print_logs(logs: Logs, run_id: str, rank: int | None, *, raw: bool) -> None:
 def print_followed(chunks: Iterator[tuple[str, bytes]], nodes: int, rank: int | None) -> None:
     """New lines of each node's log, prefixed by its name if there are several or on a terminal; also at Ctrl-C."""
     printer = _Printer(prefix=nodes > 1 or sys.stdout.isatty())
-    readers: dict[str, LogReader] = {}
+    readers: dict[str, LogCleaner] = {}
     try:
         for name, data in chunks:
-            printer.write(name, readers.setdefault(name, LogReader(rank, draws=True)).feed(data))
+            printer.write(name, readers.setdefault(name, LogCleaner(rank, draws=True)).feed(data))
             printer.flush()
     finally:
         for name, reader in readers.items():
@@ -116,7 +116,7 @@ def _json(text: str) -> str:
 
 
 def _texts(chunks: Iterable[bytes], rank: int | None) -> Iterator[str]:
-    reader = LogReader(rank)
+    reader = LogCleaner(rank)
     for data in chunks:
         yield from (text + "\n" * ended for text, ended in reader.feed(data))
     yield from (text + "\n" * ended for text, ended in reader.end())

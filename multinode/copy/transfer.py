@@ -212,9 +212,8 @@ def _send(agent: AgentTransport, node: Node, code: CodeTree, run_id: str, deadli
         "schema": 1,
         "then": True,
         "run_id": code.run_id or run_id,
-        "digest": code.digest,
-        "files": [[file.path, file.digest, file.size_bytes, file.is_executable] for file in code.files],
-        "links": code.links,
+        "manifest": code.manifest.decode(),
+        "digests": [file.digest for file in code.files],
     }
     stream: AgentStream[_Wanted | _Copied]
     stream = agent.open(node, "code", request, _Wanted | _Copied, deadline_s=_CODE_ANSWER_S)  # type: ignore[arg-type]  # a union is no type

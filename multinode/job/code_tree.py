@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from multinode.errors import UsageError, printable_line
+from multinode.node.manifest import is_staging, stays_below
 from multinode.records.plan import CodeCopy
 from multinode.units import format_count, format_list, format_size
 
@@ -83,6 +84,22 @@ class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
         """SHA-256 of names, kinds and content."""
         digests = [[file.path, file.digest, file.is_executable] for file in self.files]
         return hashlib.sha256(msgspec.json.encode([digests, sorted(self.links.items())])).hexdigest()
+
+    @property
+    def manifest(self) -> bytes:
+        """The tree as JSON of a copy's manifest (multinode/node/manifest.py), its files in their order.
+
+        Times are left out: equal trees have equal manifests.
+        """
+        names = (*(file.path for file in self.files), *self.links)
+        folders = {str(folder) for name in names for folder in PurePosixPath(name).parents} - {"."}
+        entries = [
+            # A directory comes before those in it.
+            *([0, "d", folder, 0o700] for folder in sorted(folders)),
+            *([0, "f", file.path, file.size_bytes, 0o700 if file.is_executable else 0o600, 0] for file in self.files),
+            *([0, "l", name, target] for name, target in self.links.items()),
+        ]
+        return msgspec.json.encode({"roots": [0o700], "entries": entries})
 
     def holds(self, path: str) -> bool:
         """Whether a path, relative to where the job runs, names a file, or a directory that is copied whole."""
@@ -245,6 +262,8 @@ def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, 
             continue
         if any("\udc80" <= char <= "\udcff" for char in name):
             notes.append(f"{name!r} is left out: its name is not UTF-8")
+        elif any(map(is_staging, PurePosixPath(name).parts)):
+            notes.append(f"{name} is left out: it belongs to an unfinished copy of multinode")
         elif is_secret_file(name):
             notes.append(f"{name} is left out: by its name it is a secret")
         elif stat.S_ISREG(status.st_mode):
@@ -252,8 +271,9 @@ def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, 
         elif stat.S_ISLNK(status.st_mode):
             real = path.resolve()
             if real.is_relative_to(root):
-                target = path.readlink()
-                links[name] = os.path.relpath(real, path.parent.resolve()) if target.is_absolute() else str(target)
+                target = str(path.readlink())
+                is_below = stays_below(target, name.count("/"))
+                links[name] = target if is_below else os.path.relpath(real, path.parent.resolve())
             else:
                 notes.append(f"{name} is left out: it leads out of the directory, to {real}")
         else:

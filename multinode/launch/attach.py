@@ -17,7 +17,7 @@ from multinode.launch.launch import follow_run
 from multinode.launch.node_runs import ANSWER_S, runs_of_node, stop_on_node
 from multinode.profile.summary import summarise_run
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
-from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.run_directory import LogReader, RunDirectory, list_runs
 from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts
 from multinode.transport.agent import AgentTransport
@@ -115,10 +115,16 @@ def look_again(stored: StoredRun, say: Callable[[str], None] = lambda _: None) -
 def attach(stored: StoredRun, context: RunContext, options: ExecuteOptions, cluster: Cluster | None = None) -> Launched:
     """Follow a run to its end, from where an earlier controller left it; lease and kind are the run's own.
 
-    `cluster` has its nodes, if not as it was launched.
+    Of an ended run, what could not be stored here is fetched. `cluster` has its nodes, if not as it was launched.
     """
     run = stored.run
     if run.status != "running":
+        if run.missing_bytes:
+            from multinode.launch.missing_data import fetch_missing
+
+            nodes = nodes_of(stored, cluster)
+            with stored.directory.lock(), context.stop.heard():
+                run = fetch_missing(stored, run, nodes, context)
         return _summarise(stored, run, context.say)
     options = msgspec.structs.replace(
         options,
@@ -251,7 +257,6 @@ def _summarise(stored: StoredRun, run: Run, say: Callable[[str], None] = lambda 
     return Launched(run=run, summary=summarise_run(stored.directory, plan, say), plan=plan, directory=stored.directory)
 
 
-_CHUNK_BYTES = 1 << 16
 _OPTIONS = ExecuteOptions()
 
 
@@ -305,7 +310,7 @@ def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple
 def node_logs(stored: StoredRun, nodes: Sequence[NodeRun]) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Name and raw log, in pieces, of each of these nodes."""
     for run_node in nodes:
-        yield run_node.name, _read(stored.directory.log_path(run_node.node_rank), 0)
+        yield run_node.name, LogReader(stored.directory, run_node.node_rank).pieces()
 
 
 def needs_follower(stored: StoredRun) -> bool:
@@ -322,7 +327,7 @@ def follow_logs(
     """
     directory = stored.directory
     follower = _LogFollower(stored, context, options) if context is not None else None
-    places = dict.fromkeys(ranks, 0)
+    logs = {rank: LogReader(directory, rank) for rank in ranks}
     names = {node.node_rank: node.name for node in stored.run.nodes}
     try:
         while True:
@@ -331,9 +336,8 @@ def follow_logs(
             comes = directory.is_locked if follower is None else follower.is_alive
             run = directory.read_run() if comes else None
             over = run is None or run.status != "running"
-            for rank in ranks:
-                for data in _read(directory.log_path(rank), places[rank]):
-                    places[rank] += len(data)
+            for rank, log in logs.items():
+                for data in log.pieces():
                     yield names[rank], data
             if over:
                 break
@@ -387,13 +391,3 @@ class _LogFollower:
             attach(self._stored, self._context, self._options)
         except BaseException as error:  # noqa: BLE001 - a defect, too, is raised where the logs are read
             self._error = error
-
-
-def _read(path: Path, offset: int) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            while data := file.read(_CHUNK_BYTES):
-                yield data
-    except FileNotFoundError:
-        return

@@ -26,12 +26,6 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.2
 _OBSERVE_EVERY_S = 0.25
-# Delay between attempts to fetch what could not be kept, first and last.
-_RETRY_S = (1.0, 30.0)
-# And once the run is over.
-_LAST_TRIES = 3
-# Free space needed before more is fetched.
-_PROBE_BYTES = 1 << 20
 _MOST_TROUBLES = 20
 _ENDED = {"succeeded": "succeeded", "failed": "failed", "stopped": "been stopped", "lost": "been lost"}
 
@@ -54,8 +48,6 @@ class Execution:
         self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach, observe_log=self._show_log)
         before = self.directory.read_run() if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
-        # For a node that is only followed for missing data.
-        self._ended_s = before.ended_s if before else None
         self._started = time.monotonic()
         self._watch = StallWatch(
             stall_s=self.options.stall_s,
@@ -79,8 +71,8 @@ class Execution:
         # When to stop waiting for nodes.
         self._give_up = float("inf")
         self._troubles: tuple[str, ...] = ()
-        self._retry_s, self._retry_due = _RETRY_S[0], float("inf")
-        self._tries_left = _LAST_TRIES
+        # Whether something could not be stored, which is told once.
+        self._is_short = False
         self._requests = supervise_requests(self.plan, self.options)
         self._sessions = [
             self._session(rank, self.directory.offsets(rank) if self.options.attach else None)
@@ -115,6 +107,8 @@ class Execution:
             for session in self._sessions:
                 session.leave()
         run = self._record("running" if left else self._status())
+        if not left:
+            self._survive(self._restore)
         try:
             self._save(run)
         except MultinodeError as error:
@@ -148,7 +142,7 @@ class Execution:
     def _follow(self) -> None:
         observed = time.monotonic()
         while time.monotonic() < self._give_up and not self._may_leave():
-            if self._tracker.all_over and not self._survive(self._fetch_the_rest):
+            if self._tracker.all_over:
                 return
             # Work over all nodes is done once per batch of events.
             for event in self._events.take(_TICK_S):
@@ -156,7 +150,7 @@ class Execution:
             if not self._stopping:
                 self._survive(self._look_for_a_stall)
             self._react()
-            self._survive(self._fetch_what_is_missing)
+            self._survive(self._tell_what_is_missing)
             now = time.monotonic()
             if now - observed >= _OBSERVE_EVERY_S:
                 observed = now
@@ -203,46 +197,18 @@ class Execution:
             # Shown at once: the run may have resumed before the next look.
             self._show()
 
-    def _fetch_what_is_missing(self) -> None:
-        if self._tracker.trouble is not None:
-            self._tell(f"{self._tracker.trouble}; multinode will fetch the missing data when it can")
-        if not self._tracker.behind:
-            self._retry_s, self._retry_due = _RETRY_S[0], float("inf")
-            return
-        self._retry_due = min(self._retry_due, time.monotonic() + self._retry_s)
-        if time.monotonic() >= self._retry_due:
-            self._retry_s, self._retry_due = min(2 * self._retry_s, _RETRY_S[1]), float("inf")
-            if self._can_write():
-                self._follow_anew()
+    def _tell_what_is_missing(self) -> None:
+        if not self._is_short and (self._tracker.trouble is not None or self._tracker.missing_bytes):
+            self._is_short = True
+            what = self._tracker.trouble or "some of what the nodes sent could not be stored in time"
+            self._tell(
+                f"{what}; the rest is fetched when the run has ended, or by: multinode attach {self.plan.run_id}"
+            )
 
-    def _fetch_the_rest(self) -> bool:
-        while self._tracker.behind and self._tries_left and not self.stop.count:
-            self._tries_left -= 1
-            if self._can_write():
-                self._follow_anew()
-                return True
-            time.sleep(_RETRY_S[0])
-        return False
-
-    def _follow_anew(self) -> None:
-        for rank in self._tracker.behind:
-            self._sessions[rank].leave()
-            session = self._sessions[rank] = self._session(rank, self._tracker.fetch_again(rank))
-            session.start()
-            if self._stopping:
-                session.stop(self._grace_s, end=self._give_up, order=self._order)
-
-    def _can_write(self) -> bool:
-        try:
-            self.directory.restore()
-            self.directory.require_room(_PROBE_BYTES)
-            if self.directory.read_run() is None:
-                self.directory.write("plan.json", self.plan)
-                self._save(self._record("running"))
-        except MultinodeError as error:
-            _LOG.debug("%s", error)
-            return False
-        return True
+    def _restore(self) -> None:
+        self.directory.restore()
+        if self.directory.read_run() is None:
+            self.directory.write("plan.json", self.plan)
 
     def _take(self, event: Event) -> None:
         if self._is_barred(event):
@@ -321,7 +287,7 @@ class Execution:
         return replace(
             new_run(self.plan, self._started_s, self.context.part_of),
             status=status,
-            ended_s=(self._ended_s or time.time()) if ended else None,
+            ended_s=time.time() if ended else None,
             missing_bytes=self._tracker.missing_bytes,
             nodes=self._tracker.node_runs,
             first_failure=failure,

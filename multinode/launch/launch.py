@@ -11,7 +11,7 @@ import msgspec
 from multinode.check.probe import peer_addresses, probe, torch_environment
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
-from multinode.errors import ContactLost, Interrupted, RunFailed, UsageError
+from multinode.errors import ContactLost, Interrupted, MultinodeError, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
@@ -22,7 +22,7 @@ from multinode.profile.summary import import_analyses, summarise_run
 from multinode.profile.throughput import read_model_work
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, LaunchPlan, has_secret
-from multinode.records.run import make_run_id
+from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.unknown import entries
@@ -102,12 +102,25 @@ def follow_run(stored: StoredRun, cluster: Cluster, context: RunContext, options
         execution = Execution(stored, cluster, context, options)
         with context.stop.heard():
             run = execution.run()
+            if run.missing_bytes and run.status != "running" and not context.stop.count:
+                run = _with_missing(stored, run, cluster, context)
         if plan.observation.trace is not None:
             from multinode.copy.transfer import fetch_traces
 
             fetch_traces(context.agent, cluster, plan, directory, context.say)
         summary = summarise_run(directory, plan, context.say)
     return Launched(run=run, summary=summary, plan=plan, directory=directory)
+
+
+def _with_missing(stored: StoredRun, run: Run, cluster: Cluster, context: RunContext) -> Run:
+    from multinode.launch.missing_data import fetch_missing
+
+    try:
+        return fetch_missing(stored, run, cluster, context)
+    except MultinodeError as error:
+        # The run has ended and is recorded; `attach` tries this again.
+        context.say(str(error))
+        return run
 
 
 def require_success(launched: Launched, context: RunContext) -> None:

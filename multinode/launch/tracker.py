@@ -98,7 +98,10 @@ class KeptFiles:
         taken = self._taken.get(name, 0)
         if offset <= taken < offset + len(data):
             self._keep(name, data[taken - offset :])
-        return data[max(0, come - offset) :]
+        fresh = data[max(0, come - offset) :]
+        if name == _LOG and self._taken.get(_LOG, 0) < self._come[_LOG]:
+            self._tail = (self._tail + fresh)[-_TAIL_BYTES:]
+        return fresh
 
     def skip(self, offset: int, size_bytes: int) -> None:
         """This part of the log, from this byte of the node's on, no longer exists: noted in its place."""
@@ -295,11 +298,6 @@ class Tracker:
             self._take_message(track, event.message)
 
     @property
-    def behind(self) -> tuple[int, ...]:
-        """Ranks of the nodes that have data missing here."""
-        return tuple(track.run.node_rank for track in self._tracks if track.files.missing_bytes)
-
-    @property
     def missing_bytes(self) -> int:
         """Bytes of logs and samples that could not be kept here."""
         return sum(track.files.missing_bytes for track in self._tracks)
@@ -308,12 +306,6 @@ class Tracker:
     def trouble(self) -> MultinodeError | None:
         """Why something could not be written; None without problems."""
         return next((track.files.trouble for track in self._tracks if track.files.trouble is not None), None)
-
-    def fetch_again(self, node_rank: int) -> dict[str, int]:
-        """Follow the node again, from these offsets of its files."""
-        track = self._tracks[node_rank]
-        track.over = False
-        return track.files.offsets
 
     def note_stopping(self) -> None:
         """All nodes have been asked to stop."""
@@ -348,7 +340,7 @@ class Tracker:
             # What arrives now may have happened while there was no contact.
             track.came_live = track.error is None and not self._attach and track.run.state != "ended"
             track.error = track.heard_s = None
-            # A node that has ended may be followed again for missing files.
+            # Contact may have been lost between the status of its end and the last of its files.
             if track.run.state != "ended":
                 _set_state(track, "starting")
         elif isinstance(message, Chunk):

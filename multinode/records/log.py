@@ -48,7 +48,7 @@ class LogPiece(NamedTuple):
     ended: bool
 
 
-class LogReader:
+class LogCleaner:
     """Cleans a raw log that arrives in pieces, as `clean_log` does, in linear time and little memory.
 
     Args:

@@ -46,6 +46,8 @@ _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 # File names come from the nodes.
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
+# Of a log, at a time.
+_LOG_PIECE_BYTES = 1 << 16
 
 
 def runs_root() -> Path:
@@ -306,6 +308,25 @@ class RunDirectory:
     def sample_files(self, node_rank: int) -> list[Path]:
         """A node's sample files."""
         return sorted((self.path / "samples" / f"node-{node_rank}").glob("*.jsonl"))
+
+
+class LogReader:
+    """A node's log as it arrives, as the job wrote it.
+
+    The controller's file has no gaps: `note_gap` records what the node no longer had.
+    """
+
+    def __init__(self, directory: RunDirectory, node_rank: int) -> None:
+        self._path = directory.log_path(node_rank)
+        self._offset = 0
+
+    def pieces(self) -> Iterator[bytes]:
+        """What has arrived since the last call."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            while data := file.read(_LOG_PIECE_BYTES):
+                self._offset += len(data)
+                yield data
 
 
 class SampleTail:

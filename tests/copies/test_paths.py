@@ -34,7 +34,7 @@ from multinode.copy.paths import (
 )
 from multinode.copy.screen import show
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeFailed, UsageError
-from multinode.node.copies.manifest import BLOCK_BYTES
+from multinode.node.manifest import BLOCK_BYTES
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Stream, Transport
 from multinode.transport.fake import FakeTransport

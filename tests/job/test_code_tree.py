@@ -10,6 +10,7 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.job.code_tree import CodeTree, is_secret_file, read_code
+from multinode.node.manifest import Manifest
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 12345\n".format("0" * 64)
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"
@@ -141,6 +142,20 @@ def test_executable_bits_names_of_two_lines_and_links(repository: Path, tmp_path
         f"round is left out: it leads out of the directory, to {tmp_path}/data",
     )
     assert code.holds("inside")
+
+
+def test_what_the_manifest_of_a_copy_would_refuse_is_written_otherwise_or_left_out(repository: Path) -> None:
+    (repository / "around").symlink_to(f"../{repository.name}/train.py")
+    (repository / "lib" / "back").symlink_to("../lib/../train.py")
+    (repository / ".data.multinode-copy").mkdir()
+    (repository / ".data.multinode-copy" / "staged").write_text("half")
+    code = read_code(repository, repository)
+    assert code.links == {"around": "train.py", "lib/back": "../train.py"}
+    assert code.notes == (".data.multinode-copy/staged is left out: it belongs to an unfinished copy of multinode",)
+    manifest = Manifest(code.manifest)
+    assert [file.name for file in manifest.files] == names(code)
+    assert {name: text for _, name, text in manifest.links} == code.links
+    assert manifest.size_bytes == code.size_bytes
 
 
 def test_a_directory_that_has_become_a_link_is_a_link_alone(repository: Path) -> None:

@@ -49,7 +49,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_a_full_disk_of_the_controller_ends_no_run_and_what_is_missing_is_fetched(
+def test_a_full_disk_of_the_controller_ends_no_run_and_what_is_missing_is_fetched_at_its_end(
     command: Command, small_disk: Path, go_file: GoFile
 ) -> None:
     with command.running(*LAUNCH, *COUNT, *go_file.argument) as controller:
@@ -62,10 +62,28 @@ def test_a_full_disk_of_the_controller_ends_no_run_and_what_is_missing_is_fetche
         assert len(lines(command, run_id)[0]) <= kept + 100
         assert len(processes_of(run_id)) > 4
         filler.unlink()
-        wait_for(lambda: len(lines(command, run_id)[0]) > kept + 200)
         go_file.end()
         ended = read_document(controller)
     assert_succeeded(ended)
+    expect_all(command, run_id)
+
+
+def test_a_disk_that_is_full_to_the_end_of_the_run_is_told_and_attach_fetches_the_rest(
+    command: Command, small_disk: Path, go_file: GoFile
+) -> None:
+    with command.running(*LAUNCH, *COUNT, *go_file.argument) as controller:
+        run_id = command.run_id()
+        wait_for(lambda: {0, 3} <= set(lines(command, run_id)))
+        filler = fill(small_disk)
+        # More than the blocks that the files have already.
+        time.sleep(4.0)
+        go_file.end()
+        said, _ = controller.communicate(timeout=DEADLINE_S)
+    assert said.count("No space left on device; the rest is fetched when the run has ended") == 1
+    assert processes_of(run_id) == []
+    filler.unlink()
+    _, attached = command.code_and_document("attach", run_id, "--json")
+    assert_succeeded(attached)
     expect_all(command, run_id)
 
 
@@ -90,14 +108,14 @@ def test_who_reads_a_detached_run_onto_a_full_disk_leaves_it_alone(
     expect_all(elsewhere, run_id)
 
 
-def test_the_logs_of_a_run_are_removed_while_it_is_followed_and_are_fetched_again(
+def test_the_logs_of_a_run_are_removed_while_it_is_followed_and_are_fetched_again_at_its_end(
     command: Command, go_file: GoFile
 ) -> None:
     with command.running(*LAUNCH, *COUNT, *go_file.argument) as controller:
         run_id = command.run_id()
         wait_for(lambda: lines(command, run_id).get(3, []))
         subprocess.run(["rm", "-r", command.runs / run_id / "logs"], check=True)
-        wait_for((command.runs / run_id / "logs" / "node-1.log").exists)
+        time.sleep(2.0)
         go_file.end()
         ended = read_document(controller)
     assert_succeeded(ended)

@@ -360,48 +360,24 @@ def test_the_worker_that_raised_is_named_with_its_own_traceback(pair: Execution)
     assert failure.log_tail == "Traceback ..."
 
 
-def test_what_can_not_be_written_for_a_while_is_fetched_once_it_can_be(pair: Execution) -> None:
-    verbs: list[str] = []
-    written = threading.Event()
-
-    def play(talk: Talk) -> None:
-        talk.say(HELLO, RUNNING)
-        if talk.node.name == "b":
-            assert written.wait(DEADLINE_S)
-            talk.end()
-            return
-        verbs.append(talk.verb)
-        if talk.verb == "supervise":
-            pair.directory.log_path(0).mkdir()
-            talk.chunk("log", 0, b"first\n")
-            talk.chunk("log", 6, b"second\n")
-            pair.wait_until(lambda progress: progress.troubles != ())
-            pair.directory.log_path(0).rmdir()
-            assert talk.closed_by_us.wait(DEADLINE_S)
-        else:
-            assert talk.received.get(timeout=DEADLINE_S)["offsets"].get("log", 0) == 0
-            talk.chunk("log", 0, b"first\nsecond\n")
-            talk.end()
-            written.set()
-
-    run = pair.run(play)
-    assert (run.status, run.missing_bytes) == ("succeeded", 0)
-    assert verbs == ["supervise", "follow"]
-    assert pair.directory.log_path(0).read_text() == "first\nsecond\n"
-    assert any("Is a directory" in trouble and "the run continues" in trouble for trouble in pair.seen[-1].troubles)
-
-
-def test_what_could_not_be_written_to_the_end_is_counted(pair: Execution) -> None:
+def test_what_could_not_be_written_is_told_once_and_counted(pair: Execution) -> None:
     def play(talk: Talk) -> None:
         talk.say(HELLO, RUNNING)
         if talk.node.name == "a":
-            pair.directory.log_path(0).mkdir(exist_ok=True)
+            pair.directory.log_path(0).mkdir()
             talk.chunk("log", 0, b"first\n")
+            pair.wait_until(lambda progress: progress.troubles != ())
+            pair.directory.log_path(0).rmdir()
+            talk.chunk("log", 6, b"second\n")
         talk.end()
 
     run = pair.run(play)
-    assert (run.status, run.missing_bytes) == ("succeeded", len(b"first\n"))
+    assert (run.status, run.missing_bytes) == ("succeeded", len(b"first\nsecond\n"))
     assert pair.directory.read("run.json", Run) == run
+    assert not pair.directory.log_path(0).exists()
+    (told,) = pair.seen[-1].troubles
+    assert "Is a directory" in told
+    assert "multinode attach r; the run continues" in told
 
 
 def test_a_view_that_blocks_or_fails_and_a_defect_of_ours_delay_no_lease_and_end_no_run(tmp_path: Path) -> None:

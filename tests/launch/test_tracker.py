@@ -293,7 +293,7 @@ def test_a_file_of_a_strange_name_is_passed_over_and_noted(tracker: Tracker, tmp
     assert "is not the name of a samples file" in noted.message
     new = [path.relative_to(tmp_path / "r") for path in sorted(tmp_path.rglob("*")) if path not in before]
     assert [str(path) for path in new if path.suffix] == ["logs/node-1.log", "samples/node-1/controller.jsonl"]
-    assert not tracker.behind
+    assert not tracker.missing_bytes
 
 
 def test_what_could_not_be_written_leaves_no_gap_and_is_wanted_again_from_where_the_file_ends(tmp_path: Path) -> None:
@@ -306,12 +306,12 @@ def test_what_could_not_be_written_leaves_no_gap_and_is_wanted_again_from_where_
     assert "Is a directory" in str(tracker.trouble)
     directory.log_path(1).rmdir()
     tell(tracker, pieces.next("log", b"second\n"))
-    assert (tracker.behind, tracker.missing_bytes) == ((1,), len(b"first\nsecond\n"))
+    assert tracker.missing_bytes == len(b"first\nsecond\n")
     assert not directory.log_path(1).exists()
     assert tracker.progress.nodes[1].step == 7
-    assert tracker.fetch_again(1)["log"] == 0
+    assert [node.log for node in tracker.evidence()] == ["", "first\nsecond\n"]
     tell(tracker, Chunk(file="log", offset=0, data=b"first\nsecond\n"))
-    assert (tracker.behind, tracker.trouble) == ((), None)
+    assert (tracker.missing_bytes, tracker.trouble) == (0, None)
     assert directory.log_path(1).read_text() == "first\nsecond\n"
 
 
@@ -322,6 +322,5 @@ def test_a_log_that_somebody_removed_or_changed_is_wanted_again_as_a_whole(tmp_p
     directory.log_path(1).write_text("x")
     tell(tracker, pieces.next("log", b"second\n"))
     assert "another program changed" in str(tracker.trouble)
-    assert tracker.fetch_again(1)["log"] == 0
     tell(tracker, Chunk(file="log", offset=0, data=b"first\nsecond\n"))
-    assert (tracker.behind, directory.log_path(1).read_text()) == ((), "first\nsecond\n")
+    assert (tracker.missing_bytes, directory.log_path(1).read_text()) == (0, "first\nsecond\n")

@@ -20,7 +20,9 @@ import pytest
 from multinode.copy.chain import make_credentials
 from multinode.node.channel import AgentError
 from multinode.node.copies import wire
-from multinode.node.copies.manifest import (
+from multinode.node.copies.store import CopyTarget
+from multinode.node.copies.wire import Credentials, PeerError, Wire
+from multinode.node.manifest import (
     BLOCK_BYTES,
     Manifest,
     make_manifest,
@@ -28,8 +30,6 @@ from multinode.node.copies.manifest import (
     stays_below,
     unpack_flags,
 )
-from multinode.node.copies.store import CopyTarget
-from multinode.node.copies.wire import Credentials, PeerError, Wire
 
 from .localnode import Conversation, LocalNode, wait_until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from multinode.node.run import job_log
-from multinode.node.run.job_log import INDEX, KEPT, TAIL, KeptLog, LogIndex, LogLimit, punch_hole
+from multinode.node.run.job_log import INDEX, KEPT, TAIL, LogIndex, LogLimit, LogReader, Piece, punch_hole
 from multinode.node.rundir import RunDir
 
 MIB = 1 << 20
@@ -67,15 +67,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 def read_all(run: RunDir, offset: int = 0) -> tuple[bytes, dict[int, int]]:
     """What is left, with zeros where something is gone; and that: offset and length."""
-    log, found, gaps = KeptLog(run), bytearray(offset), {}
+    log, found, gaps = LogReader(run, offset), bytearray(offset), {}
     while True:
-        gone, data = log.read(len(found), 65536)
-        if gone:
-            assert not data
-            gaps[len(found)] = gone
-        elif not data:
+        piece = log.read(65536)
+        assert piece.offset == len(found)
+        if piece.gone_bytes:
+            assert not piece.data
+            gaps[len(found)] = piece.gone_bytes
+        elif not piece.data:
             return bytes(found), gaps
-        found += data or bytes(gone)
+        found += piece.data or bytes(piece.gone_bytes)
 
 
 def expect_kept(run: RunDir, job: Job) -> int:
@@ -202,14 +203,14 @@ def test_a_job_that_empties_its_own_log_loses_what_was_in_it_and_nothing_that_fo
     job, limit = Job(run), LogLimit(run, None)
     job.chatter(3 * MIB)
     limit.look()
-    follower = KeptLog(run)
-    first = follower.read(0, 1000)
+    follower = LogReader(run)
+    first = follower.read(1000)
     os.truncate(run.log, 0)
     job.chatter(MIB)
     assert limit.look()
     found, gaps = read_all(run)
-    assert first == (0, bytes(job.written[:1000]))
-    assert follower.read(1000, 10) == (limit.gone_bytes - 1000, b"")
+    assert first == Piece(0, bytes(job.written[:1000]))
+    assert follower.read(10) == Piece(1000, gone_bytes=limit.gone_bytes - 1000)
     assert gaps == {0: limit.gone_bytes}
     assert found[limit.gone_bytes :] == job.written[limit.gone_bytes :]
 

@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from multinode.records.log import LogReader, clean_log, last_lines, next_stage
+from multinode.records.log import LogCleaner, clean_log, last_lines, next_stage
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_stage_is_the_last_that_the_log_names(before: str, log: str, after: 
 
 
 def read(data: bytes, size: int, rank: int | None = None, *, draws: bool = False) -> str:
-    reader = LogReader(rank, draws=draws)
+    reader = LogCleaner(rank, draws=draws)
     pieces = [piece for at in range(0, len(data), size) for piece in reader.feed(data[at : at + size])]
     return "".join(text + "\n" * ended for text, ended in (*pieces, *reader.end()))
 
@@ -83,14 +83,14 @@ def test_the_lines_of_another_rank_are_left_out_of_pieces(size: int) -> None:
 
 
 def test_what_a_carriage_return_ends_is_seen_while_it_is_drawn() -> None:
-    reader = LogReader(draws=True)
+    reader = LogCleaner(draws=True)
     seen = [[text for text, _ in reader.feed(data)] for data in (b"\r 10%", b"\r 20%\r 30%\r 40%", b"\r\n", b"next\n")]
     assert seen == [[], [" 30%"], [" 40%"], ["next"]]
     assert read(b"windows\r\nline\r\n", 1, draws=True) == "windows\nline\n"
 
 
 def test_a_line_without_an_end_is_given_out_in_pieces_and_in_little_memory() -> None:
-    reader = LogReader()
+    reader = LogCleaner()
     data = b"x" * 64_000
     tracemalloc.start()
     try:

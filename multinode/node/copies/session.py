@@ -21,8 +21,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from ..channel import AgentError, Channel, Record
-from . import wire
-from .manifest import (
+from ..manifest import (
     BLOCK_BYTES,
     DIGEST_BYTES,
     Manifest,
@@ -32,6 +31,7 @@ from .manifest import (
     pack_flags,
     unpack_flags,
 )
+from . import wire
 from .store import CopyTarget, Store
 from .wire import Credentials, OpenPort, PeerError, Wire, call
 

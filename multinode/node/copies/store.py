@@ -19,7 +19,7 @@ from typing import NamedTuple, Optional
 
 from ..channel import AgentError, Record
 from ..facts.files import find_existing
-from .manifest import BLOCK_BYTES, DIGEST_BYTES, STAGING, File, Flags, Manifest, is_staging
+from ..manifest import BLOCK_BYTES, DIGEST_BYTES, STAGING, File, Flags, Manifest, is_staging
 
 _OWN = 0o700
 _HASHING_THREADS = 4

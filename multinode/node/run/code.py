@@ -1,7 +1,7 @@
 """The verb `code`: the tree of files in which a run's job starts. Only content that no earlier tree had is sent.
 
 A tree is built beside its place and then moved there. The store beside the trees holds each content once, named by its
-SHA-256. A request whose files or links lead out of the tree is refused.
+SHA-256. The manifest judges names and links, as for `copy`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, Optional
 
 from ..channel import AgentError, Channel, Record
+from ..manifest import File, Manifest
 from ..rundir import is_run_id
 
 _STORE = ".store"
@@ -33,30 +34,27 @@ _UNUSED_S = 30 * 86400.0
 _YOUNG_S = 3600.0
 
 
-class _File(NamedTuple):
-    path: str
+class _Content(NamedTuple):
+    file: File
     digest: str
-    size_bytes: int
-    is_executable: bool
 
 
 def run(request: Record, channel: Channel) -> None:
     """The verb `code`: emits `wanted`, the numbers of the files to send, then `copied` when the tree is in place.
 
     Raises:
-        AgentError: a path leads out of the tree, a file differs from its digest, or the tree cannot be written.
+        AgentError: the manifest is refused, a file differs from its digest, or the tree cannot be written.
     """
     run_id: str = request["run_id"]
     if not is_run_id(run_id):
         raise AgentError(f"not a run id: {run_id!r}")
-    files = [_File(*entry) for entry in request["files"]]
-    links: dict[str, str] = dict(request["links"])
-    _check_names([*(file.path for file in files), *links])
-    _check_digests(files)
+    manifest = Manifest(request["manifest"].encode())
+    contents = _pair_with_digests(manifest, request["digests"])
+    digest = hashlib.sha256("".join([request["manifest"], *request["digests"]]).encode()).hexdigest()
     place = os.path.join(_root(), run_id)
-    if not _is_made(place, request["digest"]):
+    if not _is_made(place, digest):
         try:
-            _make(place, request, files, links, channel)
+            _make(place, digest, manifest, contents, channel)
         except (OSError, ValueError) as error:
             raise AgentError(f"the code cannot be copied: {error}", hint="df -h ~; df -i ~") from error
     else:
@@ -101,58 +99,54 @@ def _root() -> str:
     return os.path.join(os.path.expanduser("~"), ".multinode", "code")
 
 
-def _make(place: str, request: Record, files: list[_File], links: dict[str, str], channel: Channel) -> None:
+def _make(place: str, digest: str, manifest: Manifest, contents: list[_Content], channel: Channel) -> None:
     store = os.path.join(_root(), _STORE)
     os.makedirs(store, mode=0o700, exist_ok=True)
-    _require_room(store, sum(file.size_bytes for file in files))
+    _require_room(store, manifest.size_bytes)
     new = tempfile.mkdtemp(prefix=".", dir=_root())
     tree = os.path.join(new, _TREE)
     try:
         os.mkdir(tree)
-        lacking: dict[str, list[_File]] = {}
+        for _, name, mode in manifest.directories:
+            os.mkdir(os.path.join(tree, name), mode)
+        lacking: dict[str, list[_Content]] = {}
         wanted = []
-        for number, file in enumerate(files):
-            if file.digest in lacking:
-                lacking[file.digest].append(file)
-            elif not _take(store, tree, file):
-                lacking[file.digest] = [file]
+        for number, content in enumerate(contents):
+            if content.digest in lacking:
+                lacking[content.digest].append(content)
+            elif not _take(store, tree, content):
+                lacking[content.digest] = [content]
                 wanted.append(number)
-        _require_room(store, sum(files[number].size_bytes for number in wanted))
+        _require_room(store, sum(contents[number].file.size_bytes for number in wanted))
         channel.emit({"kind": "wanted", "files": wanted})
         pieces = _pieces(channel)
         for number in wanted:
-            _receive(store, number, files[number], pieces)
-            for file in lacking[files[number].digest]:
-                if not _take(store, tree, file):
-                    raise AgentError(f"{file.path} cannot be read back as it was written", hint="df -h ~; dmesg")
-        _make_links(tree, links)
-        with open(os.path.join(new, _MANIFEST), "w", encoding="utf-8") as manifest:
-            json.dump({"digest": request["digest"], "paths": [*(file.path for file in files), *links]}, manifest)
-        _move(new, place, request["digest"])
+            _receive(store, number, contents[number], pieces)
+            for content in lacking[contents[number].digest]:
+                if not _take(store, tree, content):
+                    raise AgentError(
+                        f"{content.file.name} cannot be read back as it was written", hint="df -h ~; dmesg"
+                    )
+        for _, name, text in manifest.links:
+            os.symlink(text, os.path.join(tree, name))
+        with open(os.path.join(new, _MANIFEST), "w", encoding="utf-8") as record:
+            json.dump({"digest": digest, "paths": sorted(manifest.names(0))}, record)
+        _move(new, place, digest)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     _forget(time.time() - _UNUSED_S)
 
 
-def _check_names(paths: list[str]) -> None:
-    """Refuse names outside the tree, names that occur twice, and names below a file or link."""
-    if len(paths) > _MOST_FILES:
-        raise AgentError(f"{len(paths)} files are more than a tree may have")
-    taken = set(paths)
-    if len(taken) < len(paths):
-        raise AgentError("a file of the tree is named twice")
-    for path in paths:
-        parts = path.split("/")
-        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
-            raise AgentError(f"the file {path!r} would lie outside the tree")
-        if any("/".join(parts[:count]) in taken for count in range(1, len(parts))):
-            raise AgentError(f"{path!r} would lie below a file or a link of the tree")
-
-
-def _check_digests(files: list[_File]) -> None:
-    for file in files:
-        if len(file.digest) != _DIGEST_DIGITS or not set(file.digest) <= set("0123456789abcdef"):
-            raise AgentError(f"not a digest: {file.digest!r}")
+def _pair_with_digests(manifest: Manifest, digests: list[str]) -> list[_Content]:
+    """Each file of a tree with the digest of its content."""
+    if len(manifest.roots) != 1 or manifest.roots[0] is None or len(digests) != len(manifest.files):
+        raise AgentError("refused: the manifest is not that of one directory, with a digest for each file")
+    if len(digests) > _MOST_FILES:
+        raise AgentError(f"{len(digests)} files are more than a tree may have")
+    for digest in digests:
+        if len(digest) != _DIGEST_DIGITS or not set(digest) <= set("0123456789abcdef"):
+            raise AgentError(f"not a digest: {digest!r}")
+    return [_Content(file, digest) for file, digest in zip(manifest.files, digests)]
 
 
 def _require_room(folder: str, size_bytes: int) -> None:
@@ -162,23 +156,22 @@ def _require_room(folder: str, size_bytes: int) -> None:
         raise AgentError(f"the code takes {size_bytes >> 20} MiB, and {free >> 20} MiB are free", hint="df -h ~")
 
 
-def _take(store: str, tree: str, file: _File) -> bool:
+def _take(store: str, tree: str, content: _Content) -> bool:
     """Copy a file from the store into the tree; False if the store lacks it. Damaged content is removed from the store.
 
     It is a copy, not a hard link: a job that changes its file must not change the store.
     """
-    stored, place = os.path.join(store, file.digest), os.path.join(tree, file.path)
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    digest, mode = hashlib.sha256(), 0o700 if file.is_executable else 0o600
+    stored, place = os.path.join(store, content.digest), os.path.join(tree, content.file.name)
+    digest = hashlib.sha256()
     try:
-        with open(stored, "rb", buffering=0) as source, _create(place, mode) as target:
+        with open(stored, "rb", buffering=0) as source, _create(place, content.file.mode) as target:
             os.utime(source.fileno())
             while data := source.read(_BLOCK_BYTES):
                 digest.update(data)
                 target.write(data)
     except FileNotFoundError:
         return False
-    if digest.hexdigest() == file.digest:
+    if digest.hexdigest() == content.digest:
         return True
     os.unlink(place)
     with contextlib.suppress(FileNotFoundError):
@@ -201,43 +194,30 @@ def _pieces(channel: Channel) -> Iterator[tuple[int, bytes]]:
     raise AgentError("the controller went away while files were sent")
 
 
-def _receive(store: str, number: int, file: _File, pieces: Iterator[tuple[int, bytes]]) -> None:
+def _receive(store: str, number: int, content: _Content, pieces: Iterator[tuple[int, bytes]]) -> None:
     """Receive a file into the store, atomically."""
     descriptor, partial = tempfile.mkstemp(prefix=".", dir=store)
     try:
         with open(descriptor, "wb") as target:
-            _write(target, number, file, pieces)
-        os.replace(partial, os.path.join(store, file.digest))
+            _write(target, number, content, pieces)
+        os.replace(partial, os.path.join(store, content.digest))
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
 
 
-def _write(target: BinaryIO, number: int, file: _File, pieces: Iterator[tuple[int, bytes]]) -> None:
-    digest, left = hashlib.sha256(), file.size_bytes
+def _write(target: BinaryIO, number: int, content: _Content, pieces: Iterator[tuple[int, bytes]]) -> None:
+    digest, left = hashlib.sha256(), content.file.size_bytes
     while left > 0:
         sent, data = next(pieces)
         left -= len(data)
         if sent != number or left < 0:
-            raise AgentError(f"what was sent of {file.path} is not what was announced")
+            raise AgentError(f"what was sent of {content.file.name} is not what was announced")
         digest.update(data)
         target.write(data)
-    if digest.hexdigest() != file.digest:
-        raise AgentError(f"{file.path} changed while it was copied", hint="launch again")
-
-
-def _make_links(tree: str, links: dict[str, str]) -> None:
-    """Make all links, then check where each leads, since it may lead through another link."""
-    for path, target in links.items():
-        place = os.path.join(tree, path)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.symlink(target, place)
-    inside = os.path.realpath(tree)
-    for path, target in links.items():
-        real = os.path.realpath(os.path.join(tree, path))
-        if os.path.isabs(target) or os.path.commonpath([inside, real]) != inside:
-            raise AgentError(f"the link {path!r} leads out of the tree, to {target!r}")
+    if digest.hexdigest() != content.digest:
+        raise AgentError(f"{content.file.name} changed while it was copied", hint="launch again")
 
 
 def _move(new: str, place: str, digest: str) -> None:

@@ -14,7 +14,7 @@ from typing import Optional
 from ..channel import AgentError, Channel, Record
 from ..processes import Family
 from ..rundir import RunDir, is_samples_name, open_run
-from .job_log import KeptLog, open_own
+from .job_log import LogReader, Piece, open_own
 from .status import has_ended, is_lost, other_machine, read_status, renew_lease
 from .stop import Recovery, order_stop
 
@@ -68,9 +68,8 @@ class Follower:
         self._offsets: dict[str, int] = request.get("offsets", {})
         self._poll_s = float(request.get("poll_s", _POLL_S))
         self._channel = channel
-        self._log = KeptLog(run_dir)
-        self._log_offset = self._offsets.get("log", 0)
-        self._tails: dict[str, Tail] = {}
+        self._log = LogReader(run_dir, self._offsets.get("log", 0))
+        self._samples: dict[str, SamplesReader] = {}
         self._status: Optional[Record] = None
         self._recovery: Optional[Recovery] = None
         self._alive_due = self._said = 0.0
@@ -99,40 +98,38 @@ class Follower:
 
     def _send_chunks(self, *, final: bool) -> int:
         """Send the next piece of every file; returns the length of the longest piece in bytes."""
-        gone, data = self._log.read(self._log_offset, _CHUNK_BYTES)
-        pieces = [("log", self._log_offset, data)]
-        if gone:
-            self._emit({"kind": "gone", "file": "log", "offset": self._log_offset, "size_bytes": gone})
-        self._log_offset += gone + len(data)
-        pieces += [(tail.name, *tail.read(final=final)) for tail in self._find_tails()]
+        log = self._log.read(_CHUNK_BYTES)
+        if log.gone_bytes:
+            self._emit({"kind": "gone", "file": "log", "offset": log.offset, "size_bytes": log.gone_bytes})
+        self._find_samples()
+        pieces = {"log": log, **{name: reader.read(final=final) for name, reader in self._samples.items()}}
         chunks = [
             {
                 "kind": "chunk",
                 "file": name,
-                "offset": offset,
-                "data": binascii.b2a_base64(data, newline=False).decode(),
+                "offset": piece.offset,
+                "data": binascii.b2a_base64(piece.data, newline=False).decode(),
             }
-            for name, offset, data in pieces
-            if data
+            for name, piece in pieces.items()
+            if piece.data
         ]
         if chunks:
             self._emit(*chunks)
-        return max(_CHUNK_BYTES if gone else 0, *(len(data) for _, _, data in pieces))
+        return max(_CHUNK_BYTES if log.gone_bytes else 0, *(len(piece.data) for piece in pieces.values()))
 
     def _emit(self, *records: Record) -> None:
         self._said = time.monotonic()
         self._channel.emit(*records)
 
-    def _find_tails(self) -> list[Tail]:
+    def _find_samples(self) -> None:
         try:
             names = sorted(os.listdir(self._run.samples))
         except OSError:
             names = []
         for name in names:
             path = f"samples/{name}"
-            if path not in self._tails and is_samples_name(name):
-                self._tails[path] = Tail(self._run, path, self._offsets.get(path, 0))
-        return list(self._tails.values())
+            if path not in self._samples and is_samples_name(name):
+                self._samples[path] = SamplesReader(os.path.join(self._run.path, path), self._offsets.get(path, 0))
 
     def _obey(self, line: bytes) -> None:
         try:
@@ -168,31 +165,28 @@ class Follower:
             self._recovery = Recovery(self._run, family, "supervisor and sentinel are both dead")
 
 
-class Tail:
-    """Reads the part of a samples file that has not been sent yet.
+class SamplesReader:
+    """Reads a samples file, from the offset that the reader has already: whole records, and never a gap.
 
-    Args:
-        name: relative to the run directory.
-        offset: bytes that the reader has already.
+    Nothing of it is given back while the run lasts, so it has no index, as the log has.
     """
 
-    def __init__(self, run_dir: RunDir, name: str, offset: int) -> None:
-        self.name = name
-        self._path = os.path.join(run_dir.path, name)
+    def __init__(self, path: str, offset: int) -> None:
+        self._path = path
         self._offset = offset
         self._searched = offset
         self._line_end = offset
 
-    def read(self, *, final: bool) -> tuple[int, bytes]:
-        """The offset of the next piece, and the piece; empty if there is nothing to send yet.
+    def read(self, *, final: bool) -> Piece:
+        """The next piece, empty if there is nothing to send yet.
 
-        A piece ends at a newline, so that no record is sent in part, unless it is longer than a chunk or `final` is
+        It ends at a newline, so that no record is sent in part, unless it is longer than a chunk or `final` is
         set.
         """
         offset = self._offset
         try:
             if os.lstat(self._path).st_size <= offset:
-                return offset, b""
+                return Piece(offset)
             # The job may have replaced it by a link to a file outside the run.
             with open(open_own(self._path, os.O_RDONLY), "rb", buffering=0) as file:
                 limit = _CHUNK_BYTES
@@ -201,9 +195,9 @@ class Tail:
                     limit = min(limit, self._line_end - offset)
                 data = os.pread(file.fileno(), limit, offset)
         except OSError:
-            return offset, b""
+            return Piece(offset)
         self._offset += len(data)
-        return offset, data
+        return Piece(offset, data)
 
     def _search_line_end(self, fd: int) -> None:
         # Each byte is searched once, and only one block is in memory.

@@ -40,42 +40,58 @@ class LogIndex(NamedTuple):
         return {"schema": 1, "base_bytes": self.base, "whole_from_bytes": self.whole_from, "busy": self.busy}
 
 
-class _LogPiece(NamedTuple):
+class Piece(NamedTuple):
+    """The next piece of a file of the run: its offset in what the job wrote, and the data there.
+
+    `gone_bytes` are missing from `offset` on; then there is no data. Both are empty at the end, or for now.
+    """
+
+    offset: int
+    data: bytes = b""
+    gone_bytes: int = 0
+
+
+class _LogCopy(NamedTuple):
     name: str
     offset: int
     length: int
     place: int
 
 
-class KeptLog:
-    """Reads the log of one run."""
+class LogReader:
+    """Reads the log of one run, from the offset that the reader has already."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, offset: int = 0) -> None:
         self._run = run
+        self._offset = offset
         self._seen: Optional[tuple[int, int, int]] = None
         self._index = LogIndex()
         self._states: tuple[Optional[tuple[int, int, int]], ...] = ()
-        self._pieces: list[_LogPiece] = []
+        self._copies: list[_LogCopy] = []
 
-    def read(self, offset: int, most: int) -> tuple[int, bytes]:
-        """Bytes that are gone from `offset` on, and if none are, the data there: empty at the end, or for now."""
+    def read(self, most: int) -> Piece:
+        """The next piece, at most this long."""
+        offset = self._offset
         index = self._read_index()
         if index.busy:
-            return 0, b""
+            return Piece(offset)
         if offset >= index.whole_from:
-            gone, data = 0, _read_file(self._run.log, offset - index.base, most)
+            piece = Piece(offset, _read_file(self._run.log, offset - index.base, most))
         else:
-            gone, data = self._read_aside(offset, most, index.whole_from)
+            piece = self._read_aside(offset, most, index.whole_from)
         # If the index changed meanwhile, the data may be from another offset.
-        return (gone, data) if self._read_index() == index else (0, b"")
+        if self._read_index() != index:
+            return Piece(offset)
+        self._offset += piece.gone_bytes + len(piece.data)
+        return piece
 
     def gone_bytes(self) -> int:
         """Bytes of the log that are gone."""
         index = self._read_index()
         gone = at = 0
-        for piece in sorted(self._list_pieces(), key=lambda piece: piece.offset):
-            gone += max(0, min(piece.offset, index.whole_from) - at)
-            at = max(at, piece.offset + piece.length)
+        for copy in sorted(self._list_copies(), key=lambda copy: copy.offset):
+            gone += max(0, min(copy.offset, index.whole_from) - at)
+            at = max(at, copy.offset + copy.length)
         return gone + max(0, index.whole_from - at)
 
     def _read_index(self) -> LogIndex:
@@ -88,25 +104,25 @@ class KeptLog:
             self._index = LogIndex(record["base_bytes"], record["whole_from_bytes"], record["busy"])
         return self._index
 
-    def _read_aside(self, offset: int, most: int, whole_from: int) -> tuple[int, bytes]:
+    def _read_aside(self, offset: int, most: int, whole_from: int) -> Piece:
         next_offset = whole_from
-        for piece in self._list_pieces():
-            end = piece.offset + piece.length
-            if piece.offset <= offset < end:
-                place = piece.place + offset - piece.offset
-                path = os.path.join(self._run.path, piece.name)
-                return 0, _read_file(path, place, min(most, end - offset, whole_from - offset))
-            if piece.offset > offset:
-                next_offset = min(next_offset, piece.offset)
-        return next_offset - offset, b""
+        for copy in self._list_copies():
+            end = copy.offset + copy.length
+            if copy.offset <= offset < end:
+                place = copy.place + offset - copy.offset
+                path = os.path.join(self._run.path, copy.name)
+                return Piece(offset, _read_file(path, place, min(most, end - offset, whole_from - offset)))
+            if copy.offset > offset:
+                next_offset = min(next_offset, copy.offset)
+        return Piece(offset, gone_bytes=next_offset - offset)
 
-    def _list_pieces(self) -> list[_LogPiece]:
+    def _list_copies(self) -> list[_LogCopy]:
         paths = {name: os.path.join(self._run.path, name) for name in (TAIL, KEPT)}
         states = tuple(map(_state, paths.values()))
         if states != self._states:
             self._states = states
-            self._pieces = [piece for name, path in paths.items() for piece in _pieces(name, path)]
-        return self._pieces
+            self._copies = [copy for name, path in paths.items() for copy in _copies(name, path)]
+        return self._copies
 
 
 def _read_file(path: str, place: int, most: int) -> bytes:
@@ -120,12 +136,12 @@ def _read_file(path: str, place: int, most: int) -> bytes:
         return b""
 
 
-def _pieces(name: str, path: str) -> Iterator[_LogPiece]:
+def _copies(name: str, path: str) -> Iterator[_LogCopy]:
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         place = 0
         while len(head := os.pread(file.fileno(), PIECE.size, place)) == PIECE.size:
             offset, length = PIECE.unpack(head)
-            yield _LogPiece(name, offset, length, place + PIECE.size)
+            yield _LogCopy(name, offset, length, place + PIECE.size)
             place += PIECE.size + length
 
 
@@ -307,7 +323,7 @@ class LogLimit:
     def _set_index(self, index: LogIndex) -> None:
         self._run.write(INDEX, index.record())
         self._index = index
-        self.gone_bytes = KeptLog(self._run).gone_bytes()
+        self.gone_bytes = LogReader(self._run).gone_bytes()
 
     def _keep_passages(self, fd: int, shift: int, begin: int, to: int) -> None:
         """Copy passages that begin in this part of the log; `shift` turns an offset of the log into one of the file."""

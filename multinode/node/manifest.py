@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Union
 
-from ..channel import AgentError
+from .channel import AgentError
 
 BLOCK_BYTES = 4 << 20
 DIGEST_BYTES = hashlib.sha256().digest_size
