@@ -20,6 +20,7 @@ from multinode.errors import UsageError
 from multinode.job.job import override_text
 from multinode.job.launchers import find_meaning
 from multinode.job.typed_command import starts_program
+from multinode.levers.averaging import FORMER, respell_average
 from multinode.strict_yaml import dump_flow_yaml
 
 Names = str | Path | Sequence[str] | None
@@ -76,7 +77,7 @@ def read_keywords(kind: type[_Input], call: str, options: Mapping[str, object], 
     values: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     for name, value in options.items():
         if name not in fields:
-            raise UsageError(f"{call} has no keyword {name!r}", hint=_hint(name, call, fields))
+            raise UsageError(f"{call} has no keyword {name!r}", hint=_hint(name, call, fields, options))
         if value is not None:
             values[name] = _plain(fields[name].type, value)
     try:
@@ -87,8 +88,11 @@ def read_keywords(kind: type[_Input], call: str, options: Mapping[str, object], 
         ) from None
 
 
-def _hint(name: str, call: str, fields: Collection[str]) -> str:
-    """The nearest keyword, or what does here what an option of another launcher does."""
+def _hint(name: str, call: str, fields: Collection[str], options: Mapping[str, object]) -> str:
+    """The nearest keyword, or what does here what an option of another launcher, or of before, does."""
+    if "average" in fields and name in {option.replace("-", "_") for option in FORMER}:
+        given = {option: str(options.get(option.replace("-", "_")) or "") for option in FORMER}
+        return f"average={respell_average(given)!r}"
     meaning = find_meaning(name.replace("_", "-"))
     meant = meaning.option.replace("-", "_") if meaning is not None else ""
     near = [meant] if meant in fields else difflib.get_close_matches(name, fields, n=1, cutoff=0.5)

@@ -110,6 +110,8 @@ def _answer_others(verb: Any, args: list[str]) -> None:
     own = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
     # What stands behind -- is the script's.
     given = args[: args.index("--")] if "--" in args else args
+    if "--average" in own:
+        _answer_former(given)
     for word in given:
         name = word.partition("=")[0]
         if not name.startswith("-") or name in own or f"--{usual_name(name.lstrip('-'))}" in own:
@@ -117,6 +119,19 @@ def _answer_others(verb: Any, args: list[str]) -> None:
         hint = _OF_VERBS.get(verb.name, {}).get(name) or (_hint_elsewhere(name) if "--hosts" in own else None)
         if hint is not None:
             raise UsageError(f"no such option: {word}", hint=hint)
+
+
+def _answer_former(args: list[str]) -> None:
+    """Refuse the options that --average replaces, with the value that asks for the same."""
+    from multinode.levers.averaging import FORMER, respell_average
+
+    given: dict[str, str] = {}
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        option, _, value = word.partition("=")
+        if option.startswith("--") and option[2:] in FORMER:
+            given[option[2:]] = value or following
+    if given:
+        raise UsageError(f"no such option: --{next(iter(given))}", hint=f"--average {respell_average(given)}")
 
 
 def _hint_elsewhere(option: str) -> str | None:

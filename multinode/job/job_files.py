@@ -26,6 +26,7 @@ from multinode.job.job import (
     parse_llamafactory,
     parse_overrides,
 )
+from multinode.levers.averaging import FORMER, respell_average
 from multinode.levers.levers import NONE, LeverFields, Levers, read_levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.files import exists, nearest_path, read_text
@@ -398,7 +399,10 @@ def parse_change(text: str, source: object) -> Change:
     from multinode.job.deepspeed import parse_deepspeed_edits
     from multinode.strict_yaml import decode_yaml
 
-    file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
+    try:
+        file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
+    except UsageError as error:
+        raise UsageError(error.message, hint=_former_average(text) or error.hint) from None
     try:
         change = Change(
             overrides=tuple(override_text(key, value) for key, value in file.set_.items()),
@@ -412,6 +416,18 @@ def parse_change(text: str, source: object) -> Change:
     except UsageError as error:
         raise UsageError(f"{source}: {error.message}", hint=error.hint) from None
     return change
+
+
+def _former_average(text: str) -> str | None:
+    """What to write in place of the keys that `average` replaces; None if there are none."""
+    from multinode.strict_yaml import YamlError, parse_yaml
+
+    try:
+        keys = parse_yaml(text)
+    except YamlError:
+        return None
+    given = {name: str(keys[name]) for name in FORMER if name in keys} if isinstance(keys, dict) else {}
+    return f"average: {respell_average(given)}" if given else None
 
 
 def change_text(change: Change, comment: str) -> str:
