@@ -20,7 +20,6 @@ from multinode.errors import UsageError
 from multinode.job.job import override_text
 from multinode.job.launchers import find_meaning
 from multinode.job.typed_command import starts_program
-from multinode.levers.averaging import FORMER, respell_average
 from multinode.strict_yaml import dump_flow_yaml
 
 Names = str | Path | Sequence[str] | None
@@ -90,9 +89,10 @@ def read_keywords(kind: type[_Input], call: str, options: Mapping[str, object], 
 
 def _hint(name: str, call: str, fields: Collection[str], options: Mapping[str, object]) -> str:
     """The nearest keyword, or what does here what an option of another launcher, or of before, does."""
-    if "average" in fields and name in {option.replace("-", "_") for option in FORMER}:
-        given = {option: str(options.get(option.replace("-", "_")) or "") for option in FORMER}
-        return f"average={respell_average(given)!r}"
+    from multinode.levers.former import respell_average
+
+    if "average" in fields and respell_average({name: ""}) is not None:
+        return f"average={respell_average(options)!r}"
     meaning = find_meaning(name.replace("_", "-"))
     meant = meaning.option.replace("-", "_") if meaning is not None else ""
     near = [meant] if meant in fields else difflib.get_close_matches(name, fields, n=1, cutoff=0.5)

@@ -110,28 +110,24 @@ def _answer_others(verb: Any, args: list[str]) -> None:
     own = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
     # What stands behind -- is the script's.
     given = args[: args.index("--")] if "--" in args else args
-    if "--average" in own:
-        _answer_former(given)
     for word in given:
         name = word.partition("=")[0]
         if not name.startswith("-") or name in own or f"--{usual_name(name.lstrip('-'))}" in own:
             continue
         hint = _OF_VERBS.get(verb.name, {}).get(name) or (_hint_elsewhere(name) if "--hosts" in own else None)
+        if "--average" in own and (average := _respelled(name, given)) is not None:
+            hint = f"--average {average}"
         if hint is not None:
             raise UsageError(f"no such option: {word}", hint=hint)
 
 
-def _answer_former(args: list[str]) -> None:
-    """Refuse the options that --average replaces, with the value that asks for the same."""
-    from multinode.levers.averaging import FORMER, respell_average
+def _respelled(option: str, args: list[str]) -> str | None:
+    """The value of --average that asks for the same as the options that it replaces; None if this is another one."""
+    from multinode.levers.former import respell_average
 
-    given: dict[str, str] = {}
-    for word, following in zip(args, [*args[1:], ""], strict=True):
-        option, _, value = word.partition("=")
-        if option.startswith("--") and option[2:] in FORMER:
-            given[option[2:]] = value or following
-    if given:
-        raise UsageError(f"no such option: --{next(iter(given))}", hint=f"--average {respell_average(given)}")
+    words = [word.partition("=") for word in args]
+    values = {name[2:]: value or after for (name, _, value), after in zip(words, [*args[1:], ""], strict=True)}
+    return respell_average(values) if respell_average({option[2:]: ""}) is not None else None
 
 
 def _hint_elsewhere(option: str) -> str | None:

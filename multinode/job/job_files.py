@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +27,6 @@ from multinode.job.job import (
     parse_llamafactory,
     parse_overrides,
 )
-from multinode.levers.averaging import FORMER, respell_average
 from multinode.levers.levers import NONE, LeverFields, Levers, read_levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.files import exists, nearest_path, read_text
@@ -402,7 +402,7 @@ def parse_change(text: str, source: object) -> Change:
     try:
         file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
     except UsageError as error:
-        raise UsageError(error.message, hint=_former_average(text) or error.hint) from None
+        raise UsageError(error.message, hint=_respelled(text) or error.hint) from None
     try:
         change = Change(
             overrides=tuple(override_text(key, value) for key, value in file.set_.items()),
@@ -418,16 +418,16 @@ def parse_change(text: str, source: object) -> Change:
     return change
 
 
-def _former_average(text: str) -> str | None:
-    """What to write in place of the keys that `average` replaces; None if there are none."""
+def _respelled(text: str) -> str | None:
+    """The line that says what keys of before said; None if there are none."""
+    from multinode.levers.former import respell_average
     from multinode.strict_yaml import YamlError, parse_yaml
 
-    try:
+    with contextlib.suppress(YamlError):
         keys = parse_yaml(text)
-    except YamlError:
-        return None
-    given = {name: str(keys[name]) for name in FORMER if name in keys} if isinstance(keys, dict) else {}
-    return f"average: {respell_average(given)}" if given else None
+        average = respell_average(keys) if isinstance(keys, dict) else None
+        return f"average: {average}" if average is not None else None
+    return None
 
 
 def change_text(change: Change, comment: str) -> str:

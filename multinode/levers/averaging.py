@@ -5,7 +5,6 @@ The mechanism is `worker/levers/sync.py`; ADR 0033 describes the semantics.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -29,8 +28,6 @@ _FORM = re.compile(
 )
 _EXPECTED = "expected local:H[:DTYPE] or diloco:H[:LR[:MOMENTUM]][:DTYPE]"
 _EXAMPLES = "such as local:16:fp16 or diloco:64:0.7:0.9; DTYPE is fp16 or bf16"
-# The options that `--average` replaces.
-FORMER = ("sync-every", "diloco", "sync-dtype")
 
 
 class Averaging(Lever, frozen=True, kw_only=True):
@@ -118,17 +115,3 @@ def parse_average(text: str) -> Averaging:
     )
     averaging.check(Workers())
     return averaging
-
-
-def respell_average(given: Mapping[str, str]) -> str:
-    """The values of `--average` that ask for what these options of FORMER asked for, with commas between.
-
-    Args:
-        given: their values by name without dashes; each may be a list with commas.
-    """
-    lists = {name: given[name].split(",") if given.get(name) else [] for name in FORMER}
-    methods = [each if each == "none" else f"local:{each}" for each in lists["sync-every"]]
-    methods += [f"diloco:{each}" for each in lists["diloco"]]
-    dtypes = ["" if each == "none" else f":{each}" for each in lists["sync-dtype"]] or [""]
-    pairs = itertools.product(methods or ["local:H"], dtypes)
-    return ",".join(dict.fromkeys(method if method == "none" else method + dtype for method, dtype in pairs))

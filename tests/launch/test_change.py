@@ -57,7 +57,7 @@ def test_the_file_has_the_options_of_launch_by_their_names() -> None:
         ("average: often\n", "f: --average often: expected local:H", "diloco:64"),
         ("average: local:4:int8\n", "f: --average local:4:int8: expected local:H", "fp16"),
         # Options that --average replaced.
-        ("sync-every: 4\nsync-dtype: bf16\n", "f:1: 'sync-every': Object contains unknown", "average: local:4:bf16"),
+        ("sync-every: 4\nsync-dtype: bf16\n2: 1\n", "f:1: 'sync-every': Object", "average: local:4:bf16"),
         ("nodes: 2\ndiloco: 64\n", "f:2: 'diloco': Object contains unknown field `diloco`", "average: diloco:64"),
         ("balance: last\n", "f: --balance last: 'last' is not NODE=SPEED", "node0=1.6"),
         ("set:\n  a b: 1\n", "f: --set 'a b=1' is not KEY=VALUE", "--set"),

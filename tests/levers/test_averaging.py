@@ -14,7 +14,8 @@ from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
-from multinode.levers.averaging import Averaging, parse_average, respell_average
+from multinode.levers.averaging import Averaging, parse_average
+from multinode.levers.former import respell_average
 from multinode.levers.levers import NONE, Levers
 from multinode.records.plan import LaunchPlan, Observation
 from tests import make
@@ -108,14 +109,15 @@ def test_what_is_no_average_is_refused_with_an_example(texts: tuple[str, ...], w
         ({"sync-every": "16"}, "local:16"),
         ({"sync-every": "16", "sync-dtype": "fp16"}, "local:16:fp16"),
         ({"diloco": "64:0.5:0.8", "sync-dtype": "bf16"}, "diloco:64:0.5:0.8:bf16"),
-        ({"sync-dtype": "fp16"}, "local:H:fp16"),
+        ({"sync_dtype": "fp16", "nodes": 2}, "local:H:fp16"),
+        ({"nodes": 2}, None),
         (
             {"sync-every": "none,4", "diloco": "64", "sync-dtype": "none,fp16"},
             "none,local:4,local:4:fp16,diloco:64,diloco:64:fp16",
         ),
     ],
 )
-def test_the_options_of_before_are_spelled_as_one(given: dict[str, str], spelled: str) -> None:
+def test_the_options_of_before_are_spelled_as_one(given: dict[str, object], spelled: str | None) -> None:
     assert respell_average(given) == spelled
 
 
