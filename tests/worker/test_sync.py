@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from multinode.levers.averaging import parse_average
@@ -439,3 +440,22 @@ def test_the_instrumentation_reads_what_the_plan_writes(tmp_path: Path, average:
     assert fields.items() <= told.said.items()
     assert told.said["workers"] == [2, 1]
     assert told.said["option"] == f"--average {average}"
+
+
+KEPT = """
+import torch
+told = {}
+for text, fields in AVERAGES.items():
+    settings = worker.levers.averaging.AveragingSettings(workers=(1, 1), **fields)
+    outer = worker.levers.averaging.OuterOptimizer(settings, torch.ones(4))
+    outer.step(outer.change(torch.zeros(4)))
+    told[text] = [name for name, kept in outer.state().items() if kept is not None]
+tell(told)
+"""
+
+
+def test_only_what_sends_changes_keeps_a_copy_of_the_parameters(tmp_path: Path) -> None:
+    texts = ("local:4", "local:4:fp16", "diloco:4:0.7:0", "diloco:4")
+    averages = {text: msgspec.structs.asdict(parse_average(text)) for text in texts}
+    (told,) = run_pair(tmp_path / "kept", f"AVERAGES = {averages}\n{KEPT}", workers=1)
+    assert list(told.said.values()) == [[], ["anchor"], ["anchor"], ["anchor", "momentum"]]

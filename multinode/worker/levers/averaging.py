@@ -56,9 +56,10 @@ class OuterOptimizer:
     """
 
     def __init__(self, settings: AveragingSettings, flat: Any) -> None:
-        self._dtype, self._lr, self._momentum = settings.dtype, settings.outer_lr, settings.momentum
+        self._dtype, self._momentum = settings.dtype, settings.momentum
+        self._lr = 1.0 if settings.outer_lr is None else settings.outer_lr
         # The parameters after the last round. Without them nodes average the parameters themselves.
-        self.anchor = _wide(flat) if self._dtype is not None or self._lr is not None else None
+        self.anchor = _wide(flat) if settings.outer_lr is not None or settings.dtype is not None else None
         self.momentum: Any = None  # None before the first step, and if there is none
 
     def change(self, flat: Any) -> Any:
@@ -94,16 +95,11 @@ class OuterOptimizer:
         """The parameters after the round, given the mean of all nodes' changes."""
         if self.anchor is None:
             return mean
-        if self._lr is None:
-            self.anchor += mean
-            return self.anchor
-        step = mean
         if self._momentum:
             # As torch.optim.SGD: the first step fills the buffer.
             self.momentum = mean if self.momentum is None else self.momentum * self._momentum + mean
-            step = mean + self._momentum * self.momentum
-        self.anchor += self._lr * step
-        return self.anchor
+            mean = mean + self._momentum * self.momentum
+        return self.anchor.add_(mean, alpha=self._lr)
 
     def state(self) -> Dict[str, Any]:
         """Its tensors, for a checkpoint."""
