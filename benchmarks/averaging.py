@@ -7,10 +7,12 @@ step takes T, an exchange of all parameters C, and a method that exchanges every
 
 The model is a byte-level GPT of 10 M parameters, whose tokens are bytes. Its text is the source of Python's standard
 library (PSF License); one file of 20 is held out. It trains with AdamW at a constant rate after a warm-up, and with
-gradients clipped at norm 1. A base is this model after a number of steps on one node with 4 x 128 tokens.
+gradients clipped at norm 1. A base is this model after a number of steps on one node with 4 x 128 tokens. LoRA trains
+adapters of rank 8 of the last base on another text, torch's own sources (BSD-3-Clause).
 
     nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part ratio
-    nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part methods
+    nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part methods --seeds 1 2
+    nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part lora
     .venv/bin/python benchmarks/averaging.py --report benchmarks/averaging.json
 
 STORE is a directory. A training whose results it has is not run again, and an interrupted one resumes at its last
@@ -18,7 +20,8 @@ held-out loss. STORE/curves.json has the results.
 
 - `ratio`: r = steps of one node / steps of DDP to the same loss, over the batch and the base. A method pays only if its
   own r exceeds 1 + C / (H T).
-- `methods`: every method from the last base, at three rates; `--seeds` repeats the first rate with other seeds.
+- `methods`: every method from the last base, at three rates; `--seeds` repeats each with other seeds at its best rate.
+- `lora`: the same with adapters.
 """
 
 from __future__ import annotations
@@ -52,10 +55,12 @@ BASE_BATCH, BASE_RATE = 4, 1e-3
 BATCHES = (4, 16)
 METHODS = ("local:16", "local:64", "diloco:64")
 RATIO_STEPS, METHOD_STEPS = 400, 1200
+LORA_RANK, LORA_SCALE = 8, 2.0
 EVERY, WARM_UP, HELD_OUT = 50, 50, 32
 CLIP = 1.0
 # C / T of the table: of an exchange of all parameters, in steps.
 COSTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_MOST_SEEDS = 16
 SCHEMA = "multinode.benchmark.averaging/1"
 
 
@@ -73,6 +78,7 @@ class Training(NamedTuple):
     Attributes:
         batch: samples of a step on one node, in one process; of DDP on two nodes, of both together.
         average: `--average`, where two nodes average; each of them has `batch` samples. None is one process.
+        lora: whether adapters are trained, on another text.
     """
 
     base: int
@@ -80,12 +86,14 @@ class Training(NamedTuple):
     rate: float
     average: str | None = None
     seed: int = 0
+    lora: bool = False
     steps: int = RATIO_STEPS
 
     @property
     def key(self) -> str:
         """Its name, whatever its length: a longer training begins as a shorter one."""
-        return f"base={self.base} batch={self.batch} rate={self.rate:g} average={self.average} seed={self.seed}"
+        usual = f"base={self.base} batch={self.batch} rate={self.rate:g} average={self.average} seed={self.seed}"
+        return f"lora {usual}" if self.lora else usual
 
 
 class Block(torch.nn.Module):  # type: ignore[misc]
@@ -138,6 +146,29 @@ class Gpt(torch.nn.Module):  # type: ignore[misc]
         return functional.cross_entropy(scores.reshape(-1, VOCABULARY), targets.reshape(-1))
 
 
+class Adapted(torch.nn.Module):  # type: ignore[misc]
+    """A linear layer under LoRA (arXiv:2106.09685), which begins as the layer itself."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.down = torch.nn.Linear(layer.in_features, LORA_RANK, bias=False)
+        self.up = torch.nn.Linear(LORA_RANK, layer.out_features, bias=False)
+        torch.nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The layer, and what the adapter adds."""
+        return torch.as_tensor(self.layer(inputs) + LORA_SCALE * self.up(self.down(inputs)))
+
+
+def adapt(model: Gpt) -> None:
+    """Freeze a model, and give each linear layer of its blocks an adapter."""
+    model.requires_grad_(requires_grad=False)
+    for block in model.blocks:
+        block.mixed, block.attended = Adapted(block.mixed), Adapted(block.attended)
+        block.mlp[0], block.mlp[2] = Adapted(block.mlp[0]), Adapted(block.mlp[2])
+
+
 class Text(NamedTuple):
     """Bytes to train on, and held out."""
 
@@ -158,9 +189,8 @@ class Text(NamedTuple):
         return torch.stack([self.held_out[begin : begin + LENGTH + 1] for begin in begins]).long()
 
 
-def read_text() -> Text:
-    """The standard library of this interpreter, without tests and installed packages."""
-    root = Path(sysconfig.get_paths()["stdlib"])
+def read_text(root: Path) -> Text:
+    """The Python sources below a directory, without tests and installed packages."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     others = {"site-packages", "test", "tests", "idlelib"}
     files = [path for path in sorted(root.rglob("*.py")) if not others & set(path.relative_to(root).parts)]
@@ -173,10 +203,19 @@ def read_text() -> Text:
 class Node:
     """A node of a training: its model and optimizer, and which samples it gets."""
 
-    def __init__(self, shape: Shape, training: Training, rank: int) -> None:
+    def __init__(self, shape: Shape, training: Training, rank: int, weights: dict[str, Any] | None = None) -> None:
         self.model = Gpt(shape, training.seed)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=training.rate, weight_decay=0.01)
+        if weights is not None:
+            self.model.load_state_dict(weights)
+        if training.lora:
+            torch.manual_seed(training.seed)
+            adapt(self.model)
+        self.optimizer = torch.optim.AdamW(self._trained, lr=training.rate, weight_decay=0.01)
         self._training, self._rank = training, rank
+
+    @property
+    def _trained(self) -> list[torch.Tensor]:
+        return [each for each in self.model.parameters() if each.requires_grad]
 
     def step(self, text: Text, number: int) -> None:
         """The optimizer's step of this number, which begins at 1."""
@@ -186,17 +225,17 @@ class Node:
         self.optimizer.zero_grad()
         loss = self.model(text.windows(training.batch, training.seed, self._rank, number))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        torch.nn.utils.clip_grad_norm_(self._trained, CLIP)
         self.optimizer.step()
 
     @property
     def flat(self) -> torch.Tensor:
-        """Its parameters in one dimension."""
-        return torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
+        """The parameters that it trains, in one dimension."""
+        return torch.nn.utils.parameters_to_vector(self._trained).detach().clone()
 
     def take(self, flat: torch.Tensor) -> None:
-        """Set its parameters."""
-        torch.nn.utils.vector_to_parameters(flat.clone(), self.model.parameters())
+        """Set these parameters."""
+        torch.nn.utils.vector_to_parameters(flat.clone(), self._trained)
 
 
 class Simulation:
@@ -205,9 +244,10 @@ class Simulation:
     Their outer optimizers are equal, too, so there is one.
     """
 
-    def __init__(self, training: Training, shape: Shape) -> None:
+    def __init__(self, training: Training, shape: Shape, weights: dict[str, Any] | None = None) -> None:
         averaging = parse_average(training.average) if training.average is not None else None
-        self.nodes = [Node(shape, training, rank) for rank in range(NODES if averaging is not None else 1)]
+        ranks = range(NODES if averaging is not None else 1)
+        self.nodes = [Node(shape, training, rank, weights) for rank in ranks]
         self._settings: AveragingSettings | None = None
         if averaging is not None:
             fields = msgspec.structs.asdict(averaging)
@@ -310,12 +350,9 @@ def train(training: Training, text: Text, store: Store, shape: Shape = Shape()) 
 
     Nodes that average are evaluated at the end of the round that is next, since their models are equal there.
     """
-    simulation, done = Simulation(training, shape), 0
+    weights = torch.load(store.base(training.base), weights_only=True) if training.base else None
+    simulation, done = Simulation(training, shape, weights), 0
     nodes = simulation.nodes
-    if training.base:
-        weights = torch.load(store.base(training.base), weights_only=True)
-        for node in nodes:
-            node.model.load_state_dict(weights)
     curve = [[0, evaluate(nodes[0], text)]]
     stored = store.load_open(training.key)
     if stored is not None:
@@ -349,37 +386,49 @@ def ratio_trainings() -> Iterator[Training]:
                 yield Training(base=base, batch=NODES * batch, rate=rate)
 
 
-def method_trainings(rates: Sequence[float] = RATES, seed: int = 0) -> Iterator[Training]:
-    """Every method from the last base."""
-    for rate in rates:
-        one = Training(base=max(BASES), batch=BASE_BATCH, rate=rate, seed=seed, steps=METHOD_STEPS)
-        yield from (one, one._replace(batch=NODES * BASE_BATCH))
-        yield from (one._replace(average=average) for average in METHODS)
+def method_trainings(*, lora: bool = False) -> dict[str, Training]:
+    """Every method from the last base, by its name; at the first rate."""
+    one = Training(base=max(BASES), batch=BASE_BATCH, rate=RATES[0], lora=lora, steps=METHOD_STEPS)
+    averages = {name: one._replace(average=name) for name in METHODS}
+    return {"one node": one, "DDP": one._replace(batch=NODES * BASE_BATCH), **averages}
 
 
 def main() -> None:
     """Train what is missing, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", nargs="?", type=Path, metavar="STORE")
-    parser.add_argument("--part", choices=("ratio", "methods"), default="ratio")
-    parser.add_argument("--seeds", type=int, nargs="*", default=(), help="more seeds, at the first rate")
+    parser.add_argument("--part", choices=("ratio", "methods", "lora"), default="ratio")
+    parser.add_argument("--seeds", type=int, nargs="*", default=(), help="more seeds of each method, at its best rate")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a file of curves")
     options = parser.parse_args()
     if options.report is not None:
         print(report(read_curves(options.report)))
         return
     torch.set_num_threads(1)
-    store, text = Store(options.store), read_text()
-    trainings = [BASE, *(ratio_trainings() if options.part == "ratio" else method_trainings())]
-    trainings += [each for seed in options.seeds for each in method_trainings(RATES[:1], seed)]
-    for training in trainings:
+    store = Store(options.store)
+    texts = {False: read_text(Path(sysconfig.get_paths()["stdlib"])), True: read_text(Path(torch.__file__).parent)}
+    for training in asked_trainings(store, options.part, options.seeds):
         curve = store.curves.get(training.key, [[0, math.inf]])
         if curve[-1][0] + _round_steps(training) <= training.steps:
             began = time.thread_time()
-            store.keep(training.key, train(training, text, store))
-            sys.stderr.write(
-                f"{training.key}: {time.thread_time() - began:.0f} s of a core, load {os.getloadavg()[0]}\n"
-            )
+            store.keep(training.key, train(training, texts[training.lora], store))
+            took_s = time.thread_time() - began
+            sys.stderr.write(f"{training.key}: {took_s:.0f} s of a core, load {os.getloadavg()[0]}\n")
+
+
+def asked_trainings(store: Store, part: str, seeds: Sequence[int]) -> Iterator[Training]:
+    """The trainings of a part, in their order; the rates of the last ones depend on what the store has by then."""
+    yield BASE
+    if part == "ratio":
+        yield from ratio_trainings()
+        return
+    methods = method_trainings(lora=part == "lora").values()
+    yield from (training._replace(rate=rate) for rate in RATES for training in methods)
+    for seed in seeds:
+        for training in methods:
+            side = best(store.curves, training)
+            if side is not None:
+                yield training._replace(rate=side[0], seed=seed)
 
 
 def _round_steps(training: Training) -> int:
@@ -423,8 +472,9 @@ def best(curves: dict[str, list[list[float]]], training: Training) -> tuple[floa
 
 
 def report(curves: dict[str, list[list[float]]]) -> str:
-    """Both tables in Markdown."""
-    return "\n".join([*_ratio_lines(curves), "", *_method_lines(curves)])
+    """The tables in Markdown."""
+    tables = (_ratio_lines(curves), _method_lines(curves, lora=False), _method_lines(curves, lora=True))
+    return "\n\n".join("\n".join(lines) for lines in tables)
 
 
 def _ratio_lines(curves: dict[str, list[list[float]]]) -> Iterator[str]:
@@ -439,23 +489,34 @@ def _ratio_lines(curves: dict[str, list[list[float]]]) -> Iterator[str]:
                 yield f"| {base} | {batch} x {LENGTH} | {_side_words(one)} | {_side_words(ddp)} | {found} |"
 
 
-def _method_lines(curves: dict[str, list[list[float]]]) -> Iterator[str]:
-    yield f"| method | rate, loss | r | {' | '.join(f'C/T {cost:g}' for cost in COSTS)} |"
+def _method_lines(curves: dict[str, list[list[float]]], *, lora: bool) -> Iterator[str]:
+    costs = " | ".join(f"C/T {cost:g}" for cost in COSTS)
+    yield f"| {'LoRA' if lora else 'all parameters'} | rate, loss | r | {costs} |"
     yield "|---" * (3 + len(COSTS)) + "|"
-    usual = Training(base=max(BASES), batch=BASE_BATCH, rate=0.0)
+    methods = method_trainings(lora=lora)
+    usual = methods.pop("one node")
     one = best(curves, usual)
-    methods = {"DDP": usual._replace(batch=NODES * BASE_BATCH)} | {
-        name: usual._replace(average=name) for name in METHODS
-    }
     for name, training in methods.items():
         side = best(curves, training)
         if one is not None and side is not None:
             averaging = parse_average(training.average) if training.average is not None else Averaging(every=1)
             sent = 0.5 if averaging.dtype is not None else 1.0
-            found = ratio(one[1], side[1])
+            found = over_seeds(curves, usual._replace(rate=one[0]), training._replace(rate=side[0]))
             parts = [1 / (1 + sent * cost / averaging.every) for cost in COSTS]
             gains = " | ".join(f"{found[0] * part:.2f}" if found is not None else "-" for part in parts)
             yield f"| {name} | {_side_words(side)} | {_ratio_words(found)} | {gains} |"
+
+
+def over_seeds(
+    curves: dict[str, list[list[float]]], one: Training, other: Training
+) -> tuple[float, float, float] | None:
+    """The ratio of two trainings over all seeds that both have: median of the medians, and range."""
+    keys = [(one._replace(seed=seed).key, other._replace(seed=seed).key) for seed in range(_MOST_SEEDS)]
+    found = [ratio(curves[first], curves[second]) for first, second in keys if first in curves and second in curves]
+    if not found or None in found:
+        return None
+    medians, least, most = zip(*filter(None, found), strict=True)
+    return statistics.median(medians), min(least), max(most)
 
 
 def _side_words(side: tuple[float, list[list[float]]]) -> str:

@@ -57,8 +57,8 @@ torch.set_num_threads(1)
 data = (torch.arange(9000) % 97).byte()
 text = benchmark.Text(data, data)
 told = {}
-for average in (None, "diloco:4:fp16"):
-    training = benchmark.Training(base=0, batch=2, rate=0.01, average=average, steps=120)
+for average, lora in ((None, False), ("diloco:4:fp16", False), ("local:4", True)):
+    training = benchmark.Training(base=0, batch=2, rate=0.01, average=average, lora=lora, steps=120)
     whole = benchmark.train(training, text, benchmark.Store(Path(FOLDER) / f"whole {average}"), shape)
     store = benchmark.Store(Path(FOLDER) / f"resumed {average}")
     benchmark.train(training._replace(steps=60), text, store, shape)
@@ -87,6 +87,7 @@ def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path: Path) -> Non
     (told,) = run_pair(tmp_path / "resumed", "import torch\n" + PREPARE + RESUMED, workers=1)
     for whole, resumed in told.said.values():
         assert resumed == whole
+        assert whole[-1][1] < whole[0][1]
         assert [steps for steps, _ in whole][:3] in ([0, 50, 100], [0, 52, 100])
 
 
@@ -104,6 +105,10 @@ def test_the_tables_have_steps_to_the_same_loss_and_what_an_exchange_leaves_of_t
         key(4, "local:16"): curve(1.25),
         key(4, "local:64"): curve(0.25),
         key(4, "diloco:64"): curve(-1.0),
+        key(4).replace("seed=0", "seed=2"): curve(1.0),
+        key(4, "local:16").replace("seed=0", "seed=2"): curve(1.75),
+        f"lora {key(4)}": curve(1.0),
+        f"lora {key(8)}": curve(2.0),
     }
     file = tmp_path / "curves.json"
     file.write_text(json.dumps({"schema": "multinode.benchmark.averaging/1", "curves": curves}))
@@ -111,9 +116,10 @@ def test_the_tables_have_steps_to_the_same_loss_and_what_an_exchange_leaves_of_t
     import averaging  # noqa: PLC0415 - a program, found by its folder
 
     shown = averaging.report(averaging.read_curves(file)).splitlines()
-    # The best rate of each counts.
+    # The best rate of each counts, and all seeds.
     assert "| 1500 | 4 x 128 | 0.001, 3.850 | 0.001, 3.275 | 1.50 (1.50-1.50) |" in shown
     assert "| DDP | 0.001, 3.275 | 1.50 (1.50-1.50) | 1.36 | 1.15 | 0.75 | 0.38 | 0.14 | 0.05 |" in shown
-    assert "| local:16 | 0.001, 3.562 | 1.25 (1.25-1.25) | 1.24 | 1.23 | 1.18 | 1.05 | 0.77 | 0.43 |" in shown
+    assert "| local:16 | 0.001, 3.562 | 1.50 (1.25-1.75) | 1.49 | 1.47 | 1.41 | 1.26 | 0.92 | 0.52 |" in shown
     assert "| local:64 | 0.001, 4.712 | 0.25 (0.25-0.25) | 0.25 | 0.25 | 0.25 | 0.24 | 0.22 | 0.17 |" in shown
     assert "| diloco:64 | 0.001, 6.150 | not reached | - | - | - | - | - | - |" in shown
+    assert "| DDP | 0.001, 2.700 | 2.00 (2.00-2.00) | 1.82 | 1.54 | 1.00 | 0.50 | 0.18 | 0.06 |" in shown
