@@ -20,7 +20,7 @@ from multinode.levers.lever import Exclusion, Lever, Need, Workers
 # Defaults of the outer optimizer (arXiv:2311.08105).
 _OUTER_LR, _MOMENTUM = 0.7, 0.9
 _MOST_STEPS = 1_000_000
-_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d{1,2})?"
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,2})?"
 _FORM = re.compile(
     rf"(?:local:(?P<local>\d{{1,9}})|diloco:(?P<diloco>\d{{1,9}})(?::(?P<lr>{_NUMBER})(?::(?P<momentum>{_NUMBER}))?)?)"
     r"(?::(?P<dtype>fp16|bf16))?",

@@ -53,6 +53,7 @@ def sft(**config: Any) -> LlamaFactoryJob:
             Averaging(every=1_000_000, outer_lr=0.12345678, momentum=0.0, dtype="bf16"),
             "diloco:1000000:0.12345678:0:bf16",
         ),
+        ("diloco:64:.5:1e-1", Averaging(every=64, outer_lr=0.5, momentum=0.1), "diloco:64:0.5:0.1"),
         ("diloco:64:1e-4:0.5", Averaging(every=64, outer_lr=1e-4, momentum=0.5), "diloco:64:0.0001:0.5"),
     ],
 )
