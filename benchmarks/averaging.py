@@ -13,15 +13,18 @@ adapters of rank 8 of the last base on another text, torch's own sources (BSD-3-
     nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part ratio
     nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part methods --seeds 1 2
     nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part lora
+    .venv/bin/python benchmarks/averaging.py STORE --part times --links 100mbit 1gbit
     .venv/bin/python benchmarks/averaging.py --report benchmarks/averaging.json
 
 STORE is a directory. A training whose results it has is not run again, and an interrupted one resumes at its last
-held-out loss. STORE/curves.json has the results.
+held-out loss. STORE/results.json has the results.
 
 - `ratio`: r = steps of one node / steps of DDP to the same loss, over the batch and the base. A method pays only if its
   own r exceeds 1 + C / (H T).
 - `methods`: every method from the last base, at three rates; `--seeds` repeats each with other seeds at its best rate.
 - `lora`: the same with adapters.
+- `times`: seconds of a step and of an exchange at each link, as root, with a lab of two nodes of one core each up
+  (`multinode lab up --nodes 2 --cores-per-node 1`) and nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from command import call
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from multinode.levers.averaging import Averaging, parse_average
 from multinode.worker.levers.averaging import AveragingSettings, OuterOptimizer, fp16_scale
@@ -61,6 +66,8 @@ CLIP = 1.0
 # C / T of the table: of an exchange of all parameters, in steps.
 COSTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _MOST_SEEDS = 16
+# Rounds of this length and number are measured for the time of an exchange.
+_TIMED_EVERY, _TIMED_STEPS = 8, 40
 SCHEMA = "multinode.benchmark.averaging/1"
 
 
@@ -189,6 +196,11 @@ class Text(NamedTuple):
         return torch.stack([self.held_out[begin : begin + LENGTH + 1] for begin in begins]).long()
 
 
+def standard_library() -> Text:
+    """The text of the base."""
+    return read_text(Path(sysconfig.get_paths()["stdlib"]))
+
+
 def read_text(root: Path) -> Text:
     """The Python sources below a directory, without tests and installed packages."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
@@ -289,19 +301,25 @@ class Simulation:
             self._outer.load_state(state["outer"], "cpu")
 
 
+class Results(NamedTuple):
+    """What was trained and measured."""
+
+    curves: dict[str, list[list[float]]]  # of each training by its key: pairs of steps and held-out loss
+    times: dict[str, dict[str, float]]  # of each link: `step_s` of one node and `exchange_s`
+
+
 class Store:
     """Results, bases, and the state of a training that has not ended, in a directory."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._curves = folder / "curves.json"
-        self.curves: dict[str, list[list[float]]] = read_curves(self._curves) if self._curves.exists() else {}
+        self._file = folder / "results.json"
+        self.results = read_results(self._file) if self._file.exists() else Results({}, {})
 
-    def keep(self, key: str, curve: list[list[float]]) -> None:
-        """Store a curve: pairs of steps and held-out loss."""
-        self.curves[key] = curve
-        _replace(self._curves, lambda path: path.write_text(curves_text(self.curves)))
+    def keep(self) -> None:
+        """Write the results."""
+        _replace(self._file, lambda path: path.write_text(results_text(self.results)))
 
     def save_base(self, steps: int, weights: dict[str, Any]) -> None:
         """Store the parameters of a base."""
@@ -333,16 +351,17 @@ def _replace(path: Path, write: Any) -> None:
     beside.replace(path)
 
 
-def read_curves(path: Path) -> dict[str, list[list[float]]]:
-    """The curves of a file, by the key of their training."""
-    curves: dict[str, list[list[float]]] = json.loads(path.read_text())["curves"]
-    return curves
+def read_results(path: Path) -> Results:
+    """The results of a file."""
+    document = json.loads(path.read_text())
+    return Results(document["curves"], document["times"])
 
 
-def curves_text(curves: dict[str, list[list[float]]]) -> str:
-    """The file of curves: a line for each."""
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(curve)}" for key, curve in sorted(curves.items()))
-    return f'{{"schema": "{SCHEMA}", "curves": {{\n{lines}\n}}}}\n'
+def results_text(results: Results) -> str:
+    """The file of results: a line for each curve."""
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(curve)}" for key, curve in sorted(results.curves.items()))
+    times = json.dumps(results.times)
+    return f'{{"schema": "{SCHEMA}", "times": {times}, "curves": {{\n{lines}\n}}}}\n'
 
 
 def train(training: Training, text: Text, store: Store, shape: Shape = Shape()) -> list[list[float]]:  # noqa: B008
@@ -397,26 +416,64 @@ def main() -> None:
     """Train what is missing, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", nargs="?", type=Path, metavar="STORE")
-    parser.add_argument("--part", choices=("ratio", "methods", "lora"), default="ratio")
+    parser.add_argument("--part", choices=("ratio", "methods", "lora", "times"), default="ratio")
     parser.add_argument("--seeds", type=int, nargs="*", default=(), help="more seeds of each method, at its best rate")
+    parser.add_argument("--links", nargs="*", default=("100mbit", "1gbit"), help="rates of the lab, for `times`")
+    parser.add_argument("--worker", type=int, metavar="STEPS", help="train as a worker of `multinode launch`")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a file of curves")
     options = parser.parse_args()
     if options.report is not None:
-        print(report(read_curves(options.report)))
+        print(report(read_results(options.report)))
         return
     torch.set_num_threads(1)
+    if options.worker is not None:
+        work(options.worker)
+        return
     store = Store(options.store)
-    texts = {False: read_text(Path(sysconfig.get_paths()["stdlib"])), True: read_text(Path(torch.__file__).parent)}
-    for training in asked_trainings(store, options.part, options.seeds):
-        curve = store.curves.get(training.key, [[0, math.inf]])
+    if options.part == "times":
+        for link in options.links:
+            store.results.times[link] = measure_times(link)
+            store.keep()
+        return
+    texts = {False: standard_library(), True: read_text(Path(torch.__file__).parent)}
+    curves = store.results.curves
+    for training in asked_trainings(curves, options.part, options.seeds):
+        curve = curves.get(training.key, [[0, math.inf]])
         if curve[-1][0] + _round_steps(training) <= training.steps:
             began = time.thread_time()
-            store.keep(training.key, train(training, texts[training.lora], store))
+            curves[training.key] = train(training, texts[training.lora], store)
+            store.keep()
             took_s = time.thread_time() - began
             sys.stderr.write(f"{training.key}: {took_s:.0f} s of a core, load {os.getloadavg()[0]}\n")
 
 
-def asked_trainings(store: Store, part: str, seeds: Sequence[int]) -> Iterator[Training]:
+def work(steps: int) -> None:
+    """Train as one worker of `multinode launch`, with its averaging."""
+    torch.distributed.init_process_group("gloo")
+    node, text = Node(Shape(), method_trainings()["one node"], torch.distributed.get_rank()), standard_library()
+    node.model = DistributedDataParallel(node.model)
+    for number in range(1, steps + 1):
+        node.step(text, number)
+    torch.distributed.destroy_process_group()
+
+
+def measure_times(link: str) -> dict[str, float]:
+    """Seconds of a step on one node, and of an exchange between the lab's two nodes at a rate."""
+    call("lab", "rate", "all", link)
+    worker = ("--", __file__, "--worker", str(_TIMED_STEPS))
+    usual = ("--hosts", "lab", "--workers-per-node", "1", "--no-check", "--json", "--env", "OMP_NUM_THREADS=1")
+    summaries = []
+    for options in (("--nodes", "1"), ("--nodes", "2", "--average", f"local:{_TIMED_EVERY}")):
+        call("launch", *usual, *options, *worker)
+        summaries.append(json.loads(call("show", "last", "--json"))["summary"])
+    one, two = summaries
+    return {
+        "step_s": one["step_time_ms"]["median"]["value"] / 1000,
+        "exchange_s": two["rounds"]["sync_ms"] / 1000,
+    }
+
+
+def asked_trainings(curves: dict[str, list[list[float]]], part: str, seeds: Sequence[int]) -> Iterator[Training]:
     """The trainings of a part, in their order; the rates of the last ones depend on what the store has by then."""
     yield BASE
     if part == "ratio":
@@ -426,7 +483,7 @@ def asked_trainings(store: Store, part: str, seeds: Sequence[int]) -> Iterator[T
     yield from (training._replace(rate=rate) for rate in RATES for training in methods)
     for seed in seeds:
         for training in methods:
-            side = best(store.curves, training)
+            side = best(curves, training)
             if side is not None:
                 yield training._replace(rate=side[0], seed=seed)
 
@@ -471,9 +528,10 @@ def best(curves: dict[str, list[list[float]]], training: Training) -> tuple[floa
     return min(found, key=lambda each: smoothed(each[1])[-1][1], default=None)
 
 
-def report(curves: dict[str, list[list[float]]]) -> str:
+def report(results: Results) -> str:
     """The tables in Markdown."""
-    tables = (_ratio_lines(curves), _method_lines(curves, lora=False), _method_lines(curves, lora=True))
+    methods = (_method_lines(results, lora=lora) for lora in (False, True))
+    tables = (_ratio_lines(results.curves), *methods)
     return "\n\n".join("\n".join(lines) for lines in tables)
 
 
@@ -489,10 +547,14 @@ def _ratio_lines(curves: dict[str, list[list[float]]]) -> Iterator[str]:
                 yield f"| {base} | {batch} x {LENGTH} | {_side_words(one)} | {_side_words(ddp)} | {found} |"
 
 
-def _method_lines(curves: dict[str, list[list[float]]], *, lora: bool) -> Iterator[str]:
-    costs = " | ".join(f"C/T {cost:g}" for cost in COSTS)
-    yield f"| {'LoRA' if lora else 'all parameters'} | rate, loss | r | {costs} |"
-    yield "|---" * (3 + len(COSTS)) + "|"
+def _method_lines(results: Results, *, lora: bool) -> Iterator[str]:
+    curves, costs = results.curves, {f"C/T {cost:g}": cost for cost in COSTS}
+    # An exchange of adapters is another one.
+    for link, times in results.times.items() if not lora else ():
+        cost = times["exchange_s"] / times["step_s"]
+        costs[f"{link}: C/T {cost:.3g}"] = cost
+    yield f"| {'LoRA' if lora else 'all parameters'} | rate, loss | r | {' | '.join(costs)} |"
+    yield "|---" * (3 + len(costs)) + "|"
     methods = method_trainings(lora=lora)
     usual = methods.pop("one node")
     one = best(curves, usual)
@@ -502,7 +564,7 @@ def _method_lines(curves: dict[str, list[list[float]]], *, lora: bool) -> Iterat
             averaging = parse_average(training.average) if training.average is not None else Averaging(every=1)
             sent = 0.5 if averaging.dtype is not None else 1.0
             found = over_seeds(curves, usual._replace(rate=one[0]), training._replace(rate=side[0]))
-            parts = [1 / (1 + sent * cost / averaging.every) for cost in COSTS]
+            parts = [1 / (1 + sent * cost / averaging.every) for cost in costs.values()]
             gains = " | ".join(f"{found[0] * part:.2f}" if found is not None else "-" for part in parts)
             yield f"| {name} | {_side_words(side)} | {_ratio_words(found)} | {gains} |"
 

@@ -110,16 +110,21 @@ def test_the_tables_have_steps_to_the_same_loss_and_what_an_exchange_leaves_of_t
         f"lora {key(4)}": curve(1.0),
         f"lora {key(8)}": curve(2.0),
     }
-    file = tmp_path / "curves.json"
-    file.write_text(json.dumps({"schema": "multinode.benchmark.averaging/1", "curves": curves}))
+    times = {"1gbit": {"step_s": 0.25, "exchange_s": 1.0}}
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"schema": "multinode.benchmark.averaging/1", "times": times, "curves": curves}))
     sys.path.append(str(ROOT / "benchmarks"))
     import averaging  # noqa: PLC0415 - a program, found by its folder
 
-    shown = averaging.report(averaging.read_curves(file)).splitlines()
+    shown = averaging.report(averaging.read_results(file)).splitlines()
+    assert (
+        "| all parameters | rate, loss | r | C/T 0.1 | C/T 0.3 | C/T 1 | C/T 3 | C/T 10 | C/T 30 | 1gbit: C/T 4 |"
+        in shown
+    )
     # The best rate of each counts, and all seeds.
     assert "| 1500 | 4 x 128 | 0.001, 3.850 | 0.001, 3.275 | 1.50 (1.50-1.50) |" in shown
-    assert "| DDP | 0.001, 3.275 | 1.50 (1.50-1.50) | 1.36 | 1.15 | 0.75 | 0.38 | 0.14 | 0.05 |" in shown
-    assert "| local:16 | 0.001, 3.562 | 1.50 (1.25-1.75) | 1.49 | 1.47 | 1.41 | 1.26 | 0.92 | 0.52 |" in shown
-    assert "| local:64 | 0.001, 4.712 | 0.25 (0.25-0.25) | 0.25 | 0.25 | 0.25 | 0.24 | 0.22 | 0.17 |" in shown
-    assert "| diloco:64 | 0.001, 6.150 | not reached | - | - | - | - | - | - |" in shown
+    assert "| DDP | 0.001, 3.275 | 1.50 (1.50-1.50) | 1.36 | 1.15 | 0.75 | 0.38 | 0.14 | 0.05 | 0.30 |" in shown
+    assert "| local:16 | 0.001, 3.562 | 1.50 (1.25-1.75) | 1.49 | 1.47 | 1.41 | 1.26 | 0.92 | 0.52 | 1.20 |" in shown
+    assert "| local:64 | 0.001, 4.712 | 0.25 (0.25-0.25) | 0.25 | 0.25 | 0.25 | 0.24 | 0.22 | 0.17 | 0.24 |" in shown
+    assert "| diloco:64 | 0.001, 6.150 | not reached | - | - | - | - | - | - | - |" in shown
     assert "| DDP | 0.001, 2.700 | 2.00 (2.00-2.00) | 1.82 | 1.54 | 1.00 | 0.50 | 0.18 | 0.06 |" in shown
