@@ -138,7 +138,7 @@ _WITH_LEVERS = frozenset({"Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-72B"})
 _LEVERS_HEADER = """
 ## Full fine-tuning under DDP, with less communication
 
-With options of `multinode launch`: `--grad-compress`, `--sync-every` and `--diloco`. *sent* is the mean over the steps
+With options of `multinode launch`: `--grad-compress` and `--average`. *sent* is the mean over the steps
 of a round. Efficiency is in samples/s. All of these except rounded gradients are other algorithms, whose loss may be
 worse ([what each changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md)). `multinode tune` measures whether
 one pays in your training ([how to](../how-to/train-over-slow-ethernet.md)).

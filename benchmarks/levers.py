@@ -36,9 +36,9 @@ LEVERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     "ddp": ((), (), 1),
     "fp16": (("--grad-compress", "fp16"), (), 1),
     "powersgd": (("--grad-compress", "powersgd:4:2"), ("--grad-compress", "powersgd:4"), 1),
-    "sync-4": (("--sync-every", "4"), (), 4),
-    "sync-16": (("--sync-every", "16"), (), 16),
-    "diloco-16-fp16": (("--diloco", "16", "--sync-dtype", "fp16"), (), 16),
+    "sync-4": (("--average", "local:4"), (), 4),
+    "sync-16": (("--average", "local:16"), (), 16),
+    "diloco-16-fp16": (("--average", "diloco:16:fp16"), (), 16),
 }
 # Of an adapter PowerSGD leaves all as it is, and fp16 shows the same as of the whole model.
 _CELLS = {"full": tuple(LEVERS), "lora": ("ddp", "sync-4", "sync-16", "diloco-16-fp16")}

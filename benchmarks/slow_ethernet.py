@@ -21,12 +21,12 @@ from command import JOB, call, train
 LEVERS: dict[str, tuple[tuple[str, ...], int, float]] = {
     "ddp": ((), 1, 1.0),
     "ddp-fp16": (("--grad-compress", "fp16"), 1, 0.5),
-    "sync-16": (("--sync-every", "16"), 16, 1.0),
-    "sync-16-fp16": (("--sync-every", "16", "--sync-dtype", "fp16"), 16, 0.5),
-    "sync-64": (("--sync-every", "64"), 64, 1.0),
-    "sync-64-fp16": (("--sync-every", "64", "--sync-dtype", "fp16"), 64, 0.5),
-    "diloco-64-fp16": (("--diloco", "64", "--sync-dtype", "fp16"), 64, 0.5),
-    "diloco-128": (("--diloco", "128"), 128, 1.0),
+    "sync-16": (("--average", "local:16"), 16, 1.0),
+    "sync-16-fp16": (("--average", "local:16:fp16"), 16, 0.5),
+    "sync-64": (("--average", "local:64"), 64, 1.0),
+    "sync-64-fp16": (("--average", "local:64:fp16"), 64, 0.5),
+    "diloco-64-fp16": (("--average", "diloco:64:fp16"), 64, 0.5),
+    "diloco-128": (("--average", "diloco:128"), 128, 1.0),
 }
 DEFAULT = ("ddp", "ddp-fp16", "sync-16", "sync-16-fp16", "sync-64", "sync-64-fp16")
 _FEWEST, _ROUNDS = 20, 4

@@ -99,6 +99,12 @@ def test_a_call_has_the_options_of_its_command_with_their_defaults_and_limits(ve
         ("nccl-test", {"iterations": 5}, "run_nccl_test has no keyword 'iterations'", "iters"),
         ("sweep", {"grids": {}}, "sweep has no keyword 'grids'", "did you mean grid?"),
         ("tune", {"budgets": 1}, "tune has no keyword 'budgets'", "did you mean budget?"),
+        (
+            "launch",
+            {"sync_every": 8, "sync_dtype": "fp16"},
+            "run_launch has no keyword 'sync_",
+            "average='local:8:fp16'",
+        ),
         ("tune", {"xyz": 1}, "tune has no keyword 'xyz'", "help(api.tune)"),
         ("launch", {"words": ("a.yaml",)}, "run_launch has no keyword 'words'", ""),
         ("launch", {"nodes": "two"}, "run_launch: nodes: expected `int | None`, got text", ""),
@@ -163,7 +169,7 @@ YAML = "model_name_or_path: m\nstage: sft\noutput_dir: out\nper_device_train_bat
         ),
         ({"env": ["A=1"], "profile": False, "sample_hz": 2}, ("--env", "A=1", "--no-profile", "--sample-hz", "2")),
         ({"trace": 3, "trace_rank": [0, 3]}, ("--trace", "3", "--trace-rank", "0", "--trace-rank", "3")),
-        ({"sync_every": 8, "sync_dtype": "bf16"}, ("--sync-every", "8", "--sync-dtype", "bf16")),
+        ({"average": "local:8:bf16"}, ("--average", "local:8:bf16")),
     ],
 )
 @pytest.mark.parametrize("job", [["train.py", "--lr", "1e-4"], "train.yaml"])

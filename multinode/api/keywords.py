@@ -76,7 +76,7 @@ def read_keywords(kind: type[_Input], call: str, options: Mapping[str, object], 
     values: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     for name, value in options.items():
         if name not in fields:
-            raise UsageError(f"{call} has no keyword {name!r}", hint=_hint(name, call, fields))
+            raise UsageError(f"{call} has no keyword {name!r}", hint=_hint(name, call, fields, options))
         if value is not None:
             values[name] = _plain(fields[name].type, value)
     try:
@@ -87,8 +87,12 @@ def read_keywords(kind: type[_Input], call: str, options: Mapping[str, object], 
         ) from None
 
 
-def _hint(name: str, call: str, fields: Collection[str]) -> str:
-    """The nearest keyword, or what does here what an option of another launcher does."""
+def _hint(name: str, call: str, fields: Collection[str], options: Mapping[str, object]) -> str:
+    """The nearest keyword, or what does here what an option of another launcher, or of before, does."""
+    from multinode.levers.former import respell_average
+
+    if "average" in fields and respell_average({name: ""}) is not None:
+        return f"average={respell_average(options)!r}"
     meaning = find_meaning(name.replace("_", "-"))
     meant = meaning.option.replace("-", "_") if meaning is not None else ""
     near = [meant] if meant in fields else difflib.get_close_matches(name, fields, n=1, cutoff=0.5)

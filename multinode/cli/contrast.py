@@ -9,7 +9,7 @@ import typer
 
 from multinode.cli.inputs import fill
 from multinode.cli.options import (
-    AveragingOptions,
+    Average,
     Check,
     Details,
     Fresh,
@@ -95,7 +95,7 @@ def contrast(
     set_: Overrides = None,
     synthetic: Synthetic = False,
     training: TrainingOptions,
-    levers: AveragingOptions,
+    average: Average = None,
     check: Check = True,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
@@ -122,7 +122,6 @@ def contrast(
         ctx,
         job,
         training,
-        levers,
         hosts=hosts,
         nodes=nodes,
         mode=mode,
@@ -134,6 +133,7 @@ def contrast(
         repeats=repeats,
         set_=set_,
         synthetic=synthetic,
+        average=average,
         check=check,
         hang_timeout=hang_timeout,
         on_hang=on_hang,

@@ -115,8 +115,19 @@ def _answer_others(verb: Any, args: list[str]) -> None:
         if not name.startswith("-") or name in own or f"--{usual_name(name.lstrip('-'))}" in own:
             continue
         hint = _OF_VERBS.get(verb.name, {}).get(name) or (_hint_elsewhere(name) if "--hosts" in own else None)
+        if "--average" in own and (average := _respelled(name, given)) is not None:
+            hint = f"--average {average}"
         if hint is not None:
             raise UsageError(f"no such option: {word}", hint=hint)
+
+
+def _respelled(option: str, args: list[str]) -> str | None:
+    """The value of --average that asks for the same as the options that it replaces; None if this is another one."""
+    from multinode.levers.former import respell_average
+
+    words = [word.partition("=") for word in args]
+    values = {name[2:]: value or after for (name, _, value), after in zip(words, [*args[1:], ""], strict=True)}
+    return respell_average(values) if respell_average({option[2:]: ""}) is not None else None
 
 
 def _hint_elsewhere(option: str) -> str | None:

@@ -41,7 +41,7 @@ def complete_hosts(incomplete: str) -> list[str]:
 
 
 # Sections of a verb's help.
-_NODES, _JOB, _SYNC, _RUN, _MEASURE = "Nodes", "Job", "Slow networks", "Run control", "Measurement"
+_NODES, _JOB, _RUN, _MEASURE = "Nodes", "Job", "Run control", "Measurement"
 # Its value may be left out.
 COPY_CODE = "--copy-code"
 
@@ -280,27 +280,16 @@ Balance = Annotated[
         help="Give faster nodes more samples of each step under DDP: by the speeds that a run measured, or as stated.",
     ),
 ]
-SyncEvery = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=1_000_000,
-        metavar="H",
-        rich_help_panel=_SYNC,
-        help="Average the parameters between nodes only every H steps (local SGD).",
-    ),
-]
-Diloco = Annotated[
+Average = Annotated[
     str | None,
     typer.Option(
-        metavar="H[:LR[:MOMENTUM]]",
-        rich_help_panel=_SYNC,
-        help="As --sync-every, with an outer Nesterov optimizer (DiLoCo). Default: LR 0.7, momentum 0.9.",
+        metavar="METHOD:H[:...]",
+        rich_help_panel=_JOB,
+        help=(
+            "Average the parameters between nodes only every H steps: local:H (local SGD), or diloco:H[:LR[:MOMENTUM]] "
+            "with an outer Nesterov optimizer (DiLoCo, 0.7:0.9). Append :fp16 or :bf16 to send 16 bits."
+        ),
     ),
-]
-SyncDtype = Annotated[
-    str | None,
-    typer.Option(metavar="DTYPE", rich_help_panel=_SYNC, help="Dtype of the averages between nodes: fp16 or bf16."),
 ]
 Profile = Annotated[
     bool,
@@ -449,18 +438,10 @@ class TrainingOptions(NodeOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AveragingOptions:
-    """How nodes average, if not at every step."""
-
-    sync_every: SyncEvery = None
-    diloco: Diloco = None
-    sync_dtype: SyncDtype = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LeverOptions(AveragingOptions):
+class LeverOptions:
     """What changes the training itself, beside the compression that every training has."""
 
+    average: Average = None
     balance: Balance = None
 
 
@@ -503,7 +484,7 @@ def read_invocation(ctx: Any) -> Invocation:
             options.append(tuple(parameter.opts[:1] if value else parameter.secondary_opts[:1]))
         else:
             options += [redact_words((parameter.opts[0], _without_secret(parameter.opts[0], each))) for each in values]
-        if getattr(parameter, "rich_help_panel", None) in {_JOB, _SYNC}:
+        if getattr(parameter, "rich_help_panel", None) == _JOB:
             alike.append(options[-1][0])
     command = ctx.meta.get(SCRIPT)
     job = (*arguments, *(("--", *command) if command is not None else ()))

@@ -21,7 +21,7 @@ _WHOLE = 1000
 _MANY = 22
 _EVERYDAY = {
     "hosts", "nodes", "workers_per_node", "set_", "with_", "synthetic", "deepspeed_set", "grad_compress", "engine",
-    "env", "setup", "copy_code", "balance", "sync_every", "check", "detach", "restarts", "on_hang", "hang_timeout",
+    "env", "setup", "copy_code", "balance", "average", "check", "detach", "restarts", "on_hang", "hang_timeout",
     "notify", "export", "fetch",
     # Of what is measured.
     "begin", "end", "op", "dtype", "pairs", "tune", "backend", "local", "min_busbw", "compare", "mode", "each_node",

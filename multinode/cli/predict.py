@@ -81,17 +81,12 @@ def predict(
         str | None,
         typer.Option(metavar="none,fp16,powersgd:4", help="Gradient compression of DDP, or none."),
     ] = None,
-    sync_every: Annotated[
-        str | None, typer.Option(metavar="none,4,16", help="Steps between averages of the nodes (local SGD), or none.")
-    ] = None,
-    diloco: Annotated[
+    average: Annotated[
         str | None,
         typer.Option(
-            metavar="64,128:0.7:0.9", help="Steps between averages with an outer optimizer (DiLoCo), or none."
+            metavar="none,local:16,diloco:64:fp16",
+            help="Averages between nodes every H steps, as for launch, or none.",
         ),
-    ] = None,
-    sync_dtype: Annotated[
-        str | None, typer.Option(metavar="none,fp16", help="Dtype of the averages between nodes: fp16, bf16 or none.")
     ] = None,
     target: Annotated[float, typer.Option(help="Target efficiency of the break-even.")] = 0.9,
     link_measured: LinkMeasured = None,
@@ -123,9 +118,7 @@ def predict(
         overlaps=_read("--overlap", overlap, _SWITCH.__getitem__),
         levers=api.LeverAxes.read(
             grad_compress=_read("--grad-compress", grad_compress, _or_none),
-            sync_every=_read("--sync-every", sync_every, lambda word: int(word) if _or_none(word) else None),
-            diloco=_read("--diloco", diloco, str),
-            sync_dtype=_read("--sync-dtype", sync_dtype, _or_none),
+            average=_read("--average", average, _or_none),
         ),
         target=target,
         link_measured=parse_option("--link-measured", link_measured, parse_rate) if link_measured is not None else None,
@@ -160,15 +153,15 @@ def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: Forec
 def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
     """Values with commas between."""
     words = [word.strip() for word in text.split(",")] if text is not None else []
-    averagings = []
+    values = []
     for word in words:
         try:
-            averagings.append(kind(word))
+            values.append(kind(word))
         except (ValueError, KeyError):
             raise UsageError(
                 f"{option} {text}: {word!r} is not a valid value", hint="multinode predict --help"
             ) from None
-    return tuple(dict.fromkeys(averagings))
+    return tuple(dict.fromkeys(values))
 
 
 def _or_none(word: str) -> str | None:

@@ -24,9 +24,7 @@ class ContrastInput(TrainingInput, frozen=True, kw_only=True):
     full_run: bool = False
     repeats: Annotated[int, Meta(ge=1, le=20)] = 1
     synthetic: bool = False
-    sync_every: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    diloco: str | None = None
-    sync_dtype: str | None = None
+    average: str | None = None
     check: bool = True
     hang_timeout: Seconds = 300.0
     on_hang: OnHang = "stop"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 from collections.abc import Collection, Iterable, Mapping
@@ -402,7 +403,10 @@ def parse_change(text: str, source: object) -> Change:
     from multinode.job.deepspeed import parse_deepspeed_edits
     from multinode.strict_yaml import decode_yaml
 
-    file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
+    try:
+        file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
+    except UsageError as error:
+        raise UsageError(error.message, hint=_respelled(text) or error.hint) from None
     try:
         change = Change(
             overrides=tuple(override_text(key, value) for key, value in file.set_.items()),
@@ -417,6 +421,18 @@ def parse_change(text: str, source: object) -> Change:
     except UsageError as error:
         raise UsageError(f"{source}: {error.message}", hint=error.hint) from None
     return change
+
+
+def _respelled(text: str) -> str | None:
+    """The line that says what keys of before said; None if there are none."""
+    from multinode.levers.former import respell_average
+    from multinode.strict_yaml import YamlError, parse_yaml
+
+    with contextlib.suppress(YamlError):
+        keys = parse_yaml(text)
+        average = respell_average(keys) if isinstance(keys, dict) else None
+        return f"average: {average}" if average is not None else None
+    return None
 
 
 def change_text(change: Change, comment: str) -> str:

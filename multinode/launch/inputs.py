@@ -374,9 +374,7 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
     workers_per_node: Count | None = None
     with_: str | None = None
     synthetic: bool = False
-    sync_every: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    diloco: str | None = None
-    sync_dtype: str | None = None
+    average: str | None = None
     balance: str | None = None
     check: bool = True
     lease: Annotated[float, Meta(ge=5)] = 120.0

@@ -1,4 +1,4 @@
-"""Averaging between nodes every H-th optimizer step (`--sync-every`, `--diloco`): local SGD, DiLoCo. Pure.
+"""Averaging between nodes every H-th optimizer step (`--average`): local SGD, DiLoCo. Pure.
 
 The mechanism is `worker/levers/sync.py`; ADR 0033 describes the semantics.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -16,10 +17,17 @@ from msgspec import Meta
 from multinode.errors import UsageError
 from multinode.levers.lever import Exclusion, Lever, Need, Workers
 
-SYNC_DTYPES = ("fp16", "bf16")
 # Defaults of the outer optimizer (arXiv:2311.08105).
 _OUTER_LR, _MOMENTUM = 0.7, 0.9
 _MOST_STEPS = 1_000_000
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,2})?"
+_FORM = re.compile(
+    rf"(?:local:(?P<local>\d{{1,9}})|diloco:(?P<diloco>\d{{1,9}})(?::(?P<lr>{_NUMBER})(?::(?P<momentum>{_NUMBER}))?)?)"
+    r"(?::(?P<dtype>fp16|bf16))?",
+    re.ASCII,
+)
+_EXPECTED = "expected local:H[:DTYPE] or diloco:H[:LR[:MOMENTUM]][:DTYPE]"
+_EXAMPLES = "such as local:16:fp16 or diloco:64:0.7:0.9; DTYPE is fp16 or bf16"
 
 
 class Averaging(Lever, frozen=True, kw_only=True):
@@ -38,7 +46,7 @@ class Averaging(Lever, frozen=True, kw_only=True):
     excludes: ClassVar[Mapping[str, Exclusion]] = {
         "compression": Exclusion(
             " keeps gradients on their node, where {other} would compress them",
-            "use --sync-dtype fp16 for the data between nodes",
+            "use --average local:H:fp16 for the data between nodes",
         )
     }
     why_no_fewer_nodes: ClassVar[str | None] = "nodes that average train with their own batches"
@@ -52,12 +60,10 @@ class Averaging(Lever, frozen=True, kw_only=True):
 
     @property
     def given(self) -> Mapping[str, str | int]:
-        """Its options."""
-        if self.outer_lr is None:
-            rounds: dict[str, str | int] = {"sync-every": self.every}
-        else:
-            rounds = {"diloco": f"{self.every}:{self.outer_lr:g}:{self.momentum:g}"}
-        return rounds if self.dtype is None else {**rounds, "sync-dtype": self.dtype}
+        """Its option."""
+        kind = "local" if self.outer_lr is None else "diloco"
+        outer = [f"{self.outer_lr:.10g}", f"{self.momentum:.10g}"] if self.outer_lr is not None else []
+        return {"average": ":".join([kind, str(self.every), *outer, *([self.dtype] if self.dtype else [])])}
 
     @property
     def words(self) -> str:
@@ -72,59 +78,40 @@ class Averaging(Lever, frozen=True, kw_only=True):
         return f"its nodes average {self.words}"
 
     def check(self, workers: Workers) -> None:
-        """Refuse rounds that cannot be.
+        """Refuse rounds and outer optimizers that cannot be.
 
         Raises:
-            UsageError: one has no step, or too many.
+            UsageError: a round has no step or too many, or the outer optimizer does not converge.
         """
         del workers
         if not 1 <= self.every <= _MOST_STEPS:
-            raise UsageError(f"{self.option} cannot be", hint=f"from 1 to {_MOST_STEPS} steps")
+            raise UsageError(f"{self.option}: a round has 1 to {_MOST_STEPS} steps", hint=_EXAMPLES)
+        if self.outer_lr is not None and not (0 < self.outer_lr < math.inf and 0 <= self.momentum < 1):
+            raise UsageError(f"{self.option}: LR is above 0, and MOMENTUM from 0 to below 1", hint=_EXAMPLES)
 
     def environment(self, workers: Workers) -> dict[str, str]:
         """Its fields, and the numbers of workers."""
-        from multinode.worker.levers.sync import VARIABLE
+        from multinode.worker.levers.averaging import VARIABLE
 
         fields = msgspec.structs.asdict(self) | {"workers": list(workers.counts), "option": self.option}
         return {VARIABLE: json.dumps(fields)}
 
 
-def read_averaging(sync_every: int | None, diloco: str | None, sync_dtype: str | None) -> Averaging | None:
-    """What `--sync-every`, `--diloco` and `--sync-dtype` ask for; None without them.
+def parse_average(text: str) -> Averaging:
+    """What `--average` asks for.
 
     Raises:
-        UsageError: they contradict each other, or one is invalid.
+        UsageError: it is not of the form, or out of range.
     """
-    if sync_dtype is not None and sync_dtype not in SYNC_DTYPES:
-        raise UsageError(f"--sync-dtype {sync_dtype}: one of {', '.join(SYNC_DTYPES)}")
-    if sync_every is None and diloco is None:
-        if sync_dtype is not None:
-            raise UsageError(
-                f"--sync-dtype {sync_dtype} applies to averages every H steps",
-                hint=(
-                    "add --sync-every H or --diloco H; to send the gradients of every step as fp16, use --grad-compress"
-                ),
-            )
-        return None
-    if sync_every is not None and diloco is not None:
-        raise UsageError(
-            ("--sync-every and --diloco are mutually exclusive"),
-            hint="use only one; --diloco H also averages every H steps",
-        )
-    if diloco is None:
-        return Averaging(every=sync_every or 0, dtype=sync_dtype)
-    try:
-        return _read_diloco(diloco, sync_dtype)
-    except ValueError:
-        raise UsageError(
-            f"--diloco {diloco}: expected H, H:LR or H:LR:MOMENTUM", hint="such as --diloco 64:0.7:0.9"
-        ) from None
-
-
-def _read_diloco(text: str, dtype: str | None) -> Averaging:
-    every, *rest = text.split(":")
-    outer_lr, momentum = (float(word) for word in (*rest, *map(str, (_OUTER_LR, _MOMENTUM)[len(rest) :])))
-    is_valid = math.isfinite(outer_lr) and outer_lr > 0 and 0 <= momentum < 1 and 1 <= int(every) <= _MOST_STEPS
-    if not is_valid or not every.isascii():
-        raise ValueError(text)
-    return Averaging(every=int(every), dtype=dtype, outer_lr=outer_lr, momentum=momentum)
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--average {text}: {_EXPECTED}", hint=_EXAMPLES)
+    is_outer = found["diloco"] is not None
+    averaging = Averaging(
+        every=int(found["diloco"] or found["local"]),
+        dtype=found["dtype"],
+        outer_lr=float(found["lr"] or _OUTER_LR) if is_outer else None,
+        momentum=float(found["momentum"] or _MOMENTUM) if is_outer else 0.0,
+    )
+    averaging.check(Workers())
+    return averaging

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.levers.averaging import Averaging, read_averaging
+from multinode.levers.averaging import Averaging, parse_average
 from multinode.levers.compression import Compression, parse_compression
 from multinode.levers.levers import Levers
 
@@ -23,23 +23,16 @@ class LeverAxes(msgspec.Struct, frozen=True, kw_only=True):
         cls,
         *,
         grad_compress: Sequence[str | None] = (),
-        sync_every: Sequence[int | None] = (),
-        diloco: Sequence[str] = (),
-        sync_dtype: Sequence[str | None] = (),
+        average: Sequence[str | None] = (),
     ) -> LeverAxes:
-        """The values of the options of these names; averages of every length in every dtype.
+        """The values of the options of these names.
 
         Raises:
-            UsageError: one is wrong, or there are dtypes without averages.
+            UsageError: one is wrong.
         """
-        asked: list[tuple[int | None, str | None]] = [(every, None) for every in sync_every if every is not None]
-        asked += [(None, text) for text in diloco]
-        if not sync_every and not diloco:
-            asked = [(None, None)]
-        rounds = (read_averaging(*each, dtype) for each in asked for dtype in sync_dtype or (None,))
         return cls(
             compression=tuple(parse_compression(kind) if kind is not None else None for kind in grad_compress),
-            averaging=(*([None] if None in sync_every else []), *(each for each in rounds if each is not None)),
+            averaging=tuple(parse_average(each) if each is not None else None for each in average),
         )
 
     @classmethod

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from multinode.errors import UsageError
-from multinode.levers.averaging import Averaging, read_averaging
+from multinode.levers.averaging import Averaging, parse_average
 from multinode.levers.balance import Balance, parse_balance
 from multinode.levers.compression import Compression, parse_compression
 from multinode.levers.lever import Lever, Workers
@@ -140,9 +139,7 @@ class LeverFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The options, as in a file of options."""
 
     grad_compress: str | None = None
-    sync_every: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    diloco: str | int | None = None
-    sync_dtype: str | None = None
+    average: str | None = None
     balance: str | None = None
 
 
@@ -157,11 +154,9 @@ def read_levers(given: Any, measured: Callable[[str], Balance] = parse_balance) 
         UsageError: an option is wrong, or contradicts another.
     """
     fields = {name: getattr(given, name, None) for name in LeverFields.__struct_fields__}
-    kind, speeds, diloco = fields["grad_compress"], fields["balance"], fields["diloco"]
+    kind, average, speeds = fields["grad_compress"], fields["average"], fields["balance"]
     return Levers(
         compression=parse_compression(kind) if kind is not None else None,
-        averaging=read_averaging(
-            fields["sync_every"], str(diloco) if diloco is not None else None, fields["sync_dtype"]
-        ),
+        averaging=parse_average(average) if average is not None else None,
         balance=None if speeds is None else parse_balance(speeds) if "=" in speeds else measured(speeds),
     )

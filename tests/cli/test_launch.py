@@ -163,14 +163,14 @@ def test_a_dry_run_refuses_what_a_launch_refuses_without_asking_a_node(options: 
 def test_a_file_of_options_is_launched_with_and_what_is_typed_counts_before_it(folder: Path) -> None:
     (folder / "plain.yaml").write_text("model_name_or_path: m\nstage: sft\nlearning_rate: 0.1\n")
     (folder / "tuned.yaml").write_text(
-        "workers-per-node: 2\nsync-every: 16\nsync-dtype: fp16\nset: {learning_rate: 0.5, max_steps: 7}\n"
+        "workers-per-node: 2\naverage: local:16:fp16\nset: {learning_rate: 0.5, max_steps: 7}\n"
     )
     plan = json.loads(dry_run("plain.yaml", "--json", "--with", "tuned.yaml").stdout)
     assert (plan["rendezvous"]["workers"], plan["levers"]["averaging"]["every"]) == ([2, 2], 16)
     assert plan["levers"]["averaging"]["dtype"] == "fp16"
     assert {"learning_rate: 0.5", "max_steps: 7"} <= set(plan["nodes"][0]["files"][0]["text"].splitlines())
 
-    typed = ("--sync-every", "4", "--set", "max_steps=9", "--workers-per-node", "1", "--nodes", "2")
+    typed = ("--average", "local:4", "--set", "max_steps=9", "--workers-per-node", "1", "--nodes", "2")
     plan = json.loads(dry_run("plain.yaml", "--json", "--with", "tuned.yaml", *typed).stdout)
     assert (plan["rendezvous"]["workers"], plan["levers"]["averaging"]["every"]) == ([1, 1], 4)
     assert plan["levers"]["averaging"]["dtype"] is None

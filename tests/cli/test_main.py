@@ -201,6 +201,21 @@ def test_an_option_of_another_launcher_is_answered_with_what_does_it_here(words:
 
 
 @pytest.mark.parametrize(
+    ("words", "average"),
+    [
+        ("launch --sync-every 16 --nodes 2 --sync-dtype=fp16 -- train.py --diloco 8", "local:16:fp16"),
+        ("contrast --diloco=64:0.5 train.yaml", "diloco:64:0.5"),
+        ("predict last --sync-every none,4 --sync-dtype none,bf16", "none,local:4,local:4:bf16"),
+    ],
+)
+def test_the_options_that_average_replaces_are_answered_with_its_value(words: str, average: str) -> None:
+    error = CliRunner().invoke(build_app(), words.split()).exception
+    assert isinstance(error, UsageError)
+    assert error.message.startswith("no such option: --")
+    assert error.hint == f"--average {average}"
+
+
+@pytest.mark.parametrize(
     ("words", "usual"), [("ps", "runs"), ("status", "show"), ("table", "show"), ("run --help", "launch --help")]
 )
 @pytest.mark.usefixtures("runs")

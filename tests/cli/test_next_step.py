@@ -55,7 +55,7 @@ def require_parsed(line: str) -> None:
             "contrast",
             "--env A=b --setup 'a b' -- torchrun t.py --nodes 7",
         ),
-        ("launch --sync-every 4 --synthetic sft.yaml", "contrast", "--synthetic --sync-every 4 sft.yaml"),
+        ("launch --average local:4 --synthetic sft.yaml", "contrast", "--synthetic --average local:4 sft.yaml"),
         ("launch --copy-code . --engine deepspeed -- t.py", "contrast", "--engine deepspeed --copy-code . -- t.py"),
         ("check --hosts h --strict --bandwidth --details sft.yaml", "launch", "--hosts h sft.yaml"),
         ("contrast --hosts h --steps 9 --repeats 3 --json -- t.py", "launch", "--hosts h -- t.py"),

@@ -67,12 +67,19 @@ def test_every_axis_reaches_its_scenarios() -> None:
     (none, half) = document("b-one", "a-sweep", "--link", "1", "--grad-compress", "none,bf16")["scenarios"]
     assert (none["levers"], half["levers"]) == ({}, {"compression": {"kind": "bf16"}})
     rounds = document(
-        *("b-one", "a-sweep", "--link", "1", "--sync-every", "none,16", "--diloco", "64", "--sync-dtype", "none,fp16")
+        *(
+            "b-one",
+            "a-sweep",
+            "--link",
+            "1",
+            "--average",
+            "none,local:16,local:16:fp16,diloco:64,diloco:64:0.7:0.9:fp16",
+        )
     )["scenarios"]
     averagings = [one["levers"].get("averaging", {}) for one in rounds]
     every = [(each.get("every"), each.get("dtype"), each.get("outer_lr")) for each in averagings]
     assert every == [(None, None, None), (16, None, None), (16, "fp16", None), (64, None, 0.7), (64, "fp16", 0.7)]
-    text = predict("b-one", "a-sweep", "--link", "1", "--sync-every", "16", "--grad-compress", "none")
+    text = predict("b-one", "a-sweep", "--link", "1", "--average", "local:16", "--grad-compress", "none")
     assert "averaged every 16 steps (local SGD)" in " ".join(text.split())
 
 
@@ -102,10 +109,9 @@ def test_published_figures_stand_in_the_place_of_runs() -> None:
         (("--nodes", "many"), "--nodes many: 'many'"),
         (("--batch", "-2"), "--batch -2"),
         (("--accumulation", "0"), "--accumulation 0"),
-        (("--sync-every", "0"), "--sync-every 0 cannot be"),
-        (("--sync-every", "often"), "--sync-every often: 'often'"),
-        (("--diloco", "64:x"), "--diloco 64:x: expected H"),
-        (("--sync-dtype", "fp16"), "--sync-dtype fp16 applies to averages every H steps"),
+        (("--average", "local:0"), "--average local:0: a round has 1 to 1000000 steps"),
+        (("--average", "none,often"), "--average often: expected local:H"),
+        (("--average", "diloco:64:x"), "--average diloco:64:x: expected local:H"),
         (("--accumulation", "1.5"), "--accumulation 1.5"),
         (("--strategy", "zero9"), "--strategy zero9"),
         (("--overlap", "maybe"), "--overlap maybe"),

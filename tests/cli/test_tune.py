@@ -63,7 +63,7 @@ def test_the_winner_goes_where_it_is_asked_for_and_is_what_launch_takes(folder: 
     assert tuned.tuning.recommended is not None
     result = run(*SHAPE, "--seeds", "2", "--output", "winner.yaml")
     assert result.exit_code == 0, result.exception
-    assert "sync-every: 16" in (folder / "winner.yaml").read_text()
+    assert "average: local:16:fp16" in (folder / "winner.yaml").read_text()
     planned = run("--with", "winner.yaml", "job.yaml", "--hosts", "hosts", "--dry-run", "--json", verb="launch")
     plan = json.loads(planned.stdout)
     assert (plan["levers"]["averaging"]["every"], sum(plan["rendezvous"]["workers"])) == (16, 2)

@@ -317,7 +317,7 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
         (
             {},
             {"levers": Levers(averaging=Averaging(every=4))},
-            "with --sync-every 4 nodes do not wait for each other",
+            "with --average local:4 nodes do not wait for each other",
         ),
         ({"streaming": True}, {}, "streaming: true reads an IterableDataset"),
         ({"stage": "dpo"}, {}, "stage: dpo has a loss of its own"),

@@ -34,7 +34,7 @@ def summary_of(command: Command, *arguments: str) -> dict[str, Any]:
 
 def test_local_sgd_of_two_workers_a_node_sends_a_part_and_ends_equal(tmp_path: Path) -> None:
     command = Command(tmp_path / "runs")
-    levers = ("--sync-every", "4", "--sync-dtype", "fp16", "--workers-per-node", "2")
+    levers = ("--average", "local:4:fp16", "--workers-per-node", "2")
     found = summary_of(command, *REAL_TORCH, *levers, "--", TRAIN, *SHAPE)
     assert found["strategy"] == "local SGD: DDP inside each node, 2 nodes averaged every 4 steps"
     rounds = found["rounds"]
@@ -87,7 +87,7 @@ def test_diloco_of_llamafactory_closes_a_round_before_each_checkpoint(
         "output_dir": str(output),
     }
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    lever = ("--diloco", "4:0.7:0.9", "--workers-per-node", "1", "--engine", "torchrun")
+    lever = ("--average", "diloco:4:0.7:0.9", "--workers-per-node", "1", "--engine", "torchrun")
     found = summary_of(command, *REAL_TORCH, *lever, "configs/tiny_sft.yaml", *words)
     assert found["strategy"] == "DiLoCo: DDP inside each node, 2 nodes averaged every 4 steps"
     assert (found["rounds"]["outer_lr"], found["rounds"]["momentum"]) == (0.7, 0.9)

@@ -44,19 +44,21 @@ def test_the_file_has_the_options_of_launch_by_their_names() -> None:
         workers_per_node=2,
     )
     assert change_text(change, "x") == (
-        "# x\nworkers-per-node: 2\nsync-every: 16\nsync-dtype: fp16\nset:\n  gradient_accumulation_steps: 4\n"
+        "# x\nworkers-per-node: 2\naverage: local:16:fp16\nset:\n  gradient_accumulation_steps: 4\n"
     )
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("nodes: 2\nsync_every: 4\n", "f:2: 'sync_every': Object contains unknown field `sync_every`", "sync-every"),
+        ("nodes: 2\ngrad_compress: fp16\n", "f:2: 'grad_compress': Object contains unknown field", "grad-compress"),
         ("nodes: 0\n", "f:1: 'nodes': Expected `int` >= 1", "options of launch"),
         ("- 1\n", "f:1: Expected `object`, got `array`", "options of launch"),
-        ("sync-every: 4\ndiloco: 8\n", "f: --sync-every and --diloco are mutually exclusive", "--diloco H"),
-        ("diloco: often\n", "f: --diloco often: expected H", "--diloco 64"),
-        ("sync-every: 4\nsync-dtype: int8\n", "f: --sync-dtype int8: one of fp16, bf16", ""),
+        ("average: often\n", "f: --average often: expected local:H", "diloco:64"),
+        ("average: local:4:int8\n", "f: --average local:4:int8: expected local:H", "fp16"),
+        # Options that --average replaced.
+        ("sync-every: 4\nsync-dtype: bf16\n2: 1\n", "f:1: 'sync-every': Object", "average: local:4:bf16"),
+        ("nodes: 2\ndiloco: 64\n", "f:2: 'diloco': Object contains unknown field `diloco`", "average: diloco:64"),
         ("balance: last\n", "f: --balance last: 'last' is not NODE=SPEED", "node0=1.6"),
         ("set:\n  a b: 1\n", "f: --set 'a b=1' is not KEY=VALUE", "--set"),
         ("deepspeed-set:\n  a..b: 1\n", "f: --deepspeed-set 'a..b=1' is not KEY=VALUE", "--deepspeed-set"),

@@ -14,7 +14,8 @@ from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
-from multinode.levers.averaging import Averaging, read_averaging
+from multinode.levers.averaging import Averaging, parse_average
+from multinode.levers.former import respell_average
 from multinode.levers.levers import NONE, Levers
 from multinode.records.plan import LaunchPlan, Observation
 from tests import make
@@ -36,42 +37,89 @@ def sft(**config: Any) -> LlamaFactoryJob:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("text", "expected", "written"),
     [
-        ((None, None, None), None),
-        ((16, None, None), Averaging(every=16)),
-        ((1, None, "fp16"), Averaging(every=1, dtype="fp16")),
-        ((None, "64", None), Averaging(every=64, outer_lr=0.7, momentum=0.9)),
-        ((None, "64:1", None), Averaging(every=64, outer_lr=1.0, momentum=0.9)),
-        ((None, "64:0.5:0", "bf16"), Averaging(every=64, outer_lr=0.5, momentum=0.0, dtype="bf16")),
+        ("local:16", Averaging(every=16), "local:16"),
+        ("local:1:fp16", Averaging(every=1, dtype="fp16"), "local:1:fp16"),
+        ("diloco:64", Averaging(every=64, outer_lr=0.7, momentum=0.9), "diloco:64:0.7:0.9"),
+        ("diloco:64:1", Averaging(every=64, outer_lr=1.0, momentum=0.9), "diloco:64:1:0.9"),
+        (
+            "diloco:64:bf16",
+            Averaging(every=64, outer_lr=0.7, momentum=0.9, dtype="bf16"),
+            "diloco:64:0.7:0.9:bf16",
+        ),
+        (
+            "diloco:1000000:0.12345678:0:bf16",
+            Averaging(every=1_000_000, outer_lr=0.12345678, momentum=0.0, dtype="bf16"),
+            "diloco:1000000:0.12345678:0:bf16",
+        ),
+        ("diloco:64:.5:1e-1", Averaging(every=64, outer_lr=0.5, momentum=0.1), "diloco:64:0.5:0.1"),
+        ("diloco:64:1e-4:0.5", Averaging(every=64, outer_lr=1e-4, momentum=0.5), "diloco:64:0.0001:0.5"),
     ],
 )
-def test_options_are_read(options: tuple[int | None, str | None, str | None], expected: Averaging | None) -> None:
-    found = read_averaging(*options)
-    assert found == expected
-    if found is not None:
-        name, value = found.option.split()
-        every, diloco = (int(value), None) if name == "--sync-every" else (None, value)
-        assert read_averaging(every, diloco, found.dtype) == found
+def test_an_average_is_read_and_written_again(text: str, expected: Averaging, written: str) -> None:
+    assert parse_average(text) == expected
+    assert expected.given == {"average": written}
+    assert parse_average(written) == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("texts", "words"),
     [
-        ((16, "64", None), "mutually exclusive"),
-        ((None, None, "fp16"), "--sync-dtype fp16 applies to averages"),
-        ((16, None, "fp8"), "--sync-dtype fp8: one of fp16, bf16"),
-        *(
-            ((None, text, None), "expected H, H:LR or H:LR:MOMENTUM")
-            for text in ("", "x", "0", "-1", "64:", "64:0", "64:nan", "64:inf", "64:0.7:1", "64:0.7:-1", "64:1:0:1")
+        (
+            (
+                "",
+                "16",
+                "local",
+                "local:",
+                "local:x",
+                "local:-1",
+                "local:16:fp8",
+                "local:16:0.7",
+                "local:16:fp16:",
+                "Local:4",
+            ),
+            r"expected local:H\[:DTYPE\] or diloco:H",
+        ),
+        (
+            (
+                "diloco:64:",
+                "diloco:64:nan",
+                "diloco:64:inf",
+                "diloco:64:0.7:-1",
+                "diloco:64:1:0:1",
+                "diloco:64:fp16:0.7",
+            ),
+            "expected local:H",
+        ),
+        (("local:0", "diloco:0", "local:1000001", "diloco:1000001:0.7"), "a round has 1 to 1000000 steps"),
+        (("diloco:64:0", "diloco:64:0.7:1", "diloco:64:0.7:2"), "LR is above 0, and MOMENTUM from 0 to below 1"),
+    ],
+)
+def test_what_is_no_average_is_refused_with_an_example(texts: tuple[str, ...], words: str) -> None:
+    for text in texts:
+        with pytest.raises(UsageError, match=words) as refused:
+            parse_average(text)
+        assert str(refused.value).startswith("--average ")
+        assert "local:16:fp16" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [
+        ({"sync-every": "16"}, "local:16"),
+        ({"sync-every": "16", "sync-dtype": "fp16"}, "local:16:fp16"),
+        ({"diloco": "64:0.5:0.8", "sync-dtype": "bf16"}, "diloco:64:0.5:0.8:bf16"),
+        ({"sync_dtype": "fp16", "nodes": 2}, "local:H:fp16"),
+        ({"nodes": 2}, None),
+        (
+            {"sync-every": "none,4", "diloco": "64", "sync-dtype": "none,fp16"},
+            "none,local:4,local:4:fp16,diloco:64,diloco:64:fp16",
         ),
     ],
 )
-def test_what_contradicts_itself_or_is_wrong_is_refused(
-    options: tuple[int | None, str | None, str | None], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        read_averaging(*options)
+def test_the_options_of_before_are_spelled_as_one(given: dict[str, object], spelled: str | None) -> None:
+    assert respell_average(given) == spelled
 
 
 def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
@@ -80,11 +128,11 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
     assert planned.levers.averaging == averaging
     told = [json.loads(node.command.env[VARIABLE]) for node in planned.nodes]
     fields = {"every": 64, "dtype": "fp16", "outer_lr": 0.7, "momentum": 0.9, "workers": [2, 2]}
-    assert told == [fields | {"option": "--diloco 64:0.7:0.9"}] * 2
+    assert told == [fields | {"option": "--average diloco:64:0.7:0.9:fp16"}] * 2
     alone = plan(SCRIPT, nodes=1, levers=Levers(averaging=averaging))
     assert alone.levers.averaging is None
     assert VARIABLE not in alone.nodes[0].command.env
-    assert alone.notes[-1].startswith("--diloco 64:0.7:0.9 has no effect on one node")
+    assert alone.notes[-1].startswith("--average diloco:64:0.7:0.9:fp16 has no effect on one node")
     assert VARIABLE not in plan(SCRIPT).nodes[0].command.env
 
 
@@ -111,7 +159,7 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
 def test_jobs_that_cannot_be_averaged_are_refused_by_their_files(job: Job, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
         plan(job, **{**options, "levers": Levers(averaging=EVERY).joined(options.get("levers", NONE))})
-    assert str(refused.value).startswith("--sync-every 16")
+    assert str(refused.value).startswith("--average local:16")
 
 
 def test_a_llamafactory_job_under_ddp_is_not() -> None:

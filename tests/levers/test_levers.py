@@ -24,7 +24,7 @@ SPEEDS = Levers(balance=Balance(speeds={"a": 1.5, "b": 1.0}))
     [
         ({}, NONE, ""),
         ({"grad_compress": "powersgd:4:10"}, compressed("powersgd:4:10"), "--grad-compress powersgd:4:10"),
-        ({"sync_every": 16, "sync_dtype": "fp16"}, ROUNDS, "--sync-every 16 --sync-dtype fp16"),
+        ({"average": "local:16:fp16"}, ROUNDS, "--average local:16:fp16"),
         ({"balance": "a=1.5,b=1"}, SPEEDS, "--balance a=1.5,b=1"),
         (
             {"grad_compress": "fp16", "balance": "a=1.5,b=1"},
@@ -81,7 +81,7 @@ def test_what_is_stored_has_only_the_levers_that_are_used() -> None:
 
 
 def test_axes_combine_every_value_and_keep_what_was_measured() -> None:
-    axes = LeverAxes.read(grad_compress=[None, "fp16"], sync_every=[None, 4], sync_dtype=["bf16"])
+    axes = LeverAxes.read(grad_compress=[None, "fp16"], average=[None, "local:4:bf16"])
     rounds = Averaging(every=4, dtype="bf16")
     half = Compression(kind="fp16")
     assert axes.combined(SPEEDS) == (
@@ -91,11 +91,6 @@ def test_axes_combine_every_value_and_keep_what_was_measured() -> None:
         msgspec.structs.replace(SPEEDS, compression=half, averaging=rounds),
     )
     assert LeverAxes().combined(compressed("fp16")) == (compressed("fp16"),)
-
-
-def test_a_dtype_without_rounds_is_refused() -> None:
-    with pytest.raises(UsageError, match="--sync-dtype fp16 applies to averages"):
-        LeverAxes.read(sync_dtype=["fp16"])
 
 
 def test_every_lever_has_words_and_a_column_of_its_own() -> None:

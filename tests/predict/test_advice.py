@@ -521,11 +521,11 @@ def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_r
     assert local.gain.value == pytest.approx(1421 / (166 + (1255 + 40) / 16), rel=0.01)
     assert local.gain.low < local.gain.value < local.gain.high
     assert local.change == Change(levers=Levers(averaging=Averaging(every=16)))
-    assert (local.command, local.memory_gib) == ("--sync-every 16", 0)
+    assert (local.command, local.memory_gib) == ("--average local:16", 0)
     assert "may be worse" in local.meaning
     assert "Stich 2019, arXiv:1805.09767" in local.meaning
     diloco = named(advice, "DiLoCo every 64 steps in fp16")
-    assert diloco.command == "--diloco 64:0.7:0.9 --sync-dtype fp16"
+    assert diloco.command == "--average diloco:64:0.7:0.9:fp16"
     # The parameters of the last round, and the momentum.
     assert diloco.memory_gib == pytest.approx(2 * G / (1 << 30))
     assert "Douillard et al. 2023" in diloco.meaning

@@ -145,7 +145,7 @@ def test_power_sgd_is_exposed_where_the_backward_pass_waits_for_it() -> None:
             ForecastRequest(levers=LeverAxes(compression=(Compression(kind="fp16"),), averaging=(Averaging(every=4),))),
             "on their node",
         ),
-        (ForecastRequest(levers=LeverAxes(averaging=(Averaging(every=0),))), "--sync-every 0 cannot be"),
+        (ForecastRequest(levers=LeverAxes(averaging=(Averaging(every=0),))), "--average local:0: a round has 1 to"),
         (ForecastRequest(levers=compressions("powersgd:0")), "--grad-compress powersgd:0: unknown compression"),
     ],
 )

@@ -23,7 +23,7 @@ FORECASTS = {
         "predict one",
         "predict one lora scan",
         "predict one two scan --link 10 --strategy ddp,zero1,zero2,zero3 --method full,lora:8",
-        "predict one two scan --link 1 --diloco 64 --sync-dtype fp16 --bucket-mib 100 --overlap off",
+        "predict one two scan --link 1 --average diloco:64:fp16 --bucket-mib 100 --overlap off",
         "predict --benchmarks two_boxes_lora.yaml --details",
     ),
     "advise": ("advise one two scan --details", "advise two"),

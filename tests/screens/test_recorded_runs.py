@@ -42,7 +42,7 @@ SCREENS = {
     "predict": (
         f"predict {ONE} {TWO} {SCAN} --details",
         f"predict {ONE} {TWO} {SCAN} --link 10 --nodes 4 --batch 4 --accumulation 2 --strategy zero2",
-        f"predict {ONE} {TWO} {SCAN} --link 0.1 --sync-every 16 --grad-compress none,fp16",
+        f"predict {ONE} {TWO} {SCAN} --link 0.1 --average local:16 --grad-compress none,fp16",
     ),
     "advise": (
         f"advise {ONE} {TWO} {SCAN}",

@@ -103,7 +103,7 @@ def test_a_change_that_wins_is_written_with_the_nodes_it_won_on(
     assert tuned.tuning.recommended == CHANGES[0], tuned.tuning.verdict
     assert tuned.tuning.file == str(output)
     change = parse_change(output.read_text(), output)
-    assert change.options == "--nodes 2 --workers-per-node 1 --sync-every 16 --sync-dtype fp16"
+    assert change.options == "--nodes 2 --workers-per-node 1 --average local:16:fp16"
     assert not (tuned.directory / "tuned.yaml").exists()
 
 
@@ -264,9 +264,7 @@ def test_every_change_has_the_best_learning_rate_of_its_own(tmp_path: Path) -> N
     # The winner trains with the rate that it won with.
     assert tuned.tuning.recommended == CHANGES[0]
     change = parse_change((tuned.directory / "tuned.yaml").read_text(), "tuned.yaml")
-    assert change.options == (
-        "--nodes 2 --workers-per-node 1 --sync-every 16 --sync-dtype fp16 --set learning_rate=0.002"
-    )
+    assert change.options == ("--nodes 2 --workers-per-node 1 --average local:16:fp16 --set learning_rate=0.002")
 
 
 def test_learning_rates_are_resumed_like_seeds(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from multinode.levers.averaging import read_averaging
+from multinode.levers.averaging import parse_average
 from multinode.levers.lever import Workers
 from multinode.records.samples import AveragingSample, SyncSample, TrafficSample
 
@@ -44,7 +45,7 @@ def lever(**settings):
         steps.meters.remove(averaging.end_step)
     averaging = None
     if settings:
-        settings = worker.levers.sync.AveragingSettings(**{"workers": (1, 1), **settings})
+        settings = worker.levers.averaging.AveragingSettings(**{"workers": (1, 1), **settings})
         averaging = worker.levers.sync.ParameterAveraging(settings, steps)
         steps.meters.append(averaging.end_step)
         averaging.hook_ddp(parallel)
@@ -233,10 +234,10 @@ def uneven():
     parallel.DistributedDataParallel(mlp())
 
 for run in (own_group, own_hook, joined, unwrapped, copied, layered, scaled, sharded):
-    lever(every=4, option="--sync-every 4")
+    lever(every=4, option="--average local:4")
     averaging.hook_grad_scaler(sys.modules["torch.amp.grad_scaler"])
     refused(run.__name__, run)
-lever(every=4, workers=(2, 1), option="--sync-every 4")
+lever(every=4, workers=(2, 1), option="--average local:4")
 refused("uneven", uneven)
 # What is saved: nothing is said at the end of a round, and once inside one.
 lever(every=2)
@@ -395,7 +396,7 @@ def test_what_cannot_be_averaged_ends_every_worker_before_its_first_step(
 ) -> None:
     for told in refused:
         message = told.said[what]
-        assert message.startswith("multinode: --sync-every 4: ")
+        assert message.startswith("multinode: --average local:4: ")
         assert why in message
 
 
@@ -425,21 +426,36 @@ def test_two_nodes_of_two_workers_average_inside_and_between(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "fields"),
+    ("average", "fields"),
     [
-        ((16, None, None), {"every": 16}),
-        ((None, "64", "fp16"), {"every": 64, "outer_lr": 0.7, "momentum": 0.9, "dtype": "fp16"}),
-        ((None, "64:0.5:0", "bf16"), {"every": 64, "outer_lr": 0.5, "momentum": 0.0, "dtype": "bf16"}),
+        ("local:16", {"every": 16}),
+        ("diloco:64:0.7:0.9:fp16", {"every": 64, "outer_lr": 0.7, "momentum": 0.9, "dtype": "fp16"}),
+        ("diloco:64:0.5:0:bf16", {"every": 64, "outer_lr": 0.5, "momentum": 0.0, "dtype": "bf16"}),
     ],
 )
-def test_the_instrumentation_reads_what_the_plan_writes(
-    tmp_path: Path, options: tuple[int | None, str | None, str | None], fields: dict[str, Any]
-) -> None:
-    averaging = read_averaging(*options)
-    assert averaging is not None
-    environ = averaging.environment(Workers(counts=(2, 1)))
-    script = "tell(worker.levers.sync.read_settings(os.environ['MULTINODE_SYNC'])._asdict())"
+def test_the_instrumentation_reads_what_the_plan_writes(tmp_path: Path, average: str, fields: dict[str, Any]) -> None:
+    environ = parse_average(average).environment(Workers(counts=(2, 1)))
+    script = "tell(worker.levers.averaging.read_settings(os.environ['MULTINODE_SYNC'])._asdict())"
     (told,) = run_pair(tmp_path / "read", script, workers=1, MULTINODE_SYNC=environ["MULTINODE_SYNC"])
     assert fields.items() <= told.said.items()
     assert told.said["workers"] == [2, 1]
-    assert told.said["option"].startswith("--sync-every 16" if options[0] else "--diloco 64:")
+    assert told.said["option"] == f"--average {average}"
+
+
+KEPT = """
+import torch
+told = {}
+for text, fields in AVERAGES.items():
+    settings = worker.levers.averaging.AveragingSettings(workers=(1, 1), **fields)
+    outer = worker.levers.averaging.OuterOptimizer(settings, torch.ones(4))
+    outer.step(outer.change(torch.zeros(4)))
+    told[text] = [name for name, kept in outer.state().items() if kept is not None]
+tell(told)
+"""
+
+
+def test_only_what_sends_changes_keeps_a_copy_of_the_parameters(tmp_path: Path) -> None:
+    texts = ("local:4", "local:4:fp16", "diloco:4:0.7:0", "diloco:4")
+    averages = {text: msgspec.structs.asdict(parse_average(text)) for text in texts}
+    (told,) = run_pair(tmp_path / "kept", f"AVERAGES = {averages}\n{KEPT}", workers=1)
+    assert list(told.said.values()) == [[], ["anchor"], ["anchor"], ["anchor", "momentum"]]

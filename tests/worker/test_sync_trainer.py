@@ -71,7 +71,14 @@ def train(name, resume=None, steps_to_do=12, **settings):
     return {"seen": watch.seen, "losses": watch.losses, "weights": checksum(trainer.model), "files": files}
 """
 DILOCO = json.dumps(
-    {"every": 4, "workers": [1, 1], "dtype": "fp16", "outer_lr": 0.7, "momentum": 0.9, "option": "--diloco 4"}
+    {
+        "every": 4,
+        "workers": [1, 1],
+        "dtype": "fp16",
+        "outer_lr": 0.7,
+        "momentum": 0.9,
+        "option": "--average diloco:4:fp16",
+    }
 )
 POWER_SGD = """
 told = {"whole": train("whole")}

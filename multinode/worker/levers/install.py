@@ -8,7 +8,7 @@ from typing import Any, Optional
 from ..guard import Guard, Hooks
 from ..nics import NicMeter
 from ..steps import Steps
-from . import balance, compress, sync, sync_trainer
+from . import averaging, balance, compress, sync, sync_trainer
 
 
 def guarded_hooks(steps: Steps, guard: Guard, traffic: Any) -> Hooks:
@@ -39,11 +39,11 @@ def deals_samples() -> bool:
 
 
 def _averaging_hooks(steps: Steps, nic_meter: Optional[NicMeter]) -> Hooks:
-    text = os.environ.get(sync.VARIABLE)
+    text = os.environ.get(averaging.VARIABLE)
     if not text:
         return []
-    averaging = sync.ParameterAveraging(sync.read_settings(text), steps)
+    rounds = sync.ParameterAveraging(averaging.read_settings(text), steps)
     if nic_meter is not None:
         # NIC counters at the ends of rounds tell the traffic of a round.
-        averaging.listeners.append(nic_meter.read_soon)
-    return [*sync.hooks(steps, averaging), *sync_trainer.hooks(averaging)]
+        rounds.listeners.append(nic_meter.read_soon)
+    return [*sync.hooks(steps, rounds), *sync_trainer.hooks(rounds)]

@@ -1,8 +1,7 @@
 """Averaging between nodes: local SGD and DiLoCo for a script that trains under DistributedDataParallel.
 
 DDP gets the process group of its node, so gradients are averaged inside the node at each step. After every H-th step of
-an optimizer, the first workers of all nodes average its parameters in a group of their own. With an outer optimizer
-(DiLoCo, arXiv:2311.08105), the mean change of a round is its pseudo-gradient.
+an optimizer, the first workers of all nodes average its parameters in a group of their own (`averaging`).
 
 Nothing here is under the guard: without the averages, each node would train its own model, so a failure ends the
 worker. A training that cannot be averaged is refused before its first step. `sync_trainer` handles the Trainer.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
 import os
 import sys
 import time
@@ -23,49 +21,14 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 from ..compiler import never_compiled
 from ..guard import Hooks
 from ..steps import Steps
+from .averaging import AveragingSettings, OuterOptimizer, fp16_scale
 
-VARIABLE = "MULTINODE_SYNC"
-"""Environment variable with the fields of AveragingSettings in JSON."""
-
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-# A power of two below fp16's largest number, 65504: scaled sums stay below it.
-_FP16_ROOM = 32768.0
-_LEAST = 1e-30
 _BUCKET_BYTES = 64 << 20
 _MOST_WORDS = 500
-_OUTER_NAMES = ("anchor", "momentum")
 
 
 class AveragingError(RuntimeError):
     """This training cannot be averaged between nodes."""
-
-
-class AveragingSettings(NamedTuple):
-    """When and how parameters are averaged."""
-
-    every: int  # optimizer steps of a round
-    workers: Tuple[int, ...]  # number of workers of each node; ranks of a node are consecutive
-    # `fp16` or `bf16`, in which changes are sent between nodes; None sends the parameters unchanged
-    dtype: Optional[str] = None
-    outer_lr: Optional[float] = None  # of the outer optimizer, SGD with Nesterov momentum; None only averages
-    momentum: float = 0.0  # of the outer optimizer
-    option: str = "--sync-every"  # as the user typed it
-
-    @property
-    def firsts(self) -> Tuple[int, ...]:
-        """The global rank of each node's first worker."""
-        return tuple(sum(self.workers[:node]) for node in range(len(self.workers)))
-
-    @property
-    def keeps_anchor(self) -> bool:
-        """Whether the parameters after the last round are kept, so that changes can be sent."""
-        return self.dtype is not None or self.outer_lr is not None
-
-
-def read_settings(text: str) -> AveragingSettings:
-    """Parse the value of VARIABLE."""
-    fields = json.loads(text)
-    return AveragingSettings(**{**fields, "workers": tuple(fields["workers"])})
 
 
 def hooks(steps: Steps, averaging: ParameterAveraging) -> Hooks:
@@ -93,14 +56,11 @@ class _Groups(NamedTuple):
     share: float  # fraction of all workers that are on this node: its weight in the average
 
 
-class _Bucket:
+class _Bucket(NamedTuple):
     """Parameters of one dtype and device that are sent together."""
 
-    def __init__(self, parameters: List[Any], anchor: Any) -> None:
-        self.parameters = parameters
-        # the parameters after the last round, flat; on a node's first worker only, and None if they are not kept
-        self.anchor = anchor
-        self.momentum: Any = None  # of the outer optimizer, flat; None before its first step
+    parameters: List[Any]
+    outer: Optional[OuterOptimizer]  # on a node's first worker only
 
 
 class Round:
@@ -112,8 +72,8 @@ class Round:
         self.known = 0
 
     def outer_state(self) -> List[Dict[str, Any]]:
-        """State of the outer optimizer for a checkpoint."""
-        return [{name: getattr(bucket, name) for name in _OUTER_NAMES} for bucket in self.buckets]
+        """State of a first worker's outer optimizers for a checkpoint."""
+        return [bucket.outer.state() for bucket in self.buckets if bucket.outer is not None]
 
     def load_outer_state(self, state: List[Dict[str, Any]]) -> None:
         """Restore the state of `outer_state`.
@@ -122,17 +82,12 @@ class Round:
             AveragingError: the state belongs to other parameters.
         """
         sizes = [sum(each.numel() for each in bucket.parameters) for bucket in self.buckets]
-        kept = [
-            next((buffers[name].numel() for name in _OUTER_NAMES if buffers[name] is not None), None)
-            for buffers in state
-        ]
+        kept = [next((each.numel() for each in tensors.values() if each is not None), None) for tensors in state]
         if len(sizes) != len(kept) or any(size not in {None, mine} for mine, size in zip(sizes, kept)):
             raise AveragingError("the checkpoint's outer state belongs to other parameters")
-        for bucket, count in zip(self.buckets, state):
-            for name in _OUTER_NAMES:
-                # If the checkpoint has no anchor, the parameters themselves were sent: the loaded ones are the anchor.
-                if count[name] is not None and (name != "anchor" or bucket.anchor is not None):
-                    setattr(bucket, name, count[name].to(bucket.parameters[0].device))
+        for bucket, tensors in zip(self.buckets, state):
+            if bucket.outer is not None:
+                bucket.outer.load_state(tensors, bucket.parameters[0].device)
 
 
 class ParameterAveraging:
@@ -317,12 +272,14 @@ class ParameterAveraging:
             leader=self.leader,
             leaders=leaders if self.leads else None,
             size=len(firsts),
-            share=workers[node] / sum(workers),
+            share=self.settings.shares[node],
         )
 
     def _make_buckets(self, parameters: List[Any]) -> List[_Bucket]:
-        keeps = self.settings.keeps_anchor and self.leads
-        return [_Bucket(each, _wide(_flat(each)) if keeps else None) for each in _in_buckets(parameters)]
+        return [
+            _Bucket(each, OuterOptimizer(self.settings, _flat(each)) if self.leads else None)
+            for each in _in_buckets(parameters)
+        ]
 
     def _before_step(self, optimizer: Any) -> None:
         torch = sys.modules["torch"]
@@ -351,8 +308,8 @@ class ParameterAveraging:
         with torch.no_grad():
             for bucket in round_.buckets:
                 flat = _flat(bucket.parameters)
-                if groups.leaders is not None:
-                    new, bytes_of, drift = self._average_bucket(groups, bucket, flat)
+                if bucket.outer is not None:
+                    new, bytes_of, drift = _average(groups, bucket.outer, flat)
                     sent_bytes += bytes_of
                     squares.append(drift)
                     flat.copy_(new)
@@ -377,35 +334,6 @@ class ParameterAveraging:
         for listener in self.listeners:
             listener()
 
-    def _average_bucket(self, groups: _Groups, bucket: _Bucket, flat: Any) -> Any:
-        """On a node's first worker: the new parameters, bytes of the all-reduce, and the squared drift."""
-        torch = sys.modules["torch"]
-        own = flat if bucket.anchor is None else flat.to(bucket.anchor.dtype) - bucket.anchor
-        scale, sent = 1.0, own * groups.share
-        if self.settings.dtype is not None:
-            if self.settings.dtype == "fp16":
-                scale = _fp16_scale(own, groups.leaders)
-                sent *= scale
-            sent = sent.to(getattr(torch, _DTYPES[self.settings.dtype]))
-        torch.distributed.all_reduce(sent, group=groups.leaders)
-        mean = sent.to(own.dtype)
-        if self.settings.dtype == "fp16":
-            mean /= scale
-        drift = torch.linalg.vector_norm(own - mean).double().square()
-        return self._step_outer(bucket, mean), sent.nbytes, drift
-
-    def _step_outer(self, bucket: _Bucket, mean: Any) -> Any:
-        """The parameters after the round, given the mean of the parameters or of their changes."""
-        if bucket.anchor is None:
-            return mean
-        if self.settings.outer_lr is None:
-            bucket.anchor += mean
-        else:
-            # torch.optim.SGD with Nesterov momentum and the pseudo-gradient -mean.
-            bucket.momentum = mean if bucket.momentum is None else bucket.momentum * self.settings.momentum + mean
-            bucket.anchor += self.settings.outer_lr * (mean + self.settings.momentum * bucket.momentum)
-        return bucket.anchor
-
     def _modules(self) -> List[Any]:
         return [module for module in (made() for made in self._made) if module is not None]
 
@@ -425,6 +353,20 @@ class ParameterAveraging:
                 "has the parameters of node 0 only; save after a multiple of "
                 "%d optimizer steps" % (self.settings.option, self.settings.every)
             )
+
+
+def _average(groups: _Groups, outer: OuterOptimizer, flat: Any) -> Tuple[Any, int, Any]:
+    """On a node's first worker: the new parameters, bytes of the all-reduce, and the squared drift."""
+    distributed, change, scale = sys.modules["torch"].distributed, outer.change(flat), None
+    if outer.needs_scale:
+        largest = change.abs().max()
+        distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=groups.leaders)
+        scale = fp16_scale(largest)
+    sent = outer.pack(change, groups.share, scale)
+    distributed.all_reduce(sent, group=groups.leaders)
+    mean = outer.unpack(sent, change, scale)
+    drift = sys.modules["torch"].linalg.vector_norm(change - mean).double().square()
+    return outer.step(mean), sent.nbytes, drift
 
 
 def _wait_for_devices(round_: Round) -> None:
@@ -481,19 +423,6 @@ def _unflatten(flat: Any, parameters: List[Any]) -> None:
     for each in parameters:
         each.detach().copy_(flat[at : at + each.numel()].view(each.shape))
         at += each.numel()
-
-
-def _wide(flat: Any) -> Any:
-    """The tensor in at least fp32: changes of a round may be smaller than the last bit of a narrower type."""
-    return flat.float() if flat.element_size() < 4 else flat  # noqa: PLR2004 - bytes of fp32
-
-
-def _fp16_scale(own: Any, leaders: Any) -> Any:
-    """A power of two, equal on all nodes, that scales the changes to where fp16 has its full precision."""
-    torch = sys.modules["torch"]
-    most = own.abs().max()
-    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=leaders)
-    return torch.exp2(torch.floor(torch.log2(_FP16_ROOM / most.clamp(min=_LEAST))))
 
 
 def _timeout(group: Any) -> Any:
