@@ -52,13 +52,15 @@ class Golden:
             pytest.fail("\n".join((*diff, "if that is meant: pytest --update-golden")), pytrace=False)
 
     def check_findings(self, name: str, cases: Mapping[str, Finding | Iterable[Finding]]) -> None:
-        """Compare what was found in each case: severity, code, node and figures, then message and hint."""
+        """Compare what was found in each case: severity, code, node, rank and figures, then message and hint."""
         told = []
         for case, found in cases.items():
             lines = [f"# {case}"]
             for one in [found] if isinstance(found, Finding) else found:
                 figures = ", ".join(f"{key} {_figure(value)}" for key, value in one.figures.items())
-                head = (getattr(one, "severity", ""), one.code or "-", f"({one.node})" if one.node else "", figures)
+                rank = getattr(one, "rank", None)
+                place = ", ".join(filter(None, (one.node, "" if rank is None else f"rank {rank}")))
+                head = (getattr(one, "severity", ""), one.code or "-", f"({place})" if place else "", figures)
                 lines.append(" ".join(filter(None, head)))
                 lines += [f"  {line}" for line in one.message.splitlines()]
                 lines += [f"  > {line}" for line in (one.hint or "").splitlines()]
