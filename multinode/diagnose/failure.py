@@ -501,6 +501,12 @@ def _worker_failure(node: NodeEvidence, sample: ExceptionSample) -> Failure:
     return _failure(node, message, rank=sample.rank, signal=None, log_tail=tail, time_s=_at(sample.time_s, node))
 
 
+_LEASE_HINT = (
+    "see whether this machine slept or lost its network; nodes wait longer with --lease, and with --detach they do not "
+    "need this machine"
+)
+
+
 def _job_failure(node: NodeEvidence) -> Failure:
     causes = {
         "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
@@ -512,7 +518,9 @@ def _job_failure(node: NodeEvidence) -> Failure:
         tail = last_words(node.log, 20)
         return _failure(node, message, rank=death.rank, signal=death.signal, log_tail=tail)
     message = causes.get(node.run.status.cause or "", f"the job {_how(node.run.status)}")
-    return _failure(node, message, log_tail=last_lines(node.log, 20))
+    # Otherwise the signal by which the node stopped the job would explain it.
+    hint = _LEASE_HINT if node.run.status.cause == "lease_expired" else None
+    return _failure(node, message, hint=hint, log_tail=last_lines(node.log, 20))
 
 
 def _how(ended: WorkerDeath | Status) -> str:
