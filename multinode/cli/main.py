@@ -116,7 +116,7 @@ def _answer_others(verb: Any, args: list[str]) -> None:
             continue
         hint = _OF_VERBS.get(verb.name, {}).get(name) or (_hint_elsewhere(name) if "--hosts" in own else None)
         if hint is not None:
-            raise UsageError(f"no such option: {word}", hint=hint)
+            raise UsageError(f"no such option: {name}", hint=hint)
 
 
 def _hint_elsewhere(option: str) -> str | None:

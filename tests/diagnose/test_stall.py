@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ def stack(*calls: str) -> str:
 WAITING = stack("all_reduce", "main train.py:12")
 
 
-def nodes(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> list[NodeDiagnosis]:
+def nodes(changes: Mapping[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> list[NodeDiagnosis]:
     """Two nodes with two ranks each that wait in all_reduce, but for these changes; None has no process."""
     found = []
     for node_rank in (0, 1):
@@ -52,7 +53,7 @@ def explain_nodes(said: list[NodeDiagnosis]) -> Stall:
     return find_hang(said, 0.0, 300.0)
 
 
-def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> Stall:
+def explain(changes: Mapping[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> Stall:
     return explain_nodes(nodes(changes, steps=steps))
 
 

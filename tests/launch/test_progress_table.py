@@ -5,7 +5,7 @@ import io
 import msgspec
 from rich.console import Console
 
-from multinode.launch.progress_table import ProgressTable, progress_line
+from multinode.launch.progress_table import ProgressTable, progress_line, sum_up, worst_first
 from multinode.records.progress import NicRate, NodeProgress, RecentSteps, RunProgress, TrainingTime
 from multinode.records.run import Stall
 from multinode.records.samples import DdpSample, GpuSample, NicSample, StepSample
@@ -110,14 +110,60 @@ def test_on_a_narrow_terminal_the_least_important_columns_go_and_none_is_cut(gol
     golden.check("progress_narrow.txt", "".join(f"=== {case}\n{text}\n" for case, text in texts.items()))
 
 
-def test_the_others_of_many_nodes_are_summed_up_in_the_same_columns(golden: Golden) -> None:
-    nodes = [msgspec.structs.replace(PROFILED, name=f"n{index}", node_rank=index) for index in range(20)]
-    golden.check("progress_many.txt", rendered(*nodes))
+def busy(rank: int, **changes: object) -> NodeProgress:
+    return msgspec.structs.replace(BUSY, name=f"n{rank:02}", node_rank=rank, **changes)
+
+
+MANY = [busy(rank) for rank in range(32)]
+
+
+def worst_of_many() -> list[NodeProgress]:
+    """One is lost, one is behind, and one is slow."""
+    nodes = list(MANY)
+    nodes[30] = busy(30, state="lost", message="contact lost")
+    nodes[20] = busy(20, step=3)
+    nodes[10] = busy(10, recent_us=(900_000.0,))
+    return nodes
+
+
+def in_states(count: int, *states: str) -> list[NodeProgress]:
+    return [busy(rank, state=states[rank % len(states)]) for rank in range(count)]
+
+
+def test_of_many_nodes_the_worst_have_rows_and_the_others_are_summed_up_by_their_state(golden: Golden) -> None:
+    profiled = [msgspec.structs.replace(PROFILED, name=f"n{index}", node_rank=index) for index in range(20)]
+    shown = {
+        "12 nodes": MANY[:12],
+        "20 nodes with all figures": profiled,
+        "32 nodes, one lost, one behind, one slow": worst_of_many(),
+        "64 nodes, of which the last have ended": [
+            busy(rank, state="ended" if rank >= 60 else "waiting" if rank >= 58 else "running") for rank in range(64)
+        ],
+        "64 nodes, of which many have ended": [
+            busy(rank, state="ended" if rank >= 20 else "running") for rank in range(64)
+        ],
+        "256 nodes in all states": in_states(256, "lost", "stopping", "waiting", "starting", "ended", "running"),
+    }
+    golden.check("progress_many.txt", "".join(f"=== {case}\n{rendered(*nodes)}\n" for case, nodes in shown.items()))
+
+
+def test_few_nodes_keep_their_order_and_of_many_the_worst_come_first() -> None:
+    assert worst_first(MANY[:12], 12) == (tuple(MANY[:12]), ())
+    shown, rest = worst_first(worst_of_many(), 12)
+    assert [node.node_rank for node in shown[:3]] == [30, 20, 10]
+    assert (len(shown), len(rest)) == (11, 21)
+
+
+def test_the_rest_says_least_step_and_median_time() -> None:
+    rest = sum_up([busy(0), busy(1, step=5, state="ended"), NodeProgress(name="x", node_rank=2, ranks=(4,))])
+    assert (rest.count, rest.states, rest.step) == (3, "1 waiting, 1 ended, 1 running", 5)
+    assert rest.step_time_us == 300_000.0
 
 
 def test_one_line_says_it_all_where_there_is_no_terminal(golden: Golden) -> None:
     shown = SHOWN | {
         "one starts, one has ended": progress(STARTING, msgspec.structs.replace(ENDED, message="done")),
+        "32 nodes": progress(*MANY),
         "contact with one was lost": progress(msgspec.structs.replace(BUSY, message="contact lost"), WAITING),
     }
     golden.check("progress_lines.txt", "".join(f"# {case}\n{progress_line(one)}\n" for case, one in shown.items()))
