@@ -108,8 +108,8 @@ def test_made_up_data_travel_and_are_all_that_is_trained_on() -> None:
     assert json.loads(files["synthetic/dataset_info.json"])["synthetic"]["num_samples"] == 5 * 8 * 2
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_dry_run_refuses_what_a_launch_refuses_without_asking_a_node(golden: Golden) -> None:
+def test_a_dry_run_refuses_what_a_launch_refuses_without_asking_a_node(folder: Path, golden: Golden) -> None:
+    (folder / "acc.yaml").write_text("num_processes: 4\n")
     every = (
         "--synthetic sft.yaml",
         "--synthetic sft.yaml --set max_steps=5 --set stage=dpo",
@@ -121,6 +121,11 @@ def test_a_dry_run_refuses_what_a_launch_refuses_without_asking_a_node(golden: G
         "--restarts 1 --node-wait soon -- train.py",
         "--restarts 3 sft.yaml",
         "--restarts 3 --min-nodes 5 -- train.py",
+        "--engine llamafactory -- train.py",
+        "--engine exec sft.yaml",
+        "--engine slurm -- train.py",
+        "--accelerate-config acc.yaml -- train.py",
+        "--env NOT_SET_ANYWHERE -- train.py",
         "--notify http://example.com/x -- train.py",
         "--export floppy:a -- train.py",
         "--metrics-port 9 --export prometheus:metrics -- train.py",
