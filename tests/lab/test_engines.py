@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,10 +30,7 @@ pytestmark = [
 
 LAUNCH = ("launch", "--hosts", "lab")
 ONE = ("--workers-per-node", "1")
-YAML = "configs/tiny_sft.yaml"
 MULTI_CPU = ("--accelerate-config", "configs/accelerate/multi_cpu.yaml")
-# How other engines than its own start LLaMA-Factory's workers.
-WORKER = ("--module", "llamafactory.launcher", "job.yaml")
 # Lines of shell for a program that runs on the nodes.
 PLACE = 'echo "place $NODE_RANK/$NNODES x$NPROC_PER_NODE $MASTER_ADDR:$MASTER_PORT rank=${RANK-none}"'
 GIVEN = 'echo "given WHOSE=$WHOSE KEPT=$KEPT MINE=$MINE YOURS=$YOURS SPOKEN=$SPOKEN" "$@"'
@@ -157,46 +153,12 @@ def test_accelerate_trains_a_script_over_four_workers(command: Command, config: 
     assert document["summary"]["steps"] == 30
 
 
-@pytest.mark.parametrize(
-    ("typed", "engine", "world_size"),
-    [
-        (
-            (
-                "torchrun --nnodes=2 --node_rank=0 --nproc_per_node=2 --master_addr=192.0.2.1 --master_port=1234 "
-                f"{SCRIPT} --steps 6"
-            ),
-            "torchrun",
-            4,
-        ),
-        (f"OMP_NUM_THREADS=1 {sys.executable} -u -m configs.ddp_tiny --steps 6", "torchrun", 4),
-        (
-            (
-                "accelerate launch --cpu --num_processes 4 --num_machines 1 --mixed_precision no "
-                "configs/accelerate_tiny.py --steps 6"
-            ),
-            "accelerate",
-            4,
-        ),
-        ("--workers-per-node 1 -- deepspeed --num_gpus 1 configs/deepspeed_tiny.py --steps 6", "deepspeed", 2),
-        (
-            (
-                "--workers-per-node 1 -- FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 llamafactory-cli train "
-                "configs/tiny_sft.yaml max_steps=6"
-            ),
-            "llamafactory",
-            2,
-        ),
-    ],
-    ids=["torchrun", "python", "accelerate", "deepspeed", "llamafactory-cli"],
-)
-@pytest.mark.usefixtures("tiny")
-def test_a_command_that_was_pasted_trains_on_both_nodes(
-    command: Command, typed: str, engine: str, world_size: int
-) -> None:
-    options, _, pasted = typed.rpartition("-- ") if typed.startswith("--") else ("", "", typed)
-    document = command.document(*LAUNCH, *shlex.split(options), "--json", "--", *shlex.split(pasted))
+def test_a_command_that_was_pasted_trains_on_both_nodes(command: Command) -> None:
+    # What each launcher's command becomes is golden in tests/cli/test_pasted_commands.py.
+    pasted = "torchrun --nnodes=2 --node_rank=0 --nproc_per_node=2 --master_addr=192.0.2.1 --master_port=1234"
+    document = command.document(*LAUNCH, "--json", "--", *pasted.split(), SCRIPT, "--steps", "6")
     assert_succeeded(document)
-    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == (engine, world_size, 6)
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == ("torchrun", 4, 6)
     assert_nothing_left(document)
 
 
