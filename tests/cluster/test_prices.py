@@ -65,13 +65,18 @@ def test_a_wrong_line_is_an_error_with_its_place(golden: Golden) -> None:
         ("  A100:", "  RTX 4090:"),
         ("nodes:", "node:"),
         ("  node1: {hourly: 2.80}", "- node1"),
-        ("{hourly: 2.80}", "{hourly: ["),
     )
     assert [old for old, _ in changes if old not in SAMPLE] == []
     golden.check_errors(
         "prices",
         {f"{old} -> {new}": error_of(parse_prices, SAMPLE.replace(old, new), "prices.yaml") for old, new in changes},
     )
+
+
+def test_what_is_no_yaml_is_an_error_with_its_place() -> None:
+    """The words are the parser's."""
+    text = SAMPLE.replace("{hourly: 2.80}", "{hourly: [")
+    assert error_of(parse_prices, text, "prices.yaml").message.startswith("prices.yaml:9: ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "seven", "7"])
