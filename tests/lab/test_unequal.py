@@ -131,10 +131,11 @@ def thorough(*arguments: str, name: str) -> Any:
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(("--", SCRIPT, *SMALL), id="torchrun"),
         pytest.param(
             ("--engine", "deepspeed", "--", "--no_local_rank", SCRIPT, "--strategy", "zero2", *SMALL), id="ZeRO-2"
         ),
+        # LLaMA-Factory above is started by torchrun.
+        thorough("--", SCRIPT, *SMALL, name="torchrun"),
         thorough("--", TRAINER, "8", name="Trainer"),
         thorough(ZERO2, *STEPS, name="LLaMA-Factory ZeRO-2"),
         thorough("--engine", "deepspeed", ZERO2, *STEPS, name="LLaMA-Factory by DeepSpeed"),
