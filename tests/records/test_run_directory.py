@@ -13,6 +13,7 @@ import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.errors import MultinodeError, UsageError
+from multinode.records.files import append
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from tests import make
@@ -197,6 +198,7 @@ def test_what_cannot_be_read_or_written_is_an_error_that_names_it(tmp_path: Path
             "it is torn": error_of(torn.read, "run.json", Run),
             "it is of another version": error_of(other.read_run),
             "the directory of its logs is gone": error_of(closed.append_log, 0, b"x"),
+            "the disk is full": error_of(append, Path("/dev/full"), b"x"),
             "a directory has its name": error_of(closed.write, "run.json", RUN),
             "the runs cannot be kept in a file": error_of(RunDirectory.create, tmp_path / "file" / "runs", "r"),
             "a run of this name exists": error_of(RunDirectory.create, tmp_path, "torn"),
