@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _FULL_BYTES = 1 << 20
+_LEASE_HINT = "did this machine sleep, or lose its network? Nodes wait longer with --lease, and for ever with --detach"
 # Of a log: its last lines that are looked at, and the most of a line in a sentence.
 _LAST_WORDS = 20
 _MOST_CHARS = 300
@@ -499,12 +500,6 @@ def _worker_failure(node: NodeEvidence, sample: ExceptionSample) -> Failure:
     message = f"rank {sample.rank} raised {sentence}"
     # A signal that ended its launcher came after it.
     return _failure(node, message, rank=sample.rank, signal=None, log_tail=tail, time_s=_at(sample.time_s, node))
-
-
-_LEASE_HINT = (
-    "see whether this machine slept or lost its network; nodes wait longer with --lease, and with --detach they do not "
-    "need this machine"
-)
 
 
 def _job_failure(node: NodeEvidence) -> Failure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ from multinode.secret_values import redacted
 
 DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextlib.contextmanager
@@ -32,9 +30,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        look = "df -h" if error.errno in _NO_ROOM else "ls -ld"
-        hint = f"{look} {shlex.quote(str(path.parent))}"
-        raise MultinodeError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+        raise MultinodeError(f"{path} cannot be written: {error.strerror}", hint=f"df -h {path.parent}") from error
 
 
 def append(path: Path, data: bytes, size: int | None = None) -> None:
