@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.golden import Golden
+
 from .localnode import PYTHON, SLEEPER, LocalNode, is_alive, wait_until
 
 
@@ -114,31 +116,26 @@ def test_files_are_private_and_the_umask_of_the_job_is_the_users(node: LocalNode
     assert stat.S_IMODE((node.home / "checkpoint").stat().st_mode) == 0o644
 
 
-@pytest.mark.parametrize("path", ["../evil", "/tmp/evil", "a/../../evil", "status.json", ""])
-def test_a_file_that_would_land_elsewhere_or_on_our_own_is_refused(node: LocalNode, path: str) -> None:
-    request = node.request(["true"], files=[{"path": path, "text": "x"}])
-    assert node.error("supervise", request)
+def test_what_cannot_be_started_is_refused_and_nothing_is_left(node: LocalNode, golden: Golden) -> None:
+    node.run(["true"], run_id="once")
+    true = ["true"]
+    requests = {
+        **{
+            f"a file at {path!r}": node.request(true, files=[{"path": path, "text": "x"}])
+            for path in ("../evil", "/tmp/evil", "a/../../evil", "status.json", "")
+        },
+        **{f"run id {run_id!r}": node.request(true, run_id) for run_id in ("../r", "a/b", "", ".hidden", "a b")},
+        "a run id that was used": node.request(true, "once"),
+        "no such directory": node.request(true, cwd="/no/such/dir"),
+        "no such program": node.request(["no-such-program"]),
+        "no such script": node.request(["./absent.sh"]),
+        "an argument with NUL": node.request(["true", "a\0b"]),
+        "a variable with =": node.request(true, env={"A=B": "c"}),
+    }
+    told = "".join(f"# {case}\n  {node.error('supervise', request)}\n" for case, request in requests.items())
+    golden.check("supervise_refused.txt", told.replace(str(node.home), "HOME"))
     assert not node.run_dir().exists()
     assert not list(node.home.rglob("evil"))
-
-
-@pytest.mark.parametrize("run_id", ["../r", "a/b", "", ".hidden", "a b"])
-def test_a_run_id_that_could_be_a_path_is_refused(node: LocalNode, run_id: str) -> None:
-    assert "run id" in node.error("supervise", node.request(["true"], run_id))
-
-
-def test_a_run_id_is_used_once(node: LocalNode) -> None:
-    node.run(["true"])
-    assert "already exists" in node.error("supervise", node.request(["true"]))
-
-
-def test_what_is_missing_is_named_and_nothing_is_left(node: LocalNode) -> None:
-    assert "/no/such/dir" in node.error("supervise", node.request(["true"], cwd="/no/such/dir"))
-    assert "no-such-program" in node.error("supervise", node.request(["no-such-program"]))
-    assert "./absent.sh" in node.error("supervise", node.request(["./absent.sh"]))
-    assert "NUL" in node.error("supervise", node.request(["true", "a\0b"]))
-    assert "A=B" in node.error("supervise", node.request(["true"], env={"A=B": "c"}))
-    assert not node.run_dir().exists()
 
 
 def test_a_program_that_the_kernel_refuses_ends_as_not_started(node: LocalNode) -> None:
