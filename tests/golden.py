@@ -8,15 +8,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from multinode.errors import MultinodeError
 from multinode.findings.finding import Finding
 from multinode.render.sheet import Block
 from multinode.render.table import WIDE, Part, screen_text
 from multinode.render.terminal import block_parts
 
-__all__ = ["Golden", "screen_of"]
+__all__ = ["Golden", "error_of", "screen_of"]
 
 _WIDTHS = (80, 120, 160)
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
@@ -25,6 +27,13 @@ _CUT = "\N{HORIZONTAL ELLIPSIS}"
 def screen_of(blocks: Iterable[Block], width: int = WIDE, *, details: bool = False) -> str:
     """An answer as a terminal shows it."""
     return screen_text(block_parts(blocks, details=details, width=width), width)
+
+
+def error_of(call: Callable[..., object], *args: Any, **named: Any) -> MultinodeError:
+    """What the call is refused with."""
+    with pytest.raises(MultinodeError) as caught:
+        call(*args, **named)
+    return caught.value
 
 
 def _figure(value: float | str) -> str:
@@ -52,18 +61,37 @@ class Golden:
             pytest.fail("\n".join((*diff, "if that is meant: pytest --update-golden")), pytrace=False)
 
     def check_findings(self, name: str, cases: Mapping[str, Finding | Iterable[Finding]]) -> None:
-        """Compare what was found in each case: severity, code, node and figures, then message and hint."""
+        """Compare what was found in each case: severity, code, node, rank and figures, then message and hint."""
         told = []
         for case, found in cases.items():
             lines = [f"# {case}"]
             for one in [found] if isinstance(found, Finding) else found:
                 figures = ", ".join(f"{key} {_figure(value)}" for key, value in one.figures.items())
-                head = (getattr(one, "severity", ""), one.code or "-", f"({one.node})" if one.node else "", figures)
+                rank = getattr(one, "rank", None)
+                place = ", ".join(filter(None, (one.node, "" if rank is None else f"rank {rank}")))
+                head = (getattr(one, "severity", ""), one.code or "-", f"({place})" if place else "", figures)
                 lines.append(" ".join(filter(None, head)))
                 lines += [f"  {line}" for line in one.message.splitlines()]
                 lines += [f"  > {line}" for line in (one.hint or "").splitlines()]
             told.append("\n".join(lines))
         self.check(f"{name}.txt", "\n\n".join(told) + "\n")
+
+    def check_errors(self, name: str, cases: Mapping[str, BaseException | None], directory: Path | None = None) -> None:
+        """Compare what each case was refused with: kind and node, message, hint and detail.
+
+        Args:
+            name: of the file.
+            cases: errors by what was typed or read.
+            directory: whose path is shown as DIR.
+        """
+        told = []
+        for case, error in cases.items():
+            assert isinstance(error, MultinodeError), (case, error)
+            head = type(error).__name__ + (f" ({error.node})" if error.node else "")
+            lines = [f"# {case}", head, f"  {error.message}", *(f"  > {line}" for line in error.hint_lines)]
+            told.append("\n".join([*lines, *(f"  | {line}" for line in error.detail.splitlines())]))
+        text = "\n\n".join(told) + "\n"
+        self.check(f"{name}.txt", text if directory is None else text.replace(str(directory), "DIR"))
 
     def check_screen(
         self,

@@ -27,7 +27,7 @@ from multinode.errors import UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.records.benchmark import CollectiveTest
 from multinode.stats.unknown import Unknown, entries, or_empty, or_none, or_zero, reason_of
-from multinode.units import format_duration, format_figure
+from multinode.units import format_count, format_duration, format_figure
 
 _GPUS = CheckRules("gpus")
 _VERSIONS = CheckRules("versions")
@@ -52,7 +52,7 @@ NO_SUCH_GPU = _GPUS.error(
 )
 TOO_FEW_GPUS = _GPUS.error(
     about="more workers than GPUs on a node",
-    message="{workers} workers are to run here, but it has {count} GPUs: the last worker would find no device",
+    message="{workers} workers are to run here, but it has {gpus}: the last worker would find no device",
     hint="set slots={count} in the hostfile",
 )
 WRONG_SLOTS = _GPUS.error(
@@ -167,8 +167,8 @@ GPU_FULL = _GPUS.error(
 )
 LEFTOVER = _LEFTOVERS.warning(
     about="unsupervised processes of an earlier run",
-    message="{count} of run {run} left behind ({commands}), without a supervisor: they take cores, memory and ports "
-    "from the job",
+    message="{count} of run {run} left behind ({commands}), without a supervisor: the cores, memory "
+    "and ports in use there are lost to the job",
     hint="on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = _LEFTOVERS.error(
@@ -248,7 +248,7 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
         wanted = node.slots or workers.get(node.name) or 1
         count = len(facts.visible_gpus)
         if count and node.gpus is None and wanted > count and _on_gpus(inspection):
-            yield TOO_FEW_GPUS.found(node.name, workers=wanted, count=count)
+            yield TOO_FEW_GPUS.found(node.name, workers=wanted, gpus=format_count(count, "GPU"), count=count)
 
 
 @launch_check

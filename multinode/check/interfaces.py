@@ -253,7 +253,9 @@ def _misleading_target(facts: NodeFacts, ifname: str | None) -> str | None:
     if isinstance(target, Unknown):
         return None if target == UNASKED else f"no address ({target.reason})"
     address = _address(target)
-    if address is None or address.is_loopback:
+    if address is None:
+        return f"{target}, which is no IP address"
+    if address.is_loopback:
         return f"{target}, which is loopback"
     interfaces = or_empty(facts.interfaces)
     owner = next(

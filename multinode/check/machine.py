@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from multinode.check.gpus import used_gpus
-from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, launch_check
+from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, launch_check, listed
 from multinode.cluster.facts import Interface
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.records.benchmark import Benchmark
@@ -132,7 +132,7 @@ def needed_tools(job: Job | Benchmark | None) -> tuple[str, ...]:
 
 SAME_MACHINE = _MACHINE.error(
     about="one machine is in the hostfile twice, under two names or addresses",
-    message="it is the same machine as {peer} (both are {hostname}): its workers would share cores and GPUs with "
+    message="it is the same machine as {peer} (hostname {names}): its workers would share cores and GPUs with "
     "those of {peer}, NCCL refuses two workers on one GPU, and no network is between them",
     hint="remove one of the two lines from the hostfile, and set slots= of the other to the machine's number of GPUs",
 )
@@ -163,15 +163,15 @@ CONTROLLER_CLOCK_OFF = _CLOCK.warning(
 
 SMALL_SHM = _MACHINE.warning(
     about="too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus error",
-    message="{nodes} has only {total} in /dev/shm, and {users} share data there: a worker may fail with `Bus error` or "
-    "`No space left on device`",
+    message="shared memory (/dev/shm) is only {total} on {nodes}, and {users} share data there: a worker may fail with "
+    "`Bus error` or `No space left on device`",
     hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}:\n"
     "sudo mount -o remount,size=16G /dev/shm",
 )
 FULL_SHM = _MACHINE.warning(
     about="files that dead processes left fill /dev/shm",
-    message="{nodes} has {free} of {total} free in /dev/shm, and {users} share data there: a worker may fail with `Bus "
-    "error`",
+    message="of {total} of shared memory (/dev/shm) on {nodes} only {free} are free, and {users} share data there: a "
+    "worker may fail with `Bus error`",
     hint="on {nodes!s}, list the files there and remove those that no process uses:\nls -lat /dev/shm",
 )
 DISK_FULL = _MACHINE.error(
@@ -250,7 +250,8 @@ def check_same_machine(inspection: Inspection) -> Iterator[CheckFinding]:
             hostname, other = or_none(facts.hostname), or_none(its.hostname)
             one_system = not isinstance(facts.machine_id, Unknown) and facts.machine_id == its.machine_id
             rule = SAME_MACHINE if hostname == other or one_system else SHARED_MACHINE
-            yield rule.found(node.name, peer=peer.name, hostname=hostname, other=other)
+            names = listed(filter(None, (other, hostname))) or "unknown"
+            yield rule.found(node.name, peer=peer.name, hostname=hostname, other=other, names=names)
 
 
 @Check

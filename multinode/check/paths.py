@@ -125,7 +125,7 @@ _ELSEWHERE = {
     "TRITON_CACHE_DIR": "/var/tmp/triton",  # noqa: S108
     "TORCH_EXTENSIONS_DIR": "/var/tmp/ext",  # noqa: S108
 }
-_TROUBLES = {"file": "is a file, not a directory", "missing": "cannot be created"}
+_IS_FILE = "is a file, not a directory"
 _REVISION = ".git"
 _SHOWN_DIGITS = 12
 _SHOWN_FILES = 4
@@ -226,9 +226,14 @@ def check_noexec(inspection: Inspection) -> Iterator[CheckFinding]:
         noexec = entries(facts.noexec)
         names = [name for name in _ELSEWHERE if name in noexec and name not in env]
         if names:
-            places = listed(list(dict.fromkeys(noexec[name] for name in names)), len(names))
+            mounted = list(dict.fromkeys(noexec[name] for name in names))
             command = " ".join(f"--env {name}={_ELSEWHERE[name]}" for name in names)
-            yield NOEXEC.found(node.name, places=places, are="is" if len(names) == 1 else "are", command=command)
+            yield NOEXEC.found(
+                node.name,
+                places=listed(mounted, len(mounted)),
+                are="is" if len(mounted) == 1 else "are",
+                command=command,
+            )
 
 
 @Check
@@ -239,7 +244,8 @@ def check_output(inspection: Inspection) -> Iterator[CheckFinding]:
         path = _path(facts, output)
         if path is not None and (path.kind == "file" or not path.writable):
             user = or_none(facts.user)
-            reason = f"{_TROUBLES.get(or_none(path.kind) or '', 'cannot be written')} by {user or 'its user'}"
+            done = "created" if path.kind == "missing" else "written"
+            reason = _IS_FILE if path.kind == "file" else f"cannot be {done} by {user or 'its user'}"
             full = _quote(_absolute(path.path, facts))
             yield OUTPUT_NOT_WRITABLE.found(node.name, path=path.path, what=reason, full=full, user=user or "USER")
 

@@ -63,7 +63,7 @@ SETTINGS_DIFFER = _VARIABLES.warning(
     about="NCCL settings differ between nodes: NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others",
     message="{name} is {value} on {nodes} and {expected} on {peer}: NCCL expects the same value on every node; with "
     "mismatched transports or algorithms the first collective hangs or is slow",
-    hint="set the same value on every line of the hostfile (env.{name}=VALUE), or remove it: {way!s}",
+    hint="set the same value on every line of the hostfile (env.{name}=VALUE), or {way!s}",
 )
 TOO_MANY_SOCKETS = _VARIABLES.warning(
     about="NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD exceeds NCCL's limit of 64",
@@ -301,7 +301,8 @@ def _way(name: str, source: str, ifname: str | None = None) -> tuple[str, ...]:
         option = "--env " if source == _OPTION else "env."
         instead = f"; or write {option}{name}={'=' if name == _NCCL else ''}{ifname}{meant}"
     where = "remove --env {}" if source == _OPTION else "remove env.{}=... from the node's line in the hostfile"
-    return (f"{where.format(name)}, and multinode sets it{instead}",)
+    ours = ", and multinode sets it" if name in {_NCCL, _GLOO} else ""
+    return (f"{where.format(name)}{ours}{instead}",)
 
 
 def _shown_of(inspection: Inspection, name: str, value: str) -> str:

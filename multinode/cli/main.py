@@ -118,7 +118,7 @@ def _answer_others(verb: Any, args: list[str]) -> None:
         if "--average" in own and (average := _respelled(name, given)) is not None:
             hint = f"--average {average}"
         if hint is not None:
-            raise UsageError(f"no such option: {word}", hint=hint)
+            raise UsageError(f"no such option: {name}", hint=hint)
 
 
 def _respelled(option: str, args: list[str]) -> str | None:

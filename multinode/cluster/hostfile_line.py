@@ -28,7 +28,7 @@ class Key(NamedTuple):
 _ONE_CURRENCY = "use a plain number: all nodes have the same currency"
 # In the order of a written hostfile.
 KEYS = {
-    "slots": Key("a number of workers, 1 to 1024", "remove the line of a node without workers"),
+    "slots": Key("a number of workers, 1 to 1024", "to leave a node out, remove its line"),
     "gpus": Key("distinct GPU ids such as 6,7 or 0-7", "use the numbers of nvidia-smi -L on the node"),
     "addr": Key("an IP address", "use this node's address in the training network"),
     "ifname": Key("distinct names of network interfaces such as ens1f0,ens1f1", "use the names of `ip addr`"),

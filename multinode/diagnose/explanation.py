@@ -303,12 +303,14 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
     is_after = reading.ended_line is not None and word.line > reading.ended_line
     if is_after:
         told.append(f"The training had ended before, at line {reading.ended_line}: only its shutdown failed.")
+    # Slurm's own line may begin with the task.
+    whose = _whose(rank, worker)
     return _log_failure(
         failure,
         file,
         error,
         line=word.line,
-        message=_whose(rank, worker) + message,
+        message=message if message.startswith(whose) else whose + message,
         node=host,
         rank=rank,
         time=word.time or (report.time if report is not None else None),

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _FULL_BYTES = 1 << 20
+_LEASE_HINT = "did this machine sleep, or lose its network? Nodes wait longer with --lease, and for ever with --detach"
 # Of a log: its last lines that are looked at, and the most of a line in a sentence.
 _LAST_WORDS = 20
 _MOST_CHARS = 300
@@ -512,7 +513,9 @@ def _job_failure(node: NodeEvidence) -> Failure:
         tail = last_words(node.log, 20)
         return _failure(node, message, rank=death.rank, signal=death.signal, log_tail=tail)
     message = causes.get(node.run.status.cause or "", f"the job {_how(node.run.status)}")
-    return _failure(node, message, log_tail=last_lines(node.log, 20))
+    # Otherwise the signal by which the node stopped the job would explain it.
+    hint = _LEASE_HINT if node.run.status.cause == "lease_expired" else None
+    return _failure(node, message, hint=hint, log_tail=last_lines(node.log, 20))
 
 
 def _how(ended: WorkerDeath | Status) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from multinode.cluster.facts import Gpu, Interface, NodeFacts
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.stats.unknown import Entries
 from tests import make
+from tests.golden import Golden
 
 PACKAGES = {"torch": "2.8.0", "llamafactory": "0.9.5"}
 SCRIPT = ScriptJob(argv=("train.py",))
@@ -82,18 +83,10 @@ def silent(*found: Iterable[CheckFinding]) -> None:
     assert [list(findings) for findings in found] == [[]] * len(found)
 
 
-def expect(
-    findings: Iterable[CheckFinding],
-    severity: str,
-    node: str | None,
-    *message: str,
-    hint: str = "",
-    check: str | None = None,
-) -> CheckFinding:
-    """The one finding, which must be of this severity, node and check, and have these words in message and hint."""
-    finding = only(findings)
-    assert (finding.severity, finding.node) == (severity, node)
-    assert check in {None, finding.code}
-    assert [words for words in message if words not in finding.message] == [], finding.message
-    assert hint in str(finding.hint)
-    return finding
+def check_cases(golden: Golden, name: str, cases: Mapping[str, Iterable[CheckFinding]]) -> None:
+    """Something is found in each case, all of it what its user can act on; severity, node and words are the golden."""
+    found = {case: tuple(findings) for case, findings in cases.items()}
+    assert [case for case, findings in found.items() if not findings] == []
+    for finding in (one for findings in found.values() for one in findings):
+        only([finding])
+    golden.check_findings(name, found)

@@ -23,8 +23,9 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.stats.unknown import Entries, Unknown
 from tests import make
+from tests.golden import Golden
 
-from .inspecting import SFT, but, expect, inspection, only, silent
+from .inspecting import SFT, but, check_cases, inspection, silent
 
 ADA = "NVIDIA GeForce RTX 4090"
 CHECKS = (check_presence, check_presence, check_counts, check_models, check_drivers, check_torch_builds, check_vendors)
@@ -58,90 +59,91 @@ def test_nodes_that_are_alike_have_no_finding(check: Any) -> None:
         silent(check(known))
 
 
-def test_accelerators_of_two_vendors_cannot_speak_with_each_other() -> None:
-    finding = only(check_vendors(but(well(), "b", accelerator="npu")))
-    assert (finding.node, finding.severity) == ("b", "error")
-    assert "it has Ascend NPU devices, and a NVIDIA CUDA: their backends (hccl and nccl)" in finding.message
-    test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
-    assert only(check_presence(replace(but(well(), "b", accelerator="xpu"), job=test))).node == "b"
+def collective(backend: str) -> CollectiveTest:
+    return CollectiveTest(messages=(Message(size_bytes=8),), backend=backend)
 
 
-def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
-    bare = but(inspection(), "b", gpus=Unknown("nvidia-smi not found"))
-    test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
-    finding = only(check_presence(replace(bare, job=test)))
-    assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)
-    gloo = replace(bare, job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo"))
-    assert [list(check(gloo)) for check in CHECKS] == [[]] * len(CHECKS)
+BARE = but(inspection(), "b", gpus=Unknown("nvidia-smi not found"))
+BROKEN = but(well(), "b", gpus=Unknown("nvidia-smi ended with code 18: driver/library mismatch"))
+UNEQUAL = but(well(), "b", gpus=gpus(0))
+GROUPED = replace(
+    UNEQUAL,
+    job=LlamaFactoryJob(config_path="sft.yaml", text="", config={"fsdp": "hybrid_shard auto_wrap"}),
+)
+DIVIDED = but(well(), "b", gpus=gpus(0, 1, mig=True))
+OLD = gpus(0, 1, driver="535.129.03")
+# accelerate 1.11 state.py asks whether both variables are set, and counts all GPUs of the node.
+HALF = but(
+    but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"}, slots=1)), "b", gpus=OLD),
+    "a",
+    gpus=gpus(0, driver="535.129.03"),
+)
+OTHER_NCCL = but(
+    but(well(), "a", nccl_version="2.27.5", cuda_version="12.6"), "b", nccl_version="2.26.2", cuda_version="12.6"
+)
+OTHER_CUDA = but(but(well(), "a", cuda_version="12.6"), "b", cuda_version="12.8")
 
 
-def test_a_node_without_gpus_beside_one_that_has_them_is_an_error_with_the_reason() -> None:
-    broken = but(well(), "b", gpus=Unknown("nvidia-smi ended with code 18: driver/library mismatch"))
-    expect(check_presence(broken), "error", "b", "driver/library mismatch", "a has 2")
-    silent(check_counts(broken))
+def lost(name: str) -> Inspection:
+    return but(well(), "b", gpus=gpus(0) + gpus(1, name=name))
 
 
-def test_a_gpu_that_is_not_there_is_named_with_those_that_are() -> None:
-    finding = expect(check_counts(well(cluster=cluster(gpus=(1, 6)))), "error", "b")
-    assert finding.message.startswith("the hostfile assigns it GPU 6, but it has GPU 0, 1")
-    assert "correct gpus=" in str(finding.hint)
-
-
-def test_gpus_of_the_hostfile_on_nodes_that_have_none_are_told_with_the_reason() -> None:
-    named = make.cluster(Node(name="a", gpus=(0,)), Node(name="b", gpus=(0,)))
-    bare = but(but(inspection(cluster=named), "a", gpus=()), "b", gpus=Unknown("nvidia-smi not found"))
-    findings = list(check_counts(bare))
-    assert [finding.node for finding in findings] == ["a", "b"]
-    assert "nvidia-smi not found" in findings[1].message
-
-
-def test_more_workers_than_gpus_are_an_error() -> None:
-    slots = make.cluster(Node(name="a", slots=2), Node(name="b", slots=2))
-    finding = expect(check_counts(but(well(cluster=slots), "b", gpus=gpus(0))), "error", "b")
-    assert finding.message.startswith("2 workers are to run here, but it has 1 GPUs")
-    assert "slots=1" in str(finding.hint)
-
-
-def test_unequal_slots_are_an_error_where_the_job_groups_workers_by_node() -> None:
-    unequal = but(well(), "b", gpus=gpus(0))
-    silent(check_counts(unequal))
-    hybrid = LlamaFactoryJob(config_path="sft.yaml", text="", config={"fsdp": "hybrid_shard auto_wrap"})
-    grouped = replace(unequal, job=hybrid)
-    expect(check_counts(grouped), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
-    silent(check_counts(replace(grouped, facts={"a": unequal.facts["a"]})))
-    few = replace(
-        well(cluster=make.cluster(Node(name="a", slots=1))),
-        options=LaunchOptions(workers_per_node=2),
+def test_what_is_wrong_with_gpus_is_found_on_its_node(golden: Golden) -> None:
+    check_cases(
+        golden,
+        "gpus",
+        {
+            "accelerators of two vendors": check_vendors(but(well(), "b", accelerator="npu")),
+            "nccl, and XPUs on b": check_presence(replace(but(well(), "b", accelerator="xpu"), job=collective("nccl"))),
+            "nccl without a GPU": check_presence(replace(BARE, job=collective("nccl"))),
+            "no GPU on b, two on a": check_presence(BROKEN),
+            "gpus= names one that is not there": check_counts(well(cluster=cluster(gpus=(1, 6)))),
+            "gpus= on nodes without GPUs": check_counts(
+                but(replace(BARE, cluster=make.cluster(*(Node(name=name, gpus=(0,)) for name in "ab"))), "a", gpus=())
+            ),
+            "more slots than GPUs": check_counts(
+                replace(UNEQUAL, cluster=make.cluster(Node(name="a", slots=2), Node(name="b", slots=2)))
+            ),
+            "unequal GPUs, and FSDP groups workers by node": check_counts(GROUPED),
+            "more workers per node than slots": check_counts(
+                replace(well(cluster=make.cluster(Node(name="a", slots=1))), options=LaunchOptions(workers_per_node=2))
+            ),
+            "another model on b": check_models(but(well(), "b", gpus=gpus(0, 1, name="NVIDIA GeForce RTX 3090"))),
+            "two models on a": check_models(but(well(), "a", gpus=gpus(0) + gpus(1, name="NVIDIA TITAN V"))),
+            "a lost GPU": check_lost_gpus(lost("[GPU is lost]")),
+            "a GPU that nvidia-smi cannot read": check_lost_gpus(lost("ERR!")),
+            "MIG on b alone": check_models(DIVIDED),
+            "more memory on b": check_models(but(well(), "b", gpus=gpus(0, 1, memory_total_mib=49140.0))),
+            "another driver on b": check_drivers(but(well(), "b", gpus=gpus(0, 1, driver="570.86.10"))),
+            "old drivers, NCCL_P2P_DISABLE=1 on b": check_drivers(
+                but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0"})), "ab", gpus=OLD)
+            ),
+            "old drivers, one worker on b and half of what accelerate asks for": check_drivers(HALF),
+            "another NCCL on b": check_torch_builds(OTHER_NCCL),
+            "another NCCL and another torch on b": check_torch_builds(
+                but(OTHER_NCCL, "b", packages=Entries({"torch": "2.7.1"}))
+            ),
+            "another CUDA on b": check_torch_builds(OTHER_CUDA),
+            "nvidia-smi took long": check_drivers(but(well(), "a", gpu_query_s=11.0)),
+        },
     )
-    expect(check_counts(few), "error", "a", "2 workers are requested, but it has 1 slots")
 
 
-def test_different_models_are_named() -> None:
-    expect(
-        check_models(but(well(), "b", gpus=gpus(0, 1, name="NVIDIA GeForce RTX 3090"))),
-        "warning",
-        "b",
-        "NVIDIA GeForce RTX 3090, and a on NVIDIA GeForce RTX 4090",
-    )
-    mixed = gpus(0) + gpus(1, name="NVIDIA TITAN V")
-    first = only(check_models(but(well(), "a", gpus=mixed)))
-    assert (first.node, "and its first worker on" in first.message) == ("a", True)
+def test_gpus_that_this_job_can_do_without_are_no_finding() -> None:
+    gloo = replace(BARE, job=collective("gloo"))
+    silent(*(check(gloo) for check in CHECKS))
+    silent(check_counts(BROKEN), check_counts(UNEQUAL))
+    silent(check_counts(replace(GROUPED, facts={"a": UNEQUAL.facts["a"]})))
 
 
-@pytest.mark.parametrize(("name", "said"), [("[GPU is lost]", "GPU is lost"), ("ERR!", "ERR!")])
-def test_a_lost_gpu_is_an_error_and_no_model(name: str, said: str) -> None:
-    lost = gpus(0) + gpus(1, name=name)
-    known = but(well(), "b", gpus=lost)
-    expect(check_lost_gpus(known), "error", "b", f"GPU 1 does not answer ({said})", hint="reboot b")
-    silent(check_models(known), check_lost_gpus(well()))
+def test_a_lost_gpu_is_no_model() -> None:
+    silent(check_models(lost("ERR!")), check_lost_gpus(well()))
 
 
-def test_a_divided_gpu_beside_a_whole_one_is_a_warning() -> None:
-    divided = gpus(0, 1, mig=True)
-    expect(
-        check_models(but(well(), "b", gpus=divided)), "warning", "b", "MIG divides GPU 0 and 1 here", "a has a whole"
-    )
-    silent(check_models(but(well(), "ab", gpus=divided)))
+def test_gpus_that_are_divided_everywhere_or_differ_by_a_little_memory_are_alike() -> None:
+    silent(check_models(but(DIVIDED, "a", gpus=gpus(0, 1, mig=True))))
+    # Two boards of one model.
+    silent(check_models(but(well(), "b", gpus=gpus(0, 1, memory_total_mib=24217.0))))
 
 
 def test_a_gpu_that_the_job_does_not_use_does_not_matter() -> None:
@@ -150,26 +152,6 @@ def test_a_gpu_that_the_job_does_not_use_does_not_matter() -> None:
     known = but(well(cluster=two), "ab", gpus=odd)
     silent(check_models(known))
     assert [gpu.index for gpu in used_gpus(known, two.nodes[1], known.facts["b"])] == [0, 1]
-
-
-def test_less_memory_on_the_same_model_is_told() -> None:
-    expect(
-        check_models(but(well(), "b", gpus=gpus(0, 1, memory_total_mib=49140.0))),
-        "warning",
-        "b",
-        "48 GiB of memory here and 24 GiB",
-    )
-    # Two boards of one model differ by a little.
-    silent(check_models(but(well(), "b", gpus=gpus(0, 1, memory_total_mib=24217.0))))
-
-
-def test_different_drivers_are_told() -> None:
-    expect(
-        check_drivers(but(well(), "b", gpus=gpus(0, 1, driver="570.86.10"))),
-        "warning",
-        "b",
-        "570.86.10 here and 550.54.15",
-    )
 
 
 @pytest.mark.parametrize(
@@ -186,50 +168,13 @@ def test_old_drivers_offer_peer_to_peer_that_geforce_ada_has_not(name: str, driv
     known = but(
         but(well(), "a", gpus=gpus(0, name=name, driver=driver)), "b", gpus=gpus(0, 1, name=name, driver=driver)
     )
-    findings = list(check_drivers(known))
-    assert [finding.node for finding in findings] == (["b"] if told else [])
-    assert all("env.NCCL_P2P_DISABLE=1" in str(finding.hint) for finding in findings)
+    assert [finding.node for finding in check_drivers(known)] == (["b"] if told else [])
 
 
-def test_peer_to_peer_that_is_switched_off_is_no_finding() -> None:
-    old = gpus(0, 1, driver="535.129.03")
-    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0"})), "ab", gpus=old)
-    assert only(check_drivers(known)).node == "a"
+def test_another_cuda_on_nodes_without_gpus_is_no_finding() -> None:
+    silent(check_torch_builds(but(OTHER_CUDA, "ab", gpus=())))
 
 
-def test_half_of_what_accelerate_asks_for_is_not_enough() -> None:
-    # accelerate 1.11 state.py asks whether both variables are set, and counts all GPUs of the node.
-    old = gpus(0, 1, driver="535.129.03")
-    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"}, slots=1)), "b", gpus=old)
-    finding = only(check_drivers(but(known, "a", gpus=gpus(0, driver="535.129.03"))))
-    assert finding.node == "b"
-    assert "env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1" in str(finding.hint)
-
-
-def test_different_nccl_is_an_error_with_the_way_to_the_same() -> None:
-    known = but(
-        but(well(), "a", nccl_version="2.27.5", cuda_version="12.6"), "b", nccl_version="2.26.2", cuda_version="12.6"
-    )
-    expect(
-        check_torch_builds(known),
-        "error",
-        "b",
-        "2.26.2 here and 2.27.5 on a",
-        check="versions",
-        hint="/env/bin/python -m pip install nvidia-nccl-cu12==2.27.5",
-    )
-    other_torch = but(known, "b", packages=Entries({"torch": "2.7.1"}))
-    assert "pip install torch==2.8.0" in str(only(check_torch_builds(other_torch)).hint)
-
-
-def test_different_cuda_is_a_warning_and_on_nodes_without_gpus_nothing() -> None:
-    known = but(but(well(), "a", cuda_version="12.6"), "b", cuda_version="12.8")
-    expect(check_torch_builds(known), "warning", "b")
-    silent(check_torch_builds(but(known, "ab", gpus=())))
-
-
-@pytest.mark.parametrize(("waited_s", "found"), [(UNASKED, False), (4.0, False), (11.0, True)])
-def test_an_nvidia_smi_that_loads_the_driver_each_time(waited_s: float | Unknown, *, found: bool) -> None:
-    findings = list(check_drivers(but(well(), "a", gpu_query_s=waited_s)))
-    assert [finding.severity for finding in findings] == ["note"] * found
-    assert all("nvidia-smi took 11.0 s" in finding.message for finding in findings)
+@pytest.mark.parametrize("waited_s", [UNASKED, 4.0])
+def test_an_nvidia_smi_that_answers_soon_or_was_not_asked_is_no_finding(waited_s: float | Unknown) -> None:
+    silent(check_drivers(but(well(), "a", gpu_query_s=waited_s)))

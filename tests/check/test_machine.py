@@ -12,8 +12,9 @@ from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import UNASKED, Interface
 from multinode.stats.unknown import Unknown, or_unknown
 from tests import make
+from tests.golden import Golden
 
-from .inspecting import but, expect, inspection, only, silent
+from .inspecting import but, check_cases, inspection, silent
 
 
 def booted(known: Inspection, **boots: Any) -> Inspection:
@@ -30,27 +31,6 @@ def test_machines_of_their_own_have_no_finding() -> None:
     silent(check_same_machine(unknown))
 
 
-def test_a_machine_that_is_listed_twice_is_an_error_on_the_later_node() -> None:
-    expect(
-        check_same_machine(booted(inspection(), a=("1", "gpu1", "m"), b=("1", "gpu1", "m"))),
-        "error",
-        "b",
-        "same machine as a (both are gpu1)",
-    )
-    by_id = booted(inspection(), a=("1", "gpu1", "m"), b=("1", "gpu1.lan", "m"))
-    assert only(check_same_machine(by_id)).severity == "error"
-    by_name = booted(inspection(), a=("1", "gpu1", None), b=("1", "gpu1", None))
-    assert only(check_same_machine(by_name)).severity == "error"
-
-
-def test_two_containers_of_one_machine_are_a_warning_unless_their_gpus_are_apart() -> None:
-    known = booted(inspection(), a=("1", "c1", None), b=("1", "c2", None))
-    expect(check_same_machine(known), "warning", "b", "c2 and c1")
-    hostfile = make.cluster(Node(name="a", gpus=(0,)), Node(name="b", gpus=(1,)))
-    apart = booted(inspection(cluster=hostfile), a=("1", "c1", None), b=("1", "c1", None))
-    silent(check_same_machine(apart))
-
-
 def bridged(addr: str = "172.17.0.3", **changes: Any) -> Inspection:
     nic = Interface(name="eth0", addresses=(f"{addr}/16",), up=True, driver="veth")
     endpoints = {"a": Endpoint(addr="172.17.0.2", ifname="eth0"), "b": Endpoint(addr=addr, ifname="eth0")}
@@ -58,8 +38,42 @@ def bridged(addr: str = "172.17.0.3", **changes: Any) -> Inspection:
     return but(inspection(endpoints=endpoints), "b", **facts)
 
 
-def test_a_container_on_dockers_bridge_is_a_warning() -> None:
-    expect(check_container_network(bridged()), "warning", "b", "172.17.0.3", hint="--network=host")
+def clocks(*offsets: float | Unknown) -> Inspection:
+    known = inspection("abc"[: len(offsets)])
+    for name, offset in zip("abc", offsets, strict=False):
+        known = but(known, name, clock_offset_s=offset)
+    return known
+
+
+def test_nodes_that_are_no_machines_of_their_own_or_disagree_on_the_time_are_found(golden: Golden) -> None:
+    same = booted(inspection(), a=("1", "gpu1", "m"), b=("1", "gpu1", "m"))
+    check_cases(
+        golden,
+        "machine",
+        {
+            "one machine is listed twice": check_same_machine(same),
+            "one machine by its id": check_same_machine(
+                booted(inspection(), a=("1", "gpu1", "m"), b=("1", "gpu1.lan", "m"))
+            ),
+            "one machine by its name": check_same_machine(
+                booted(inspection(), a=("1", "gpu1", None), b=("1", "gpu1", None))
+            ),
+            "two containers of one machine": check_same_machine(
+                booted(inspection(), a=("1", "c1", None), b=("1", "c2", None))
+            ),
+            "a container on Docker's bridge": check_container_network(bridged()),
+            "a clock that is ahead": check_clocks(clocks(0.0, 5.25)),
+            "a clock that is an hour behind": check_clocks(clocks(-3600.0, 0.0)),
+            "this machine is alone with its time": check_clocks(clocks(30.0, 30.1, 29.8)),
+            "this machine and c are alone with their time": check_clocks(clocks(30.0, 30.0, 90.0)),
+            "two nodes are apart, each near to this machine": check_clocks(clocks(-1.5, 1.5)),
+        },
+    )
+
+
+def test_two_containers_of_one_machine_may_have_gpus_of_their_own() -> None:
+    hostfile = make.cluster(Node(name="a", gpus=(0,)), Node(name="b", gpus=(1,)))
+    silent(check_same_machine(booted(inspection(cluster=hostfile), a=("1", "c1", None), b=("1", "c1", None))))
 
 
 @pytest.mark.parametrize(
@@ -84,32 +98,6 @@ def test_a_container_that_was_reached_is_reachable() -> None:
     silent(check_container_network(reached))
 
 
-def clocks(*offsets: float | Unknown) -> Inspection:
-    known = inspection("abc"[: len(offsets)])
-    for name, offset in zip("abc", offsets, strict=False):
-        known = but(known, name, clock_offset_s=offset)
-    return known
-
-
 @pytest.mark.parametrize("offsets", [(0.0, 0.0), (1.2, 0.0, -0.7), (UNASKED, UNASKED), (UNASKED, 1.9)])
 def test_clocks_that_agree_have_no_finding(offsets: tuple[float | Unknown, ...]) -> None:
     silent(check_clocks(clocks(*offsets)))
-
-
-def test_a_clock_that_is_off_is_told_with_its_way() -> None:
-    finding = expect(check_clocks(clocks(0.0, 5.25)), "warning", "b", "5.2 s ahead of this machine's", check="clock")
-    assert finding.hint == "on b:\nsudo timedatectl set-ntp true"
-    assert "1 h 00 min behind" in only(check_clocks(clocks(-3600.0, 0.0))).message
-
-
-def test_a_controller_that_is_alone_with_its_time_is_the_one_that_is_wrong() -> None:
-    finding = only(check_clocks(clocks(30.0, 30.1, 29.8)))
-    assert (finding.node, "30.0 s behind those of the nodes" in finding.message) == (None, True)
-    both = list(check_clocks(clocks(30.0, 30.0, 90.0)))
-    assert [one.node for one in both] == [None, "c"]
-    assert "1 min 00 s ahead of those of the other nodes" in both[1].message
-
-
-def test_two_nodes_may_be_apart_while_each_is_near_the_controller() -> None:
-    finding = only(check_clocks(clocks(-1.5, 1.5)))
-    assert (finding.node, "3.0 s ahead of that of a" in finding.message) == ("b", True)

@@ -9,8 +9,9 @@ from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, GpuProcess, RunProcess
 from tests import make
+from tests.golden import Golden
 
-from .inspecting import but, expect, inspection, only, silent
+from .inspecting import but, check_cases, inspection, silent
 
 
 def gpu(*processes: GpuProcess, used: float | None = 400.0, index: int = 0) -> Gpu:
@@ -32,74 +33,57 @@ def test_free_gpus_have_no_finding() -> None:
         silent(check_gpus_free(known), check_leftovers(known))
 
 
-def test_somebody_elses_process_is_named_with_what_it_holds() -> None:
-    said = "GPU 0 is in use by python3 (pid 4711, user eve, 10 GiB), with 10.4 GiB of its 24 GiB"
-    expect(check_gpus_free(on_b(gpu(process(), used=10600.0))), "warning", "b", said)
-
-
-def test_a_desktop_that_draws_is_not_in_the_way() -> None:
-    # As an RTX 4080 SUPER with a desktop shows it, driver 595.71.05.
-    drawing = process(pid=2165, command="kwin_wayland", memory_mib=25.0)
-    silent(check_gpus_free(on_b(gpu(drawing, used=611.0))))
-
-
-def test_a_full_gpu_is_an_error() -> None:
-    said = "GPU 0 is full: python3 (pid 4711, user eve, 22.5 GiB) uses 23 GiB of its 24 GiB"
-    expect(check_gpus_free(on_b(gpu(process(memory_mib=23000.0), used=23600.0))), "error", "b", said)
-
-
-def test_memory_that_nobody_seems_to_hold_is_told_as_such() -> None:
-    expect(check_gpus_free(on_b(gpu(used=9000.0))), "warning", "b", "by processes of other users")
-    hidden = gpu(process(user=None, command=None, memory_mib=None), used=None)
-    said = "a process (pid 4711), with an unknown part of its 24 GiB"
-    expect(check_gpus_free(on_b(hidden)), "warning", "b", said)
-
-
-def test_a_gpu_that_the_job_does_not_use_may_be_busy() -> None:
-    hostfile = make.cluster("a", Node(name="b", gpus=(0,)))
-    known = on_b(gpu(), gpu(process(), used=23600.0, index=1))
-    silent(check_gpus_free(msgspec.structs.replace(known, cluster=hostfile)))
-    assert only(check_gpus_free(known)).message.startswith("GPU 1")
-
-
 def left(pid: int, *, supervised: bool = False, run_id: str = "20250101-sft.1") -> RunProcess:
     return RunProcess(pid=pid, run_id=run_id, command="python3", supervised=supervised)
 
 
-def test_leftovers_of_a_run_come_with_the_command_that_ends_them() -> None:
-    finding = expect(check_leftovers(on_b(gpu(), run_processes=(left(70), left(71)))), "warning", "b")
-    assert finding.message.startswith("2 processes of run 20250101-sft left behind (python3)")
-    assert finding.hint == "on b:\nkill -9 70 71"
+BUSY_SECOND = on_b(gpu(), gpu(process(), used=23600.0, index=1))
+HELD_BY_US = on_b(
+    gpu(process(pid=70, run_id="20250101-sft.1", memory_mib=23000.0), used=23600.0), run_processes=(left(70),)
+)
 
 
-def test_leftovers_that_hold_a_gpu_are_an_error_and_said_once() -> None:
-    ours = process(pid=70, run_id="20250101-sft.1", memory_mib=23000.0)
-    known = on_b(gpu(ours, used=23600.0), run_processes=(left(70),))
-    silent(check_gpus_free(known))
-    finding = only(check_leftovers(known))
-    assert (finding.severity, "1 process of run 20250101-sft left" in finding.message) == ("error", True)
-    assert "on GPU 0:" in finding.message
-    assert finding.hint == "on b:\nkill -9 70"
+def test_what_holds_a_gpu_is_named(golden: Golden) -> None:
+    hidden = gpu(process(user=None, command=None, memory_mib=None), used=None)
+    check_cases(
+        golden,
+        "occupancy",
+        {
+            "a process of another user": check_gpus_free(on_b(gpu(process(), used=10600.0))),
+            "a process that fills it": check_gpus_free(on_b(gpu(process(memory_mib=23000.0), used=23600.0))),
+            "nobody to be seen": check_gpus_free(on_b(gpu(used=9000.0))),
+            "a process of which nothing is known": check_gpus_free(on_b(hidden)),
+            "a process on the second GPU": check_gpus_free(BUSY_SECOND),
+        },
+    )
 
 
-def test_a_run_that_goes_on_is_noted_and_on_the_jobs_gpus_a_warning() -> None:
+def test_a_desktop_that_draws_and_a_gpu_that_the_job_does_not_use_are_not_in_the_way() -> None:
+    # As an RTX 4080 SUPER with a desktop shows it, driver 595.71.05.
+    drawing = process(pid=2165, command="kwin_wayland", memory_mib=25.0)
+    silent(check_gpus_free(on_b(gpu(drawing, used=611.0))))
+    hostfile = make.cluster("a", Node(name="b", gpus=(0,)))
+    silent(check_gpus_free(msgspec.structs.replace(BUSY_SECOND, cluster=hostfile)))
+
+
+def test_processes_of_a_run_come_with_the_command_that_ends_them(golden: Golden) -> None:
     going = (left(70, supervised=True),)
-    finding = only(check_leftovers(on_b(gpu(), run_processes=going)))
-    assert (finding.severity, "run 20250101-sft is still running (b)" in finding.message) == ("note", True)
-    assert "\nmultinode stop 20250101-sft" in str(finding.hint)
-    assert "kill" not in str(finding.hint)
-    holding = on_b(gpu(process(pid=70, run_id="20250101-sft.1")), run_processes=going)
-    assert only(check_leftovers(holding)).severity == "warning"
-
-
-def test_a_run_that_goes_on_everywhere_is_noted_once() -> None:
-    known = inspection("abc")
+    everywhere = inspection("abc")
     for rank, name in enumerate("abc"):
-        known = but(known, name, run_processes=(left(70, supervised=True, run_id=f"sft.{rank}"),))
-    finding = only(check_leftovers(known))
-    assert (finding.node, finding.message.startswith("run sft is still running (a, b and c)")) == (None, True)
-
-
-def test_two_runs_are_two_findings() -> None:
-    both = (left(70), left(80, run_id="other.1", supervised=True))
-    assert [one.severity for one in check_leftovers(on_b(run_processes=both))] == ["warning", "note"]
+        everywhere = but(everywhere, name, run_processes=(left(70, supervised=True, run_id=f"sft.{rank}"),))
+    check_cases(
+        golden,
+        "leftovers",
+        {
+            "left behind": check_leftovers(on_b(gpu(), run_processes=(left(70), left(71)))),
+            "left behind on a GPU": check_leftovers(HELD_BY_US),
+            "of a run that goes on": check_leftovers(on_b(gpu(), run_processes=going)),
+            "of a run that goes on, on the job's GPU": check_leftovers(
+                on_b(gpu(process(pid=70, run_id="20250101-sft.1")), run_processes=going)
+            ),
+            "of a run that goes on everywhere": check_leftovers(everywhere),
+            "of two runs": check_leftovers(on_b(run_processes=(left(70), left(80, run_id="other.1", supervised=True)))),
+        },
+    )
+    # It is said once.
+    silent(check_gpus_free(HELD_BY_US))

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 
 from multinode.check.rdma import (
     check_locked_memory,
@@ -20,7 +19,7 @@ from multinode.job.launch_options import LaunchOptions
 from tests import make
 from tests.golden import Golden
 
-from .inspecting import but, inspection, only, silent
+from .inspecting import but, check_cases, inspection, silent
 
 UP = RdmaPort(device="mlx5_0", port=1, state="ACTIVE", link_layer="InfiniBand", rate_gbit_per_s=100.0)
 DOWN = RdmaPort(device="mlx5_0", port=1, state="DOWN", link_layer="InfiniBand", rate_gbit_per_s=10.0)
@@ -151,45 +150,10 @@ CASES = {
     "one connection of two in hca=": check_rdma_ports(spark("rocep1s0f1")),
     "one connection of two without an address": check_rdma_ports(but(spark(), "a", interfaces=HALF_LINKED)),
 }
-FOUND = {name: tuple(findings) for name, findings in CASES.items()}
 
 
-def test_the_words_of_every_case_are_the_golden_ones(golden: Golden) -> None:
-    golden.check_findings("rdma", FOUND)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("RDMA on a alone", [("warning", "b")]),
-        ("active on a alone", [("warning", "b")]),
-        ("active on both", [("note", None)]),
-        ("active on neither", [("note", None)]),
-        ("on b alone, idle", [("note", "b")]),
-        ("the only port in hca= is down", [("warning", "a")]),
-        ("little locked memory", [("warning", "b")]),
-        ("little locked memory, in a container", [("warning", "b")]),
-        ("a narrow slot", [("warning", "a"), ("warning", "a")]),
-        ("no address", [("warning", "a")]),
-        ("no address, in hca=", [("warning", "a")]),
-        ("a port is down", [("warning", "b")]),
-        ("a port in hca= is down", [("warning", "a"), ("warning", "b")]),
-        ("in another network", [("warning", "a")]),
-        ("a small MTU", [("note", "a"), ("note", "a")]),
-        ("access control", [("warning", "a")]),
-        ("an IOMMU of Intel", [("note", "a")]),
-        ("an IOMMU of AMD", [("note", "a")]),
-        ("other firmware", [("note", "b")]),
-        ("two ports in one slot", [("warning", "a"), ("warning", "a")]),
-        ("one connection of two is down", [("warning", "a"), ("warning", "b")]),
-        ("one connection of two in hca=", [("note", "a"), ("note", "b")]),
-        ("one connection of two without an address", [("warning", "a")]),
-    ],
-)
-def test_what_keeps_rdma_from_its_rate_is_found_on_its_node(name: str, expected: list[tuple[str, str | None]]) -> None:
-    assert [(one.severity, one.node) for one in FOUND[name]] == expected
-    for finding in FOUND[name]:
-        only([finding])
+def test_what_keeps_rdma_from_its_rate_is_found_on_its_node(golden: Golden) -> None:
+    check_cases(golden, "rdma", CASES)
 
 
 def test_ports_that_meet_and_carry_what_they_have_negotiated_are_no_finding() -> None:

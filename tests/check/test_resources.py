@@ -15,8 +15,9 @@ from multinode.check.rule import Inspection
 from multinode.cluster.facts import Gpu
 from multinode.job.job import LlamaFactoryJob
 from multinode.stats.unknown import Entries
+from tests.golden import Golden
 
-from .inspecting import SCRIPT, but, expect, inspection, only, silent
+from .inspecting import SCRIPT, but, check_cases, inspection, silent
 
 TWO_GPUS = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(2))
 CHECKS = (check_disk, check_limits, check_limits, check_offload, check_shared_memory)
@@ -69,53 +70,48 @@ def small(what: Any, **changes: Any) -> Inspection:
     return known
 
 
-def test_a_small_dev_shm_matters_to_data_loaders_and_to_nccl() -> None:
-    finding = expect(
-        check_shared_memory(small(job(dataloader_num_workers=4))),
-        "warning",
-        None,
-        "has only 64 MiB in /dev/shm, and 4 data loader workers",
-        hint="--shm-size",
+OFFLOADED = but(inspection(job=offloading("offload_optimizer", "offload_param")), "b", model=Entries(LLAMA))
+FEW_PROCESSES = but(inspection(), "b", limits={"processes": 512}, user="eve")
+
+
+def on_b(**facts: Any) -> Inspection:
+    return but(inspection(), "b", **facts)
+
+
+def test_what_a_node_has_too_little_of_is_told_with_the_sum(golden: Golden) -> None:
+    full = but(inspection(job=job(dataloader_num_workers=2)), "b", shm_total_gib=16.0, shm_free_gib=0.01)
+    by_name = inspection(job=offloading("offload_optimizer", model_name_or_path="Qwen/Qwen2.5-32B-Instruct"))
+    check_cases(
+        golden,
+        "resources",
+        {
+            "/dev/shm for data loaders": check_shared_memory(small(job(dataloader_num_workers=4))),
+            "/dev/shm for NCCL": check_shared_memory(small(job(), gpus=TWO_GPUS)),
+            "/dev/shm for a script": check_shared_memory(small(SCRIPT)),
+            "/dev/shm is full": check_shared_memory(full),
+            "little room on the disk": check_disk(on_b(disk_free_gib=0.9)),
+            "no room on the disk": check_disk(on_b(disk_free_gib=0.01)),
+            # 8.03e9 parameters, 18 bytes each, over two nodes.
+            "memory for offload": check_offload(but(OFFLOADED, "b", memory_total_gib=62.0)),
+            "memory for offload, with a limit": check_offload(
+                but(OFFLOADED, "b", memory_total_gib=128.0, memory_limit_gib=32.0)
+            ),
+            "memory for offload of a model of this name": check_offload(but(by_name, "b", memory_total_gib=128.0)),
+            "a limit of memory": check_limits(on_b(memory_total_gib=64.0, memory_limit_gib=16.0)),
+            "256 open files": check_limits(on_b(limits={"open_files": 256})),
+            "1024 open files": check_limits(on_b(limits={"open_files": 1024})),
+            "4095 open files": check_limits(on_b(limits={"open_files": 4095})),
+            "few processes": check_limits(FEW_PROCESSES),
+        },
     )
-    assert "on a and b:\nsudo mount -o remount,size=" in str(finding.hint)
-    assert "NCCL's 2 workers" in only(check_shared_memory(small(job(), gpus=TWO_GPUS))).message
-    assert "if the script has any" in only(check_shared_memory(small(SCRIPT))).message
 
 
 def test_a_small_dev_shm_that_nobody_uses_does_not_matter() -> None:
     silent(check_shared_memory(small(job(dataloader_num_workers=0))), check_shared_memory(small(None)))
 
 
-def test_a_full_dev_shm_is_told() -> None:
-    known = but(inspection(job=job(dataloader_num_workers=2)), "b", shm_total_gib=16.0, shm_free_gib=0.01)
-    finding = only(check_shared_memory(known))
-    assert (finding.node, "b has 10 MiB of 16.0 GiB free in /dev/shm" in finding.message) == ("b", True)
-
-
-@pytest.mark.parametrize(("free", "severity"), [(0.9, "warning"), (0.01, "error")])
-def test_a_disk_with_little_room(free: float, severity: str) -> None:
-    expect(check_disk(but(inspection(), "b", disk_free_gib=free)), severity, "b", f"{free * 1024:.0f} MiB free")
-
-
-def test_offload_that_does_not_fit_is_told_with_the_sum() -> None:
-    known = but(inspection(job=offloading("offload_optimizer", "offload_param")), "b", model=Entries(LLAMA))
-    # 8.03e9 parameters, 18 bytes each, over two nodes.
-    expect(
-        check_offload(but(known, "b", memory_total_gib=62.0)),
-        "warning",
-        "b",
-        "8.03 billion parameters (by its config.json) on 2 nodes this takes about 67 GiB on each, but b may use 62",
-        "optimizer and parameters",
-    )
-    silent(check_offload(but(known, "b", memory_total_gib=128.0)))
-    limited = only(check_offload(but(known, "b", memory_total_gib=128.0, memory_limit_gib=32.0)))
-    assert "b may use 32 GiB" in limited.message
-
-
-def test_the_name_of_a_model_tells_its_size_where_its_config_does_not() -> None:
-    named = offloading("offload_optimizer", model_name_or_path="Qwen/Qwen2.5-32B-Instruct")
-    finding = only(check_offload(but(inspection(job=named), "b", memory_total_gib=128.0)))
-    assert "32 billion parameters (by its name)" in finding.message
+def test_offload_that_fits_or_of_a_model_of_unknown_size_is_no_finding() -> None:
+    silent(check_offload(but(OFFLOADED, "b", memory_total_gib=128.0)))
     unknown = offloading("offload_optimizer", model_name_or_path="models/mine-4bit")
     silent(check_offload(but(inspection(job=unknown), "b", memory_total_gib=1.0)))
 
@@ -144,24 +140,5 @@ def test_a_tiny_model_fits_everywhere_and_a_config_that_says_nothing_is_no_findi
     )
 
 
-def test_a_memory_limit_is_noted() -> None:
-    finding = only(check_limits(but(inspection(), "b", memory_total_gib=64.0, memory_limit_gib=16.0)))
-    assert (finding.severity, "16 of the machine's 64 GiB" in finding.message) == ("note", True)
-
-
-@pytest.mark.parametrize(("files", "severity"), [(256, "warning"), (1024, "note"), (4095, "note")])
-def test_few_open_files(files: int, severity: str) -> None:
-    expect(
-        check_limits(but(inspection(), "b", limits={"open_files": files})),
-        severity,
-        "b",
-        f"may open {files} files",
-        hint="nofile 65536",
-    )
-
-
-def test_few_processes_matter_to_ordinary_users() -> None:
-    few = {"processes": 512}
-    finding = only(check_limits(but(inspection(), "b", limits=few, user="eve")))
-    assert (finding.severity, "user eve may have 512" in finding.message) == ("warning", True)
-    silent(check_limits(but(inspection(), "b", limits=few, user="root")))
+def test_few_processes_do_not_matter_to_root() -> None:
+    silent(check_limits(but(FEW_PROCESSES, "b", user="root")))

@@ -105,14 +105,10 @@ def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
     ]
 
 
-def test_a_page_and_markdown_have_the_whole_report_with_the_marks_of_the_terminal() -> None:
-    report = report_of(TWO, *FINDINGS)
-    page = blocks_html(show(report))
-    assert '<td class="marks bad">ERROR</td>' in page
-    assert "<h2>errors</h2>" in page
-    text = blocks_markdown(show(report))
-    assert "| :-- | :-: | :-: | :-: |\n| ssh | ok | ok |  |" in text
-    assert "### notes\n\n- **node0**: nvidia-smi took 3.0 s" in text
+def test_a_page_and_markdown_have_the_whole_report_with_the_marks_of_the_terminal(golden: Golden) -> None:
+    blocks = list(show(report_of(TWO, *FINDINGS)))
+    golden.check("check_findings.html", blocks_html(blocks) + "\n")
+    golden.check("check_findings.md", blocks_markdown(blocks))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from multinode.traffic.pair_speeds import PairSpeed
 from tests.golden import Golden
 from tests.model.trainings import LLAMA_3_8B, TINY
 
-from .inspecting import but, inspection, only, silent
+from .inspecting import but, check_cases, inspection, silent
 
 LORA = {"stage": "sft", "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "bf16": True}
 FULL = {"stage": "sft", "finetuning_type": "full"}
@@ -65,51 +65,34 @@ CASES = {
     "DDP with full fine-tuning": judge(FULL, gbit=0.1, model=TINY),
     "FSDP with full fine-tuning": judge(FULL | {"fsdp": "full_shard auto_wrap"}),
 }
-FOUND = {name: only(findings) for name, findings in CASES.items()}
 
 
-def test_the_words_of_every_case_are_the_golden_ones(golden: Golden) -> None:
-    golden.check_findings("strategy", FOUND)
-
-
-@pytest.mark.parametrize(
-    ("name", "severity"),
-    [
-        ("ZeRO-3 with LoRA", "warning"),
-        ("ZeRO-3 with LoRA at 100 Gbit/s", "warning"),
-        ("ZeRO-3 with LoRA at 200 Gbit/s", "note"),
-        ("ZeRO-3 with LoRA on small GPUs", "note"),
-        ("ZeRO-2 with LoRA, 8 accumulation steps", "warning"),
-        ("DDP with LoRA, 8 accumulation steps", "note"),
-        # It sends little more than DDP.
-        ("ZeRO-1 with LoRA", "note"),
-        ("DDP with full fine-tuning", "warning"),
-    ],
-)
-def test_a_strategy_is_a_warning_where_another_would_send_far_less_over_a_slow_link(name: str, severity: str) -> None:
-    assert (FOUND[name].code, FOUND[name].severity, FOUND[name].node) == ("strategy", severity, None)
+def test_a_strategy_is_a_warning_where_another_would_send_far_less_over_a_slow_link(golden: Golden) -> None:
+    check_cases(golden, "strategy", CASES)
 
 
 def test_without_a_rate_or_on_a_fast_link_nothing_is_said() -> None:
     silent(judge(LORA, stage=3, gbit=400), check_strategy(replace(UNMEASURED, endpoints={})))
 
 
-@pytest.mark.parametrize(
-    ("changes", "stage", "sent"),
-    [
-        # Of the tiny model, 14.8 MB, on two nodes: parameters that stay whole are gathered once in a micro-batch.
-        ({}, 3, "59.1 MB"),
-        ({"fsdp": "full_shard auto_wrap"}, None, "62.3 MB"),
-        ({"fsdp": "shard_grad_op auto_wrap"}, None, "14.8 MB"),
-        ({"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 2}}, None, "36.9 MB"),
-    ],
-)
-def test_what_is_sharded_is_counted_as_often_as_it_is_sent(
-    changes: dict[str, Any], stage: int | None, sent: str
-) -> None:
-    accumulated = FULL | {"gradient_accumulation_steps": 4} | changes
-    finding = only(judge(accumulated, stage=stage, gbit=0.05, model=TINY))
-    assert f"sends {sent} through" in finding.message
+def test_what_is_sharded_is_counted_as_often_as_it_is_sent(golden: Golden) -> None:
+    # Of the tiny model, 14.8 MB, on two nodes: parameters that stay whole are gathered once in a micro-batch.
+    accumulated = FULL | {"gradient_accumulation_steps": 4}
+    fsdp_2 = {"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 2}}
+    cases: dict[str, tuple[dict[str, Any], int | None]] = {
+        "ZeRO-3, 59.1 MB": ({}, 3),
+        "full_shard, 62.3 MB": ({"fsdp": "full_shard auto_wrap"}, None),
+        "shard_grad_op, 14.8 MB": ({"fsdp": "shard_grad_op auto_wrap"}, None),
+        "shard_grad_op of FSDP2, 36.9 MB": (fsdp_2, None),
+    }
+    check_cases(
+        golden,
+        "strategy_bytes",
+        {
+            name: judge(accumulated | changes, stage=stage, gbit=0.05, model=TINY)
+            for name, (changes, stage) in cases.items()
+        },
+    )
 
 
 def test_the_sample_on_the_labs_network_is_well() -> None:
@@ -153,30 +136,35 @@ def test_one_node_has_nobody_to_send_to() -> None:
     silent(check_strategy(replace(alone, cluster=cluster)))
 
 
-@pytest.mark.parametrize(
-    ("config", "transformers", "env", "warned"),
-    [
-        ({"fsdp": "hybrid_shard auto_wrap"}, "5.6.0", {}, True),
-        ({"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 1}}, "5.7.1", {}, True),
-        ({"fsdp": "full_shard auto_wrap"}, "5.6.0", {}, False),
-        ({"fsdp": "hybrid_shard auto_wrap"}, "4.57.1", {}, False),
-        ({"fsdp": "hybrid_shard auto_wrap"}, None, {}, False),
-        ({"fsdp": "hybrid_shard auto_wrap"}, "5.6.0", {"FSDP_SHARDING_STRATEGY": "HYBRID_SHARD"}, False),
-        ({"fsdp": "shard_grad_op", "fsdp_config": {"version": 2}}, "5.6.0", {}, False),
-        ({}, "5.6.0", {}, False),
-    ],
-)
-def test_a_sharding_strategy_that_does_not_reach_accelerate_is_told(
-    config: dict[str, Any], transformers: str | None, env: dict[str, str], *, warned: bool
-) -> None:
+def sharding(
+    config: dict[str, Any], transformers: str | None = "5.6.0", env: dict[str, str] | None = None
+) -> Iterator[CheckFinding]:
     packages = {"transformers": transformers} if transformers is not None else {}
     found = but(training(FULL | config), "b", packages=Entries(packages))
-    found = replace(found, options=LaunchOptions(environment=JobEnvironment(env=env)))
-    findings = list(check_sharding(found))
-    assert bool(findings) is warned
-    if warned:
-        assert "is trained as full_shard" in only(findings).message
-        assert only(findings).hint == f"--env FSDP_SHARDING_STRATEGY={config['fsdp'].split()[0].upper()}"
+    return check_sharding(replace(found, options=LaunchOptions(environment=JobEnvironment(env=env or {}))))
+
+
+HYBRID = {"fsdp": "hybrid_shard auto_wrap"}
+
+
+def test_a_sharding_strategy_that_does_not_reach_accelerate_is_told(golden: Golden) -> None:
+    grad_op = {"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 1}}
+    check_cases(
+        golden,
+        "sharding",
+        {"hybrid_shard": sharding(HYBRID), "shard_grad_op of FSDP1": sharding(grad_op, "5.7.1")},
+    )
+
+
+def test_a_sharding_strategy_that_reaches_accelerate_is_well() -> None:
+    silent(
+        sharding({"fsdp": "full_shard auto_wrap"}),
+        sharding(HYBRID, "4.57.1"),
+        sharding(HYBRID, None),
+        sharding(HYBRID, env={"FSDP_SHARDING_STRATEGY": "HYBRID_SHARD"}),
+        sharding({"fsdp": "shard_grad_op", "fsdp_config": {"version": 2}}),
+        sharding({}),
+    )
 
 
 def test_what_accelerates_launcher_starts_has_its_strategy() -> None:

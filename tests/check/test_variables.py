@@ -21,8 +21,9 @@ from multinode.job.job import JobEnvironment
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
 from tests import make
+from tests.golden import Golden
 
-from .inspecting import SCRIPT, but, expect, inspection, only, silent
+from .inspecting import SCRIPT, but, check_cases, inspection, only, silent
 
 NICS = tuple(
     Interface(name=name, addresses=(f"{address}/24",), up=True, running=True)
@@ -66,48 +67,56 @@ def test_nodes_without_presets_and_nodes_that_say_nothing_have_no_findings() -> 
     assert ours(replace(inspection(), facts={})) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reader"),
-    [
-        ("NCCL_SOCKET_IFNAME", "ens1f0", "NCCL"),
-        ("NCCL_SOCKET_IFNAME", "=eth", "NCCL"),
-        ("GLOO_SOCKET_IFNAME", "eth", "gloo"),
-    ],
-)
-def test_a_name_in_the_hostfile_that_no_interface_has_stops_a_launch(name: str, value: str, reader: str) -> None:
-    finding = expect(
-        check_all(hostfile(**{name: value}), before_launch=True),
-        "error",
-        "a",
-        f"{name}={value} from the hostfile matches no interface with an address",
-        "(lo, eth0, eth1 and eth10)",
-        f"{reader} finds no socket interface",
-        check="variables",
-        hint=f"remove env.{name}=... from the node's line in the hostfile",
+def forwarded() -> Inspection:
+    """Their values were taken from this machine's environment."""
+    secret = given(NCCL_SOCKET_IFNAME="secret", NODE_RANK="secret")
+    environment = replace(secret.options.environment, forwarded=("NCCL_SOCKET_IFNAME", "NODE_RANK"))
+    return replace(secret, options=LaunchOptions(environment=environment))
+
+
+def on_eth1(**variables: str) -> Inspection:
+    known = hostfile(**variables)
+    moved = replace(known.endpoints["a"], addr="192.0.2.1", ifname="eth1")
+    return replace(known, endpoints=known.endpoints | {"a": moved})
+
+
+IB = {"NCCL_SOCKET_IFNAME": "ib"}
+SESSION, FILE = preset(env=IB), preset(nccl_files={CONF: IB})
+
+
+def test_a_variable_that_names_an_interface_is_compared_with_those_of_the_node(golden: Golden) -> None:
+    check_cases(
+        golden,
+        "variables_interface",
+        {
+            "NCCL, no such interface": check_interface_names(hostfile(NCCL_SOCKET_IFNAME="ens1f0")),
+            "NCCL, no interface of just this name": check_interface_names(hostfile(NCCL_SOCKET_IFNAME="=eth")),
+            "gloo knows no prefix": check_interface_names(hostfile(GLOO_SOCKET_IFNAME="eth")),
+            "gloo knows no =": check_interface_names(hostfile(GLOO_SOCKET_IFNAME="=eth0")),
+            "a prefix of two": check_interface_names(on_eth1(NCCL_SOCKET_IFNAME="eth1")),
+            "all but loopback": check_interface_names(hostfile(NCCL_SOCKET_IFNAME="^lo")),
+            "NCCL, not the data plane": check_interface_names(hostfile(NCCL_SOCKET_IFNAME="eth10")),
+            "gloo, not the data plane": check_interface_names(hostfile(GLOO_SOCKET_IFNAME="eth10")),
+            "of the session, and a launch overrides it": check_interface_names(SESSION),
+            "of the session": check_interface_names(unsettled(SESSION)),
+            "of a file, and a launch overrides it": check_interface_names(FILE),
+            "of a file": check_interface_names(unsettled(FILE)),
+            "of --env": check_interface_names(given(NCCL_SOCKET_IFNAME="ens1f0")),
+            "forwarded by --env": ours(forwarded()),
+            "NCCL, and the job uses no GPU": check_interface_names(without_gpus(hostfile(NCCL_SOCKET_IFNAME="ens1f0"))),
+            "gloo, and the job uses no GPU": check_interface_names(without_gpus(hostfile(GLOO_SOCKET_IFNAME="ens1f0"))),
+        },
     )
-    equals = "==" if reader == "NCCL" else "="
-    assert f"or write env.{name}{equals}eth0" in str(finding.hint)
+
+
+@pytest.mark.parametrize("known", [hostfile(NCCL_SOCKET_IFNAME="ens1f0"), given(NCCL_SOCKET_IFNAME="ens1f0")])
+def test_a_name_that_no_interface_has_stops_a_launch(known: Inspection) -> None:
+    first, *_ = check_all(known, before_launch=True)
+    assert (first.code, first.severity, first.node) == ("variables", "error", "a")
 
 
 def test_the_equals_sign_that_nccl_wants_is_a_part_of_the_name_for_gloo() -> None:
-    assert only(check_interface_names(hostfile(GLOO_SOCKET_IFNAME="=eth0"))).severity == "error"
     silent(check_interface_names(hostfile(GLOO_SOCKET_IFNAME="eth0", NCCL_SOCKET_IFNAME="=eth0")))
-
-
-def test_a_prefix_that_takes_more_than_it_names() -> None:
-    elsewhere = hostfile(NCCL_SOCKET_IFNAME="eth1")
-    moved = replace(
-        elsewhere,
-        endpoints=elsewhere.endpoints | {"a": replace(elsewhere.endpoints["a"], addr="192.0.2.1", ifname="eth1")},
-    )
-    expect(
-        check_interface_names(moved),
-        "warning",
-        "a",
-        "NCCL_SOCKET_IFNAME=eth1 from the hostfile matches eth1 and eth10",
-        hint="env.NCCL_SOCKET_IFNAME==eth1",
-    )
-    assert "matches eth0, eth1 and eth10" in only(check_interface_names(hostfile(NCCL_SOCKET_IFNAME="^lo"))).message
 
 
 def test_several_nics_that_are_named_exactly_are_meant() -> None:
@@ -124,95 +133,69 @@ def test_of_several_interfaces_in_the_hostfile_a_preset_may_name_no_other_set() 
     silent(check_interface_names(replace(preset(env={"GLOO_SOCKET_IFNAME": "eth0"}), endpoints={"a": both})))
 
 
-@pytest.mark.parametrize("name", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
-def test_a_name_in_the_hostfile_of_another_interface_than_the_data_planes(name: str) -> None:
-    finding = only(check_interface_names(hostfile(**{name: "eth10"})))
-    assert finding.severity == "warning"
-    assert "selects eth10, but the data plane of the node is eth0" in finding.message
-
-
-@pytest.mark.parametrize(
-    ("facts", "source", "file"),
-    [
-        ({"env": {"NCCL_SOCKET_IFNAME": "ib"}}, "the environment of an SSH session", "~/.bashrc"),
-        ({"nccl_files": {CONF: {"NCCL_SOCKET_IFNAME": "ib"}}}, CONF, CONF),
-    ],
-)
-def test_a_preset_that_a_launch_overrides_is_a_note_and_one_that_it_does_not_an_error(
-    facts: dict[str, Any], source: str, file: str
-) -> None:
-    expect(check_interface_names(preset(**facts)), "note", "a", f"NCCL_SOCKET_IFNAME=ib is set in {source}", hint=file)
-    finding = only(check_interface_names(unsettled(preset(**facts))))
-    assert finding.severity == "error"
-    assert f"from {source} matches no interface" in finding.message
-
-
 def test_a_preset_that_says_what_multinode_sets_is_nothing() -> None:
     same = {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
     silent(check_interface_names(preset(env=same)))
 
 
-def test_the_hostfile_wins_over_the_session_and_the_session_over_files() -> None:
-    wrong = {"NCCL_SOCKET_IFNAME": "ib"}
+def test_env_wins_over_the_hostfile_that_over_the_session_and_the_session_over_files() -> None:
     right = {"NCCL_SOCKET_IFNAME": "=eth0"}
     silent(
-        check_interface_names(hostfile(preset(env=wrong), **right)),
-        check_interface_names(unsettled(preset(env=right, nccl_files={CONF: wrong}))),
+        check_interface_names(given(hostfile(NCCL_SOCKET_IFNAME="ens1f0"), **right)),
+        check_interface_names(hostfile(SESSION, **right)),
+        check_interface_names(unsettled(preset(env=right, nccl_files={CONF: IB}))),
+        check_interface_names(unsettled(preset(nccl_files={CONF: right, "/etc/nccl.conf": IB}))),
     )
-    files = {CONF: right, "/etc/nccl.conf": wrong}
-    silent(check_interface_names(unsettled(preset(nccl_files=files))))
-
-
-def test_what_env_gives_wins_over_the_hostfile_and_stops_a_launch_as_well() -> None:
-    finding, other = check_all(given(NCCL_SOCKET_IFNAME="ens1f0"), before_launch=True)
-    assert (finding.severity, finding.node, other.node) == ("error", "a", "b")
-    assert "NCCL_SOCKET_IFNAME=ens1f0 from --env matches no interface with an address" in finding.message
-    assert "remove --env NCCL_SOCKET_IFNAME, and multinode sets it" in str(finding.hint)
-    assert "or write --env NCCL_SOCKET_IFNAME==eth0" in str(finding.hint)
-    right = given(hostfile(NCCL_SOCKET_IFNAME="ens1f0"), NCCL_SOCKET_IFNAME="=eth0")
-    silent(check_interface_names(right))
-    ranks = only(check_stray_variables(given(NODE_RANK="0")))
-    assert (ranks.node, ranks.hint) == (None, "remove NODE_RANK from --env")
 
 
 def test_the_value_of_a_variable_that_was_forwarded_is_not_shown() -> None:
-    forwarded = given(NCCL_SOCKET_IFNAME="secret", NODE_RANK="secret")
-    environment = replace(forwarded.options.environment, forwarded=("NCCL_SOCKET_IFNAME", "NODE_RANK"))
-    found = ours(replace(forwarded, options=LaunchOptions(environment=environment)))
-    assert sorted(finding.severity for finding in found) == ["error", "error", "warning"]
-    assert not any("secret" in f"{finding.message} {finding.hint}" for finding in found)
+    assert not any("secret" in f"{finding.message} {finding.hint}" for finding in ours(forwarded()))
 
 
-def test_without_gpus_nccl_is_not_read_and_gloo_is() -> None:
-    finding = only(check_interface_names(without_gpus(hostfile(NCCL_SOCKET_IFNAME="ens1f0"))))
-    assert finding.severity == "warning"
-    assert "a job without GPUs ignores it" in finding.message
+def test_what_nobody_reads_is_no_finding() -> None:
     silent(check_interface_names(without_gpus(preset(env={"NCCL_SOCKET_IFNAME": "ens1f0"}))))
-    assert only(check_interface_names(without_gpus(hostfile(GLOO_SOCKET_IFNAME="ens1f0")))).severity == "error"
     gloo = replace(
         hostfile(NCCL_SOCKET_IFNAME="^lo"), job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo")
     )
     silent(check_interface_names(gloo))
 
 
-@pytest.mark.parametrize("name", ["NCCL_IB_DISABLE", "NCCL_NET", "NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_NTHREADS"])
-def test_a_setting_that_one_node_alone_has_is_found_with_its_place(name: str) -> None:
-    expect(
-        check_agreement(but(inspection("abc"), "b", nccl_files={CONF: {name: "1"}})),
-        "warning",
-        "b",
-        f"{name} is 1 on b and not set on a",
-        hint=f"grep -n {name} {CONF}",
-    )
-
-
-def test_the_many_are_right_and_those_that_differ_alike_are_one_finding() -> None:
+def ring(*nodes: str) -> Inspection:
     cluster = inspection("abcde")
-    for name in "bde":
+    for name in nodes:
         cluster = but(cluster, name, env={"NCCL_ALGO": "Ring"})
-    finding = only(check_agreement(cluster))
-    assert finding.node is None
-    assert "NCCL_ALGO is not set on a and c and Ring on b" in finding.message
+    return cluster
+
+
+STRAY = {"RANK": "0", "PET_NNODES": "2", "TORCH_HOME": "/t"}
+SOCKETS = {"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}
+
+
+def test_other_variables_of_nccl_the_launcher_and_python_are_judged(golden: Golden) -> None:
+    check_cases(
+        golden,
+        "variables",
+        {
+            "one node alone sets it": check_agreement(
+                but(inspection("abc"), "b", nccl_files={CONF: {"NCCL_NET": "1"}})
+            ),
+            "the hostfile sets it for one node alone": check_agreement(hostfile(NCCL_ALGO="Ring")),
+            "most set it": check_agreement(ring("b", "d", "e")),
+            "more sockets than NCCL makes": check_socket_counts(preset(env=SOCKETS)),
+            "ranks in the session of every node": check_stray_variables(but(inspection(), "ab", env=STRAY)),
+            "ranks in DeepSpeed's file": check_stray_variables(preset(deepspeed_env={"WORLD_SIZE": "4"})),
+            "ranks in the hostfile": check_stray_variables(hostfile(NODE_RANK="0")),
+            "ranks in --env": check_stray_variables(given(NODE_RANK="0")),
+            "PYTHONHOME in the session": ours(preset(env={"PYTHONHOME": "/opt/python3.8"})),
+            "PYTHONHOME in the hostfile": ours(hostfile(PYTHONHOME="/opt/x")),
+        },
+    )
+    silent(ours(preset(env={"PYTHONHOME": ""})), check_stray_variables(replace(hostfile(NODE_RANK="0"), job=SCRIPT)))
+
+
+@pytest.mark.parametrize("name", ["NCCL_IB_DISABLE", "NCCL_NET", "NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_NTHREADS"])
+def test_a_setting_that_one_node_alone_has_is_found(name: str) -> None:
+    assert only(check_agreement(but(inspection("abc"), "b", nccl_files={CONF: {name: "1"}}))).node == "b"
 
 
 def test_settings_that_agree_whatever_their_source_or_that_nobody_reads() -> None:
@@ -225,95 +208,45 @@ def test_settings_that_agree_whatever_their_source_or_that_nobody_reads() -> Non
     silent(check_agreement(per_node))
 
 
-def test_more_sockets_than_nccl_makes() -> None:
-    env = {"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}
-    expect(check_socket_counts(preset(env=env)), "warning", "a", "is 128 on a", "lowers the second to 4")
+def test_as_many_sockets_as_nccl_makes() -> None:
     silent(
-        check_socket_counts(preset(env=env | {"NCCL_NSOCKS_PERTHREAD": "4"})),
-        check_socket_counts(preset(env=env | {"NCCL_NSOCKS_PERTHREAD": "many"})),
+        check_socket_counts(preset(env=SOCKETS | {"NCCL_NSOCKS_PERTHREAD": "4"})),
+        check_socket_counts(preset(env=SOCKETS | {"NCCL_NSOCKS_PERTHREAD": "many"})),
         check_socket_counts(preset(env={"NCCL_SOCKET_NTHREADS": "16"})),
     )
-
-
-def test_stray_variables_are_a_note_with_the_files_to_look_in() -> None:
-    stray = {"RANK": "0", "PET_NNODES": "2", "TORCH_HOME": "/t"}
-    both = but(inspection(), "ab", env=stray)
-    expect(
-        check_stray_variables(both),
-        "note",
-        None,
-        "the environment of an SSH session on a and b sets PET_NNODES and RANK, which",
-        hint="grep -nE 'PET_NNODES|RANK' ~/.bashrc ~/.profile",
-    )
-    finding = only(check_stray_variables(preset(deepspeed_env={"WORLD_SIZE": "4"})))
-    assert "~/.deepspeed_env on a sets WORLD_SIZE" in finding.message
-    assert "-nE WORLD_SIZE ~/.deepspeed_env" in str(finding.hint)
-
-
-def test_what_the_hostfile_sets_in_place_of_the_launcher() -> None:
-    expect(
-        check_stray_variables(hostfile(NODE_RANK="0")),
-        "warning",
-        "a",
-        "NODE_RANK=0 from the hostfile replaces the value",
-    )
-    script = replace(hostfile(NODE_RANK="0"), job=SCRIPT)
-    silent(check_stray_variables(script))
 
 
 FOUR_GPUS = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(4))
 
 
-@pytest.mark.parametrize(
-    ("value", "visible"), [("6", 1), ("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-8932f937,GPU-1c2", 2)]
-)
-def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
-    expect(
-        check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": value}, gpus=FOUR_GPUS)),
-        "warning",
-        "a",
-        f"leaves the job {visible} of 4 GPUs",
-        hint="set slots= in the hostfile",
-    )
+def hiding(value: str, *, line: Node | None = None, name: str = "CUDA_VISIBLE_DEVICES", **facts: Any) -> Inspection:
+    known = preset(**{"env": {name: value}, "gpus": FOUR_GPUS, **facts})
+    return known if line is None else replace(known, cluster=make.cluster(line, "b"))
 
 
-def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
-    cluster = make.cluster(Node(name="a", gpus=(1, 2)), "b")
-    npus = preset(env={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, gpus=FOUR_GPUS, accelerator="npu")
-    other = only(check_hidden_gpus(replace(npus, cluster=cluster)))
-    assert "which ASCEND_RT_VISIBLE_DEVICES=0,1" in other.message
-    hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=FOUR_GPUS)
-    expect(
-        check_hidden_gpus(replace(hidden, cluster=cluster)),
-        "error",
-        "a",
-        "assigns it GPU 2, which CUDA_VISIBLE_DEVICES=0,1",
-        hint="gpus= from 0,1;",
+ASSIGNED = Node(name="a", gpus=(1, 2))
+
+
+def test_a_preset_that_hides_gpus(golden: Golden) -> None:
+    values = ("6", "0,1", "", "-1", "0,-1,1", "GPU-8932f937,GPU-1c2")
+    check_cases(
+        golden,
+        "variables_gpus",
+        {f"CUDA_VISIBLE_DEVICES={value}": check_hidden_gpus(hiding(value)) for value in values}
+        | {
+            "one that the hostfile assigns": check_hidden_gpus(hiding("0,1", line=ASSIGNED)),
+            "an NPU that the hostfile assigns": check_hidden_gpus(
+                hiding("0,1", line=ASSIGNED, name="ASCEND_RT_VISIBLE_DEVICES", accelerator="npu")
+            ),
+        },
     )
 
 
 def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
-    hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=FOUR_GPUS)
     for line in (
         Node(name="a", gpus=(0, 1)),
         Node(name="a", slots=2),
         Node(name="a", env={"CUDA_VISIBLE_DEVICES": "3"}),
     ):
-        cluster = make.cluster(line, "b")
-        silent(check_hidden_gpus(replace(hidden, cluster=cluster)))
-    silent(
-        check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, gpus=FOUR_GPUS)),
-        check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "0"}, gpus=())),
-    )
-
-
-def test_a_python_home_is_told_with_its_place() -> None:
-    finding = only(ours(preset(env={"PYTHONHOME": "/opt/python3.8"})))
-    assert finding.severity == "warning"
-    assert "PYTHONHOME=/opt/python3.8" in finding.message
-    assert "/env/bin/python load its standard library from there" in finding.message
-    assert finding.hint == (
-        "find and remove it on a:\ngrep -n PYTHONHOME ~/.bashrc ~/.profile ~/.ssh/environment /etc/environment"
-    )
-    assert only(ours(hostfile(PYTHONHOME="/opt/x"))).hint == "remove it from the hostfile"
-    silent(ours(preset(env={"PYTHONHOME": ""})))
+        silent(check_hidden_gpus(hiding("0,1", line=line)))
+    silent(check_hidden_gpus(hiding("3,2,1,0")), check_hidden_gpus(hiding("0", gpus=())))

@@ -11,6 +11,7 @@ from multinode.errors import UsageError
 from multinode.profile.figures import BalanceOutlook, NodePace
 from multinode.stats.estimate import Estimate
 from tests import make
+from tests.golden import Golden
 
 ZERO2 = '{\n  "zero_optimization": {\n    "stage": 2\n  }\n}\n'
 
@@ -107,57 +108,33 @@ def test_made_up_data_travel_and_are_all_that_is_trained_on() -> None:
     assert json.loads(files["synthetic/dataset_info.json"])["synthetic"]["num_samples"] == 5 * 8 * 2
 
 
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("sft.yaml",), "max_steps is not set"),
-        (("sft.yaml", "--set", "max_steps=5", "--set", "stage=dpo"), "supports the stages sft and pt; this one is dpo"),
-        (("sft.yaml", "--set", "max_steps=5", "--set", "dataset=mine"), "--set dataset chooses the data"),
-        (("--", "train.py"), "this is a script"),
-    ],
-)
-def test_data_that_cannot_be_made_up_are_refused_before_anything_starts(arguments: tuple[str, ...], words: str) -> None:
-    result = dry_run("--synthetic", *arguments)
-    assert isinstance(result.exception, UsageError)
-    assert words in str(result.exception)
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ("--restarts", "1", "--detach"),
-            "--restarts needs this command to keep running; a detached run is not restarted",
-        ),
-        (("--min-nodes", "1"), "--min-nodes needs --restarts"),
-        (("--restarts", "1", "--scale-batch"), "--scale-batch needs --min-nodes"),
-        (("--restarts", "1", "--node-wait", "soon"), "--node-wait: "),
-    ],
-)
-def test_options_of_a_restart_that_do_not_go_together_are_refused(options: tuple[str, ...], message: str) -> None:
-    result = dry_run(*options, "--", "train.py")
-    assert isinstance(result.exception, UsageError)
-    assert str(result.exception).startswith(message)
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--restarts", "3", "sft.yaml"), "--restarts: it is unknown which DeepSpeed checkpoint is complete"),
-        (("--restarts", "3", "--min-nodes", "5", "--", "train.py"), "--min-nodes 5: there are only 2 nodes"),
-        (("--notify", "http://example.com/x", "--", "train.py"), "--notify needs an https URL"),
-        (("--export", "floppy:a", "--", "train.py"), "not an export target: 'floppy:a'"),
-        (("--metrics-port", "9", "--export", "prometheus:metrics", "--", "train.py"), "prometheus:metrics: node_exp"),
-    ],
-)
-def test_a_dry_run_refuses_what_a_launch_refuses_without_asking_a_node(options: tuple[str, ...], message: str) -> None:
-    result = dry_run(*options)
-    assert isinstance(result.exception, UsageError)
-    assert str(result.exception).startswith(message)
-    assert result.stdout == ""
+def test_a_dry_run_refuses_what_a_launch_refuses_without_asking_a_node(folder: Path, golden: Golden) -> None:
+    (folder / "acc.yaml").write_text("num_processes: 4\n")
+    every = (
+        "--synthetic sft.yaml",
+        "--synthetic sft.yaml --set max_steps=5 --set stage=dpo",
+        "--synthetic sft.yaml --set max_steps=5 --set dataset=mine",
+        "--synthetic -- train.py",
+        "--restarts 1 --detach -- train.py",
+        "--min-nodes 1 -- train.py",
+        "--restarts 1 --scale-batch -- train.py",
+        "--restarts 1 --node-wait soon -- train.py",
+        "--restarts 3 sft.yaml",
+        "--restarts 3 --min-nodes 5 -- train.py",
+        "--engine llamafactory -- train.py",
+        "--engine exec sft.yaml",
+        "--engine slurm -- train.py",
+        "--accelerate-config acc.yaml -- train.py",
+        "--env NOT_SET_ANYWHERE -- train.py",
+        "--notify http://example.com/x -- train.py",
+        "--export floppy:a -- train.py",
+        "--metrics-port 9 --export prometheus:metrics -- train.py",
+    )
+    results = {line: dry_run(*line.split()) for line in every}
+    assert {result.stdout for result in results.values()} == {""}
+    refused = {line: result.exception for line, result in results.items()}
+    assert all(isinstance(error, UsageError) for error in refused.values())
+    golden.check_errors("refused_launch", refused)
 
 
 def test_a_file_of_options_is_launched_with_and_what_is_typed_counts_before_it(folder: Path) -> None:

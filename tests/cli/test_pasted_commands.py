@@ -206,16 +206,16 @@ def test_the_line_that_answers_a_command_works() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("verb", ["launch", "check", "contrast", "sweep", "tune"])
-def test_every_verb_reads_a_command(verb: str) -> None:
-    for words, said in (
-        (["bash", "run.sh"], "bash is neither a Python script"),
-        (["torchrun", "--nnodes=3", "t.py"], "--nnodes=3, but hosts has 2 nodes"),
-        (["deepspeed", "--num_gpus", "8", "t.py"], "--num_gpus 8 asks for 8 workers"),
-    ):
-        error = CliRunner().invoke(build_app(), [verb, "--hosts", "hosts", "--", *words]).exception
-        assert isinstance(error, MultinodeError), error
-        assert said in error.message
+def test_every_verb_reads_a_command(golden: Golden) -> None:
+    commands = ("bash run.sh", "torchrun --nnodes=3 t.py", "deepspeed --num_gpus 8 t.py")
+    lines = [f"{verb} -- {words}" for verb in ("launch", "check", "contrast", "sweep", "tune") for words in commands]
+    golden.check_errors(
+        "refused_commands",
+        {
+            line: CliRunner().invoke(build_app(), line.replace("--", "--hosts hosts --", 1).split()).exception
+            for line in lines
+        },
+    )
 
 
 def test_the_hostfile_of_a_command_is_the_hostfile(folder: Path) -> None:

@@ -23,6 +23,7 @@ from multinode.cluster.hostfile import (
 from multinode.cluster.hostfile_line import KEYS
 from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import HostfileError
+from tests.golden import Golden
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "hostfiles").iterdir())
@@ -266,115 +267,104 @@ def test_gpus_say_how_many_slots_there_are() -> None:
     assert [node.gpus for node in nodes("a gpus=0-3\nb gpus=7,0-1,5")] == [(0, 1, 2, 3), (7, 0, 1, 5)]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("node1 gpus=6,7 slots=3", "slots=3 contradicts the 2 ids in gpus="),
-        ("node1 gpus=6,6", "gpus='6,6': expected distinct GPU ids such as 6,7"),
-        ("node1 gpus=6,,7", "gpus='6,,7': expected distinct GPU ids such as 6,7"),
-        ("node1 gpus=0-3,2", "gpus='0-3,2': expected distinct GPU ids"),
-        ("node1 gpus=7-6", "gpus='7-6': expected distinct GPU ids"),
-        ("node1 gpus=0-99999999", "gpus='0-99999999': expected distinct GPU ids"),
-        ("node1 gpus=-1", "gpus='-1': expected distinct GPU ids such as 6,7"),
-        ("node1 slots=0", "slots='0': expected a number of workers, 1 to 1024"),
-        ("node1 slots=two", "slots='two': expected a number of workers, 1 to 1024"),
-        ("node1 slots=4 slots=4", "slots= is given twice"),
-        ("node1 port=0", "port='0': expected a port, 1 to 65535"),
-        ("node1 port=65536", "port='65536': expected a port, 1 to 65535"),
-        ("node1 addr=node1", "addr='node1': expected an IP address"),
-        ("node1 addr=0.0.0.0", "addr='0.0.0.0': expected an IP address"),
-        ("node1 addr=10.0.0.300", "addr='10.0.0.300': expected an IP address"),
-        ("node[1-2] addr=10.0.0.1", "addr='10.0.0.1' gives 1 address(es) to 2 node(s)"),
-        ("node[1-2] addr=10.0.0.[1-3]", "addr='10.0.0.[1-3]' gives 3 address(es) to 2 node(s)"),
-        *(
-            (
-                f"node1 ifname={names}",
-                f"ifname='{names}': expected distinct names of network interfaces such as ens1f0,ens1f1",
-            )
-            for names in ("=eth0", "^eth0", "eth0,", "eth0,eth0", "sixteen_letters_")
-        ),
-        *(
-            (f"node1 hca={names}", f"hca='{names}': expected distinct names of RDMA devices such as mlx5_0,mlx5_1:1")
-            for names in ("=mlx5_0", "^mlx5_0", "mlx5_0:", "mlx5_0:0", "mlx5_0,mlx5_0", "../../etc", "")
-        ),
-        ("node1 hca=mlx5_0 env.NCCL_IB_HCA=mlx5", "hca= and env.NCCL_IB_HCA= are both given"),
-        ("node1 price=-1", "price='-1': expected a price per hour such as 0.35"),
-        ("node1 price=1e3", "price='1e3': expected a price per hour such as 0.35"),
-        ("node1 price=nan", "price='nan': expected a price per hour such as 0.35"),
-        ("node1 price=1 price_gpu=1", "price= and price_gpu= are both given"),
-        ("node1 price_purchase_gpu=1 price_purchase=1", "price_purchase= and price_purchase_gpu= are both given"),
-        ("node1 price_gpu=0.35/gpu", "price_gpu='0.35/gpu': expected a price per hour and GPU such as 0.35"),
-        ("node1 price_purchase=15,000", "price_purchase='15,000': expected a price to buy the node such as 15000"),
-        ("node1 price=" + "9" * 400, "expected a price per hour such as 0.35"),
-        ("node1 key=-oProxyCommand", "key='-oProxyCommand': expected the path of a private key"),
-        ("node1 key=", "key='': expected the path of a private key"),
-        ("node1 python=' '", "python=' ': expected the path of an interpreter"),
-        ("node1 jump='a b'", "jump='a b': expected one jump host, [user@]host[:port]"),
-        ("node1 jump=a,b", "jump='a,b': expected one jump host, [user@]host[:port]"),
-        ("node1 user='a b'", "user='a b': expected a user's name"),
-        ("@node1", "user='': expected a user's name"),
-        ("-x@node1", "user='-x': expected a user's name"),
-        ("alice@node1 user=bob", "the user is set both in 'alice@node1' and in user="),
-        ("node1 speed=fast", "unknown key 'speed': expected one of slots, gpus, addr, ifname,"),
-        ("node1 Slots=4", "unknown key 'Slots'"),
-        ("node1 env.A = 4", "'env.A' is not key=value"),
-        ("node1 slots =", "slots='': expected a number of workers"),
-        ("node1 lots=4", "unknown key 'lots': did you mean slots?"),
-        ("node1 env.1A=x", "'env.1A': '1A' is not a valid variable name"),
-        ("node1 env.=x", "'env.': '' is not a valid variable name"),
-        ("node1 env.A=1 env.A=1", "env.A= is given twice"),
-        ("slots=4", "it starts with 'slots=4' instead of a node's name"),
-        ("-oProxyCommand slots=1", "'-oProxyCommand' is not a node's name"),
-        ("'' slots=1", "'' is not a node's name"),
-        ("node_1;reboot", "'node_1;reboot' is not a node's name"),
-        ("'fe80::1%a b'", "is neither a name nor an IPv6 address"),
-        ("node1:22", "22 in 'node1:22' may be a port or a number of workers"),
-        ("node1:2222", "2222 in 'node1:2222' may be a port or a number of workers"),
-        ("node1:4 slots=4", "the workers are set both in 'node1:4' and in slots="),
-        ("a:b:2", "'a:b:2' is neither a name nor an IPv6 address"),
-        ("CORP\\alice@node1", "the name 'CORP\\\\alice@node1' contains a backslash, which a shell would drop"),
-        ("300.1.1.1", "'300.1.1.1' is not an IPv4 address"),
-        ("010.0.0.1", "'010.0.0.1' is not an IPv4 address"),
-        ("0.0.0.0", "'0.0.0.0' is not an IPv4 address"),
-        ("192.0.2", "'192.0.2' is not an IPv4 address"),
-        ("Before", "'Before' is the node 'before' of line 2 by another name"),
-        ("n[1-2] addr=10.0.0.[1,1]", "addr=10.0.0.1 is that of 'n1' in line 3, too"),
-        ("rank 0=node1 slot=0", "it is a line of an Open MPI rankfile"),
-        ("^node1", "'^node1' excludes a node in other programs"),
-        ("+n0", "'+n0' means a node of an allocation in other programs"),
-        ("- node1 slots=2", "it is a line of a YAML list"),
-        ("node1 node2", "2 names are on one line"),
-        ("; a comment", "it starts with ';', which is not a node"),
-        ("/* a comment */", "it starts with '/*', which is not a node"),
-        ("ssh -p 2222 alice@node1", "it is a command"),
-        ("n\N{LATIN SMALL LETTER O WITH DIAERESIS}de", "is not a node's name"),
-        ("node[1-", "'node[1-': unmatched bracket"),
-        ("node[3-1]", "'node[3-1]': the range '3-1' ends before it starts"),
-        ("node[1-4097]", "'node[1-4097]' expands to more than 4096 names"),
-        ("node[1,1]", "duplicate node 'node1' (line 3)"),
-        ("before slots=1", "duplicate node 'before' (line 2)"),
-        ("node1 env.A='x", "a quote is not closed"),
-        ("node1 env.A=x\\", "a quote is not closed, or the line ends with a backslash"),
-        ("node1 env.A='x'\"", "a quote is not closed"),
-        ("node1\x00", "invalid character U+0000"),
-        ("node1 env.A=\x1b[31m", "invalid character U+001B"),
-        ("node1\x0cnode2", "invalid character U+000C"),
-        ("node1\N{NO-BREAK SPACE}slots=1", "invalid character U+00A0"),
-        ("node1 env.A=" + "x" * 70_000, "it is longer than 65536 characters"),
-    ],
+WRONG_LINES = (
+    "node1 gpus=6,7 slots=3",
+    "node1 gpus=6,6",
+    "node1 gpus=6,,7",
+    "node1 gpus=0-3,2",
+    "node1 gpus=7-6",
+    "node1 gpus=0-99999999",
+    "node1 gpus=-1",
+    "node1 slots=0",
+    "node1 slots=two",
+    "node1 slots=4 slots=4",
+    "node1 port=0",
+    "node1 port=65536",
+    "node1 addr=node1",
+    "node1 addr=0.0.0.0",
+    "node1 addr=10.0.0.300",
+    "node[1-2] addr=10.0.0.1",
+    "node[1-2] addr=10.0.0.[1-3]",
+    *(f"node1 ifname={names}" for names in ("=eth0", "^eth0", "eth0,", "eth0,eth0", "sixteen_letters_")),
+    *(
+        f"node1 hca={names}"
+        for names in ("=mlx5_0", "^mlx5_0", "mlx5_0:", "mlx5_0:0", "mlx5_0,mlx5_0", "../../etc", "")
+    ),
+    "node1 hca=mlx5_0 env.NCCL_IB_HCA=mlx5",
+    "node1 price=-1",
+    "node1 price=1e3",
+    "node1 price=nan",
+    "node1 price=1 price_gpu=1",
+    "node1 price_purchase_gpu=1 price_purchase=1",
+    "node1 price_gpu=0.35/gpu",
+    "node1 price_purchase=15,000",
+    "node1 price=" + "9" * 400,
+    "node1 key=-oProxyCommand",
+    "node1 key=",
+    "node1 python=' '",
+    "node1 jump='a b'",
+    "node1 jump=a,b",
+    "node1 user='a b'",
+    "@node1",
+    "-x@node1",
+    "alice@node1 user=bob",
+    "node1 speed=fast",
+    "node1 Slots=4",
+    "node1 env.A = 4",
+    "node1 slots =",
+    "node1 lots=4",
+    "node1 env.1A=x",
+    "node1 env.=x",
+    "node1 env.A=1 env.A=1",
+    "slots=4",
+    "-oProxyCommand slots=1",
+    "'' slots=1",
+    "node_1;reboot",
+    "'fe80::1%a b'",
+    "node1:22",
+    "node1:2222",
+    "node1:4 slots=4",
+    "a:b:2",
+    "CORP\\alice@node1",
+    "300.1.1.1",
+    "010.0.0.1",
+    "0.0.0.0",
+    "192.0.2",
+    "Before",
+    "n[1-2] addr=10.0.0.[1,1]",
+    "rank 0=node1 slot=0",
+    "^node1",
+    "+n0",
+    "- node1 slots=2",
+    "node1 node2",
+    "; a comment",
+    "/* a comment */",
+    "ssh -p 2222 alice@node1",
+    "n\N{LATIN SMALL LETTER O WITH DIAERESIS}de",
+    "node[1-",
+    "node[3-1]",
+    "node[1-4097]",
+    "node[1,1]",
+    "before slots=1",
+    "node1 env.A='x",
+    "node1 env.A=x\\",
+    "node1 env.A='x'\"",
+    "node1\x00",
+    "node1 env.A=\x1b[31m",
+    "node1\x0cnode2",
+    "node1\N{NO-BREAK SPACE}slots=1",
+    "node1 env.A=" + "x" * 70_000,
 )
-def test_a_wrong_line_is_named_with_what_was_found_and_what_was_expected(line: str, message: str) -> None:
-    error = complaint(f"# nodes\nbefore\n{line}\nafter\n")
-    assert str(error).startswith("hosts.txt:3: ")
-    assert message in str(error)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
-def test_a_hostfile_without_a_node_is_an_error_with_an_example(text: str) -> None:
-    error = complaint(text)
-    assert str(error) == "hosts.txt:1: it lists no nodes"
-    assert error.hint is not None
-    assert "node1 slots=2" in error.hint
+def test_a_wrong_line_is_named_with_what_was_found_and_what_was_expected(golden: Golden) -> None:
+    errors = {line: complaint(f"# nodes\nbefore\n{line}\nafter\n") for line in WRONG_LINES}
+    assert [line for line, error in errors.items() if not str(error).startswith("hosts.txt:3: ")] == []
+    golden.check_errors("hostfile_lines", {ascii(line)[:60]: error for line, error in errors.items()})
+
+
+def test_a_hostfile_without_a_node_is_an_error_with_an_example(golden: Golden) -> None:
+    golden.check_errors("hostfile_empty", {ascii(text): complaint(text) for text in ("", "\n\n", "# only a comment\n")})
 
 
 def test_more_nodes_than_anyone_has_are_refused_over_all_lines() -> None:
@@ -541,14 +531,16 @@ def test_a_pattern_stands_for_these_names_in_this_order(pattern: str, names: lis
         ("node[]", "'node[]': '' is not a number or a range of numbers"),
         ("node[a-c]", "'node[a-c]': 'a-c' is not a number or a range of numbers"),
         ("node[1-2-3]", "'node[1-2-3]': '1-2-3' is not a number or a range of numbers"),
-        ("node[\N{ARABIC-INDIC DIGIT ONE}]", "is not a number or a range of numbers"),
+        (
+            "node[\N{ARABIC-INDIC DIGIT ONE}]",
+            "'node[\N{ARABIC-INDIC DIGIT ONE}]': '\N{ARABIC-INDIC DIGIT ONE}' is not a number or a range of numbers",
+        ),
         ("node[3-1]", "'node[3-1]': the range '3-1' ends before it starts"),
     ],
 )
 def test_a_wrong_pattern_is_told_with_the_part_that_is_wrong(pattern: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=r"^'node") as caught:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
         expand_ranges(pattern, 100)
-    assert complaint in str(caught.value)
 
 
 @pytest.mark.parametrize("pattern", ["n[1-101]", "n[1-60,1-60]", "n[1-20][1-20]", "n[0-999999999]", "n" + "[1-9]" * 40])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from multinode.cluster.prices import Price, Prices, parse_prices
 from multinode.errors import UsageError
+from tests.golden import Golden, error_of
 
 SAMPLE = """\
 currency: CNY
@@ -44,52 +45,38 @@ def test_a_device_that_only_sounds_alike_has_none(name: str) -> None:
     assert parse_prices(SAMPLE).of_device(name) is None
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("currency: CNY", "currency: 7", "prices.yaml:1: 'currency': Expected `str`"),
-        ("currency: CNY\n", "", "missing required field `currency`"),
-        ("currency: CNY", "currency: Chinese yuan", "prices.yaml:1: 'currency': expected one word"),
-        ("currency: CNY", 'currency: "\\e[2J"', "prices.yaml:1: 'currency': expected one word"),
-        ("2024-02-24", "last week", "prices.yaml:2: 'date': expected a date"),
-        ("second-hand market", '"a\\nb"', "prices.yaml:3: 'source': expected one line"),
-        ("{purchase: 15000}", "{purchase: 15,000}", "prices.yaml:5: 'devices': 'RTX 4090': Expected `str` - at `key`"),
-        ("{purchase: 15000}", "15000", "prices.yaml:5: 'devices': 'RTX 4090': Expected `object`, got `int`"),
-        (
-            "{purchase: 15000}",
-            "{purchase: -1}",
-            "prices.yaml:5: 'devices': 'RTX 4090': 'purchase': Expected `float` >= 0.0",
-        ),
-        (
-            "{purchase: 15000}",
-            "{purchase: .nan}",
-            "prices.yaml:5: 'devices': 'RTX 4090': 'purchase': Expected `float` >= 0.0",
-        ),
-        (
-            "{purchase: 15000}",
-            "{purchase: 1e300}",
-            "prices.yaml:5: 'devices': 'RTX 4090': 'purchase': Expected `float` <=",
-        ),
-        (
-            "{purchase: 15000}",
-            "{price: 1}",
-            "prices.yaml:5: 'devices': 'RTX 4090': 'price': Object contains unknown field `price`",
-        ),
-        ("{purchase: 15000}", "{}", "prices.yaml:5: 'devices': 'RTX 4090': it has no price"),
-        ("  A100:", "  GeForce RTX 4090:", "prices.yaml:6: 'devices': 'GeForce RTX 4090': it is the same device as"),
-        ("  A100:", '  "":', "prices.yaml:6: 'devices': '': it is not a device name"),
-        ("  A100:", "  RTX 4090:", "prices.yaml:6: duplicate key 'RTX 4090' (line 5)"),
-        ("nodes:", "node:", "prices.yaml:7: 'node': Object contains unknown field `node`"),
-        ("  node1: {hourly: 2.80}", "- node1", "prices.yaml:7: 'nodes': Expected `object`, got `array`"),
-        ("{hourly: 2.80}", "{hourly: [", "prices.yaml:9: "),
-    ],
-)
-def test_a_wrong_line_is_an_error_with_its_place(old: str, new: str, said: str) -> None:
-    assert old in SAMPLE
-    with pytest.raises(UsageError) as refused:
-        parse_prices(SAMPLE.replace(old, new), "prices.yaml")
-    assert said in refused.value.message
-    assert "gpu_prices.yaml" in (refused.value.hint or "")
+def test_a_wrong_line_is_an_error_with_its_place(golden: Golden) -> None:
+    changes = (
+        ("currency: CNY", "currency: 7"),
+        ("currency: CNY\n", ""),
+        ("currency: CNY", "currency: Chinese yuan"),
+        ("currency: CNY", 'currency: "\\e[2J"'),
+        ("2024-02-24", "last week"),
+        ("second-hand market", '"a\\nb"'),
+        ("{purchase: 15000}", "{purchase: 15,000}"),
+        ("{purchase: 15000}", "15000"),
+        ("{purchase: 15000}", "{purchase: -1}"),
+        ("{purchase: 15000}", "{purchase: .nan}"),
+        ("{purchase: 15000}", "{purchase: 1e300}"),
+        ("{purchase: 15000}", "{price: 1}"),
+        ("{purchase: 15000}", "{}"),
+        ("  A100:", "  GeForce RTX 4090:"),
+        ("  A100:", '  "":'),
+        ("  A100:", "  RTX 4090:"),
+        ("nodes:", "node:"),
+        ("  node1: {hourly: 2.80}", "- node1"),
+    )
+    assert [old for old, _ in changes if old not in SAMPLE] == []
+    golden.check_errors(
+        "prices",
+        {f"{old} -> {new}": error_of(parse_prices, SAMPLE.replace(old, new), "prices.yaml") for old, new in changes},
+    )
+
+
+def test_what_is_no_yaml_is_an_error_with_its_place() -> None:
+    """The words are the parser's."""
+    text = SAMPLE.replace("{hourly: 2.80}", "{hourly: [")
+    assert error_of(parse_prices, text, "prices.yaml").message.startswith("prices.yaml:9: ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "seven", "7"])

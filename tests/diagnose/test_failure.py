@@ -11,6 +11,9 @@ from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFail
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample
 from multinode.records.status import Status
+from tests.golden import Golden
+
+from .told import told_of
 
 
 def ended(rank: int, **fields: object) -> NodeRun:
@@ -123,15 +126,19 @@ def test_a_node_that_never_started_comes_first_with_its_reason_and_hint() -> Non
     assert (failure.node, failure.message, failure.hint) == ("node1", "/work does not exist", "mkdir /work")
 
 
-@pytest.mark.parametrize(
-    ("cause", "words"),
-    [("supervisor_lost", "supervisor on the node was killed"), ("lease_expired", "heard nothing from the controller")],
-)
-def test_what_ended_the_job_from_outside_is_told_in_words(cause: str, words: str) -> None:
-    failure = find(
-        NodeEvidence(run=ended(0, cause=cause, exit_code=None, signal="SIGTERM")), NodeEvidence(run=ended(1))
+def test_what_ended_the_job_from_outside_is_told_in_words(golden: Golden) -> None:
+    golden.check_findings(
+        "ended_from_outside",
+        {
+            cause: told_of(
+                find(
+                    NodeEvidence(run=ended(0, cause=cause, exit_code=None, signal="SIGTERM")),
+                    NodeEvidence(run=ended(1)),
+                )
+            )
+            for cause in ("supervisor_lost", "lease_expired")
+        },
     )
-    assert words in failure.message
 
 
 def test_the_first_job_to_end_is_to_blame_and_the_end_of_its_log_is_shown() -> None:

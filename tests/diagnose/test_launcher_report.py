@@ -8,6 +8,9 @@ import pytest
 from multinode.diagnose.explanation import explain
 from multinode.diagnose.launcher_report import first_report, read_reports
 from multinode.diagnose.log_words import read_log
+from tests.golden import Golden
+
+from .told import told_of
 
 TORCHRUN = """\
 Root Cause (first observed failure):
@@ -145,33 +148,15 @@ def test_of_an_appended_log_the_last_attempt_counts(begin: str) -> None:
     assert again.error_id == "cuda-out-of-memory"
 
 
-@pytest.mark.parametrize(
-    ("code", "cause"),
-    [
-        (126, "cannot be executed"),
-        (127, "was not found"),
-        (134, "aborted itself"),
-        (135, "/dev/shm"),
-        (136, "divided an integer by zero"),
-        (137, "SIGKILL"),
-        (138, "signal"),
-        (139, "Native code crashed"),
-        (143, "asked the process to end"),
-    ],
-)
-def test_exit_codes_and_signals_have_a_meaning(code: int, cause: str) -> None:
-    first = explain([("log", read_log(f"srun: error: node-1: task 5: Exited with exit code {code}\n"))]).first_failure
-    assert first is not None
-    assert cause in str(first.cause)
-    assert first.hint
-
-
-def test_a_launcher_that_ended_asks_for_its_own_output() -> None:
-    said = "subprocess.CalledProcessError: Command '['torchrun', '--nnodes', '2', '--node_rank', '1', 'a.py']' returned non-zero exit status 1."
-    first = explain([("log", read_log(f"{said}\n"))]).first_failure
-    assert first is not None
-    assert first.message == "torchrun of node rank 1 ended with exit code 1; its own output is not in this log"
-    assert "pass the output of torchrun" in str(first.hint)
+def test_exit_codes_and_signals_have_a_meaning(golden: Golden) -> None:
+    codes = (1, 126, 127, 134, 135, 136, 137, 138, 139, 143)
+    cases = {f"exit code {code}": f"srun: error: node-1: task 5: Exited with exit code {code}\n" for code in codes} | {
+        "a launcher that ended": "subprocess.CalledProcessError: Command '['torchrun', '--nnodes', '2', '--node_rank', "
+        "'1', 'a.py']' returned non-zero exit status 1.\n"
+    }
+    golden.check_findings(
+        "exit_codes", {name: told_of(explain([("log", read_log(log))]).first_failure) for name, log in cases.items()}
+    )
 
 
 def test_the_address_of_all_interfaces_is_no_node() -> None:

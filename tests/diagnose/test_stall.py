@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from multinode.diagnose.hang import find_hang
 from multinode.records.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets, Stall
 from multinode.stats.unknown import Unknown
 from tests.diagnose.test_nccl_ras import MISMATCH
+from tests.golden import Golden
 
 SITE = "/env/lib/python3.11/site-packages"
 
@@ -27,7 +29,7 @@ def stack(*calls: str) -> str:
 WAITING = stack("all_reduce", "main train.py:12")
 
 
-def nodes(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> list[NodeDiagnosis]:
+def nodes(changes: Mapping[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> list[NodeDiagnosis]:
     """Two nodes with two ranks each that wait in all_reduce, but for these changes; None has no process."""
     found = []
     for node_rank in (0, 1):
@@ -51,123 +53,64 @@ def explain_nodes(said: list[NodeDiagnosis]) -> Stall:
     return find_hang(said, 0.0, 300.0)
 
 
-def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> Stall:
+def explain(changes: Mapping[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> Stall:
     return explain_nodes(nodes(changes, steps=steps))
 
 
-def test_a_stopped_rank_is_named_with_the_command_that_lets_it_go_on() -> None:
-    found = explain({3: {"state": "T", "stack": Unknown("stopped")}})
-    assert found.message == ("rank 3 on node1 is stopped (state T) by SIGSTOP; the other 3 ranks wait in all_reduce")
-    assert found.hint == "resume it, on node1: kill -CONT 203"
-    assert (found.code, found.node, found.node_rank, found.rank) == ("stopped", "node1", 1, 3)
+FULL = Connection(state="established", peer="10.0.0.2:5000", send_queue_bytes=4096, receive_queue_bytes=0)
+TRYING = msgspec.structs.replace(FULL, state="connecting", send_queue_bytes=1)
+HELD = {"state": "D", "state_before": "D", "wchan": "nfs_wait_bit_killable"}
+LOADING = stack("load data.py:8", "main train.py:11")
+UNREAD: dict[int, dict[str, Any] | None] = {rank: {"stack": Unknown("no py-spy")} for rank in range(4)}
 
 
-def test_several_stopped_ranks_are_named_together() -> None:
-    found = explain({2: {"state": "T"}, 3: {"state": "T"}})
-    assert found.message.startswith("ranks 2, 3 on node1 are stopped (state T) by SIGSTOP; the other 2")
-    assert found.hint == "resume it, on node1: kill -CONT 202 203"
+def without_answer(changes: dict[int, dict[str, Any] | None]) -> list[NodeDiagnosis]:
+    silent = NodeDiagnosis(node="node1", node_rank=1, ranks=(2, 3), error="no answer within 20 s")
+    return [nodes(changes)[0], silent]
 
 
-def test_a_rank_that_a_debugger_holds_is_not_told_to_be_stopped() -> None:
-    assert "held by a debugger" in explain({0: {"state": "t"}}).message
-
-
-def test_a_rank_without_a_process_is_named_with_its_last_step() -> None:
-    found = explain({1: None}, steps={1: 5})
-    assert found.message == (
-        "rank 1 on node0 has no process left: it ended after step 5; the other 3 ranks wait in all_reduce"
-    )
-
-
-def test_workers_that_nowhere_started_blame_no_node() -> None:
-    empty = [
+def without_workers() -> list[NodeDiagnosis]:
+    return [
         msgspec.structs.replace(node, processes=node.processes[:1], last_steps=())
         for node in nodes(dict.fromkeys(range(4)))
     ]
-    found = explain_nodes(empty)
-    assert found.message == "no worker has started on any node: the launchers are waiting for each other"
-    assert (found.node, found.rank) == (None, None)
 
 
-def test_a_rank_that_the_kernel_holds_is_named_and_one_that_it_held_for_a_moment_is_not() -> None:
-    held = {"state": "D", "state_before": "D", "wchan": "nfs_wait_bit_killable"}
-    found = explain({2: held})
-    assert found.message.startswith("rank 2 on node1 is in uninterruptible sleep (state D, in nfs_wait_bit_killable)")
-    assert found.rank == 2
-    assert explain({2: held | {"state_before": "R"}}).rank is None
-
-
-def test_a_node_that_does_not_answer_is_named() -> None:
-    pair = nodes({})
-    pair[1] = NodeDiagnosis(node="node1", node_rank=1, ranks=(2, 3), error="no answer within 20 s")
-    found = explain_nodes(pair)
-    assert found.message == "node1 did not report what its ranks are doing: no answer within 20 s"
-    assert found.node == "node1"
-
-
-def test_a_stopped_rank_matters_more_than_a_node_that_does_not_answer() -> None:
-    pair = nodes({0: {"state": "T"}})
-    pair[1] = NodeDiagnosis(node="node1", node_rank=1, ranks=(2, 3), error="no answer within 20 s")
-    assert explain_nodes(pair).rank == 0
-
-
-def test_the_rank_outside_of_the_collective_is_named_with_its_place() -> None:
-    found = explain({1: {"stack": stack("load data.py:8", "main train.py:11"), "cpu_s": 0.0}}, steps={1: 6})
-    assert found.message == (
-        "rank 1 on node0 is in load (data.py:8), idle, at step 6 while the others finished 7; "
-        "the other 3 ranks wait in all_reduce"
-    )
-    assert found.stack == "/home/a/data.py:8 in load\n/home/a/train.py:11 in main"
-
-
-def test_a_rank_that_computes_is_told_to() -> None:
-    assert "(data.py:8), using CPU;" in explain({1: {"stack": stack("load data.py:8"), "cpu_s": 0.29}}).message
-
-
-def test_ranks_in_different_collectives_are_told_apart() -> None:
-    found = explain({2: {"stack": stack("broadcast", "main train.py:15")}})
-    assert found.message == "rank 2 on node1 waits in broadcast; the other 3 ranks wait in all_reduce"
-    assert "same order" in (found.hint or "")
-
-
-def test_the_rank_with_fewer_steps_is_named_where_stacks_say_nothing() -> None:
-    unknown: dict[int, dict[str, Any] | None] = {rank: {"stack": Unknown("no py-spy")} for rank in range(4)}
-    assert explain(unknown, steps={2: 6}).message == "rank 2 on node1 is behind at step 6 of 7"
-    found = explain(unknown)
-    assert found.rank is None
-    assert "no py-spy" in found.message
-
-
-def test_a_connection_that_carries_nothing_is_named_where_all_are_equally_far() -> None:
-    full = Connection(state="established", peer="10.0.0.2:5000", send_queue_bytes=4096, receive_queue_bytes=0)
-    found = explain({0: {"sockets": Sockets(established=1, connecting=0, listed=(full,))}})
-    assert found.message == (
-        "rank 0 on node0 cannot deliver 4096 bytes to 10.0.0.2:5000; all 4 ranks wait in all_reduce"
-    )
-    trying = msgspec.structs.replace(full, state="connecting", send_queue_bytes=1)
-    found = explain({3: {"sockets": Sockets(established=0, connecting=1, listed=(trying,))}})
-    assert found.message.startswith("rank 3 on node1 cannot connect to 10.0.0.2:5000")
-
-
-def test_ranks_that_all_wait_for_the_same_blame_nobody() -> None:
-    found = explain({})
-    assert found.message == "all 4 ranks wait in all_reduce, and none is behind"
-    assert found.node is None
-
-
-def test_ranks_that_are_all_at_the_users_same_line_blame_nobody() -> None:
-    found = explain({rank: {"stack": stack("load data.py:8")} for rank in range(4)})
-    assert found.message == "all 4 ranks are in load (data.py:8)"
-    assert found.rank is None
-
-
-def test_a_stopped_launcher_is_named_where_no_worker_is() -> None:
+def with_stopped_launcher() -> list[NodeDiagnosis]:
     first, second = nodes({})
     launcher = msgspec.structs.replace(second.processes[0], state="T")
-    second = msgspec.structs.replace(second, processes=(launcher, *second.processes[1:]))
-    found = explain_nodes([first, second])
-    assert found.message.startswith("the launcher on node1 (torchrun, pid 100) is stopped")
-    assert found.hint == "resume it, on node1: kill -CONT 100"
+    return [first, msgspec.structs.replace(second, processes=(launcher, *second.processes[1:]))]
+
+
+def test_the_rank_or_node_that_the_others_wait_for_is_named(golden: Golden) -> None:
+    golden.check_findings(
+        "hang",
+        {
+            "rank 3 is stopped": explain({3: {"state": "T", "stack": Unknown("stopped")}}),
+            "ranks 2 and 3 are stopped": explain({2: {"state": "T"}, 3: {"state": "T"}}),
+            "a debugger holds rank 0": explain({0: {"state": "t"}}),
+            "rank 1 has ended": explain({1: None}, steps={1: 5}),
+            "no worker on any node": explain_nodes(without_workers()),
+            "the kernel holds rank 2": explain({2: HELD}),
+            "the kernel held rank 2 for a moment": explain({2: HELD | {"state_before": "R"}}),
+            "node1 does not answer": explain_nodes(without_answer({})),
+            "node1 does not answer, rank 0 is stopped": explain_nodes(without_answer({0: {"state": "T"}})),
+            "rank 1 is outside of the collective": explain({1: {"stack": LOADING, "cpu_s": 0.0}}, steps={1: 6}),
+            "rank 1 computes": explain({1: {"stack": stack("load data.py:8"), "cpu_s": 0.29}}),
+            "rank 2 is in another collective": explain({2: {"stack": stack("broadcast", "main train.py:15")}}),
+            "no stacks, rank 2 has fewer steps": explain(UNREAD, steps={2: 6}),
+            "no stacks": explain(UNREAD),
+            "rank 0 cannot deliver": explain({0: {"sockets": Sockets(established=1, connecting=0, listed=(FULL,))}}),
+            "rank 3 cannot connect": explain({3: {"sockets": Sockets(established=0, connecting=1, listed=(TRYING,))}}),
+            "all wait in one collective": explain({}),
+            "all are at one line": explain({rank: {"stack": stack("load data.py:8")} for rank in range(4)}),
+            "the launcher of node1 is stopped": explain_nodes(with_stopped_launcher()),
+        },
+    )
+
+
+def test_the_stack_of_the_rank_to_blame_has_the_users_own_frames() -> None:
+    assert explain({1: {"stack": LOADING}}).stack == "/home/a/data.py:8 in load\n/home/a/train.py:11 in main"
 
 
 # What two ranks on GPUs show when one of them sleeps: the other has launched its collective and reads the loss.
@@ -179,36 +122,37 @@ def on_gpus(**changes: Any) -> dict[str, Any]:
     return {"gpu": True, **changes}
 
 
-@pytest.mark.parametrize("late", [0, 3])
-def test_on_gpus_the_rank_that_launched_fewer_collectives_is_behind(late: int) -> None:
+def launching(late: int) -> Stall:
+    """All have launched 42 collectives, but for this rank."""
     stacks: dict[int, dict[str, Any] | None] = {
         rank: on_gpus(stack=READING, collectives=42, cpu_s=0.3) for rank in range(4)
     }
-    found = explain(stacks | {late: on_gpus(stack=ASLEEP, collectives=41)})
-    assert found.rank == late
-    assert found.message == (
-        f"rank {late} on node{late // 2} has launched 41 collectives while others launched 42, and is in load "
-        "(data.py:7)"
+    return explain(stacks | {late: on_gpus(stack=ASLEEP, collectives=41)})
+
+
+def counted_by_nccl() -> Stall:
+    """NCCL's RAS names the process; its ranks of this communicator are not those of the job."""
+    first, second = nodes({rank: on_gpus(stack=READING) for rank in range(4)})
+    ras = MISMATCH.replace("Rank 7 has", "Rank 0 has").replace("1650386", "203")
+    return explain_nodes([first, msgspec.structs.replace(second, ras=ras)])
+
+
+def test_on_gpus_the_rank_that_launched_fewer_collectives_is_behind(golden: Golden) -> None:
+    # A rank blocks in a copy, which has no frame of its own, while the others are in calls that wait on the host.
+    copying = {rank: on_gpus(stack=READING if rank == 1 else WAITING) for rank in range(4)}
+    golden.check_findings(
+        "hang_on_gpus",
+        {
+            "rank 0 launched fewer": launching(0),
+            "rank 3 launched fewer": launching(3),
+            "rank 3 launched fewer, by NCCL's count": counted_by_nccl(),
+            "rank 1 is outside of the collective": explain(copying),
+            "rank 1 is outside of the collective, on CPUs": explain({1: {"stack": READING}}),
+        },
     )
-
-
-def test_on_gpus_nobody_is_blamed_for_being_outside_of_a_collective() -> None:
-    # Rank 1 blocks in a copy, which has no frame of its own, while the others are in calls that wait on the host.
-    found = explain({rank: on_gpus(stack=READING if rank == 1 else WAITING) for rank in range(4)})
-    assert (found.rank, found.node) == (None, None)
-    assert explain({1: {"stack": READING}}).rank == 1
 
 
 @pytest.mark.parametrize("missing", [1, 2])
 def test_counts_of_some_ranks_alone_blame_nobody(missing: int) -> None:
     changes: dict[int, dict[str, Any] | None] = {rank: on_gpus(collectives=40 + rank) for rank in range(4)}
     assert explain(changes | {missing: on_gpus(collectives=None)}).rank is None
-
-
-def test_nccls_own_counts_name_the_rank_by_its_process() -> None:
-    told = nodes({rank: on_gpus(stack=READING) for rank in range(4)})
-    # Ranks of this communicator are not those of the job.
-    ras = MISMATCH.replace("Rank 7 has", "Rank 0 has").replace("1650386", "203")
-    found = explain_nodes([told[0], msgspec.structs.replace(told[1], ras=ras)])
-    assert (found.rank, found.node) == (3, "node1")
-    assert "launched 60 AllReduce operations while another launched 64 (NCCL RAS)" in found.message

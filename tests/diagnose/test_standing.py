@@ -8,8 +8,10 @@ import pytest
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.explanation import LogFailure, explain
 from multinode.diagnose.log_words import read_log
+from tests.golden import Golden
 
 from .test_failure import ended, find
+from .told import told_of
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 TRACE = ["Traceback (most recent call last):", '  File "/w/train.py", line 88, in <module>', "    main()"]
@@ -149,26 +151,17 @@ def test_an_nccl_warning_that_no_entry_knows_is_quoted_and_outranks_what_only_sa
     )
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (
-            "a:1:2 [0] NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
-            "transport retry counter",
-        ),
-        ("a:1:2 [0] NCCL WARN socketStartConnect: Connect to 169.254.3.7<38847> failed : No route", "link-local"),
-        ("a:1:2 [0] NCCL WARN socketStartConnect: Connect to 172.17.0.2<38847> failed : No route", "--network=host"),
-        (
-            "[rank1]:[E ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, Timeout(ms)=60000) ran for 60001 ms",
-            "first collective",
-        ),
-        ("[rank1]: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0", "300 s"),
-    ],
-)
-def test_figures_and_addresses_are_read_from_the_log(line: str, words: str) -> None:
-    found = told(line)
-    assert words in str(found.cause)
-    assert not any("169.254" in text or "172.17" in text for text in explain([("l", read_log(line))]).next)
+def test_figures_and_addresses_are_read_from_the_log(golden: Golden) -> None:
+    cases = {
+        "a queue pair without an answer": "a:1:2 [0] NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
+        "a link-local address": "a:1:2 [0] NCCL WARN socketStartConnect: Connect to 169.254.3.7<38847> failed : No route",
+        "an address of Docker's bridge": "a:1:2 [0] NCCL WARN socketStartConnect: Connect to 172.17.0.2<38847> failed : No route",
+        "the first collective": "[rank1]:[E ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, Timeout(ms)=60000) ran for 60001 ms",
+        "a wait of 300 s": "[rank1]: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0",
+    }
+    golden.check_findings("log_figures", {name: told_of(told(line)) for name, line in cases.items()})
+    for line in cases.values():
+        assert not any("169.254" in text or "172.17" in text for text in explain([("l", read_log(line))]).next)
 
 
 def test_the_rank_that_others_name_as_late_is_told() -> None:

@@ -6,9 +6,9 @@ test_check_unreached.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -40,62 +40,48 @@ CONFIG = f"{MODEL}/config.json"
 TORCH = Package(node="node1", name="torch", version="2.4.1")
 TRANSFORMERS = Package(node="node1", name="transformers", version="4.0")
 
-# The fault, and what the check must say: severity, check, a part of the message, a part of the hint.
-Row = tuple[Fault, str, str, str, str]
+# The fault, and what is found on its node: severity and check. The words are golden in tests/check.
+Row = tuple[Fault, str, str]
 
-# Connections to ports, whose findings hide each other.
-PORTS: list[Row] = [
-    (ports, "error", check, message, hint)
-    for ports, check, message, hint in (
-        (Ports(node="node1", first=30000, last=60999, action="drop"), "ports", "collective would hang", "ufw"),
-        (Ports(node="node1", first=30000, last=60999, action="reject"), "ports", "collective would hang", "ufw"),
-        (
-            Ports(node="node0", first=20000, last=29999, action="drop"),
-            "master-port",
-            "rendezvous would hang",
-            "20000:29999",
-        ),
-    )
-]
-ALL_PORTS: Row = (
-    Ports(node="node1", first=1, last=65535, action="drop"),
-    "error",
-    "ports",
-    "on any tried port",
-    "firewall",
-)
+
+def ports(node: str, first: int, last: int, action: Literal["drop", "reject"]) -> Ports:
+    return Ports(node=node, first=first, last=last, action=action)
+
 
 # Options of the check, and what is made together.
 GROUPS: list[tuple[tuple[str, ...], list[Row]]] = [
     (
         (JOB,),
         [
-            (TORCH, "error", "versions", "torch is 2.4.1", "torch==2.13.0"),
-            (TRANSFORMERS, "error", "versions", "transformers", "pip install"),
-            (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "multinode copy"),
+            (TORCH, "error", "versions"),
+            (TRANSFORMERS, "error", "versions"),
+            (FileMissing(node="node1", path=MODEL), "error", "paths"),
         ],
     ),
     (
         (JOB,),
         [
-            (FileText(node="node1", path=CONFIG, text="{}"), "error", "content", "config.json", "multinode copy"),
-            (LinkDown(node="node1"), "error", "link", "ens1f0", "ens1f0"),
-            (DiskFull(node="node1"), "error", "machine", "disk", "free space"),
+            (FileText(node="node1", path=CONFIG, text="{}"), "error", "content"),
+            (LinkDown(node="node1"), "error", "link"),
+            (DiskFull(node="node1"), "error", "machine"),
         ],
     ),
     (
         (),
         [
-            (Clock(node="node1", offset_s=90.0), "warning", "clock", "clock", "timedatectl"),
-            (Address(node="node1", address="10.213.1.99/24"), "warning", "interface", "ens1f1", "ens1f1"),
-            (Route(node="node1", peer="node0"), "warning", "interface", "eth0", "ip route"),
+            (Clock(node="node1", offset_s=90.0), "warning", "clock"),
+            (Address(node="node1", address="10.213.1.99/24"), "warning", "interface"),
+            (Route(node="node1", peer="node0"), "warning", "interface"),
             # What multinode settles itself, and cannot hurt its launch, is a note.
-            (Variable(node="node1", name="RANK", value="3"), "note", "variables", "RANK", "RANK"),
+            (Variable(node="node1", name="RANK", value="3"), "note", "variables"),
         ],
     ),
-    *[((), [row]) for row in PORTS],
-    # Streams would wait for their deadlines here as well.
-    (("--no-bandwidth",), [ALL_PORTS]),
+    # Findings about connections hide each other.
+    ((), [(ports("node1", 30000, 60999, "reject"), "error", "ports")]),
+    # Where packets are dropped, streams would wait for their deadlines.
+    (("--no-bandwidth",), [(ports("node1", 30000, 60999, "drop"), "error", "ports")]),
+    (("--no-bandwidth",), [(ports("node0", 20000, 29999, "drop"), "error", "master-port")]),
+    (("--no-bandwidth",), [(ports("node1", 1, 65535, "drop"), "error", "ports")]),
 ]
 
 
@@ -116,10 +102,8 @@ def serious(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [finding for finding in document["findings"] if finding["severity"] != "note"]
 
 
-def names(row: Row, finding: dict[str, Any]) -> bool:
-    fault, severity, check, message, hint = row
-    told = (finding["severity"], finding["node"], finding["check"]) == (severity, fault.node, check)
-    return told and message in finding["message"] and hint in finding["hint"]
+def codes(findings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    return sorted((str(finding["node"]), finding["severity"], finding["check"]) for finding in findings)
 
 
 @pytest.mark.timing
@@ -134,28 +118,13 @@ def test_a_healthy_lab_has_neither_errors_nor_warnings(lab: Lab, command: Comman
 def test_faults_are_named(command: Command, options: tuple[str, ...], rows: list[Row]) -> None:
     with faults(*(row[0] for row in rows)):
         code, document = check(command, *options)
-    for row in rows:
-        assert sum(names(row, finding) for finding in document["findings"]) == 1, (row, document["findings"])
-    severities = [severity for _, severity, *_ in rows]
-    assert len(serious(document)) == len(rows) - severities.count("note"), document["findings"]
+    found = codes(document["findings"])
+    expected = sorted((str(fault.node), severity, check) for fault, severity, check in rows)
+    # There may be other notes.
+    assert [one for one in found if "note" not in one or one in expected] == expected, document["findings"]
+    severities = [severity for _, severity, _ in rows]
     assert (code, document["ok"]) == ((1, False) if "error" in severities else (0, True))
     assert [node["reached"] for node in document["nodes"]] == [True, True]
-
-
-def test_a_wrong_interface_in_the_hostfile_is_found(command: Command, lab: Lab, tmp_path: Path) -> None:
-    wrong = "env.GLOO_SOCKET_IFNAME=eth7 env.NCCL_SOCKET_IFNAME==nosuch0"
-    lines = Path(lab.hostfile).read_text().splitlines()
-    hostfile = tmp_path / "hosts"
-    hostfile.write_text("".join(f"{line} {wrong}\n" if line.startswith("node1 ") else f"{line}\n" for line in lines))
-    code, document = check(command, "--no-bandwidth", hosts=str(hostfile))
-    assert code == 1
-    # Nobody reads NCCL's on nodes without a GPU.
-    for severity, variable in (("error", "GLOO_SOCKET_IFNAME"), ("warning", "NCCL_SOCKET_IFNAME")):
-        (finding,) = (one for one in serious(document) if one["severity"] == severity)
-        assert (finding["node"], finding["check"]) == ("node1", "variables")
-        assert variable in finding["message"]
-        assert "ens1f0" in finding["message"] + finding["hint"]
-    assert len(serious(document)) == 2
 
 
 @pytest.mark.parametrize(("options", "code"), [((), 0), (("--strict",), 1)])
@@ -190,10 +159,8 @@ def test_a_link_that_is_slower_than_it_says_is_found_between_the_two(command: Co
     with faults(LinkSlow(node="node1", rate_gbit_per_s=0.1)):
         code, document = check(command)
     (finding,) = serious(document)
-    assert (code, finding["severity"], finding["check"]) == (0, "warning", "link")
-    assert "between node0 and node1" in finding["message"] or "between node1 and node0" in finding["message"]
-    assert "Mbit/s" in finding["message"]
-    assert "cables" in finding["hint"]
+    # Either node may be to blame.
+    assert (code, finding["node"], finding["severity"], finding["check"]) == (0, None, "warning", "link")
 
 
 def test_large_packets_that_vanish_are_found(command: Command) -> None:
@@ -202,7 +169,6 @@ def test_large_packets_that_vanish_are_found(command: Command) -> None:
     found = serious(document)
     assert code == 1
     assert {(finding["severity"], finding["check"]) for finding in found} == {("error", "link")}
-    assert all("large ones are lost" in finding["message"] and "mtu 1500" in finding["hint"] for finding in found)
 
 
 def test_master_port_in_use_names_who_holds_it(lab: Lab, command: Command) -> None:
@@ -210,6 +176,4 @@ def test_master_port_in_use_names_who_holds_it(lab: Lab, command: Command) -> No
         code, document = check(command, "--no-bandwidth", "--master-port", "29500")
     (finding,) = serious(document)
     assert (code, finding["node"], finding["check"]) == (1, "node0", "master-port")
-    assert "pid" in finding["message"]
-    assert "user root" in finding["message"]
-    assert "--master-port 29501" in finding["hint"]
+    assert re.search(r"\bpid \d+, user root\b", finding["message"])

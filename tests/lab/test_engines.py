@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -14,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from multinode.cli.main import build_app
-from multinode.errors import UsageError
 from multinode.lab.state import Lab
 from tests.lab.launching import (
     SCRIPT,
@@ -35,10 +30,7 @@ pytestmark = [
 
 LAUNCH = ("launch", "--hosts", "lab")
 ONE = ("--workers-per-node", "1")
-YAML = "configs/tiny_sft.yaml"
 MULTI_CPU = ("--accelerate-config", "configs/accelerate/multi_cpu.yaml")
-# How other engines than its own start LLaMA-Factory's workers.
-WORKER = ("--module", "llamafactory.launcher", "job.yaml")
 # Lines of shell for a program that runs on the nodes.
 PLACE = 'echo "place $NODE_RANK/$NNODES x$NPROC_PER_NODE $MASTER_ADDR:$MASTER_PORT rank=${RANK-none}"'
 GIVEN = 'echo "given WHOSE=$WHOSE KEPT=$KEPT MINE=$MINE YOURS=$YOURS SPOKEN=$SPOKEN" "$@"'
@@ -78,11 +70,6 @@ def logs(command: Command, document: dict[str, Any]) -> str:
 def thorough(*values: object) -> Any:
     """A case that rarely finds what the others do not."""
     return pytest.param(*values, marks=pytest.mark.thorough)
-
-
-def in_process(*arguments: str) -> Result:
-    """The command line without a process of its own: for what starts nothing."""
-    return CliRunner().invoke(build_app(), list(arguments))
 
 
 def assert_trained_together(command: Command, document: dict[str, Any], world_size: int) -> None:
@@ -128,43 +115,6 @@ def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     assert_nothing_left(document)
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "variables"),
-    [
-        (("--engine", "torchrun", YAML), ("torch.distributed.run", "--node-rank=1", *WORKER), {}),
-        (("--engine", "deepspeed", YAML), ("deepspeed.launcher.launch", "--node_rank=1", *WORKER), {}),
-        (("--engine", "accelerate", YAML), ("accelerate.commands.launch", "accelerate.yaml", *WORKER), {}),
-        ((YAML,), ("llamafactory-cli", "train", "job.yaml"), {"NODE_RANK": "1", "NNODES": "2", "FORCE_TORCHRUN": "1"}),
-        (
-            ("--engine", "accelerate", *MULTI_CPU, "--", SCRIPT),
-            ("accelerate.commands.launch", "accelerate.yaml", SCRIPT),
-            {"ACCELERATE_USE_CPU": "true"},
-        ),
-        (
-            ("--engine", "deepspeed", "--", "--no_local_rank", SCRIPT, "--steps", "3"),
-            ("deepspeed.launcher.launch", "--no_local_rank", SCRIPT, "--steps", "3"),
-            {},
-        ),
-    ],
-)
-def test_the_plan_of_every_engine_starts_its_launcher_with_the_job(
-    options: tuple[str, ...], words: tuple[str, ...], variables: dict[str, str]
-) -> None:
-    result = in_process(*LAUNCH, "--dry-run", "--json", *options)
-    assert result.exit_code == 0, result.exception
-    plan = json.loads(result.stdout)
-    assert plan["rendezvous"]["workers"] == [2, 2]
-    node = plan["nodes"][1]
-    # Files lie in the run's directory, which is another one each time.
-    argv = iter([word.removeprefix(f"{node['place']['run_dir']}/") for word in node["command"]["argv"]])
-    assert all(word in argv for word in words), node["command"]["argv"]
-    assert variables.items() <= node["command"]["env"].items()
-    texts = {file["path"]: file["text"] for file in node["files"]}
-    assert ("job.yaml" in texts) is (YAML in options)
-    if "accelerate" in options:
-        assert "machine_rank: 1\nnum_machines: 2\nnum_processes: 4\n" in texts["accelerate.yaml"]
-
-
 @pytest.mark.thorough
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("engine", ["torchrun", "deepspeed", "accelerate"])
@@ -203,46 +153,12 @@ def test_accelerate_trains_a_script_over_four_workers(command: Command, config: 
     assert document["summary"]["steps"] == 30
 
 
-@pytest.mark.parametrize(
-    ("typed", "engine", "world_size"),
-    [
-        (
-            (
-                "torchrun --nnodes=2 --node_rank=0 --nproc_per_node=2 --master_addr=192.0.2.1 --master_port=1234 "
-                f"{SCRIPT} --steps 6"
-            ),
-            "torchrun",
-            4,
-        ),
-        (f"OMP_NUM_THREADS=1 {sys.executable} -u -m configs.ddp_tiny --steps 6", "torchrun", 4),
-        (
-            (
-                "accelerate launch --cpu --num_processes 4 --num_machines 1 --mixed_precision no "
-                "configs/accelerate_tiny.py --steps 6"
-            ),
-            "accelerate",
-            4,
-        ),
-        ("--workers-per-node 1 -- deepspeed --num_gpus 1 configs/deepspeed_tiny.py --steps 6", "deepspeed", 2),
-        (
-            (
-                "--workers-per-node 1 -- FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 llamafactory-cli train "
-                "configs/tiny_sft.yaml max_steps=6"
-            ),
-            "llamafactory",
-            2,
-        ),
-    ],
-    ids=["torchrun", "python", "accelerate", "deepspeed", "llamafactory-cli"],
-)
-@pytest.mark.usefixtures("tiny")
-def test_a_command_that_was_pasted_trains_on_both_nodes(
-    command: Command, typed: str, engine: str, world_size: int
-) -> None:
-    options, _, pasted = typed.rpartition("-- ") if typed.startswith("--") else ("", "", typed)
-    document = command.document(*LAUNCH, *shlex.split(options), "--json", "--", *shlex.split(pasted))
+def test_a_command_that_was_pasted_trains_on_both_nodes(command: Command) -> None:
+    # What each launcher's command becomes is golden in tests/cli/test_pasted_commands.py.
+    pasted = "torchrun --nnodes=2 --node_rank=0 --nproc_per_node=2 --master_addr=192.0.2.1 --master_port=1234"
+    document = command.document(*LAUNCH, "--json", "--", *pasted.split(), SCRIPT, "--steps", "6")
     assert_succeeded(document)
-    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == (engine, world_size, 6)
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == ("torchrun", 4, 6)
     assert_nothing_left(document)
 
 
@@ -255,21 +171,6 @@ def test_torchs_old_launcher_gives_a_script_its_local_rank(command: Command, sha
     for rank in (0, 1):
         told = re.findall(r"got .*", log(command, document, rank))
         assert sorted(told) == [f"got --local-rank={local} --lr 1" for local in (0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("-m configs.no_such_module", "finds no module configs.no_such_module"),
-        ("--engine exec -- no-such-program x", "no-such-program is not on the PATH"),
-        ("torchrun configs/no_such.py", "configs/no_such.py is missing"),
-    ],
-)
-def test_check_looks_at_what_a_command_will_open(typed: str, said: str) -> None:
-    options, _, pasted = typed.rpartition("-- ") if " -- " in typed else ("", "", typed)
-    result = in_process("check", "--hosts", "lab", "--no-bandwidth", *options.split(), "--", *pasted.split())
-    assert result.exit_code == 1, result.stdout
-    assert said in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -381,27 +282,6 @@ def test_a_prelude_that_fails_ends_the_run_and_is_named(command: Command, prelud
     assert said in document["first_failure"]["message"]
     assert why in document["first_failure"]["log_tail"]
     assert_nothing_left(document)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--engine", "llamafactory", "--", SCRIPT), "takes a YAML"),
-        (("--engine", "exec", "configs/tiny_sft.yaml"), "LLaMA-Factory YAML"),
-        (("--engine", "slurm", "--", SCRIPT), "one of torchrun"),
-        (("--accelerate-config", "configs/accelerate/multi_cpu.yaml", "--", SCRIPT), "--engine accelerate"),
-        (("--env", "NOT_SET_ANYWHERE", "--", SCRIPT), "not set here"),
-    ],
-)
-def test_what_does_not_go_together_is_said_before_anything_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
-) -> None:
-    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path / "runs"))
-    assert "NOT_SET_ANYWHERE" not in os.environ
-    error = in_process(*LAUNCH, *arguments).exception
-    assert isinstance(error, UsageError)
-    assert words in f"{error.message} {error.hint}"
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.thorough

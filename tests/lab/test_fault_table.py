@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 from multinode.lab.cluster import ns_command, require_lab
 from multinode.lab.state import Lab, node_processes
-from tests.equipment.faults import Clock, DiskFull, LinkDown
+from tests.equipment.faults import DiskFull, LinkDown
 from tests.lab.faulting import faults
 from tests.lab.launching import (
     SCRIPT,
@@ -208,20 +207,6 @@ def test_a_worker_that_ignores_term_is_killed_after_the_grace(command: Command) 
     assert not processes_of(run_id)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_grace(command: Command) -> None:
-    with command.running(*LAUNCH, "--grace-period", "100", *COUNT, "--ignore-term") as controller:
-        run_id = started(command)
-        began = time.monotonic()
-        controller.send_signal(signal.SIGINT)
-        wait_for(lambda: all("closing signal SIGTERM" in log for log in _logs(command)))
-        assert processes_of(run_id)
-        controller.send_signal(signal.SIGINT)
-        ended = read_document(controller)
-        assert time.monotonic() - began < 60
-    assert ended["status"] == "stopped"
-    assert not processes_of(run_id)
-
-
 def test_a_burst_of_a_hundred_megabytes_of_log(command: Command, shared_dir: Path) -> None:
     # One worker on node 0 writes; what came home is compared by its hash, and the controller stays small.
     burst = """
@@ -244,41 +229,6 @@ if os.environ["RANK"] == "0":
     there = subprocess.run(cat, capture_output=True, text=True, check=True).stdout
     assert len(ours) == 100_000_000
     assert hashlib.sha256(ours).hexdigest() == there
-
-
-def test_the_first_failure_is_first_although_a_clock_is_wrong(command: Command, shared_dir: Path) -> None:
-    text = """
-import signal, time
-import torch.distributed as dist
-
-def fail_too(*_):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise ValueError("a later one")
-
-signal.signal(signal.SIGTERM, fail_too)
-dist.init_process_group()
-if dist.get_rank() == 0:
-    raise ValueError("the first")
-time.sleep(600)
-"""
-    with faults(Clock(node="node1", offset_s=-10.0)):
-        ended = command.document(*OPTIONS, "--workers-per-node", "1", "--", script(shared_dir, "two.py", text))
-    assert ended["status"] == "failed"
-    failure = ended["first_failure"]
-    assert (failure["node"], failure["rank"]) == ("node0", 0)
-    assert "the first" in failure["message"]
-    assert "Traceback" in failure["log_tail"]
-    assert any("a later one" in log for log in _logs(command))
-
-
-def test_a_job_that_ends_well_on_one_node_and_badly_on_the_other(command: Command, shared_dir: Path) -> None:
-    # Without torchrun, whose nodes wait for each other at the end.
-    text = "import os, sys, time\nrank = int(os.environ['NODE_RANK'])\ntime.sleep(2 * rank)\nsys.exit(17 * rank)\n"
-    job = ("--", sys.executable, script(shared_dir, "half.py", text))
-    code, ended = command.code_and_document(*OPTIONS, "--engine", "exec", *job)
-    assert (code, ended["status"]) == (1, "failed")
-    assert [node["status"]["exit_code"] for node in ended["nodes"]] == [0, 17]
-    assert (ended["first_failure"]["node"], ended["first_failure"]["exit_code"]) == ("node1", 17)
 
 
 def test_four_launches_and_stops_leak_nothing(command: Command) -> None:
@@ -318,11 +268,6 @@ def _on_nodes() -> list[str]:
 
 def _temporary() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).iterdir() if "multinode" in path.name}
-
-
-def _logs(command: Command) -> list[str]:
-    """Of each node of the one run."""
-    return [path.read_text() for path in sorted(command.runs.glob("*/logs/*"))]
 
 
 def _children(pid: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +12,8 @@ import pytest
 
 from multinode.lab.cluster import set_rate
 from multinode.lab.state import Lab
-from tests.lab.launching import DEADLINE_S, Command, assert_nothing_left, assert_succeeded, wait_for
-from tests.lab.supervised import REAL_TORCH, STAND_IN, TRAIN
+from tests.lab.launching import Command, assert_nothing_left, assert_succeeded
+from tests.lab.supervised import REAL_TORCH
 from tests.lab.test_nccl_test import assert_path
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("deepspeed_compiled", "module_lab", "tiny")]
@@ -132,10 +131,11 @@ def thorough(*arguments: str, name: str) -> Any:
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(("--", SCRIPT, *SMALL), id="torchrun"),
         pytest.param(
             ("--engine", "deepspeed", "--", "--no_local_rank", SCRIPT, "--strategy", "zero2", *SMALL), id="ZeRO-2"
         ),
+        # LLaMA-Factory above is started by torchrun.
+        thorough("--", SCRIPT, *SMALL, name="torchrun"),
         thorough("--", TRAINER, "8", name="Trainer"),
         thorough(ZERO2, *STEPS, name="LLaMA-Factory ZeRO-2"),
         thorough("--engine", "deepspeed", ZERO2, *STEPS, name="LLaMA-Factory by DeepSpeed"),
@@ -172,19 +172,6 @@ def test_the_messages_of_a_training_are_tested_with_its_workers(command: Command
     assert_path(document, within=0.03)
     (row,) = {row["busbw_gb_per_s"] / row["algbw_gb_per_s"] for row in document["rows"]}
     assert row == pytest.approx(4 / 3)
-
-
-def test_ctrl_c_ends_the_workers_of_both_nodes(command: Command, hosts: Hosts) -> None:
-    arguments = (*LAUNCH, "--env", f"PYTHONPATH={STAND_IN}", "--hosts", hosts.unequal, "--", TRAIN, "--steps", "100000")
-    with command.running(*arguments) as process:
-        wait_for(lambda: command.steps(0) > 20 and command.steps(1) > 10)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130
-    shown = command.document("show", command.run_id(), "--json")
-    assert (shown["status"], shown["world_size"]) == ("stopped", 3)
-    assert shown["summary"]["steps"] > 5
-    assert_nothing_left(command)
 
 
 @pytest.mark.thorough

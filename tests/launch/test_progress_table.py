@@ -3,13 +3,13 @@ from __future__ import annotations
 import io
 
 import msgspec
-import pytest
 from rich.console import Console
 
-from multinode.launch.progress_table import ProgressTable, progress_line
+from multinode.launch.progress_table import ProgressTable, progress_line, sum_up, worst_first
 from multinode.records.progress import NicRate, NodeProgress, RecentSteps, RunProgress, TrainingTime
 from multinode.records.run import Stall
 from multinode.records.samples import DdpSample, GpuSample, NicSample, StepSample
+from tests.golden import Golden
 
 READ = NicSample(time_s=0, mono_ns=0, ifname="eth0", rx_bytes=0, tx_bytes=0)
 WAITING = NodeProgress(name="box2", node_rank=1, ranks=(2, 3))
@@ -67,148 +67,109 @@ def printed(shown: RunProgress, width: int = 160) -> str:
     return output.getvalue()
 
 
-def row(text: str, name: str) -> list[str]:
-    (line,) = [line for line in text.splitlines() if name in line]
-    return line.replace("\u2502", " ").split()
-
-
-def test_what_is_known_besides_stands_below_the_table() -> None:
-    shown = msgspec.structs.replace(progress(BUSY, WAITING), note="Early verdict: 1 node is faster")
-    *_, last = printed(shown).splitlines()
-    assert last.strip() == "Early verdict: 1 node is faster"
-
-
-def test_a_node_that_trains_shows_all_its_figures_with_units_in_the_header() -> None:
-    text = rendered(BUSY, WAITING)
-    assert "sft.yaml  run r" in text
-    assert "1 min 05 s, about 26.4 s left" in text
-    assert text.count("Gbit/s") == 2
-    assert "(ms)" in text
-    assert row(text, "box1") == [
-        "box1", "0-1", "running", "12/100", "300.0", "26.7", "1.235", "0.250", "0.500", "50%",
-    ]  # fmt: skip
-
-
-def test_what_is_not_known_is_a_dash_and_never_a_nought() -> None:
-    assert row(rendered(BUSY, WAITING), "box2") == ["box2", "2-3", "connecting", *"-------"]
-
-
-def test_until_the_first_step_the_table_and_the_line_say_what_a_node_does() -> None:
-    loading = msgspec.structs.replace(WAITING, state="running", stage="loading the model 50%")
-    assert "running, loading the model 50%" in rendered(BUSY, loading)
-    assert "box2 running, loading the model 50%" in progress_line(progress(BUSY, loading))
-
-
-def test_a_column_that_has_nothing_on_any_node_is_left_out() -> None:
-    text = rendered(BUSY, WAITING)
-    assert not any(name in text for name in ("TGS", "SM", "exposed", "power"))
-    assert "samples" not in rendered(WAITING)
-
-
-def test_tokens_exposed_communication_and_gpus_are_shown_where_they_are_known() -> None:
-    text = rendered(PROFILED, WAITING)
-    assert row(text, "box1") == [
-        "box1", "0-1", "running", "12/100", "300.0", "26.7", "4,096", "1.235", "29%", "0.250", "0.500", "50%", "92",
-        "21.3", "380", "71",
-    ]  # fmt: skip
-    assert row(text, "box2")[-1] == "-"
-    assert "exposed communication 29% (of the worker that waited least)" in text
-
-
-@pytest.mark.parametrize(
-    ("width", "kept", "left_out"),
-    [(120, ("TGS", "exposed", "SM"), ()), (80, ("exposed", "link", "samples"), ("TGS", "(W)", "(C)"))],
+FAR = msgspec.structs.replace(
+    PROFILED, name="box1.example", step=120_000, total_steps=900_000, recent_us=(1_234_567.0,)
 )
-def test_on_a_narrow_terminal_the_least_important_columns_go_and_none_is_cut(
-    width: int, kept: tuple[str, ...], left_out: tuple[str, ...]
-) -> None:
-    far = msgspec.structs.replace(
-        PROFILED, name="box1.example", step=120_000, total_steps=900_000, recent_us=(1_234_567.0,)
-    )
-    text = rendered(far, WAITING, width=width)
-    assert max(map(len, text.splitlines())) <= width
-    assert all(name in text for name in kept)
-    assert not any(name in text for name in left_out)
-    assert "\u2026" not in text
-    assert "120000/900000" in text
+TWO = (PROFILED, msgspec.structs.replace(PROFILED, name="box2", node_rank=1))
+LOADING = msgspec.structs.replace(WAITING, state="running", stage="loading the model 50%")
+STARTING = msgspec.structs.replace(WAITING, state="running")
+ENDED = msgspec.structs.replace(BUSY, state="ended", message="exit code 1")
+TRAINS = msgspec.structs.replace(
+    progress(msgspec.structs.replace(BUSY, total_steps=None)), training=TrainingTime(limit_s=600.0, trained_s=40.0)
+)
+ODD = msgspec.structs.replace(BUSY, name="[red]box[/red]", message="[link=x]end[/]", ranks=(0,))
+HANGS = Stall(time_s=1.0, silent_s=300.0, message="rank 1 on box1 is in main ([odd].py:3)")
+SHOWN = {
+    "one trains, one connects": progress(BUSY, WAITING),
+    "the other loads its model": progress(BUSY, LOADING),
+    "none trains": progress(WAITING),
+    "with tokens, exposed communication and a GPU": progress(PROFILED, WAITING),
+    "both train": progress(*TWO),
+    "a figure as long as a line": progress(msgspec.structs.replace(PROFILED, net_in_gbit_per_s=1.7e308), WAITING),
+    "one has ended": progress(BUSY, msgspec.structs.replace(ENDED, name="box2", node_rank=1)),
+    "one has ended, alone": progress(ENDED),
+    "names that look like markup": progress(ODD),
+    "a note": msgspec.structs.replace(progress(BUSY), note="Early verdict: 1 node is faster"),
+    "a hang": msgspec.structs.replace(progress(BUSY), stall=HANGS),
+    "stopped at its time": TRAINS,
+}
 
 
-def test_the_others_of_many_nodes_are_summed_up_in_the_same_columns() -> None:
-    nodes = [msgspec.structs.replace(PROFILED, name=f"n{index}", node_rank=index) for index in range(20)]
-    others = row(rendered(*nodes), "others")
-    assert "160.0" not in others
-    assert others[-4:] == ["92", "-", "-", "-"]
-    assert "29%" in others
-    assert "50%" in others
+def test_the_table_shows_what_is_known_with_its_units_and_a_dash_for_the_rest(golden: Golden) -> None:
+    golden.check("progress.txt", "".join(f"=== {case}\n{printed(shown)}\n" for case, shown in SHOWN.items()))
 
 
-def test_a_figure_as_long_as_a_line_does_not_push_the_others_out() -> None:
-    text = rendered(msgspec.structs.replace(PROFILED, net_in_gbit_per_s=1.7e308), WAITING, width=120)
-    assert "over 1,000,000,000" in " ".join(row(text, "box1"))
-    assert "TGS" in text
+def test_on_a_narrow_terminal_the_least_important_columns_go_and_none_is_cut(golden: Golden) -> None:
+    wide = msgspec.structs.replace(PROFILED, net_in_gbit_per_s=1.7e308)
+    texts = {}
+    for node, width in ((FAR, 160), (FAR, 120), (FAR, 80), (wide, 120)):
+        text = rendered(node, WAITING, width=width)
+        assert max(map(len, text.splitlines())) <= width
+        assert "\u2026" not in text
+        texts[f"{node.name} at {width} columns"] = text
+    golden.check("progress_narrow.txt", "".join(f"=== {case}\n{text}\n" for case, text in texts.items()))
 
 
-def test_an_end_or_a_lost_contact_stands_in_place_of_the_state() -> None:
-    ended = msgspec.structs.replace(BUSY, state="ended", message="exit code 1")
-    assert "exit code 1" in rendered(ended)
+def busy(rank: int, **changes: object) -> NodeProgress:
+    return msgspec.structs.replace(BUSY, name=f"n{rank:02}", node_rank=rank, **changes)
 
 
-def test_names_and_messages_are_text_and_no_markup() -> None:
-    odd = msgspec.structs.replace(BUSY, name="[red]box[/red]", message="[link=x]end[/]", ranks=(0,))
-    text = rendered(odd)
-    assert "[red]box[/red]" in text
-    assert "[link=x]end[/]" in text
+MANY = [busy(rank) for rank in range(32)]
+
+
+def worst_of_many() -> list[NodeProgress]:
+    """One is lost, one is behind, and one is slow."""
+    nodes = list(MANY)
+    nodes[30] = busy(30, state="lost", message="contact lost")
+    nodes[20] = busy(20, step=3)
+    nodes[10] = busy(10, recent_us=(900_000.0,))
+    return nodes
+
+
+def in_states(count: int, *states: str) -> list[NodeProgress]:
+    return [busy(rank, state=states[rank % len(states)]) for rank in range(count)]
+
+
+def test_of_many_nodes_the_worst_have_rows_and_the_others_are_summed_up_by_their_state(golden: Golden) -> None:
+    profiled = [msgspec.structs.replace(PROFILED, name=f"n{index}", node_rank=index) for index in range(20)]
+    shown = {
+        "12 nodes": MANY[:12],
+        "20 nodes with all figures": profiled,
+        "32 nodes, one lost, one behind, one slow": worst_of_many(),
+        "64 nodes, of which the last have ended": [
+            busy(rank, state="ended" if rank >= 60 else "waiting" if rank >= 58 else "running") for rank in range(64)
+        ],
+        "64 nodes, of which many have ended": [
+            busy(rank, state="ended" if rank >= 20 else "running") for rank in range(64)
+        ],
+        "256 nodes in all states": in_states(256, "lost", "stopping", "waiting", "starting", "ended", "running"),
+    }
+    golden.check("progress_many.txt", "".join(f"=== {case}\n{rendered(*nodes)}\n" for case, nodes in shown.items()))
+
+
+def test_few_nodes_keep_their_order_and_of_many_the_worst_come_first() -> None:
+    assert worst_first(MANY[:12], 12) == (tuple(MANY[:12]), ())
+    shown, rest = worst_first(worst_of_many(), 12)
+    assert [node.node_rank for node in shown[:3]] == [30, 20, 10]
+    assert (len(shown), len(rest)) == (11, 21)
+
+
+def test_the_rest_says_least_step_and_median_time() -> None:
+    rest = sum_up([busy(0), busy(1, step=5, state="ended"), NodeProgress(name="x", node_rank=2, ranks=(4,))])
+    assert (rest.count, rest.states, rest.step) == (3, "1 waiting, 1 ended, 1 running", 5)
+    assert rest.step_time_us == 300_000.0
+
+
+def test_one_line_says_it_all_where_there_is_no_terminal(golden: Golden) -> None:
+    shown = SHOWN | {
+        "one starts, one has ended": progress(STARTING, msgspec.structs.replace(ENDED, message="done")),
+        "32 nodes": progress(*MANY),
+        "contact with one was lost": progress(msgspec.structs.replace(BUSY, message="contact lost"), WAITING),
+    }
+    golden.check("progress_lines.txt", "".join(f"# {case}\n{progress_line(one)}\n" for case, one in shown.items()))
 
 
 def test_no_name_and_no_message_moves_the_cursor() -> None:
     odd = msgspec.structs.replace(BUSY, name="box\x1b[2J", message="end\x1b]0;title\x07\r")
     assert "\x1b" not in rendered(odd)
     assert "\x07" not in progress_line(progress(odd))
-
-
-def test_the_rate_of_all_nodes_and_what_tgs_means_stand_below_the_table() -> None:
-    both = (PROFILED, msgspec.structs.replace(PROFILED, name="box2", node_rank=1))
-    caption = " ".join(rendered(*both).splitlines()[-2:])
-    assert "; 53.3 samples/s in total" in caption
-    assert "TGS: tokens per GPU and second" in caption
-    assert "in total" not in rendered(BUSY, WAITING)
-    assert "in total" not in rendered(BUSY)
-    assert "53.3 samples/s in total" in progress_line(progress(*both))
-
-
-def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
-    assert (
-        progress_line(progress(BUSY, WAITING))
-        == "1 min 05 s, about 26.4 s left  box1 step 12/100 300 ms loss 1.235 | box2 connecting"
-    )
-    starting = msgspec.structs.replace(WAITING, state="running")
-    ended = msgspec.structs.replace(BUSY, state="ended", message="done")
-    assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running, importing | box1 done"
-    lost = msgspec.structs.replace(BUSY, message="contact lost")
-    assert "box1 contact lost | box2" in progress_line(progress(lost, WAITING))
-
-
-def test_a_standstill_stands_below_the_table_as_it_was_said() -> None:
-    stall = Stall(time_s=1.0, silent_s=300.0, message="rank 1 on box1 is in main ([odd].py:3)")
-    output = io.StringIO()
-    table = ProgressTable(msgspec.structs.replace(progress(BUSY), stall=stall))
-    Console(file=output, width=160, color_system=None).print(table)
-    assert "rank 1 on box1 is in main ([odd].py:3)" in output.getvalue()
-
-
-def test_a_training_that_is_stopped_at_its_time_is_counted_by_its_time() -> None:
-    trains = msgspec.structs.replace(BUSY, total_steps=None)
-    shown = msgspec.structs.replace(progress(trains), training=TrainingTime(limit_s=600.0, trained_s=40.0))
-    said = "1 min 05 s, trained 40.0 s of 10 min 00 s, about 9 min 20 s left"
-    assert progress_line(shown).startswith(said)
-    text = printed(shown)
-    assert said in text
-    assert row(text, "box1")[3] == "12"
-
-
-def test_an_ended_node_has_no_rates_of_its_nic() -> None:
-    ended = msgspec.structs.replace(BUSY, name="box2", node_rank=1, state="ended")
-    text = rendered(BUSY, ended)
-    assert {"0.250", "0.500", "50%"} <= set(row(text, "box1"))
-    assert not {"0.250", "0.500", "50%"} & set(row(text, "box2"))
-    assert "net in" not in rendered(ended)

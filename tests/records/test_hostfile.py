@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.errors import HostfileError, UsageError
+from multinode.errors import HostfileError, MultinodeError, UsageError
 from multinode.records.allocation import load_allocation
 from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
 from multinode.records.prices import load_prices
 from multinode.records.settings import Defaults, Settings
+from tests.golden import Golden, error_of
 
 NOTHING = Settings()
 TOML = Settings(defaults=Defaults(hosts="toml.txt"))
@@ -27,14 +28,6 @@ def test_a_hostfile_is_read_and_its_text_kept(tmp_path: Path) -> None:
     assert cluster.nodes == (Node(name="node1", slots=2),)
     assert cluster.source == str(path)
     assert text == "# mine\nnode1 slots=2\n"
-
-
-def test_a_wrong_line_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "hosts.txt"
-    path.write_text("node1\nnode2 slots=none\n")
-    with pytest.raises(HostfileError, match="slots='none'") as caught:
-        load_hostfile(path)
-    assert str(caught.value).startswith(f"{path}:2: ")
 
 
 def test_a_name_that_stands_twice_is_told(tmp_path: Path) -> None:
@@ -65,20 +58,21 @@ def test_a_file_wins_over_a_list_and_a_group_of_a_file_too(tmp_path: Path, monke
     assert load_hostfile(Path("gpu:4"))[0].nodes == (Node(name="node2"),)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("Host n1\n  HostName 10.0.0.1\n", ":1: it is an SSH configuration"),
-        ("name: lab\nhosts:\n- n1\n- n2\n", ": it is YAML, but not an Ansible inventory"),
-        ('{"hosts": ["n1"]}', ": JSON is read only if ansible-inventory --list printed it"),
-    ],
-)
-@pytest.mark.parametrize("group", ["", ":gpu"])
-def test_a_file_of_another_program_is_named(tmp_path: Path, text: str, message: str, group: str) -> None:
-    path = _written(tmp_path / "given", text)
-    with pytest.raises(HostfileError) as caught:
-        load_hostfile(Path(f"{path}{group}"))
-    assert str(caught.value).startswith(f"{path}{message}")
+def test_a_hostfile_that_cannot_be_read_is_refused_with_what_to_write(tmp_path: Path, golden: Golden) -> None:
+    texts = {
+        "wrong.txt": "node1\nnode2 slots=none\n",
+        "ssh_config": "Host n1\n  HostName 10.0.0.1\n",
+        "hosts.yaml": "name: lab\nhosts:\n- n1\n- n2\n",
+        "list.yaml": "- node1 slots=2\n",
+        "hosts.json": '{"hosts": ["n1"]}',
+    }
+    for name, text in texts.items():
+        _written(tmp_path / name, text)
+    (tmp_path / "empty").mkdir()
+    typed = (*texts, "ssh_config:gpu", "hosts.yaml:gpu", "hosts.json:gpu", "empty/gone.txt")
+    golden.check_errors(
+        "hostfile", {name: error_of(load_hostfile, Path(f"{tmp_path}/{name}")) for name in typed}, tmp_path
+    )
 
 
 def test_brackets_of_an_ipv6_address_begin_no_inventory(tmp_path: Path) -> None:
@@ -86,8 +80,6 @@ def test_brackets_of_an_ipv6_address_begin_no_inventory(tmp_path: Path) -> None:
     path.write_text("[2001:db8::1] slots=2\n[2001:db8::2]\n")
     cluster, _ = load_hostfile(path)
     assert [node.name for node in cluster.nodes] == ["2001:db8::1", "2001:db8::2"]
-    with pytest.raises(HostfileError, match="YAML list"):
-        load_hostfile(_written(path, "- node1 slots=2\n"))
 
 
 def _written(path: Path, text: str) -> Path:
@@ -136,40 +128,32 @@ def test_a_group_of_an_inventory_becomes_a_hostfile_and_what_is_ignored_is_told(
 
 
 @pytest.mark.usefixtures("ansible")
-def test_an_inventory_may_be_a_directory_and_needs_a_group(tmp_path: Path) -> None:
+def test_an_inventory_may_be_a_directory(tmp_path: Path) -> None:
     path = tmp_path / "cluster"
     path.mkdir()
     assert load_hostfile(Path(f"{path}:cpu"))[0].nodes == (Node(name="c1", user="bob"),)
-    (path / "hosts").write_text(INVENTORY)
-    with pytest.raises(UsageError, match="no group was named") as caught:
-        load_hostfile(path / "hosts")
-    assert caught.value.hint == f"use --hosts {path / 'hosts'}:GROUP; groups with hosts: all, gpu, cpu"
 
 
-@pytest.mark.usefixtures("ansible")
-def test_what_is_wrong_in_an_inventory_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "inventory.ini"
-    path.write_text(INVENTORY)
-    with pytest.raises(HostfileError, match=f"^{path}:n2: duplicate node '10.0.0.9' \\(n1\\)"):
-        load_hostfile(Path(f"{path}:gpu"))
-    path = path.rename(tmp_path / "broken")
-    with pytest.raises(UsageError, match="Ansible cannot read the inventory") as caught:
-        load_hostfile(Path(f"{path}:gpu"))
-    assert caught.value.detail == "[ERROR]: no\n"
-    path.chmod(0o666)
-    with pytest.raises(HostfileError, match="is writable by others"):
-        load_hostfile(Path(f"{path}:gpu"))
-
-
-def test_without_ansible_an_inventory_says_how_to_get_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_wrong_with_an_inventory_is_told(
+    tmp_path: Path, ansible: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    path = tmp_path / "inventory.ini"
-    path.write_text(INVENTORY)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="ansible-inventory could not be run: No such file") as caught:
-        load_hostfile(Path(f"{path}:gpu"))
-    assert "ansible-inventory -i INVENTORY --list" in str(caught.value.hint)
+    for name in ("inventory.ini", "broken", "writable"):
+        _written(tmp_path / name, INVENTORY)
+    (tmp_path / "writable").chmod(0o666)
+    with pytest.raises(HostfileError, match="is writable by others"):
+        load_hostfile(Path(f"{tmp_path}/writable:gpu"))
+
+    def refused(given: str) -> MultinodeError:
+        return error_of(load_hostfile, Path(f"{tmp_path}/{given}"))
+
+    cases = {
+        "no group": refused("inventory.ini"),
+        "two names of one node": refused("inventory.ini:gpu"),
+        "Ansible cannot read it": refused("broken:gpu"),
+    }
+    monkeypatch.setenv("PATH", str(ansible.parent.parent))
+    cases["without Ansible"] = refused("inventory.ini:gpu")
+    golden.check_errors("inventory", cases, tmp_path)
 
 
 def test_a_file_whose_name_has_a_colon_is_a_file(tmp_path: Path) -> None:
@@ -202,14 +186,6 @@ def test_what_is_wrong_with_standard_input_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
     with pytest.raises(UsageError, match=message):
         load_hostfile(Path("-"))
-
-
-def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist") as caught:
-        load_hostfile(tmp_path / "gone.txt")
-    assert caught.value.hint is not None
-    assert "one node per line" in caught.value.hint
-    assert caught.value.hint.endswith("or name the nodes here: --hosts node1:2,node2:2")
 
 
 @pytest.mark.parametrize(
@@ -261,21 +237,24 @@ def test_the_nearest_word_wins(
 
 def test_a_lab_that_was_started_elsewhere_must_be_named() -> None:
     elsewhere = RunningLab(RUNNING, Path("/srv/colleague"))
-    with pytest.raises(UsageError) as caught:
-        find_hosts(None, {}, NOTHING, lambda: elsewhere)
-    assert caught.value.message == "no hosts: give --hosts, or --hosts lab for the lab that runs here"
     assert find_hosts("lab", {}, NOTHING, lambda: elsewhere) == (RUNNING, "--hosts")
     settings = Settings(defaults=Defaults(hosts="lab"))
     assert find_hosts(None, {}, settings, lambda: elsewhere) == (RUNNING, "multinode.toml")
 
 
-def test_a_name_without_hosts_is_an_error_that_lists_the_others() -> None:
-    with pytest.raises(UsageError, match="no hosts are named 'lab2' under") as caught:
-        find_hosts("@lab2", {}, NAMED, lambda: None)
-    assert caught.value.hint == "it has pair, virtual"
-    with pytest.raises(UsageError) as caught:
-        find_hosts("@lab2", {}, NOTHING, lambda: None)
-    assert caught.value.hint == 'write lab2 = "hosts.txt" there'
+def test_where_no_hosts_are_found_every_way_to_give_them_is_named(golden: Golden) -> None:
+    elsewhere = RunningLab(RUNNING, Path("/srv/colleague"))
+    golden.check_errors(
+        "no_hosts",
+        {
+            "none are given": error_of(find_hosts, None, {}, NOTHING, lambda: None),
+            "none are given, and somebody's lab runs": error_of(find_hosts, None, {}, NOTHING, lambda: elsewhere),
+            "--hosts lab, and none runs": error_of(find_hosts, "lab", {}, TOML, lambda: None),
+            "--hosts @lab2, and others have names": error_of(find_hosts, "@lab2", {}, NAMED, lambda: None),
+            "--hosts @lab2, and none has a name": error_of(find_hosts, "@lab2", {}, NOTHING, lambda: None),
+            "--hosts auto without a scheduler": error_of(load_allocation, {}, lambda _: None),
+        },
+    )
 
 
 def test_what_a_scheduler_gave_is_shown_as_a_hostfile() -> None:
@@ -288,28 +267,8 @@ def test_what_a_scheduler_gave_is_shown_as_a_hostfile() -> None:
     assert notes == ["hostfile from dstack:\n  192.0.2.1 slots=2\n  192.0.2.2 slots=2"]
 
 
-def test_without_a_scheduler_every_place_that_was_looked_at_is_named() -> None:
-    with pytest.raises(UsageError, match="no scheduler gave nodes to this shell") as caught:
-        load_allocation({}, lambda _: None)
-    for place in ("SLURM_JOB_ID", "DSTACK_NODES_IPS", "SKYPILOT_NODE_IPS", "PBS_NODEFILE", "/etc/mpi/hostfile"):
-        assert place in str(caught.value)
-
-
 def test_the_home_directory_may_be_written_short() -> None:
     assert find_hosts("~/hosts.txt", {}, NOTHING, lambda: None)[0] == Path.home() / "hosts.txt"
-
-
-def test_the_lab_is_named_but_does_not_run() -> None:
-    with pytest.raises(UsageError, match="no lab is running") as caught:
-        find_hosts("lab", {}, TOML, lambda: None)
-    assert caught.value.hint == "multinode lab up --nodes 2 --rate 1gbit"
-
-
-def test_without_any_the_error_lists_every_way_to_give_one() -> None:
-    with pytest.raises(UsageError, match=r"^no hosts: give --hosts$") as caught:
-        find_hosts(None, {}, NOTHING, lambda: None)
-    for way in ("a:2,b:2", "$MULTINODE_HOSTS", "multinode.toml", "multinode lab up"):
-        assert way in str(caught.value.hint)
 
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "figures" / "gpu_prices.yaml"
@@ -329,14 +288,7 @@ def test_what_the_sample_has_commented_out_is_right_as_well(tmp_path: Path) -> N
     assert load_prices(path)[0].nodes["node1"].hourly == 2.8
 
 
-def test_a_wrong_price_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "prices.yaml"
-    path.write_text("currency: EUR\nnodes:\n  a: {hourly: cheap}\n")
-    with pytest.raises(UsageError) as refused:
-        load_prices(path)
-    assert refused.value.message.startswith(f"{path}:3: 'nodes': 'a': 'hourly': Expected `float | null`")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"prices file .* does not exist"):
-        load_prices(tmp_path / "none.yaml")
+def test_prices_that_cannot_be_read_are_refused(tmp_path: Path, golden: Golden) -> None:
+    wrong = _written(tmp_path / "wrong.yaml", "currency: EUR\nnodes:\n  a: {hourly: cheap}\n")
+    cases = {path.name: error_of(load_prices, path) for path in (wrong, tmp_path / "none.yaml")}
+    golden.check_errors("prices", cases, tmp_path)

@@ -13,9 +13,11 @@ import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.errors import MultinodeError, UsageError
+from multinode.records.files import append
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from tests import make
+from tests.golden import Golden, error_of
 
 RUN = make.run(status="running", started_s=1.5, world_size=2)
 
@@ -51,12 +53,6 @@ def test_writers_of_one_file_are_not_in_each_others_way(directory: RunDirectory)
         list(pool.map(write, range(4)))
     assert directory.read("summary.json", list[int]) in [[number] * 5000 for number in range(4)]
     assert {path.name for path in directory.path.iterdir()} == {"summary.json", "logs", "samples"}
-
-
-def test_a_file_that_is_not_what_it_should_be_is_named(directory: RunDirectory) -> None:
-    (directory.path / "run.json").write_text('{"run_id": 3')
-    with pytest.raises(MultinodeError, match=r"run\.json cannot be read"):
-        directory.read("run.json", Run)
 
 
 def test_logs_and_samples_grow(directory: RunDirectory) -> None:
@@ -142,28 +138,6 @@ def test_where_the_file_system_has_no_locks_the_run_goes_on_and_that_is_told(
     assert f"has no locks ({os.strerror(number)})" in caplog.text
 
 
-def test_a_run_id_is_never_used_twice(directory: RunDirectory) -> None:
-    with pytest.raises(UsageError, match="run 20260102-030405-abcd already exists") as caught:
-        RunDirectory.create(directory.path.parent, directory.run_id)
-    assert caught.value.hint == f"multinode attach {directory.run_id}"
-
-
-def test_a_place_that_cannot_be_written_is_an_error_with_the_way_out(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(MultinodeError, match="cannot be created") as caught:
-        RunDirectory.create(tmp_path / "file" / "runs", "r")
-    assert "MULTINODE_RUNS" in str(caught.value.hint)
-
-
-def test_what_can_no_longer_be_written_is_an_error_that_names_the_file(directory: RunDirectory) -> None:
-    (directory.path / "logs").rmdir()
-    (directory.path / "run.json").mkdir()
-    with pytest.raises(MultinodeError, match=r"node-0\.log cannot be written: No such file"):
-        directory.append_log(0, b"x")
-    with pytest.raises(MultinodeError, match=r"run\.json cannot be written"):
-        directory.write("run.json", RUN)
-
-
 def test_the_beginning_of_a_contrasts_name_means_the_contrast(tmp_path: Path) -> None:
     for name in ("20260102-1-aa", "20260102-1-aa-baseline", "20260102-1-aa-candidate-2"):
         RunDirectory.create(tmp_path, name).write("run.json", RUN)
@@ -179,23 +153,6 @@ def test_runs_are_opened_by_a_unique_beginning_or_as_the_last(tmp_path: Path) ->
     assert RunDirectory.open(tmp_path, "20260103").run_id == "20260103-2-bb"
     assert RunDirectory.open(tmp_path, "last").run_id == "20260103-2-bb"
     assert RunDirectory.open(tmp_path, "20260102-1-aa").run_id == "20260102-1-aa"
-    with pytest.raises(UsageError, match=r"2 runs begin with '20260102' in .*aa, 20260102-1-aab"):
-        RunDirectory.open(tmp_path, "20260102")
-    with pytest.raises(UsageError, match="no run begins with 'x'"):
-        RunDirectory.open(tmp_path, "x")
-
-
-def test_of_many_runs_that_begin_alike_the_last_ones_are_named(tmp_path: Path) -> None:
-    for number in range(19):
-        RunDirectory.create(tmp_path, f"20260102-{number:02}").write("run.json", RUN)
-    with pytest.raises(UsageError, match=r"19 runs begin with '2026' in .* \(the last ones: [^,]+, [^,]+, [^,]+18\)"):
-        RunDirectory.open(tmp_path, "2026")
-
-
-def test_where_no_run_was_ever_made_there_is_none(tmp_path: Path) -> None:
-    assert list_runs(tmp_path / "runs") == []
-    with pytest.raises(UsageError, match=r"there are no runs in .* yet"):
-        RunDirectory.open(tmp_path / "runs", "last")
 
 
 def test_runs_are_kept_where_the_user_says_else_in_the_working_directory(
@@ -220,10 +177,35 @@ def test_a_stored_cluster_holds_no_secret_and_everything_else(directory: RunDire
     assert '"price": 0.5' in text
 
 
-def test_a_document_of_another_version_is_told_with_both(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    (tmp_path / "run.json").write_text('{"schema": "multinode.run/1\\u001b[31m", "id": 1}')
-    with pytest.raises(MultinodeError) as caught:
-        directory.read_run()
-    assert "run.json is a multinode.run/1 [31m; this release of multinode reads multinode.run/" in str(caught.value)
-    assert "the release that wrote it" in str(caught.value.hint)
+def test_where_no_run_was_ever_made_there_is_none(tmp_path: Path) -> None:
+    assert list_runs(tmp_path / "runs") == []
+
+
+def test_what_cannot_be_read_or_written_is_an_error_that_names_it(tmp_path: Path, golden: Golden) -> None:
+    for number in range(19):
+        one = RunDirectory.create(tmp_path / "many", f"20260102-{number:02}")
+        one.write("run.json", RUN)
+        os.utime(one.path / "run.json", (1e9 + number, 1e9 + number))
+    torn, other, closed = (RunDirectory.create(tmp_path, name) for name in ("torn", "other", "closed"))
+    (torn.path / "run.json").write_text('{"run_id": 3')
+    (other.path / "run.json").write_text('{"schema": "multinode.run/1\\u001b[31m", "id": 1}')
+    (closed.path / "logs").rmdir()
+    (closed.path / "run.json").mkdir()
+    (tmp_path / "file").write_text("")
+    golden.check_errors(
+        "run_directory",
+        {
+            "it is torn": error_of(torn.read, "run.json", Run),
+            "it is of another version": error_of(other.read_run),
+            "the directory of its logs is gone": error_of(closed.append_log, 0, b"x"),
+            "the disk is full": error_of(append, Path("/dev/full"), b"x"),
+            "a directory has its name": error_of(closed.write, "run.json", RUN),
+            "the runs cannot be kept in a file": error_of(RunDirectory.create, tmp_path / "file" / "runs", "r"),
+            "a run of this name exists": error_of(RunDirectory.create, tmp_path, "torn"),
+            "there are no runs": error_of(RunDirectory.open, tmp_path / "runs", "last"),
+            "no run begins so": error_of(RunDirectory.open, tmp_path / "many", "x"),
+            "9 runs begin so": error_of(RunDirectory.open, tmp_path / "many", "20260102-1"),
+            "19 runs begin so": error_of(RunDirectory.open, tmp_path / "many", "2026"),
+        },
+        tmp_path,
+    )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.records.samples import LossSample, NicBytes, NicSample, Sample, StepSample, parse_samples
+from multinode.records.samples import LossSample, NicBytes, NicSample, Sample, StepSample, parse_samples, plausible_us
 
 STEP = b'{"kind":"step","rank":1,"step":3,"time_s":10.5,"mono_ns":9,"step_time_us":250.0,"samples":4}\n'
 NIC = (
@@ -209,3 +210,16 @@ def test_what_an_exception_says_keeps_its_lines() -> None:
     record = {"kind": "exception", "rank": 0, "time_s": 1, "type": "ValueError", "message": "a\nb", "traceback": lines}
     (sample,) = parse(json.dumps(record).encode())
     assert (sample.message, sample.traceback) == ("a\nb", lines)  # type: ignore[union-attr]  # of an exception
+
+
+NONSENSE = (None, -1.0, math.nan, math.inf, -math.inf, 1.7e308, -1.7e308, 10**400)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1e6, 3600e6])
+def test_what_a_step_may_take_is_believed(value: float) -> None:
+    assert plausible_us(value) == value
+
+
+@pytest.mark.parametrize("value", [*NONSENSE, 5e-324, 1e13])
+def test_what_no_step_takes_is_as_good_as_missing(value: float | None) -> None:
+    assert plausible_us(value) is None
