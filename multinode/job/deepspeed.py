@@ -92,11 +92,9 @@ class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     persistent_elements: int | None = _PERSISTENT_ELEMENTS
     reuse_elements: int = _REUSE_ELEMENTS  # stage 3 keeps a parameter that is reused within this many elements
     communication_bytes: int | None = None  # bytes per gradient element on the wire; None if the JSON does not say
-    # ZeRO++: workers that share a second copy of the parameters (hpZ), 1 without; parameters sent in int8 (qwZ),
-    # gradients in int4 (qgZ)
-    hpz_workers: int = 1
-    quantized_weights: bool = False
-    quantized_gradients: bool = False
+    hpz_workers: int = 1  # of ZeRO++: workers that share a second copy of the parameters; 1 without
+    quantized_weights: bool = False  # of ZeRO++: whether parameters are sent in int8
+    quantized_gradients: bool = False  # of ZeRO++: whether gradients are sent in int4
 
 
 class DeepSpeedEdit(msgspec.Struct, frozen=True, kw_only=True):

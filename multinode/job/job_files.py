@@ -388,7 +388,7 @@ class _ChangeFile(LeverFields, frozen=True, kw_only=True, forbid_unknown_fields=
     workers_per_node: _Count | None = None
     set_: dict[str, Any] = msgspec.field(name="set", default_factory=dict)
     deepspeed_set: dict[str, Any] = msgspec.field(default_factory=dict)
-    env: dict[str, str] = {}
+    env: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 _CHANGE_HINT = f"its keys are options of launch: {', '.join(_ChangeFile.__struct_encode_fields__)}"

@@ -22,7 +22,6 @@ from multinode.predict.prediction import Prediction, calls_of, sent_bytes
 from multinode.predict.variants import Subject, method_of
 from multinode.profile.figures import BalanceOutlook, Straggler
 from multinode.stats.estimate import Estimate
-from multinode.traffic.step_calls import Strategy
 
 _QUANTISED_BITS = 4
 # GPUs are never filled to the last byte: CUDA's context, workspaces and fragments take their part.

@@ -81,7 +81,8 @@ def setting_options(state: TrainingState) -> Iterator[TuningOption]:
     )
     for options in (*several, _larger_batch, _lora, _strategies):
         for option in options(state):
-            written = option.change is not None and (option.change.overrides or option.change.deepspeed or option.change.env)
+            change = option.change
+            written = change is not None and (change.overrides or change.deepspeed or change.env)
             yield _replace(option, change=None) if state.is_script and written else option
 
 

@@ -12,7 +12,7 @@ import enum
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
@@ -46,9 +46,7 @@ class Strategy(enum.StrEnum):
     SHARD_GRAD_OP = "FSDP SHARD_GRAD_OP", "shard_grad_op", "FSDP", None
     HYBRID_SHARD = "FSDP hybrid shard", "hybrid_shard", "FSDP", None
 
-    def __new__(
-        cls, value: str, option: str, engine: Literal["DDP", "DeepSpeed", "FSDP"], stage: int | None
-    ) -> Strategy:
+    def __new__(cls, value: str, option: str, engine: Literal["DDP", "DeepSpeed", "FSDP"], stage: int | None) -> Self:
         """A member with its attributes."""
         member = str.__new__(cls, value)
         member._value_, member.option, member.engine, member.stage = value, option, engine, stage
