@@ -119,7 +119,7 @@ def attach(stored: StoredRun, context: RunContext, options: ExecuteOptions, clus
     """
     run = stored.run
     if run.status != "running":
-        if run.missing_bytes:
+        if run.missing_bytes and not context.stop.count:
             from multinode.launch.missing_data import fetch_missing
 
             nodes = nodes_of(stored, cluster)

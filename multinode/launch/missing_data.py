@@ -88,7 +88,8 @@ def _take_all(files: dict[int, KeptFiles], events: EventQueue, context: RunConte
                 left.discard(event.node_rank)
                 if event.error is None:
                     errors.pop(event.node_rank, None)
-    return {**errors, **{rank: errors.get(rank) or ContactLost("it did not answer to the end") for rank in left}}
+    unfinished = ContactLost("interrupted" if context.stop.count else "it stopped answering")
+    return errors | {rank: errors.get(rank, unfinished) for rank in left}
 
 
 def _stored_bytes(files: dict[int, KeptFiles]) -> int:

@@ -122,6 +122,28 @@ def test_the_logs_of_a_run_are_removed_while_it_is_followed_and_are_fetched_agai
     expect_all(command, run_id)
 
 
+def test_attach_of_an_ended_run_fetches_what_could_not_be_stored(command: Command, go_file: GoFile) -> None:
+    with command.running(*LAUNCH, *COUNT, *go_file.argument) as controller:
+        run_id = command.run_id()
+        wait_for(lambda: lines(command, run_id).get(3, []))
+        # Even root cannot write into a directory.
+        log = command.runs / run_id / "logs" / "node-1.log"
+        log.unlink()
+        log.mkdir()
+        time.sleep(2.0)
+        go_file.end()
+        assert_succeeded(read_document(controller))
+    log.rmdir()
+    with command.running("attach", run_id) as attached:
+        said, _ = attached.communicate(timeout=DEADLINE_S)
+    assert attached.returncode == 0
+    assert "that could not be stored here" in said
+    expect_all(command, run_id)
+    with command.running("attach", run_id) as attached:
+        said, _ = attached.communicate(timeout=DEADLINE_S)
+    assert "nothing to follow" in said
+
+
 def test_a_terminal_that_takes_no_output_for_three_leases_ends_no_run(command: Command, go_file: GoFile) -> None:
     ours, theirs = pty.openpty()
     env = os.environ | {"MULTINODE_RUNS": str(command.runs), "TERM": "xterm"}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from multinode.launch import attach
-from multinode.launch.context import ExecuteOptions, Launched, RunContext
+from multinode.launch.context import ExecuteOptions, Launched, RunContext, StopRequest
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.status import Status
@@ -59,10 +59,16 @@ def serve(talk: Talk) -> None:
     talk.end(cause="stopped")
 
 
-def attached(directory: RunDirectory, play: Callable[[Talk], None], said: list[str] | None = None) -> Launched:
+def attached(
+    directory: RunDirectory,
+    play: Callable[[Talk], None],
+    said: list[str] | None = None,
+    stop: StopRequest | None = None,
+) -> Launched:
     nodes = ScriptedNodes(play)
     agent = AgentTransport(nodes, AgentArchive(b""))
-    context = RunContext(agent, directory.path.parent, say=(said if said is not None else []).append)
+    say = (said if said is not None else []).append
+    context = RunContext(agent, directory.path.parent, stop=stop, say=say)
     try:
         return attach.attach(StoredRun(directory), context, ExecuteOptions())
     finally:
@@ -111,3 +117,19 @@ def test_a_node_that_was_lost_is_not_asked_and_the_disk_may_be_full_again(direct
     assert directory.sizes(0) == {"samples/rank-0.jsonl": len(STEP)}
     assert any(line.startswith("a: ") and "Is a directory" in line for line in said)
     assert any(line.startswith("b: it was lost") for line in said)
+
+
+def test_a_request_to_stop_ends_the_fetching_and_what_is_missing_stays_recorded(directory: RunDirectory) -> None:
+    stop = StopRequest()
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO)
+        stop.ask("SIGINT")
+        assert talk.closed_by_us.wait(DEADLINE_S)
+        talk.hang_up()
+
+    said: list[str] = []
+    assert attached(directory, play, said, stop).run.missing_bytes == MISSING
+    assert said == [f"{name}: its log and samples were not fetched to their end: interrupted" for name in "ab"]
+    # It is asked for already, so no node is asked.
+    assert attached(directory, lambda _: pytest.fail("a node was asked"), stop=stop).run.missing_bytes == MISSING
