@@ -17,7 +17,7 @@ adapters of rank 8 of the last base on another text, torch's own sources (BSD-3-
     .venv/bin/python benchmarks/averaging.py --report benchmarks/averaging.json
 
 STORE is a directory. A training whose results it has is not run again, and an interrupted one resumes at its last
-held-out loss. STORE/results.json has the results.
+held-out loss. STORE/results.json has the results. `--only base=500` takes trainings with that text in their names.
 
 - `ratio`: r = steps of one node / steps of DDP to the same loss, over the batch and the base. A method pays only if its
   own r exceeds 1 + C / (H T).
@@ -397,10 +397,10 @@ def evaluate(node: Node, text: Text) -> float:
 
 
 def ratio_trainings() -> Iterator[Training]:
-    """What r needs: every batch and twice of it, from every base; those of the first rate first."""
-    for rate in RATES:
-        for batch in BATCHES:
-            for base in BASES:
+    """What r needs: every batch and twice of it, from every base, at every rate: r is of the best rate of each."""
+    for batch in BATCHES:
+        for base in BASES:
+            for rate in RATES:
                 yield Training(base=base, batch=batch, rate=rate)
                 yield Training(base=base, batch=NODES * batch, rate=rate)
 
@@ -418,6 +418,7 @@ def main() -> None:
     parser.add_argument("store", nargs="?", type=Path, metavar="STORE")
     parser.add_argument("--part", choices=("ratio", "methods", "lora", "times"), default="ratio")
     parser.add_argument("--seeds", type=int, nargs="*", default=(), help="more seeds of each method, at its best rate")
+    parser.add_argument("--only", default="", metavar="TEXT", help="take trainings with this text in their names")
     parser.add_argument("--links", nargs="*", default=("100mbit", "1gbit"), help="rates of the lab, for `times`")
     parser.add_argument("--worker", type=int, metavar="STEPS", help="train as a worker of `multinode launch`")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a file of curves")
@@ -439,7 +440,7 @@ def main() -> None:
     curves = store.results.curves
     for training in asked_trainings(curves, options.part, options.seeds):
         curve = curves.get(training.key, [[0, math.inf]])
-        if curve[-1][0] + _round_steps(training) <= training.steps:
+        if options.only in training.key and curve[-1][0] + _round_steps(training) <= training.steps:
             began = time.thread_time()
             curves[training.key] = train(training, texts[training.lora], store)
             store.keep()
