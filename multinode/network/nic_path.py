@@ -15,6 +15,8 @@ from enum import StrEnum
 
 import msgspec
 
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.profile.nics import LEAST_BYTES_A_WORKER, Carried, find_carrier, is_rdma, payload
 from multinode.profile.observed import LOOPBACK
 from multinode.records.samples import CollectiveSample
@@ -84,11 +86,62 @@ class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[NicLoad, ...] = ()  # one per node with counters
 
 
+_CALL = "per iteration ({collective} of {size})"
+_MESSAGE_FIGURES = ("collective", "size_bytes", "ifname")
+NIC_PATHS = RuleGroup("Path of collectives between nodes")
+_RULES: Mapping[Way, Rule] = {
+    Way.OTHER: NIC_PATHS.rule(
+        "other-interface",
+        about="another interface than the NIC of the data plane carried the messages",
+        message=f"{{names}} {{verb}} {{seen}} of {{expected}} {_CALL} over {{other}}, not over {{ifname}}: the kernel "
+        "routes to the other nodes use it, or the backend is configured to use {other}.",
+        figures=(*_MESSAGE_FIGURES, "other"),
+    ),
+    Way.RDMA: NIC_PATHS.rule(
+        "rdma-port",
+        about="an RDMA port carried the messages",
+        message=f"{{names}} {{verb}} {{seen}} of {{expected}} {_CALL} over the RDMA port {{other}}: the counters of "
+        "{ifname} do not include RDMA.",
+        figures=(*_MESSAGE_FIGURES, "other"),
+    ),
+    Way.UNSEEN: NIC_PATHS.rule(
+        "not-counted",
+        about="no counter shows the messages",
+        message=f"{{names}} {{verb}} {{expected}} {_CALL}, but no counter shows it.",
+        figures=_MESSAGE_FIGURES,
+    ),
+    Way.DIFFERS: NIC_PATHS.rule(
+        "other-amount",
+        about="the NIC counted another amount than the algorithm moves",
+        message=f"{{names}} {{verb}} {{seen}} {_CALL} over {{ifname}}, {{expected}} expected: other traffic, or a "
+        "different algorithm of the backend.",
+        figures=_MESSAGE_FIGURES,
+    ),
+    Way.NIC: NIC_PATHS.rule(
+        "expected-nics",
+        about="the NICs of the data plane carried all messages that were judged",
+        message="NIC counters match the expected traffic ({ifname}, within {within}%).",
+        figures=("ifname", "within_percent"),
+    ),
+}
+_NOT_CHECKED = NIC_PATHS.rule(
+    "not-checked",
+    about="no message could be judged",
+    message="Path not checked: no message was large enough for the NIC counters, or data is missing.",
+)
+_ALGORITHM = NIC_PATHS.rule(
+    "algorithm",
+    about="the algorithm of NCCL that fits the counters",
+    message="According to the NIC counters, NCCL ran the {collective} of {size} as a {algorithm}.",
+    figures=("collective", "size_bytes", "algorithm"),
+)
+
+
 class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
     """The NICs that carried the messages."""
 
     ok: bool | None  # whether all judged messages used the data plane's NICs; None if nothing could be judged
-    sentences: tuple[str, ...] = ()  # the findings in words, the most serious first
+    findings: tuple[Finding, ...] = ()  # the most serious first
     messages: tuple[MessagePath, ...] = ()  # in order of measurement
 
     @property
@@ -142,7 +195,7 @@ def check_nic_path(
     )
     ways = {load.way for message in messages for load in message.loads if load.way is not None}
     ok = False if Way.OTHER in ways else True if ways == {Way.NIC} else None
-    return NicPathCheck(ok=ok, messages=messages, sentences=tuple(_sentences(messages, backend)))
+    return NicPathCheck(ok=ok, messages=messages, findings=tuple(_judge(messages, backend)))
 
 
 def _implementations(backend: str, layout: Layout, collective: str) -> tuple[_Implementation | None, ...]:
@@ -232,59 +285,63 @@ def _find_way(load: NicLoad, deviation: float) -> Way:
     return Way.DIFFERS
 
 
-def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
+def _judge(messages: Sequence[MessagePath], backend: str) -> Iterator[Finding]:
     loads = [load for message in messages for load in message.loads]
     for way in (Way.OTHER, Way.RDMA, Way.UNSEEN, Way.DIFFERS):
         largest: dict[str, tuple[MessagePath, NicLoad]] = {}
         for message in sorted(messages, key=lambda message: message.size_bytes):
             largest |= {load.node: (message, load) for load in message.loads if load.way is way}
-        nodes: dict[str, list[str]] = {}
+        nodes: dict[tuple[tuple[str, object], ...], list[str]] = {}
         for message, load in largest.values():
-            nodes.setdefault(_load_words(way, message, load), []).append(load.node)
-        yield from (f"{format_list(names)} {text}" for text, names in nodes.items())
+            nodes.setdefault(tuple(_values(way, message, load).items()), []).append(load.node)
+        for values, names in nodes.items():
+            on = names[0] if len(names) == 1 else None
+            yield _RULES[way].found(on, names=format_list(names), **dict(values))
     judged = [load for load in loads if load.way is not None]
     if judged and all(load.way is Way.NIC for load in judged):
-        names = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
+        ifnames = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
         within = max(1.0, _PER_CENT * max(load.deviation or 0.0 for load in judged))
-        yield f"NIC counters match the expected traffic ({names}, within {format_figure(within, digits=2)}%)."
+        yield _RULES[Way.NIC].found(None, ifname=ifnames, within_percent=within, within=format_figure(within, digits=2))
     elif not judged and loads:
-        yield "Path not checked: no message was large enough for the NIC counters, or data is missing."
+        yield _NOT_CHECKED.found(None)
     if backend == "nccl":
         yield from _algorithms(messages)
 
 
-def _load_words(way: Way, message: MessagePath, load: NicLoad) -> str:
-    seen, expected = load.passed or Carried(), load.expected or Carried()
-    call = f"per iteration ({message.collective} of {format_size(message.size_bytes)})"
+def _values(way: Way, message: MessagePath, load: NicLoad) -> dict[str, object]:
+    """The values of the message of a node, in words where nodes with equal words share a finding."""
+    seen, expected, other = load.passed or Carried(), load.expected or Carried(), load.detour
     if way is Way.DIFFERS:
         sends = abs(load.lack(sends=True)) >= abs(load.lack(sends=False))
-        return (
-            f"{'sent' if sends else 'received'} {_size(seen.one_way(sends=sends))} {call} over {load.ifname}, "
-            f"{_size(expected.one_way(sends=sends))} expected: other traffic, or a different algorithm of the "
-            "backend."
-        )
-    sends, other = load.lacks_sending, load.detour
-    verb, should = "sent" if sends else "received", _size(expected.one_way(sends=sends))
-    if other is None:
-        return f"{verb} {should} {call}, but no counter shows it."
-    text = f"{verb} {_size(load.others[other].one_way(sends=sends))} of {should} {call} over"
-    if way is Way.RDMA:
-        return f"{text} the RDMA port {other}: the counters of {load.ifname} do not include RDMA."
-    return (
-        f"{text} {other}, not over {load.ifname}: the kernel routes to the other nodes use it, or the backend is "
-        f"configured to use {other}."
-    )
+    else:
+        sends = load.lacks_sending
+        seen = load.others[other] if other is not None else seen
+    return {
+        "verb": "sent" if sends else "received",
+        "seen": _size(seen.one_way(sends=sends)),
+        "expected": _size(expected.one_way(sends=sends)),
+        "collective": message.collective,
+        "size_bytes": message.size_bytes,
+        "size": format_size(message.size_bytes),
+        "ifname": load.ifname,
+        "other": other,
+    }
 
 
-def _algorithms(messages: Iterable[MessagePath]) -> Iterator[str]:
+def _algorithms(messages: Iterable[MessagePath]) -> Iterator[Finding]:
     shown = {
         message.collective: message
         for message in sorted(messages, key=lambda message: message.size_bytes)
         if message.algorithm is not None and len(algorithms_of("nccl", message.collective)) > 1
     }
     for message in shown.values():
-        size = format_size(message.size_bytes)
-        yield f"According to the NIC counters, NCCL ran the {message.collective} of {size} as a {message.algorithm}."
+        yield _ALGORITHM.found(
+            None,
+            collective=message.collective,
+            size_bytes=message.size_bytes,
+            size=format_size(message.size_bytes),
+            algorithm=message.algorithm,
+        )
 
 
 def _size(size_bytes: float) -> str:

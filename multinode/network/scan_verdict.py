@@ -380,7 +380,7 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         where = ", ".join(dict.fromkeys(f"{row.collective} of {row.dtype}" for row in rows)) or "all sizes together"
         yield _WRONG_VALUES.found(None, count=count, collectives=where)
     if seen.path.ok is False:
-        carried = " ".join(seen.path.sentences).rstrip(". ")
+        carried = " ".join(finding.message for finding in seen.path.findings).rstrip(". ")
         yield _WRONG_PATH.found(None, carried=carried or "the traffic did not use the expected NICs")
 
 

@@ -384,7 +384,7 @@ def _path(report: ScanReport) -> Iterator[tuple[str, str]]:
     elif failed := [pair for pair in report.rdma if pair.error]:
         yield "Raw RDMA", f"from {failed[0].source} to {failed[0].target}: {failed[0].error}"
     if report.path is not None and report.path.ok is not False:
-        yield from (("Path", sentence) for sentence in report.path.sentences)
+        yield from (("Path", finding.message) for finding in report.path.findings)
 
 
 def _odd(report: ScanReport) -> Iterator[tuple[str, str]]:

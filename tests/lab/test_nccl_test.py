@@ -121,7 +121,7 @@ def test_traffic_that_is_forced_over_the_management_network_is_caught(command: C
     assert done.returncode == 0
     document = json.loads((command.runs / command.run_id() / "nccl-test.json").read_text())
     assert document["path"]["ok"] is False
-    assert any("eth0" in sentence for sentence in document["path"]["sentences"])
+    assert any("eth0" in finding["message"] for finding in document["path"]["findings"])
     verdict = document["verdict"]
     assert "eth0" in verdict["causes"][0]["message"]
     assert "ifname=" in verdict["causes"][0]["hint"]

@@ -82,12 +82,16 @@ def proved(
     )
 
 
+def told(proof: NicPathCheck) -> tuple[str, ...]:
+    return tuple(finding.message for finding in proof.findings)
+
+
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"])
 @pytest.mark.parametrize("layout", [TWO, FOUR, Layout(nodes=3, workers_per_node=2), Layout.of((1, 3, 2))])
 def test_a_run_over_the_right_nics_is_confirmed(collective: str, layout: Layout) -> None:
     proof = proved(ran(collective, layout), layout)
     assert proof.ok is True
-    [sentence] = proof.sentences
+    [sentence] = told(proof)
     assert sentence.startswith("NIC counters match the expected traffic (ens1f0, within ")
     assert all(load.others == {} for load in proof.messages[0].loads)
 
@@ -96,12 +100,15 @@ def test_a_run_forced_over_another_interface_is_told_with_numbers() -> None:
     wrong = {"ens1f0": counted(400, 400), "eth0": counted(S, S), "lo": NOTHING}
     proof = proved([sample(0, wrong), sample(1, wrong)])
     assert proof.ok is False
-    [sentence] = proof.sentences
+    [sentence] = told(proof)
     assert sentence == (
         "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not over "
         "ens1f0: the kernel routes to the other nodes use it, or the backend is configured to use eth0."
     )
     assert list(proof.messages[0].loads[0].others) == ["eth0"]
+    [finding] = proof.findings
+    assert (finding.code, finding.node) == ("other-interface", None)
+    assert finding.figures == {"collective": "all_reduce", "size_bytes": S, "ifname": "ens1f0", "other": "eth0"}
 
 
 def test_one_node_on_a_wrong_way_in_one_direction_is_told_alone() -> None:
@@ -110,7 +117,7 @@ def test_one_node_on_a_wrong_way_in_one_direction_is_told_alone() -> None:
     wrong = {"ens1f0": counted(0.02 * S, S), "eth0": counted(0.98 * S, 0)}
     proof = proved([sample(0, right), sample(1, wrong)])
     assert proof.ok is False
-    [sentence] = proof.sentences
+    [sentence] = told(proof)
     assert sentence.startswith("node1 sent 15.7 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not")
     assert [load.way for load in proof.messages[0].loads] == [Way.NIC, Way.OTHER]
 
@@ -121,8 +128,7 @@ def test_sockets_over_all_interfaces_are_no_proof() -> None:
     proof = proved([sample(0, half), sample(1, half)], backend="nccl")
     assert proof.ok is False
     assert (
-        "sent 8.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over docker0, not over ens1f0"
-        in (proof.sentences[0])
+        "sent 8.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over docker0, not over ens1f0" in told(proof)[0]
     )
 
 
@@ -130,7 +136,7 @@ def test_two_lines_of_a_hostfile_that_are_one_node_are_seen_on_its_loopback() ->
     alone = {"ens1f0": NOTHING, "lo": counted(2 * S, 2 * S)}
     proof = proved([sample(0, alone), sample(1, alone)])
     assert proof.ok is False
-    assert "over lo, not over ens1f0" in proof.sentences[0]
+    assert "over lo, not over ens1f0" in told(proof)[0]
 
 
 def test_traffic_of_others_beside_the_right_nic_is_named_and_does_no_harm() -> None:
@@ -147,7 +153,7 @@ def test_rdma_is_recognised_by_its_own_counters() -> None:
     rdma = {"ens1f0": NOTHING, "mlx5_0/1": NicBytes(tx_bytes=S * ITERS, rx_bytes=S * ITERS)}
     proof = proved([sample(0, rdma), sample(1, rdma)], backend="nccl")
     assert proof.ok is None
-    [sentence] = proof.sentences
+    [sentence] = told(proof)
     assert sentence == (
         "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over the RDMA port "
         "mlx5_0/1: the counters of ens1f0 do not include RDMA."
@@ -158,7 +164,7 @@ def test_bytes_that_no_counter_saw_are_told() -> None:
     unseen = {"ens1f0": NOTHING, "eth0": counted(1000, 1000)}
     proof = proved([sample(0, unseen), sample(1, unseen)])
     assert proof.ok is None
-    assert proof.sentences == (
+    assert told(proof) == (
         "node0 and node1 sent 16.0 MiB per iteration (all_reduce of 16 MiB), but no counter shows it.",
     )
 
@@ -166,7 +172,7 @@ def test_bytes_that_no_counter_saw_are_told() -> None:
 def test_a_nic_that_carries_more_than_the_algorithm_moves_confirms_nothing() -> None:
     proof = proved([sample(0, {"ens1f0": counted(S, S)}), sample(1, {"ens1f0": counted(1.4 * S, S)})])
     assert proof.ok is None
-    [sentence] = proof.sentences
+    [sentence] = told(proof)
     assert sentence == (
         "node1 sent 22.4 MiB per iteration (all_reduce of 16 MiB) over ens1f0, 16.0 MiB expected: other traffic, "
         "or a different algorithm of the backend."
@@ -194,7 +200,7 @@ def test_the_counters_tell_which_algorithm_and_protocol_nccl_ran(algorithm: str,
     assert proof.ok is True
     [message] = proof.messages
     assert (message.algorithm, message.protocol) == (algorithm, protocol)
-    assert proof.sentences[1] == f"According to the NIC counters, NCCL ran the all_reduce of 16 MiB as a {algorithm}."
+    assert told(proof)[1] == f"According to the NIC counters, NCCL ran the all_reduce of 16 MiB as a {algorithm}."
 
 
 def test_a_ring_and_a_tree_of_two_workers_are_the_same() -> None:
@@ -209,7 +215,7 @@ def test_small_messages_and_what_is_not_known_are_not_judged() -> None:
         proved(ran("all_reduce", TWO), nics={0: ()}),
     ):
         assert proof.ok is None
-        assert proof.sentences == (
+        assert told(proof) == (
             "Path not checked: no message was large enough for the NIC counters, or data is missing.",
         )
     assert proved([sample(0, None)]) == NicPathCheck(ok=None)
@@ -240,4 +246,4 @@ def test_counters_that_began_anew_or_are_not_there_accuse_nobody() -> None:
     for nics in (restarted, absent):
         proof = proved([sample(0, nics), sample(1, nics)])
         assert proof.ok is None
-        assert not any("not over" in sentence for sentence in proof.sentences)
+        assert not any("not over" in sentence for sentence in told(proof))

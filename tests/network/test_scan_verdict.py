@@ -128,7 +128,9 @@ def test_a_sweep_of_small_sizes_alone_is_not_called_slow_for_its_latency() -> No
 
 
 def test_wrong_values_come_before_everything() -> None:
-    verdict = judged(rows=rows(SLOW, num_wrong=2), path=NicPathCheck(ok=False, sentences=("a sent over eth0.",)))
+    verdict = judged(
+        rows=rows(SLOW, num_wrong=2), path=NicPathCheck(ok=False, findings=(Finding(message="a sent over eth0."),))
+    )
     assert (verdict.code, verdict.causes[0].code) == ("wrong_values", "wrong_values")
     assert verdict.causes[0].message.startswith("16 values were wrong (all_reduce of float): speeds are invalid")
     assert "wrong" not in judged(SLOW).message
@@ -168,7 +170,7 @@ ALL_BUT_B = tuple(
 # Each cause: what shows it, words of its text, whom it names.
 CAUSES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     (
-        {"path": NicPathCheck(ok=False, sentences=("b sent 31 MiB over eth0, not over ens1f0.",))},
+        {"path": NicPathCheck(ok=False, findings=(Finding(message="b sent 31 MiB over eth0, not over ens1f0."),))},
         "over eth0, not over",
         (),
     ),

@@ -367,7 +367,7 @@ def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() 
     assert said.path is not None
     assert said.path.ok is True
     assert (said.link_gbit_per_s, said.verdict.nics) == (2.0, 2)
-    assert "NIC counters match the expected traffic (ens1f0, ens2f0" in said.path.sentences[0]
+    assert "NIC counters match the expected traffic (ens1f0, ens2f0" in said.path.findings[0].message
 
 
 def waited(sample: Sample) -> Sample:
