@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import io
-
 import msgspec
 import pytest
-from rich.console import Console
 
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import GpuUse, NodeUse
@@ -12,9 +9,9 @@ from multinode.profile.nics import NicUse
 from multinode.profile.step_split import KnownSteps, StepSplit
 from multinode.profile.summary import Comm, Summary
 from multinode.profile.summary_sheets import summary_sheets
-from multinode.render.table import sheet_table
 from multinode.stats.unknown import Unknown
 from tests import make
+from tests.golden import screen_of
 from tests.profile.observing import SUMMARY
 
 NO_STEP = Unknown("no worker recorded a step")
@@ -22,11 +19,7 @@ BARE = make.no_steps()
 
 
 def shown(summary: Summary, width: int = 80) -> str:
-    output = io.StringIO()
-    console = Console(file=output, width=width, color_system=None)
-    for table in map(sheet_table, summary_sheets(summary)):
-        console.print(table)
-    return output.getvalue()
+    return screen_of(summary_sheets(summary), width)
 
 
 def line(text: str, *begins: str) -> list[str]:
