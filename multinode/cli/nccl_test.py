@@ -360,6 +360,7 @@ def _print_nccl_tests(report: ScanReport) -> None:
         typer.echo(f"# {line}")
     for sheet in change_sheets(report):
         if sheet.detail in IN_BRIEF:
+            typer.echo(f"# {sheet.title}")
             print_table(sheet_table(sheet), prefix="# ")
 
 
