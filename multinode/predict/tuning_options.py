@@ -337,8 +337,7 @@ def _strategies(state: TrainingState) -> Iterator[TuningOption]:
         # ZeRO-1 and ZeRO-2 send alike unless micro-batches are accumulated.
         if strategy is Strategy.ZERO1 and state.scenario.accumulation == 1:
             continue
-        within = strategy in {Strategy.HYBRID_SHARD, Strategy.ZERO3_HPZ}
-        if within and not _has_insides(state.scenario.layout):
+        if strategy.gathers_in_node and not _has_insides(state.scenario.layout):
             continue
         change, person = _to_strategy(state, strategy)
         try:

@@ -72,6 +72,11 @@ class Strategy(enum.StrEnum):
         return self.engine == "FSDP" or self.stage == _GATHERING_STAGE
 
     @property
+    def gathers_in_node(self) -> bool:
+        """Whether each node has all parameters, shared among its workers."""
+        return self in {Strategy.HYBRID_SHARD, Strategy.ZERO3_HPZ}
+
+    @property
     def shards_gradients(self) -> bool:
         """Whether each worker holds a part of the gradients; of the optimizer's states it does in all but DDP."""
         return self.gathers or self is Strategy.ZERO2
@@ -176,8 +181,7 @@ def strategy_calls(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     if load.parameters is None:
         raise ValueError(f"{strategy} gathers all parameters, whose number is unknown")
     gathers = load.gathers or (1 if strategy is Strategy.SHARD_GRAD_OP else 2)
-    within = strategy in {Strategy.HYBRID_SHARD, Strategy.ZERO3_HPZ}
-    reach = GroupScope.NODE if within else GroupScope.WORLD
+    reach = GroupScope.NODE if strategy.gathers_in_node else GroupScope.WORLD
     weights = float(load.parameters * load.parameter_bytes)
     reduces_often = load.reduces_often(strategy)
     sharded = (
